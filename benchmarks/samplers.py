@@ -205,7 +205,7 @@ def forecasts(groups: Sequence[Drawn]) -> list[float]:
     """The chance of each group to teach as it was forecast before its step, from the groups of earlier steps alone."""
     book, found = RateBook(), []
     for each in groups:
-        found.append(min(1.0, book.chance(each.example_id, each.step, GROUP)))
+        found.append(min(1.0, float(book.chances([each.example_id], each.step, GROUP)[0])))
         book.observe(each.example_id, each.step, each.correct, each.judged)
     return found
 

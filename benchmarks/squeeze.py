@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.tools.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, write_tensor_file
+from retrain.tools.squeeze.adapter import ITEM_BYTES, TensorInfo, encode, write_tensor_file
 
 HIDDEN, QUERY, KEYS, INNER = 2560, 4096, 1024, 9728  # Qwen3-4B: width, 32 x 128, 8 x 128, feed-forward
 MODULES = {  # name -> (in, out)

@@ -19,7 +19,7 @@ import numpy as np
 
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
 from retrain.credit.logprob_gap import measure_gap
-from retrain.engines.handshake import PROBE_TOKENS, probe_prompts
+from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
 from retrain.kernel.types import StopReason
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
-from retrain.cli.dispatch import HELP_FLAGS
+from retrain.cli.command_line import HELP_FLAGS
 
 
 def invoke(command: click.Command, arguments: Sequence[str] = (), **more: Any) -> Result:

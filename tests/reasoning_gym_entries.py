@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from retrain_rewards.sources.reasoning_gym import entries
+from retrain_rewards.sources import reasoning_gym_library as entries
 
 SERVER = """
 import io, json, sys, traceback
-from retrain_rewards.sources.reasoning_gym import entries
+from retrain_rewards.sources import reasoning_gym_library as entries
 
 asked, answers = sys.stdin, sys.stdout
 for line in asked:

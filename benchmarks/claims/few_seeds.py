@@ -10,7 +10,7 @@ from claims.claim import Claim, Measured, mean, share
 from claims.examples import Law
 from claims.verdicts import ALPHA, LAWS
 from retrain.kernel.seeding import Seeds
-from retrain.records.runs.metric import Direction
+from retrain.records.runs.curves import Direction
 from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Verdict

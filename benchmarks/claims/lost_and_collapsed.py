@@ -10,11 +10,11 @@ from scipy.stats import norm
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.records.runs.metric import Direction
+from retrain.records.runs.curves import Direction
 from retrain.verdicts.stats.binomial import improvement_in_pairs, improvement_of_all_pairs
 from retrain.verdicts.study.comparison import Comparison, Verdict, collapsed
 from retrain.verdicts.study.judge import Pairing, judge, with_values
-from retrain.verdicts.study.safeguards import Sides, with_lost
+from retrain.verdicts.study.safeguards import with_lost
 
 ALPHA, CRASHED = 0.05, 0.15
 SEED_COUNTS = (8, 10, 12)
@@ -30,8 +30,7 @@ def judged(values: Mapping[str, Mapping[int, float]], seeds: int) -> Comparison:
         return judge(given, alpha=ALPHA, direction=Direction.HIGHER)  # type: ignore[arg-type]
 
     lost = {label: tuple(seed for seed in range(seeds) if seed not in values[label]) for label in values}
-    sides = Sides(values=values, lost=lost)
-    return with_lost(family(pairings), pairings, sides, direction=Direction.HIGHER, judged=family)[0]
+    return with_lost(family(pairings), pairings, values, lost, direction=Direction.HIGHER, judged=family)[0]
 
 
 def lost_runs(simulations: int, seeds: Seeds) -> Iterator[Measured]:

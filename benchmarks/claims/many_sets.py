@@ -9,12 +9,11 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.records.runs.metric import Direction, Metric
-from retrain.verdicts.stats.benchmarks import bootstrap, interquartile_mean
+from retrain.records.runs.curves import Direction, Metric
 from retrain.verdicts.stats.flip import FlipTest
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.judge import Pairing, judge
-from retrain.verdicts.study.sets import sets_view
+from retrain.verdicts.study.sets import bootstrap, interquartile_mean, sets_view
 
 ALPHA, RESAMPLES = 0.05, 500
 LEVELS_M = np.array([0.3, 0.4, 0.5, 0.6, 0.7])  # mean scores of the sets

@@ -8,7 +8,7 @@ import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
-from retrain.records.runs.metric import Direction
+from retrain.records.runs.curves import Direction
 from retrain.verdicts.stats.paired import seeds_needed
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.judge import Pairing, judge

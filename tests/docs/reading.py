@@ -12,8 +12,7 @@ import click
 
 from docs.generate import PAGES as GENERATED
 from docs.generate import filled
-from retrain.kernel.config.load import all_keys
-from retrain.kernel.config.overrides import from_arguments
+from retrain.kernel.config.load import all_keys, from_arguments
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.types import Kind

@@ -78,7 +78,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> No
     shown = {cell.source: text_of(cell) for cell in notebook.cells if cell.cell_type == "code"}
     told = "\n".join(shown.values())
     assert "Run('logs/notebook', status='done')" in told
-    assert "retrain: stopped by on_step; the state is saved. To go on: run = retrain.load('logs/stopped')" in told
+    assert "retrain: stopped by on_step; the state is saved. To continue: run = retrain.load('logs/stopped')" in told
     assert "stopped 4" in told
     assert shown[next(source for source in shown if "stopped.resume()" in source)].endswith("True")
     assert "['cannot tell']" in told

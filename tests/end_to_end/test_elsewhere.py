@@ -246,7 +246,7 @@ def test_a_run_that_was_taken_away_from_its_inputs_goes_on_in_their_folder(
     run = tmp_path / "far" / "away" / "archive"
     run.parent.mkdir(parents=True)
     (project / RUN).rename(run)
-    assert "--model" in refusal(run)
+    assert "--set model.model=" in refusal(run)
     monkeypatch.chdir(project)
     assert inputs_of(resumable(run).config) == {**placed_in(project), "log_dir": str(run), "adapters": f"{run}/ckpt"}
 
@@ -260,8 +260,8 @@ def test_a_link_to_the_run(project: Path, elsewhere: Path) -> None:
     ("moved", "flag", "entry"),
     first_or_long(
         [
-            ("models/tiny", "--model", "model"),
-            ("data", "--data-path", "data"),
+            ("models/tiny", "--set model.model=", "model"),
+            ("data", "--set data.path=", "data"),
             ("rewards/score.py", "--set reward.custom_module=", "reward"),
         ]
     ),
@@ -278,7 +278,7 @@ def test_an_input_that_moved_is_named_on_the_command_line(
     assert flag in told
     assert "run.json" in told
     place = f"new place/{target.name}" + "/*.jsonl" * (entry == "data")
-    words = [flag, place] if flag.startswith(("--m", "--d")) else ["--set", f"{flag[6:]}{place}"]
+    words = ["--set", f"{flag[6:]}{place}"]
     assert inputs_of(resumable(project / RUN, *words).config)[entry] == str(elsewhere / place)
     file = next(iter(target.glob("[a-c]*.json*"))) if target.is_dir() else target
     file.write_text(file.read_text() + "\n ")
@@ -299,7 +299,7 @@ def test_only_what_is_needed_must_be_there(project: Path, elsewhere: Path) -> No
     shutil.rmtree(project / "data")
     config = subject_config(find_subject(project / RUN), load_plugins()).config
     config.refuse_lost("model.model")
-    with pytest.raises(ConfigError, match="--data-path"):
+    with pytest.raises(ConfigError, match=r"--set data\.path="):
         config.refuse_lost("data")
     (project / "data").mkdir()
     (project / "data" / "a.jsonl").write_text('{"prompt": "another", "answer": "1"}\n')
@@ -391,7 +391,7 @@ def test_a_campaign_that_was_copied_renamed_and_robbed_of_its_data_goes_on_elsew
     shutil.rmtree(moved / "ckpt" / lost)
     (moved / "data").rename(tmp_path / "data")
     outcome = retrain("--resume", "../moved/logs/renamed", cwd=elsewhere)
-    assert (outcome.code, "--data-path" in outcome.err) == (2, True), outcome.err
+    assert (outcome.code, "--set data.path=" in outcome.err) == (2, True), outcome.err
     outcome = retrain("--resume", "../moved/logs/renamed", "--data-path", "../data/*.jsonl", cwd=elsewhere)
     assert outcome.code == 0, outcome.err + outcome.out
     assert (moved / "ckpt" / lost / "final").is_dir()

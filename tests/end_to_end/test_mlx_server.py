@@ -24,13 +24,12 @@ from retrain.api import (
     load_plugins,
 )
 from retrain.engines.engine import ServerEngine
-from retrain.engines.handshake import probe_prompts
 from retrain.engines.mlx import convert
+from retrain.engines.policy_check import probe_prompts
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain_local.backend import LocalBackend
-from retrain_local.create import create_backend
+from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.mlx_server import start
 
@@ -191,7 +190,7 @@ def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
     tokenizer = engine._context.tokenizer
     byte = next(token for token in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token]))
     for prompt_T in (np.asarray([5, byte]), np.asarray([*tokenizer("1")["input_ids"], byte, 7])):
-        with pytest.raises(BackendError, match="cannot be sent exactly"):
+        with pytest.raises(BackendError, match="encodes to other tokens"):
             backend.sample(
                 [SampleRequest(prompt_T=prompt_T, seeds_G=(1,))], SamplingParams(max_tokens=2, temperature=1.0)
             )

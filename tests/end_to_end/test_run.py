@@ -213,4 +213,4 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert second.code == 2
-    assert "still going on" in second.err
+    assert "in progress" in second.err

@@ -26,9 +26,9 @@ from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.run_status import status_of_run
 from retrain.report.watched import Tail
 from retrain.text.tool_calls import parse_tool_calls
+from retrain.use.serving.objects import parse_response
 from retrain.use.serving.parse import RequestError, parse
-from retrain.use.serving.responses import parse_response
-from retrain_local.export.adapter_file import read_adapter_file
+from retrain_local.export.merged import read_adapter_file
 from retrain_rewards.verifiers.code.compare import matches, read_reply
 from tests import made_runs
 

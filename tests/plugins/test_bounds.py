@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from retrain.cli.dispatch import RetrainGroup
+from retrain.cli.command_line import RetrainGroup
 from retrain.kernel import hooks
 from retrain.kernel.plugins.discover import load_plugins
 

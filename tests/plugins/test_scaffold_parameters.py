@@ -36,7 +36,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import build_part
 from retrain.run.configure import load_checked
 from retrain.tasks.scoring.build import build_rewards, load_data
-from retrain_local.devices.choose import Devices
+from retrain_local.devices.torch_devices import Devices
 from retrain_local.sampling.split import create_engine, find_engine
 
 BASE = {"model": 'model = "builtin:tiny"', "backend": 'devices = "cpu"', "data": 'source = "arithmetic"'}

@@ -24,8 +24,7 @@ from retrain.api import (
     TrainBatch,
 )
 from retrain.kernel.registry import Owner
-from retrain_local.backend import LocalBackend
-from retrain_local.create import create_backend
+from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import CAPABILITIES
 
 MakeBackend = Callable[..., LocalBackend]

@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_plain_attention(
     make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, mode: dict[str, Any]
 ) -> None:
     """The same batch through the kernels of this mode and through padded rows in plain PyTorch."""
-    from retrain_local.attention.padded import PaddedAttend
+    from retrain_local.attention.packed import PaddedAttend
 
     plain = make_backend(devices="gpu:0")
     assert plain._trainer is not None

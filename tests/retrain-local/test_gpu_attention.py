@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention import varlen
-from retrain_local.attention.kernel_check import packed_fault, paged_fault
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.attention.pages import PagedKernels, Pages
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.select_kernels import packed_fault, paged_fault
 from retrain_local.attention.varlen import VarlenAttend
 from retrain_local.decoder import Attend, Scores, Shape
 

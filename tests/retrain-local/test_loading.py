@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from retrain.api import ConfigError, PluginContext
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
-from retrain_local.create import create_backend
+from retrain_local.attention.packed import PaddedAttend, Spans
+from retrain_local.backend import create_backend
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import find_model
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import Pair
 
 Make = Callable[..., PluginContext]
@@ -40,7 +39,7 @@ def refused(context: PluginContext) -> str:
 
 
 def loaded(context: PluginContext) -> Pair:
-    source = find_model(context.config, context.plugins)
+    source = find_source(context.config.model.model, KEY, context.plugins)
     return create_pair(context.config, source, trainer_device=torch.device("cpu"), seed=1)
 
 

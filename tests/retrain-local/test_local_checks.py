@@ -122,7 +122,7 @@ def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> Non
     ("backend", "what", "fix"),
     [
         ("tinker", "trains adapters only", 'set a rank, such as 32, or use backend = "local"'),
-        ("prime_rl", "the trainer is configured elsewhere", "or no [model.lora] to train all weights"),
+        ("prime_rl", "the trainer has its own configuration", "or no [model.lora] to train all weights"),
         ("local", "", ""),
     ],
 )

@@ -28,8 +28,7 @@ from retrain.api import (
     TrainBatch,
 )
 from retrain.kernel.registry import Owner
-from retrain_local.backend import LIMITS_FILE, LocalBackend
-from retrain_local.create import create_backend
+from retrain_local.backend import LIMITS_FILE, LocalBackend, create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE
 from tests.shared import first_or_long
 

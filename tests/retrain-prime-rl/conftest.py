@@ -15,7 +15,7 @@ from retrain_prime_rl.backend import PrimeRlBackend
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.packing import Layout, encode, pack
 from retrain_prime_rl.plugin import CAPABILITIES
-from retrain_prime_rl.policy import RemotePolicy
+from retrain_prime_rl.trainer_folder import RemotePolicy
 from retrain_prime_rl.transport import FileTransport, rank_files
 from tests.prime_rl_stack.stack import two_free_ports
 

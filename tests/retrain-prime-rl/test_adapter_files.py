@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError
-from retrain_prime_rl.policy import copy_adapter
+from retrain_prime_rl.trainer_folder import copy_adapter
 
 MODULE = "model.layers.0.self_attn.q_proj"
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}

@@ -88,14 +88,14 @@ def test_weights_that_are_being_written_are_waited_for_longer(broadcast, backend
     broadcast(tmp_path, 0)
     (broadcast(tmp_path, 1) / "STABLE").unlink()
     text = wait_in_vain(backend()[0], batch)
-    assert "step_1 is there, but neither .finished nor STABLE is" in text
+    assert "step_1 has neither .finished nor STABLE" in text
     assert "raise sync_wait_s" in text
 
 
 def test_a_trainer_that_waits_for_a_batch_that_is_gone_is_told_the_file(broadcast, backend, batch, tmp_path):
     broadcast(tmp_path, 1)
     text = wait_in_vain(backend(3)[0], batch)
-    assert f"waits for {tmp_path / 'rollouts' / 'step_2'}, which is not there" in text
+    assert f"waits for {tmp_path / 'rollouts' / 'step_2'}, and it is missing" in text
     assert "resume the run with first_step = 2" in text
 
 
@@ -169,7 +169,7 @@ def test_each_update_of_a_step_is_a_step_of_the_trainer(sent, broadcast, backend
     for update in range(3):
         broadcast(tmp_path, update + 1)
         report = made.train(replace(batch, update=update, updates=3))
-        enqueued.append(made._measured["prime_rl_enqueue_time_s"])
+        enqueued.append(made.measured["prime_rl_enqueue_time_s"])
     assert report.lr is None
     assert enqueued == sorted(enqueued)
     assert made.publish() == 3
@@ -177,7 +177,7 @@ def test_each_update_of_a_step_is_a_step_of_the_trainer(sent, broadcast, backend
     assert sent(tmp_path) == ["step_3"]
     measured = made.metrics()
     assert (measured["prime_rl_step"], measured["prime_rl_enqueue_time_s"]) == (3, enqueued[-1])
-    made._measured = {"prime_rl_enqueue_time_s": 1e6, "prime_rl_sync_time_s": 1e6}
+    made.measured = {"prime_rl_enqueue_time_s": 1e6, "prime_rl_sync_time_s": 1e6}
     broadcast(tmp_path, 4)
     made.train(batch)  # the next step counts from zero
     measured = made.metrics()

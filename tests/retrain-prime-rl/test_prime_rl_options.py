@@ -133,7 +133,7 @@ def test_a_recipe_is_refused_with_the_keys_that_make_it_work(plugins, refused, t
         config, problems = read_config(file, plugins, tables)
         assert not problems
         text = refused(config)
-        assert 'fix: write loss = "importance_sampling" and aggregation = "token_mean" beside the recipe' in text
+        assert 'fix: write loss = "importance_sampling" and aggregation = "token_mean" next to the recipe' in text
         assert "remove it" not in text  # nobody wrote it
         file.write_text(start + f'recipe = "{name}"\nloss = "importance_sampling"\naggregation = "token_mean"\n')
         config, problems = read_config(file, plugins, tables)

@@ -12,7 +12,7 @@ from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds,
 from retrain.kernel.config.schema import DataTable, RewardLimits, ScoringTable
 from retrain.kernel.plugins.resolve import validated_params
 from retrain_rewards.tables import RewardTable
-from retrain_rewards.verifiers.judge.reward import JudgeReward
+from retrain_rewards.verifiers.judge_reward import JudgeReward
 from tests.judge_server import KEY, LONG_S, JudgeServer
 from tests.reasoning_gym_entries import kept_alive
 

@@ -10,7 +10,7 @@ from retrain.api import Kind, Plugins, resolve
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.errors import Problem
 from retrain_rewards.verifiers.custom import CustomReward
-from retrain_rewards.verifiers.judge.reward import JudgeReward
+from retrain_rewards.verifiers.judge_reward import JudgeReward
 from retrain_rewards.verifiers.match import MatchReward
 from retrain_rewards.verifiers.math_reward import MathReward
 
@@ -51,11 +51,13 @@ def test_registering_imports_nothing_heavy() -> None:
 
 
 def test_importing_every_module_leaves_datasets_out() -> None:
-    modules = ["tables", "deadline", "answers.size", "sandbox.inside"]
-    modules += [f"sources.{m}" for m in ("arithmetic", "files", "math", "hub", "rows")]
-    modules += [f"sources.reasoning_gym.{m}" for m in ("source", "verifier", "entries", "library")]
-    modules += [f"verifiers.{m}" for m in ("match", "math_reward", "custom", "code.reward")]
-    modules += [f"verifiers.judge.{m}" for m in ("reward", "client", "settings", "prompt")]
+    modules = ["tables", "answers.size", "sandbox.inside"]
+    modules += [
+        f"sources.{m}" for m in ("arithmetic", "files", "math", "rows", "reasoning_gym", "reasoning_gym_library")
+    ]
+    modules += [
+        f"verifiers.{m}" for m in ("match", "math_reward", "custom", "code.reward", "judge_reward", "judge_client")
+    ]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('retrain_rewards.' + m)\n"
     heavy = {"datasets", "reasoning_gym", "torch", "transformers", "openai", "math_verify", "sympy"}
     code += f"print(*({heavy} & set(sys.modules)))"
@@ -75,8 +77,8 @@ def test_tables_have_the_documented_defaults_and_flags(plugins: Plugins) -> None
 @pytest.mark.parametrize(
     ("flag", "value", "text"),
     [
-        ("--reward-judge-model", "m", "is read by reward 'judge' alone, but the rewards are: match"),
-        ("--reward-custom-module", "mine", "is read by reward 'custom' alone, but the rewards are: match"),
+        ("--reward-judge-model", "m", "is read only by reward 'judge', but the rewards are: match"),
+        ("--reward-custom-module", "mine", "is read only by reward 'custom', but the rewards are: match"),
         ("--reward-judge-api-key-env", "sk-planted", "must be the name of an environment variable"),
         ("--reward-judge-temperature", "-2", "greater than or equal to -1"),
         ("--reward-judge-concurrency", "0", "greater than or equal to 1"),

@@ -109,7 +109,8 @@ def test_grpo_ignores_a_constant(rewards, shift):
 
 @given(unit_groups, st.floats(0.5, 100.0))
 def test_maxrl_is_free_of_scale(rewards, factor):
-    np.testing.assert_allclose(maxrl_advantages(rewards * factor), maxrl_advantages(rewards), atol=1e-3)
+    # eps = 1e-6 beside the mean shifts every advantage by about eps / mean of itself.
+    np.testing.assert_allclose(maxrl_advantages(rewards * factor), maxrl_advantages(rewards), rtol=1e-3, atol=1e-3)
 
 
 @given(st.integers(2, 64), st.data())

@@ -47,7 +47,7 @@ def test_completions_that_never_come_meet_our_deadline(backend: Make, toy: Toy) 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("no_sample_logprobs", "tokens with no log-probabilities"), ("drop_stop_token", "without returning the token")],
+    [("no_sample_logprobs", "tokens with 0 log-probabilities"), ("drop_stop_token", "without returning the token")],
 )
 def test_completions_that_cannot_be_trained_on_are_refused(backend: Make, toy: Toy, fault: str, words: str) -> None:
     made = backend()
@@ -58,7 +58,7 @@ def test_completions_that_cannot_be_trained_on_are_refused(backend: Make, toy: T
 
 def test_a_prompt_that_fills_the_context_is_refused(backend: Make) -> None:
     made = backend()
-    made._sampler = replace(made._sampler, context_limit=5)
+    made.sampler = replace(made.sampler, context_limit=5)
     params = SamplingParams(max_tokens=10, temperature=1.0)
     (group,) = made.sample([SampleRequest(prompt_T=PROMPT, seeds_G=(1, 2, 3))], params)
     assert max(len(sample.tokens_T) for sample in group) <= 2

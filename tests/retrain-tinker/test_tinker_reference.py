@@ -94,7 +94,7 @@ def test_the_reference_is_the_base_model_however_long_the_policy_has_trained(
 @pytest.mark.parametrize(
     ("shift", "words"),
     [
-        (0.5, r"0\.5 nats off those of the new adapter"),
+        (0.5, r"0\.5 nats off the new adapter"),
         pytest.param(float("nan"), "log-probabilities of", marks=pytest.mark.slow),
     ],
 )

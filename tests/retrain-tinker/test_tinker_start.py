@@ -116,7 +116,7 @@ def test_at_another_temperature_the_run_is_told_that_its_gradient_is_that_of_one
 ) -> None:
     with caplog.at_level("WARNING", logger="retrain"):
         backend(training__temperature=0.7)
-    assert "the gradient are those of T = 1" in caplog.text
+    assert "the gradient are of T = 1" in caplog.text
 
 
 def test_a_sampler_whose_logprobs_are_of_another_distribution_is_refused(

@@ -20,9 +20,9 @@ from transformers import AutoTokenizer
 
 from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import CompletionRequest, checked
-from retrain.engines.handshake import probe_prompts
 from retrain.engines.max import MAX
 from retrain.engines.openai import TextIds
+from retrain.engines.policy_check import probe_prompts
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
 from tests.mlx_server import free_port

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from docs.generate import PAGES, filled
 from retrain.api import Seeds, TrainBatch, TrainRow, load_plugins
-from retrain.credit.kl.shaper import steered
+from retrain.credit.kl import steered
 from retrain.kernel.config.load import load_config
 from retrain.run.steps.updates import Course
 from retrain.run.tables import registered_tables

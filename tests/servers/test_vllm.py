@@ -27,13 +27,12 @@ from retrain.api import (
 )
 from retrain.credit.logprob_gap import measure_gap
 from retrain.engines.given_tokens import open_server
-from retrain.engines.handshake import PROBE_TOKENS, probe_prompts
+from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain.kernel.config.resolved import Config
-from retrain_local.backend import LocalBackend
-from retrain_local.create import create_backend
+from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain

@@ -68,7 +68,7 @@ def start_another(ground: Ground, process: Process) -> Process:
     ground.wait_until(process, lambda: second.poll() is not None)
     loser, winner = (second, process) if second.poll() is not None else (process, second)
     ended = ground.finish(loser)
-    is_refused = ended.code == 2 and "still going on" in ended.err  # the other may not have written its number yet
+    is_refused = ended.code == 2 and "in progress" in ended.err  # the other may not have written its number yet
     require(is_refused, f"the other one ended with {ended.code}: {ended.err[-500:]}")
     return winner
 

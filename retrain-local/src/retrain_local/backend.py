@@ -1,4 +1,4 @@
-"""Backend `local` in one process, which owns the policy, samples from it, trains it and saves it."""
+"""Backend `local`: creates it as configured; in one process it owns the policy, samples, trains and saves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +18,19 @@ from numpy.typing import NDArray
 
 from retrain.api import (
     ActionRow,
+    Backend,
     BackendError,
     Capabilities,
     Config,
     Deliver,
+    Determinism,
     Engine,
+    EngineTraits,
     Feed,
     Floats,
+    Found,
     Measuring,
+    PluginContext,
     Plugins,
     Problem,
     Publishing,
@@ -36,13 +43,25 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.devices.choose import working_on
+from retrain_local.attention.select_kernels import kernels_for
 from retrain_local.devices.group import ALONE, Group
+from retrain_local.devices.torch_devices import (
+    Devices,
+    choose_devices,
+    steps_ahead,
+    threads_for,
+    training_threads,
+    working_on,
+)
+from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model import checkpoint
-from retrain_local.model.checkpoint import PublishedHistory
+from retrain_local.model.checkpoint import PublishedHistory, load_start
+from retrain_local.model.load import create_pair
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import LocalPolicy, Pair
+from retrain_local.options import LocalOptions, ModelKeys
 from retrain_local.plugin import CAPABILITIES
-from retrain_local.sampling.split import sample_with
+from retrain_local.sampling.split import create_engine, find_engine, sample_with
 from retrain_local.training.budget import is_short
 from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
@@ -56,13 +75,9 @@ LIMITS_FILE = "sampler_limits.json"
 
 
 class LocalBackend:
-    """The model, its sampler and its trainer in one process; a `retrain.api.KeepsVersions` on split devices.
+    """The model, its sampler and its trainer in one process; a `retrain.api.KeepsVersions` on split devices."""
 
-    The same seed on the same machine gives bit-identical tokens and adapters if the engine can guarantee that, which
-    `capabilities` declare.
-    """
-
-    delivers_early = True  # as far as its engine does
+    delivers_early = True  # if its engine does
 
     def __init__(
         self,
@@ -91,18 +106,16 @@ class LocalBackend:
         self._is_served = isinstance(engine, ServedElsewhere)
         self._history = PublishedHistory(pair, ahead) if ahead and not self._is_served else None
         self._beginning: Mapping[str, torch.Tensor] | None = None
-        self._shown = 0  # version of the last weights from elsewhere
+        self._shown = 0  # version of the last weights of `sample_from`
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """Sample from the policy last published; `deliver` gets each completion early if the engine delivers early."""
         self._open()
         with self._sampling():
             return sample_with(self._engine, requests, params, deliver)
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
-        """See `retrain.api.StreamsTokens`; tokens come as they are sampled if the engine streams."""
         self._open()
         with self._sampling():
             stream_from(self._engine, requests, params, feed)
@@ -111,10 +124,11 @@ class LocalBackend:
         return self._engine.addresses() if isinstance(self._engine, ServedElsewhere) else ()
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """One optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
+        """Take one optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
         pair, trainer = self._open()
         free_cache = getattr(self._engine, "free_cache", None)  # the next `sample` allocates one of the same size
-        if free_cache is not None and self._is_short(pair):
+        sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
+        if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
             free_cache()
         with self._training():
             report = trainer.step(batch)
@@ -124,13 +138,12 @@ class LocalBackend:
     def gradient(
         self, config: Config, plugins: Plugins, batch: TrainBatch, rows: Sequence[int]
     ) -> tuple[NDArray[np.float32], float, int]:
-        """Under the loss that `config` names; see `Trainer.gradient`. `retrain replay` compares such gradients."""
+        """As `Trainer.gradient`, under the loss that `config` names; `retrain replay` compares such gradients."""
         _, trainer = self._open()
         with self._training():
             return trainer.gradient(batch, rows, PolicyLoss.of(config, plugins))
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Log-probabilities of the trained policy; see `Trainer.logprobs`."""
         _, trainer = self._open()
         with self._training():
             return trainer.logprobs(rows, temperature)
@@ -141,7 +154,6 @@ class LocalBackend:
             return trainer.top_logprobs(rows, temperature, top)
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Log-probabilities of the model that training began with, exactly; see `Trainer.logprobs`."""
         _, trainer = self._open()
         with self._training():
             return trainer.reference_logprobs(rows, temperature)
@@ -151,16 +163,13 @@ class LocalBackend:
         return self._group.is_broken
 
     def settle_sizes(self) -> None:
-        """Let all ranks work with the smallest sizes that one of them has found memory for."""
+        """Let all ranks work with the sizes of the rank with the least memory."""
         limits = self._policies[0].limits
         limits.tighten(self._group.gathered(lambda: limits))
 
     def publish(self) -> int:
-        """Make the trained adapter the one that `sample` uses; returns the number of optimizer steps in it.
-
-        Where sampling is more than one step ahead, only keep a copy of it for `use_version`. Servers get it at once:
-        they end what they were asked before with the version that it was asked of.
-        """
+        """Let `sample` use the trained adapter, or keep it for `use_version`; return its number of optimizer steps."""
+        # servers get it at once: they finish earlier requests with the version of their start
         pair, _ = self._open()
         if self._history:
             self._history.record(pair, self._version)
@@ -169,21 +178,19 @@ class LocalBackend:
         return self._version
 
     def use_version(self, version: int) -> None:
-        """See `retrain.api.KeepsVersions`; servers sample a batch with the newest version that they have."""
+        # servers keep no history: they sample with the newest version
         if self._history and version != self._in_use:
             self._hand_over(self._history.find(version), version)
 
     def metrics(self) -> Mapping[str, float]:
-        """The engine's measurements since the last call."""
         return self._engine.metrics() if isinstance(self._engine, Measuring) else {}
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the trained adapter as plain PEFT files."""
         pair, _ = self._open()
         checkpoint.save_adapter(pair, folder, writes=not self._group.rank)
 
     def save(self, folder: Path) -> None:
-        """Write adapter, optimizer moments, step count and limits; with overlap also the adapters sampled from."""
+        """Write adapter, optimizer moments, step count and limits; with overlap also earlier adapters."""
         pair, trainer = self._open()
         kept = self._history.kept if self._history else {}
         before = {version: adapter for version, adapter in kept.items() if version != self._version}
@@ -194,10 +201,7 @@ class LocalBackend:
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, and publish it.
-
-        With overlap it samples from the adapter before it until the next `publish` or `use_version`.
-        """
+        """Continue from the files of `save`, and publish the adapter, or with overlap the one before it."""
         pair, trainer = self._open()
         moments, limits = trainer.optimizer.state, self._policies[0].limits
         self._version, published, ranks = checkpoint.load_state(pair, moments, folder, limits)
@@ -216,10 +220,8 @@ class LocalBackend:
         self._hand_over(adapter, version)
 
     def sample_from(self, folder: Path | None) -> None:
-        """Sample from the adapter, or whole model, in `folder`; None = what training began with.
-
-        What was trained is replaced; the optimizer is not. BackendError, and nothing changed, when it does not fit.
-        """
+        """Sample from the weights in `folder`, None = the beginning; BackendError, unchanged, if unfit."""
+        # the optimizer is unchanged
         pair, _ = self._open()
         if self._beginning is None:
             self._beginning = checkpoint.beginning_of(pair)
@@ -229,7 +231,6 @@ class LocalBackend:
         self._hand_over(None, self._version)
 
     def close(self) -> None:
-        """Release the model and its device memory."""
         if self._pair is None:
             return
         self._engine.close()
@@ -240,13 +241,7 @@ class LocalBackend:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _is_short(self, pair: Pair) -> bool:
-        """Whether the memory that sampling holds leaves too little for training."""
-        trained, limits = pair.trained, self._policies[0].limits
-        return not self.overlaps_training and is_short(trained.shape, trained.dtype, self._device, limits)
-
     def _hand_over(self, adapter: Mapping[str, torch.Tensor] | None, version: int) -> None:
-        """Give the samplers the trained adapter, or the one passed in."""
         pair, _ = self._open()
         with working_on(self._device, self._threads):
             pair.publish(adapter)
@@ -267,3 +262,100 @@ class LocalBackend:
         if self._pair is None or self._trainer is None:
             raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
         return self._pair, self._trainer
+
+
+log = logging.getLogger("retrain")
+# Of an engine that declares no traits.
+FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
+SAMPLER_DTYPES = {"bf16": torch.bfloat16}  # auto: as the trainer
+
+
+def create_backend(context: PluginContext) -> Backend:
+    """Create the backend in this process, or with `ranks` in one process for each of several devices."""
+    devices = choose_devices(context.config)
+    if not devices.ranks:
+        return create_local(context, devices)
+    from retrain_local.ranks.backend import create_ranked  # few runs need PyTorch's process groups
+
+    return create_ranked(context, devices, create_local)
+
+
+def create_local(context: PluginContext, devices: Devices, group: Group = ALONE) -> LocalBackend:
+    config = context.config
+    found = find_engine(context, devices)
+    loss = PolicyLoss.of(config, context.plugins)
+    source = find_source(config.model.model, config.place(KEY), context.plugins)
+    pair = create_pair(
+        config,
+        source,
+        trainer_device=devices.trainer,
+        sampler_devices=devices.samplers,
+        sampler_dtype=SAMPLER_DTYPES.get(config.inference.dtype),
+        seed=context.seeds.derive("lora init"),
+        mesh=group.mesh,
+        progress=context.training_progress,
+    )
+    if config.table("model", ModelKeys).adapter:
+        load_start(pair, config)
+    trained = sum(p.numel() for p in pair.parameters.values())
+    share = 100 * trained / pair.total
+    log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
+    limits = [MemoryLimits() for _ in devices.samplers]
+    trainer = create_trainer(
+        pair,
+        devices,
+        config,
+        loss=loss,
+        seeds=context.seeds,
+        options=context.params if isinstance(context.params, LocalOptions) else None,
+        check_stop=context.check_stop,
+        progress=context.training_progress,
+        limits=limits[0],
+        group=group,
+    )
+    policies = [
+        LocalPolicy(
+            sampler=sampler,
+            device=device,
+            model_path=source.path,
+            stop_ids=pair.stop_ids(context.tokenizer),
+            context_limit=pair.trained.shape.context,
+            save_adapter=partial(checkpoint.save_adapter, pair),
+            logprobs=trainer.logprobs,
+            limits=own_limits,
+        )
+        for sampler, device, own_limits in zip(pair.samplers, devices.samplers, limits, strict=True)
+    ]
+    threads = threads_for(pair.total, devices.trainer)
+    backend = LocalBackend(
+        pair=pair,
+        policies=policies,
+        engine=create_engine(context, found, policies, threads),
+        trainer=trainer,
+        threads=threads,
+        training_threads=training_threads(threads, pair.total, devices.trainer),
+        capabilities=_capabilities(found, devices, is_full=pair.files is not None),
+        ahead=steps_ahead(config, devices),
+        group=group,
+    )
+    log.info("LocalTrainHelper ready (engine=%s, split_mode=%s).", found.name, devices.is_split)
+    return backend
+
+
+def create_trainer(pair: Pair, devices: Devices, config: Config, **given: Any) -> Trainer:
+    """Create the trainer with its attention, bitwise reproducible unless another thread samples at the same time."""
+    trained, exact = pair.trained, not devices.is_split
+    kernels = kernels_for(config, devices.trainer, trained.dtype, trained.shape, exact=exact)
+    # in split mode another thread samples, so PyTorch's process-wide deterministic mode stays off
+    is_ordered = devices.is_split or (kernels.is_ordered and trained.is_ordered)
+    return Trainer(trained, pair.parameters, config, attend=kernels.packed, is_ordered=is_ordered, **given)
+
+
+def _capabilities(found: Found, devices: Devices, *, is_full: bool) -> Capabilities:
+    traits = found.traits if isinstance(found.traits, EngineTraits) else FULL_TRAITS
+    limited = traits.limit(CAPABILITIES)
+    if is_full:  # the reference would be a second whole model
+        limited = replace(limited, regularisers=limited.regularisers - {"kl_log"})
+    if devices.is_split and devices.trainer.type == "cuda":  # the mode is process-wide
+        return replace(limited, determinism=Determinism.NONE)
+    return limited

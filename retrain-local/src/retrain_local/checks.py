@@ -13,42 +13,41 @@ from retrain.api import Config, ConfigError, Plugins, Problem, locate_adapter
 from retrain_local.options import LoraKeys, ModelKeys
 
 ENGINE = "pytorch"
-UNSERVED = {  # values of [inference] dtype
+REFUSED_DTYPES = {  # of [inference] dtype
     "fp4": "PyTorch has no kernel that computes with 4-bit weights",
-    "fp8": "8-bit weights save neither time nor memory: they come on top of the trained ones",
+    "fp8": "8-bit weights save neither time nor memory: they are held in addition to the trained ones",
 }
 GPU_ONLY = {  # values of [inference] attention_kernel
-    "flash": "PyTorch's flash attention over packed rows runs on CUDA alone",
+    "flash": "PyTorch's flash attention over packed rows runs only on CUDA",
     "triton": "Triton compiles for GPUs",
     "tk": "its kernels are CUDA's",
     "cutlass": "its kernels are CUDA's",
 }
-OURS = 'remove it, or use backend = "local"'
-FOREIGN = (  # keys that are ours, their defaults, and what to do under another backend
+LOCAL_ONLY = 'remove it, or use backend = "local"'
+LOCAL_KEYS = (  # keys of this backend, their defaults, and the fix under another backend
     ("model.dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
-    ("model.quantize", "none", OURS),
-    ("model.adapter", "", OURS),
-    ("lora.rslora", False, OURS),
-    ("lora.dora", False, OURS),
+    ("model.quantize", "none", LOCAL_ONLY),
+    ("model.adapter", "", LOCAL_ONLY),
+    ("lora.rslora", False, LOCAL_ONLY),
+    ("lora.dora", False, LOCAL_ONLY),
 )
-NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the default that goes, and why no other does
-    "entropy.coef": (0.0, "the entropy has no gradient for the head, which is trained too"),
+NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the one permitted value, and why
+    "entropy.coef": (0.0, "the entropy has no gradient for the trained head"),
     "lora.alpha": (0, "there is no adapter to scale"),
     "lora.rslora": (False, "there is no adapter to scale"),
     "lora.dora": (False, "there is no adapter"),
     "model.adapter": ("", "an adapter needs a rank"),
 }
 BEYOND_LORA = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA
-SERVED_KINDS = {"rslora": (ENGINE, "vllm"), "dora": (ENGINE,)}  # engines that scale as asked
+SERVED_KINDS = {"rslora": (ENGINE, "vllm"), "dora": (ENGINE,)}  # engines known to apply it
 GPU = re.compile(r"gpu:(\d+)")
 DEVICE_FIX = 'write "cpu" or "gpu:0", or several: "gpu:0,gpu:1" samples on the first and trains on the last'
-# Names of PyTorch and of other programs, and the fix for each.
+# Names that PyTorch and other programs use, and the fix for each.
 OTHER_NAMES = {"cuda": 'write "gpu:0" for a CUDA GPU, or "cpu"', "mps": 'write "cpu": backend local has no mps'}
-TWO = {True: "cpu,cpu", False: "gpu:0,gpu:1"}  # by whether they are CPUs
+TWO = {True: "cpu,cpu", False: "gpu:0,gpu:1"}  # by `_is_cpu`
 
 
 def config_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list[Problem]:
-    """Everything wrong with a configuration for this backend, or with our keys under another one."""
     if config.backend.backend != "local":
         return foreign_keys(config)
     problems = [*problems_of(config), *quantize_problems(config, will_run=will_run), *adapter_kind_problems(config)]
@@ -57,154 +56,134 @@ def config_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list
     return [*problems, *adapter_problems(config, plugins), *start]
 
 
-def problems_of(config: Config) -> list[Problem]:
-    """Values of `[inference]` that no device supports, or that a CPU named in the configuration does not.
+def _problem(config: Config, key: str, what: str, fix: str, why: str = "") -> Problem:
+    return Problem(where=config.place(key), what=what, why=why, fix=fix)
 
-    Whatever depends on a GPU's generation or on an installed package is checked when the engine is created.
-    """
+
+def problems_of(config: Config) -> list[Problem]:
+    """Find values of `[inference]` that no device supports, or that a CPU named in the configuration does not."""
+    # a GPU's generation and installed packages are checked when the engine is created
     if config.inference.engine != ENGINE:
         return []
-    problems, name = [], config.inference.attention_kernel
-    if why := UNSERVED.get(config.inference.dtype, ""):
-        what, fix = f"dtype = {config.inference.dtype!r} is refused", 'use "bf16", or "auto"'
-        problems.append(Problem(where=config.place("inference.dtype"), what=what, why=why, fix=fix))
+    problems, dtype, name = [], config.inference.dtype, config.inference.attention_kernel
+    if why := REFUSED_DTYPES.get(dtype, ""):
+        problems.append(
+            _problem(config, "inference.dtype", f"dtype = {dtype!r} is refused", 'use "bf16", or "auto"', why)
+        )
     if name in GPU_ONLY and _is_cpu(config.backend.devices):
         what = f"attention_kernel = {name!r} is refused with devices = {config.backend.devices!r}"
         fix = 'set [backend] devices = "gpu:0", or use "default"'
-        where = config.place("inference.attention_kernel")
-        problems.append(Problem(where=where, what=what, why=GPU_ONLY[name], fix=fix))
+        problems.append(_problem(config, "inference.attention_kernel", what, fix, GPU_ONLY[name]))
     return problems
 
 
 def device_problems(config: Config) -> list[Problem]:
-    """Names in `[backend] devices` that are not devices, and a list that mixes a CPU with GPUs."""
-    names, where = [name.strip() for name in config.backend.devices.split(",")], config.place("backend.devices")
+    names = [name.strip() for name in config.backend.devices.split(",")]
     wrong = [name for name in names if name != "cpu" and not GPU.fullmatch(name)]
     if wrong:
         kind, _, index = wrong[0].lower().partition(":")
         fix = OTHER_NAMES.get(kind, DEVICE_FIX).replace("gpu:0", f"gpu:{index}" if index.isdecimal() else "gpu:0", 1)
-        return [Problem(where=where, what=f"{wrong[0]!r} is not a device", fix=fix)]
+        return [_problem(config, "backend.devices", f"{wrong[0]!r} is not a device", fix)]
     if len({name == "cpu" for name in names}) > 1:
-        what = f"{config.backend.devices!r} names a CPU and a GPU, which do not compute the same policy"
-        return [Problem(where=where, what=what, fix='list only GPUs, "gpu:0,gpu:1"')]
+        what = f"{config.backend.devices!r} names a CPU and a GPU, and they do not compute the same policy"
+        return [_problem(config, "backend.devices", what, 'list only GPUs, "gpu:0,gpu:1"')]
     return []
 
 
 def full_problems(config: Config) -> list[Problem]:
-    """What does not go with `lora_rank = 0`: whatever takes an adapter, and what is added to the loss from the head."""
+    """Find keys that do not go with `lora_rank = 0`: an adapter's, and losses computed from the head."""
     if config.model.lora_rank:
         return []
-    asked = [(path, what) for path, (default, what) in NOT_WITH_ALL.items() if config.value(path, default) != default]
-    engine = config.inference.engine
-    found = [
-        Problem(
-            where=config.place(path),
-            what=f"{path.rpartition('.')[2]} = {json.dumps(config.value(path, None))} does not go with lora_rank = 0",
-            why=why,
-            fix="remove it, or train an adapter: set [model] lora_rank to 32",
-        )
-        for path, why in asked
-    ]
-    if engine != ENGINE:
-        what, why = (
-            f"engine = {engine!r} does not go with lora_rank = 0",
-            "it samples from an adapter on a model that it loads once",
-        )
-        fix = f'use engine = "{ENGINE}", or train an adapter: set [model] lora_rank to 32'
-        found.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
+    found, trains = [], "train an adapter: set [model] lora_rank to 32"
+    for path, (default, why) in NOT_WITH_ALL.items():
+        if (value := config.value(path, default)) != default:
+            what = f"{path.rpartition('.')[2]} = {json.dumps(value)} does not go with lora_rank = 0"
+            found.append(_problem(config, path, what, f"remove it, or {trains}", why))
+    if config.inference.engine != ENGINE:
+        what = f"engine = {config.inference.engine!r} does not go with lora_rank = 0"
+        why = "it samples from an adapter on a model that it loads once"
+        found.append(_problem(config, "inference.engine", what, f'use engine = "{ENGINE}", or {trains}', why))
     return found
 
 
 def parallel_problems(config: Config) -> list[Problem]:
-    """What does not go with `[backend.options] parallel`."""
     if config.backend.options.get("parallel") != "fsdp" or not config.model.lora_rank:
         return []
     where, what = f"{config.place('backend.options')}.parallel", "'fsdp' does not go with an adapter"
-    why = "it shards what is trained, which is small here; the frozen weights are needed whole on each device to sample"
+    why = "it shards trained weights, and an adapter has few; each device needs the frozen weights to sample"
     fix = 'set it to "replicate", or train all weights with [model] lora_rank = 0'
     return [Problem(where=where, what=what, why=why, fix=fix)]
 
 
 def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]:
-    """What does not go with `[model] quantize`, and the package that 4 bits need to run."""
-    kind = config.table("model", ModelKeys).quantize
+    """Find keys that do not go with `[model] quantize`, and the missing package that 4 bits need to run."""
+    kind, engine, key = config.table("model", ModelKeys).quantize, config.inference.engine, "model.quantize"
     if kind == "none":
         return []
-    where, engine = config.place("model.quantize"), config.inference.engine
     found = []
     if kind == "nf4" and will_run and find_spec("bitsandbytes") is None:
-        what, fix = "quantize = 'nf4' needs bitsandbytes", 'pip install "retrain-local[quantize]", or use "int8"'
-        found.append(Problem(where=where, what=what, fix=fix))
+        fix = 'pip install "retrain-local[quantize]", or use "int8"'
+        found.append(_problem(config, key, "quantize = 'nf4' needs bitsandbytes", fix))
     if not config.model.lora_rank:
         what, why = f"quantize = {kind!r} does not go with lora_rank = 0", "quantised weights cannot be trained"
-        found.append(Problem(where=where, what=what, why=why, fix="remove it, or set [model] lora_rank to 32"))
+        found.append(_problem(config, key, what, "remove it, or set [model] lora_rank to 32", why))
     if engine != ENGINE:
         what, why = f"engine = {engine!r} does not go with quantize = {kind!r}", "it samples from other weights"
-        place, fix = config.place("inference.engine"), f'use engine = "{ENGINE}", or quantize = "none"'
-        found.append(Problem(where=place, what=what, why=why, fix=fix))
+        found.append(_problem(config, "inference.engine", what, f'use engine = "{ENGINE}", or quantize = "none"', why))
     return found
 
 
 def staleness_problems(config: Config) -> list[Problem]:
-    """Sampling ahead where a device does one thing at a time: on one device without servers, and on ranks."""
-    most, engine = config.training.max_staleness, config.inference.engine
+    """Find sampling ahead where a device does one thing at a time: on one device without servers, and on ranks."""
+    most, has_servers = config.training.max_staleness, config.inference.engine != ENGINE
     is_one, parallel = "," not in config.backend.devices, config.backend.options.get("parallel", "split")
     if most < 1 or not (is_one or parallel != "split"):
         return []
-    if is_one and engine != ENGINE and config.inference.logprobs != "trainer":
-        return []
-    if is_one and engine != ENGINE:
+    if is_one and has_servers:
+        if config.inference.logprobs != "trainer":
+            return []
         what = f"logprobs = 'trainer' does not go with max_staleness = {most}"
-        why, fix = "the trainer is busy while they sample", "use the engine's log-probabilities, or max_staleness = 0"
-        return [Problem(where=config.place("inference.logprobs"), what=what, why=why, fix=fix)]
+        fix = "use the engine's log-probabilities, or max_staleness = 0"
+        return [_problem(config, "inference.logprobs", what, fix, "the trainer is busy while they sample")]
     if is_one:
-        what = f"max_staleness = {most}: with devices = {config.backend.devices!r} at most 0"
-        why = "one device samples and trains in turn"
+        setting, device = f"devices = {config.backend.devices!r}", "one device"
         fix = f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}", or sample from servers'
     else:
-        what = f"max_staleness = {most}: with [backend.options] parallel = {parallel!r} at most 0"
-        why, fix = "every device samples and trains in turn", 'set parallel to "split"'
-    return [Problem(where=config.place("training.max_staleness"), what=what, why=why, fix=f"{fix}, or remove it")]
+        setting, device = f"[backend.options] parallel = {parallel!r}", "every device"
+        fix = 'set parallel to "split"'
+    what, why = f"max_staleness = {most}: with {setting} at most 0", f"{device} samples and trains in turn"
+    return [_problem(config, "training.max_staleness", what, f"{fix}, or remove it", why)]
 
 
 def foreign_keys(config: Config) -> list[Problem]:
-    """Keys of `[model]` and `[lora]` that no other backend reads, set under another backend."""
-    problems, backend = [], config.backend.backend
-    for path, default, fix in FOREIGN:
-        name, value = path.partition(".")[2], config.value(path, default)
-        if value != default:
-            what = f"{name} = {value!r} would have no effect: backend {backend!r} does not read it"
-            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+    problems, effect = [], f"would have no effect: backend {config.backend.backend!r} does not read it"
+    for path, default, fix in LOCAL_KEYS:
+        if (value := config.value(path, default)) != default:
+            problems.append(_problem(config, path, f"{path.partition('.')[2]} = {value!r} {effect}", fix))
     return problems
 
 
 def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
-    """Why `--resume-anyway` cannot continue the run's adapter with another rank, or a model of another shape.
-
-    A plain resume names the differing keys itself.
-    """
+    """Find why `--resume-anyway` cannot continue the run's adapter: another rank, or a model of another shape."""
+    # a plain resume names the differing keys itself
     run = config.resume.from_
     if not run or not config.resume.anyway:
         return []
     saved = Path(config.backend.adapter_path or Path(run, "adapter")).expanduser()
     adapters = (found for folder in sorted(saved.glob("*")) if (found := _adapter_sizes(folder)))
     adapter, model = next(adapters, {}), _model_sizes(config, plugins)
-    wanted: dict[str, tuple[Any, Any]] = {"model.lora_rank": (adapter.get("rank"), config.model.lora_rank)}
-    wanted["model.model"] = (adapter.get("shape"), model or adapter.get("shape"))
-    return [
-        Problem(
-            where=config.place(path),
-            what=f"is {now}, and the adapter of this run has {before}",
-            why="--resume-anyway cannot change that",
-            fix=f"set it to {before}, or start a new run" if path == "model.lora_rank" else "name the run's own model",
-        )
-        for path, (before, now) in wanted.items()
-        if before is not None and before != now
-    ]
+    rank, shape, problems = adapter.get("rank"), adapter.get("shape"), []
+    for path, before, now, fix in (
+        ("model.lora_rank", rank, config.model.lora_rank, f"set it to {rank}, or start a new run"),
+        ("model.model", shape, model or shape, "name the run's own model"),
+    ):
+        if before is not None and before != now:
+            what = f"is {now}, and the adapter of this run has {before}"
+            problems.append(_problem(config, path, what, fix, "--resume-anyway cannot change that"))
+    return problems
 
 
 def _adapter_sizes(folder: Path) -> dict[str, Any]:
-    """Rank of a checkpoint's adapter, and the shape of its model; {} for one that resuming will find damaged."""
     from safetensors import SafetensorError, safe_open
 
     if (folder / "model.safetensors").is_file():
@@ -222,7 +201,7 @@ def _adapter_sizes(folder: Path) -> dict[str, Any]:
 
 
 def _model_sizes(config: Config, plugins: Plugins) -> str:
-    """Shape of a local model; empty for one on the hub, and where its configuration names the sizes otherwise."""
+    """Read the shape of a local model; empty for one on the hub, and where its sizes have other names."""
     name = config.model.model
     folder = Path(plugins.locate_model(name) or name).expanduser()
     try:
@@ -237,45 +216,40 @@ def _shape(layers: int, width: int) -> str:
 
 
 def start_problems(config: Config) -> list[Problem]:
-    """Why the adapter of `[model] adapter` cannot be what this run starts from, as far as its configuration says."""
-    if not config.table("model", ModelKeys).adapter:
+    path, key = config.table("model", ModelKeys).adapter, "model.adapter"
+    if not path:
         return []
-    where, path = config.place("model.adapter"), config.table("model", ModelKeys).adapter
     try:
         folder = locate_adapter(path)
         document = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         found = {name: int(document[name]) for name in ("r", "lora_alpha")}
     except ConfigError as error:
-        return [Problem(where=where, what=f"{each.where}: {each.what}", fix=each.fix) for each in error.problems]
+        return [_problem(config, key, f"{each.where}: {each.what}", each.fix) for each in error.problems]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"adapter_config.json of {path} cannot be read: {type(error).__name__}: {error}"
-        return [Problem(where=where, what=what, fix="give an adapter folder that PEFT wrote, or a run")]
+        return [_problem(config, key, what, "give an adapter folder that PEFT wrote, or a run")]
     problems = _different(config, folder, document, found)
     odd = [name for name in BEYOND_LORA if document.get(name)]
     odd += ["bias"] if document.get("bias", "none") != "none" else []
     if odd:
         what = f"the adapter in {folder} is not plain LoRA: it sets {', '.join(odd)}"
-        fix = "merge it into its model, or start from a plain LoRA adapter"
-        problems.append(Problem(where=where, what=what, fix=fix))
+        problems.append(_problem(config, key, what, "merge it into its model, or start from a plain LoRA adapter"))
     return problems
 
 
 def _different(config: Config, folder: Path, document: Mapping[str, Any], found: Mapping[str, int]) -> list[Problem]:
-    """Rank and scale that differ from the adapter's: its matrices have that rank, and were trained at that scale."""
     rank, keys = config.model.lora_rank, config.table("lora", LoraKeys)
     alpha, has_rslora = config.lora.alpha or 2 * rank, bool(document.get("use_rslora"))
     problems = []
 
-    def differs(key: str, now: Any, before: str, fix: Any, why: str = "") -> None:
+    def differs(key: str, now: Any, before: str, value: Any, why: str = "") -> None:
         what = f"is {json.dumps(now)}, and the adapter in {folder} {before}"
-        problems.append(
-            Problem(where=config.place(key), what=what, why=why, fix=f"set {key.partition('.')[2]} = {fix}")
-        )
+        problems.append(_problem(config, key, what, f"set {key.partition('.')[2]} = {value}", why))
 
     if found["r"] != rank:
         differs("model.lora_rank", rank, f"has rank {found['r']}", found["r"])
     elif found["lora_alpha"] != alpha:
-        why = "another alpha would scale what it has learned"
+        why = "another alpha would scale the update that it has learned"
         differs("lora.alpha", alpha, f"was trained with {found['lora_alpha']}", found["lora_alpha"], why)
     if has_rslora != keys.rslora:
         has = json.dumps(has_rslora)
@@ -286,34 +260,30 @@ def _different(config: Config, folder: Path, document: Mapping[str, Any], found:
 
 
 def adapter_kind_problems(config: Config) -> list[Problem]:
-    """What does not go with `[lora] rslora` and `dora`."""
     problems, engine = [], config.inference.engine
     for name, engines in SERVED_KINDS.items():
         if config.value(f"lora.{name}", False) and engine not in engines:
             what = f"engine = {engine!r} does not go with [lora] {name}"
-            why, fix = f"it is known to apply it in {', '.join(engines)} only", f'use engine = "{ENGINE}"'
-            problems.append(Problem(where=config.place("inference.engine"), what=what, why=why, fix=fix))
+            why = f"it is known to apply it in {', '.join(engines)} only"
+            problems.append(_problem(config, "inference.engine", what, f'use engine = "{ENGINE}"', why))
     if config.table("lora", LoraKeys).dora and config.table("model", ModelKeys).quantize != "none":
-        what, fix = "does not go with dora = true", 'set quantize = "none", or dora = false'
-        why = "PEFT's modules, which apply it, are not quantised here"
-        problems.append(Problem(where=config.place("model.quantize"), what=what, why=why, fix=fix))
+        fix, why = 'set quantize = "none", or dora = false', "PEFT's modules apply it, and they are not quantised"
+        problems.append(_problem(config, "model.quantize", "does not go with dora = true", fix, why))
     return problems
 
 
 def foreign_engine(config: Config) -> Problem:
-    """Why another engine cannot be used when several devices sample and train at once.
-
-    Checked when the backend is created: a campaign lists several devices to distribute its runs over them.
-    """
+    """Return why another engine cannot be used when several devices sample and train at once."""
+    # checked when the backend is created: a campaign lists several devices to distribute its runs over them
     name = config.inference.engine
     what = f"{config.backend.devices!r} lists several devices, but engine {name!r} does not sample on any of them"
-    why = "it samples elsewhere, and checks its log-probabilities against a model that would be training meanwhile"
+    why = "a server is checked against the trained model's log-probabilities, while training continues"
     if config.backend.options.get("parallel", "split") != "split":
         why = "with ranks each samples its share from the weights that it trains"
-    return Problem(where=config.place("backend.devices"), what=what, why=why, fix="list one device, the trainer's")
+    return _problem(config, "backend.devices", what, "list one device, the trainer's", why)
 
 
 def _is_cpu(devices: str) -> bool:
-    """Whether the sampling devices (all but the last of several) are CPUs."""
+    """True if the sampling devices (all but the last of several) are CPUs."""
     names = [name.strip() for name in devices.split(",")]
     return all(name == "cpu" for name in names[:-1] or names)

@@ -1,4 +1,4 @@
-"""The contract between a model and its callers: all that sampling and training know about a model.
+"""The contract between a model and its callers, sampling and training.
 
 The tokens of many rows are packed into one row of N tokens, with no batch axis and no padding. `Attend`, passed to
 every forward pass, decides which tokens a token attends to and where keys and values are stored.
@@ -16,10 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder. `context` is the longest row that it has positions for, None if unknown.
-
-    Keys are [N, kv_heads, head_size], values [N, kv_heads, value_size]; `inner` is the width of the feed-forward layer.
-    """
+    """Sizes of a decoder; `inner`: width of the feed-forward layer, `context`: longest row, if known."""
 
     layers: int
     heads: int
@@ -35,10 +32,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scores:
-    """How one layer turns queries and keys into weights.
+    """Attention weights of a layer: softmax over the visible keys of `scale` q.k.
 
-    softmax over the visible keys of `scale` q.k, where `window` > 0 bounds how many keys a token sees, itself included,
-    `softcap` c bounds scores to c tanh(s / c), and `sinks_H` adds one key per head with that score and no value.
+    `window` > 0 bounds the number of keys that a token sees, itself included, `softcap` c bounds scores to
+    c tanh(s / c), and `sinks_H` adds one key per head with that score and no value.
     """
 
     scale: float
@@ -51,12 +48,12 @@ class Attend(Protocol):
     """Attention of one forward pass over N packed tokens."""
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        """Output of each token, [N, heads, value_size]; query head h reads key head h // (heads // kv_heads)."""
+        """Return the output of each token, [N, heads, value_size]; query head h reads key h // (heads // kv_heads)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """Where keys and values of one token per row go: cells [slots, kv_heads, size], at `slots_B`."""
+    """The place of keys and values of one token per row: cells [slots, kv_heads, size], at `slots_B`."""
 
     keys_SKD: Tensor
     values_SKD: Tensor
@@ -65,13 +62,13 @@ class Target:
 
 @runtime_checkable
 class PagedAttend(Attend, Protocol):
-    """`Attend` of one token per row, which can be given its keys and values where they are kept."""
+    """`Attend` of one token per row whose caller may store keys and values itself."""
 
     def target(self, layer: int) -> Target | None:
-        """Where this layer's are kept; None if they have to be converted first."""
+        """Return the place of this layer's keys and values; None if they have to be converted first."""
 
     def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
-        """Attention over what is kept, [N, heads, value_size]."""
+        """Return the attention over the stored ones, [N, heads, value_size]."""
 
 
 class Decoder(Protocol):
@@ -82,18 +79,18 @@ class Decoder(Protocol):
     dtype: torch.dtype
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Input of the head, [N, hidden]: the normalised hidden state after each of the packed tokens."""
+        """Return the input of the head, [N, hidden]: the normalised hidden state after each of the packed tokens."""
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Logits [M, vocabulary] of selected hidden states, with all that the architecture applies after its head."""
+        """Return logits [M, vocabulary] of selected hidden states, with soft-capping and scaling after the head."""
 
 
 class TrainedDecoder(Decoder, Protocol):
     """The decoder whose adapter is trained: `hidden` and `logits` are differentiable with respect to it.
 
     With `recompute` (gradient checkpointing) a layer stores only its input and is recomputed in the backward pass; the
-    gradient is the same. `is_ordered`: nothing but the attention that it is given sums in arbitrary order on CUDA.
-    `head_parameters` are the trained tensors that `logits` reads: none where only an adapter is trained.
+    gradient is the same. `is_ordered`: apart from `Attend`, nothing sums in arbitrary order on CUDA.
+    `head_parameters` are the trained tensors that `logits` reads, empty for an adapter.
     """
 
     recompute: bool
@@ -101,7 +98,7 @@ class TrainedDecoder(Decoder, Protocol):
     head_parameters: tuple[nn.Parameter, ...]
 
     def keep_reference(self) -> None:
-        """Make the adapter as it is now the reference; without a call that is the base model."""
+        """Make the current adapter the reference; without a call that is the base model."""
 
     def as_reference(self) -> AbstractContextManager[None]:
-        """Within the block the decoder computes the reference, bit for bit; take no gradient there."""
+        """Compute the reference within the block, bit for bit; take no gradient there."""

@@ -10,12 +10,8 @@ GIB = 2**30
 
 
 def diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """PyTorch and every device it sees; for a configuration with this backend also its device and its weights.
-
-    For another backend PyTorch is not examined: importing it takes seconds.
-    """
     if config is not None and config.backend.backend != "local":
-        return []
+        return []  # importing PyTorch takes seconds
     needed = config is not None
     try:
         import torch
@@ -23,16 +19,7 @@ def diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
         detail = f"cannot be imported: {type(error).__name__}: {error}"
         fix = "pip install torch  (https://pytorch.org/get-started says which build)"
         return [Diagnosis(name="torch", status="failed", detail=detail, fix=fix, needed=needed)]
-    found = [Diagnosis(name="torch", status="ok", detail=torch.__version__, needed=needed), *_devices()]
-    if config is not None:
-        found += [_chosen(config), *_weights(config, plugins)]
-    return found
-
-
-def _devices() -> list[Diagnosis]:
-    import torch
-
-    found = []
+    found = [Diagnosis(name="torch", status="ok", detail=torch.__version__, needed=needed)]
     for index in range(torch.cuda.device_count()):
         try:
             free, total = torch.cuda.mem_get_info(index)
@@ -40,18 +27,17 @@ def _devices() -> list[Diagnosis]:
             found.append(Diagnosis(name=f"gpu:{index}", status="ok", detail=detail))
         except RuntimeError as error:
             detail = f"does not answer: {str(error).splitlines()[0]}"
-            fix = "look at nvidia-smi: another process may hold it, or the driver is too old"
+            fix = "look at nvidia-smi: another process may use it, or the driver is too old"
             found.append(Diagnosis(name=f"gpu:{index}", status="failed", detail=detail, fix=fix))
     if torch.backends.mps.is_available():
         detail = "Apple GPU; the local backend does not use it, it trains on the CPU"
         found.append(Diagnosis(name="mps", status="ok", detail=detail))
-    threads = torch.get_num_threads()
-    return [*found, Diagnosis(name="cpu", status="ok", detail=f"{threads} threads for PyTorch")]
+    found.append(Diagnosis(name="cpu", status="ok", detail=f"{torch.get_num_threads()} threads for PyTorch"))
+    return found if config is None else [*found, _chosen(config), *_weights(config, plugins)]
 
 
 def _chosen(config: Config) -> Diagnosis:
-    """The device that a run would use."""
-    from retrain_local.devices.choose import examine_devices
+    from retrain_local.devices.torch_devices import examine_devices
 
     try:
         devices, fallback = examine_devices(config)
@@ -60,14 +46,13 @@ def _chosen(config: Config) -> Diagnosis:
         detail = f"{problem.where}: {problem.what}" + (f": {problem.why}" if problem.why else "")
         return Diagnosis(name="device", status="missing", detail=detail, fix=problem.fix, needed=True)
     if fallback:
-        detail, fix = f"{fallback}: it trains on the CPU", 'devices = "cpu" says so'
+        detail, fix = f"{fallback}: it trains on the CPU", 'set devices = "cpu"'
         return Diagnosis(name="device", status="warn", detail=detail, fix=fix, needed=True)
     samples = f", samples on {', '.join(map(str, devices.samplers))}" if devices.is_split else ""
     return Diagnosis(name="device", status="ok", detail=f"trains on {devices.trainer}{samples}", needed=True)
 
 
 def _weights(config: Config, plugins: Plugins) -> list[Diagnosis]:
-    """Whether a local folder holds readable weights; retrain-core checks the hub."""
     from retrain_local.model.model_files import KEY, check_folder
 
     try:

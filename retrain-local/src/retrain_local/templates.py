@@ -79,7 +79,7 @@ save_every = 10
 [data]
 source = "arithmetic"       # What is 7 + 5?
 options = { operations = ["+"], operands = [2, 12], size = 121 }
-instruction = ""            # a model of this size seldom writes \boxed{} when it is asked to
+instruction = ""            # a model of this size seldom writes \boxed{} on request
 
 [reward]
 type = "match"

@@ -6,9 +6,9 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from retrain.api import (
     BackendError,
@@ -34,7 +34,6 @@ from retrain.api import (
 from retrain_prime_rl.options import ENGINE, PrimeRlOptions, output_folder
 from retrain_prime_rl.packing import Layout, encode, pack, scalar_batch
 from retrain_prime_rl.plugin import CAPABILITIES
-from retrain_prime_rl.policy import RemotePolicy, stop_ids
 from retrain_prime_rl.trainer_folder import (
     BROADCASTS,
     COMPLETE,
@@ -42,6 +41,7 @@ from retrain_prime_rl.trainer_folder import (
     SENT,
     Broadcast,
     BroadcastStatus,
+    RemotePolicy,
     answer_offers,
     find_sent,
     last_needless,
@@ -49,6 +49,7 @@ from retrain_prime_rl.trainer_folder import (
     put_back_fix,
     record,
     refuse_other_trainer,
+    stop_ids,
     wait_for,
 )
 from retrain_prime_rl.transport import SCALAR_FILE, FileTransport, Publisher, Pusher, Transport, rank_files
@@ -59,6 +60,7 @@ UNKNOWN = ("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_m
 Encode = Callable[[TrainBatch, int], Sequence[bytes]]  # the rows of a step as payloads, one per file or rank
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class PrimeRlBackend:
     """Sends steps to the trainer and loads the weights that it broadcasts into the engine.
 
@@ -67,33 +69,24 @@ class PrimeRlBackend:
     The reported loss is a placeholder: the trainer does not send its loss back.
     """
 
-    delivers_early = True
+    delivers_early: ClassVar = True
 
-    def __init__(
-        self,
-        *,
-        options: PrimeRlOptions,
-        output_dir: Path,
-        transport: Transport,
-        encode: Encode,
-        engine: Engine,
-        policy: RemotePolicy,
-        capabilities: Capabilities,
-        sent: int,
-    ) -> None:
-        self.capabilities = capabilities
-        self._options = options
-        self._output_dir = output_dir
-        self._transport = transport
-        self._encode = encode
-        self._engine = engine
-        self._policy = policy
-        self._sent = sent  # steps of the trainer; those of ours may be skipped or repeated
-        self._newest: Broadcast | None = None
-        self._has_polled = sent == 0
-        self._stale_steps = 0
-        self._is_closed = False
-        self._measured: dict[str, float] = {}
+    options: PrimeRlOptions
+    output_dir: Path
+    transport: Transport
+    encode: Encode
+    engine: Engine
+    policy: RemotePolicy
+    capabilities: Capabilities
+    sent: int  # steps of the trainer; the run's own may be skipped or repeated
+    newest: Broadcast | None = None
+    stale_steps: int = 0
+    measured: dict[str, float] = field(default_factory=dict)
+    _has_polled: bool = field(init=False)
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._has_polled = self.sent == 0
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
@@ -101,15 +94,15 @@ class PrimeRlBackend:
         """Sample with the engine, from the published policy; BackendError on a completion of another version."""
         self._refuse_closed()
         if not self._has_polled:  # the trainer has steps from before a resume
-            self._newest = self._await_weights()
+            self.newest = self._await_weights()
             self.publish()
-        if isinstance(self._engine, DeliversEarly) and self._engine.delivers_early:
-            samples = self._engine.sample(requests, params, deliver)
+        if isinstance(self.engine, DeliversEarly) and self.engine.delivers_early:
+            samples = self.engine.sample(requests, params, deliver)
         else:
-            samples = self._engine.sample(requests, params)
+            samples = self.engine.sample(requests, params)
         versions = {sample.policy_version for group in samples for sample in group}
-        if versions - {self._policy.version}:
-            what = f"completions of policy version {sorted(versions)} instead of {self._policy.version}"
+        if versions - {self.policy.version}:
+            what = f"completions of policy version {sorted(versions)} instead of {self.policy.version}"
             raise BackendError(Problem(where="sampling", what=what, fix="restart the inference server, then resume"))
         return samples
 
@@ -119,47 +112,45 @@ class PrimeRlBackend:
         BackendError when it cannot be sent or, unless `sync_timeout` says otherwise, when the weights do not come.
         """
         self._refuse_closed()
-        step, started = self._options.counts_from + self._sent, time.perf_counter()
-        self._transport.send(step, self._encode(batch, step))
-        self._sent += 1
-        record(self._output_dir, self._sent)
-        sent, earlier = time.perf_counter(), self._measured if batch.update else {}
-        self._newest = self._await_weights()
-        lag = self._sent - (self._newest.step if self._newest else 0)
-        self._stale_steps += lag > 0
-        self._measured = {
+        step, started = self.options.counts_from + self.sent, time.perf_counter()
+        self.transport.send(step, self.encode(batch, step))
+        self.sent += 1
+        record(self.output_dir, self.sent)
+        sent, earlier = time.perf_counter(), self.measured if batch.update else {}
+        self.newest = self._await_weights()
+        lag = self.sent - (self.newest.step if self.newest else 0)
+        self.stale_steps += lag > 0
+        self.measured = {
             # packing and sending, not training
             "prime_rl_enqueue_time_s": sent - started + earlier.get("prime_rl_enqueue_time_s", 0.0),
             "prime_rl_sync_time_s": time.perf_counter() - sent + earlier.get("prime_rl_sync_time_s", 0.0),
             "prime_rl_step": step,
             "prime_rl_policy_lag": lag,
-            "prime_rl_stale_steps": self._stale_steps,
+            "prime_rl_stale_steps": self.stale_steps,
         }
         unknown: dict[str, Any] = dict.fromkeys(UNKNOWN)
         return TrainReport(**unknown, loss=0.0, num_tokens=batch.num_actions, loss_is_placeholder=True)
 
     def publish(self) -> int:
-        """Load the newest received weights into the inference server; returns the number of steps in them."""
         self._refuse_closed()
-        newest, policy = self._newest, self._policy
+        newest, policy = self.newest, self.policy
         if newest is None or newest.step == policy.version:
             return policy.version
-        if not isinstance(self._engine, TakesWeights):
-            what = f"{type(self._engine).__name__} cannot load weights that a trainer wrote"
+        if not isinstance(self.engine, TakesWeights):
+            what = f"{type(self.engine).__name__} cannot load weights that a trainer wrote"
             raise BackendError(Problem(where="[inference] engine", what=what, fix='set engine = "vllm"'))
         policy.version, policy.weights = newest.step, newest
-        load = self._engine.load_adapter if newest.is_adapter else self._engine.load_weights
+        load = self.engine.load_adapter if newest.is_adapter else self.engine.load_weights
         load(newest.folder, newest.step)
         return policy.version
 
     def metrics(self) -> Mapping[str, float]:
-        """Return timing and staleness of the last step; empty after a step that sent nothing."""
-        measured, self._measured = self._measured, {}
-        engine = self._engine
+        measured, self.measured = self.measured, {}
+        engine = self.engine
         return measured | dict(engine.metrics() if isinstance(engine, Measuring) else {})
 
     def save_adapter(self, folder: Path) -> None:
-        self._policy.save_adapter(folder)
+        self.policy.save_adapter(folder)
 
     def save(self, folder: Path) -> None:
         """Write the number of steps sent, and a copy of the published adapter, if any.
@@ -167,42 +158,42 @@ class PrimeRlBackend:
         The trainer saves weights and optimizer itself.
         """
         state = {
-            "output_dir": str(self._output_dir),
-            SENT: self._sent,
-            "policy_version": self._policy.version,
-            "stale_steps": self._stale_steps,
+            "output_dir": str(self.output_dir),
+            SENT: self.sent,
+            "policy_version": self.policy.version,
+            "stale_steps": self.stale_steps,
         }
         (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        if self._policy.weights is not None and self._policy.weights.is_adapter:
-            self._policy.save_adapter(folder)
+        if self.policy.weights is not None and self.policy.weights.is_adapter:
+            self.policy.save_adapter(folder)
 
     def load(self, folder: Path) -> None:
         """Continue from the trainer's current state: steps sent after the checkpoint remain in its weights."""
         try:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-            saved, output_dir, self._stale_steps = state[SENT], state["output_dir"], state["stale_steps"]
+            saved, output_dir, self.stale_steps = state[SENT], state["output_dir"], state["stale_steps"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{STATE} cannot be read: {type(error).__name__}: {error}"
             raise ResumeError(Problem(where=str(folder), what=what, fix="resume from an earlier checkpoint")) from error
-        if output_dir != str(self._output_dir):
-            what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self._output_dir}"
+        if output_dir != str(self.output_dir):
+            what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self.output_dir}"
             raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="restore the old value"))
-        if self._options.first_step < 0:
-            self._sent = max(self._sent, saved)
-        if self._sent > saved:
-            surplus = self._sent - saved
+        if self.options.first_step < 0:
+            self.sent = max(self.sent, saved)
+        if self.sent > saved:
+            surplus = self.sent - saved
             LOG.warning("The trainer is %d steps ahead of this checkpoint: they stay in its weights.", surplus)
-        if self._sent > 0:
-            self._newest = self._await_weights()
+        if self.sent > 0:
+            self.newest = self._await_weights()
 
     def close(self) -> None:
         """Release sockets and connections; the trainer keeps waiting, so log for which step."""
-        if self._sent and not self._is_closed:
-            what = "PRIME-RL's trainer was sent %d steps and waits for step %d: stop it if no run goes on."
-            LOG.info(what, self._sent, self._options.counts_from + self._sent)
+        if self.sent and not self._is_closed:
+            what = "PRIME-RL's trainer was sent %d steps and waits for step %d: stop it unless a run continues."
+            LOG.info(what, self.sent, self.options.counts_from + self.sent)
         self._is_closed = True
-        self._engine.close()
-        self._transport.close()
+        self.engine.close()
+        self.transport.close()
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -210,65 +201,57 @@ class PrimeRlBackend:
 
     def _await_weights(self) -> Broadcast | None:
         """Return the weights of all steps sent; after a permitted timeout the newest available ones or None."""
-        options, self._has_polled = self._options, True
+        options, self._has_polled = self.options, True
         status = wait_for(
-            self._output_dir,
-            self._sent,
+            self.output_dir,
+            self.sent,
             wait_s=options.sync_wait_s,
             poll_s=options.sync_poll_s,
-            meanwhile=self._transport.serve_ranks,
+            meanwhile=self.transport.serve_ranks,
         )
         newest = status.newest
-        if newest is None or newest.step < self._sent:
+        if newest is None or newest.step < self.sent:
             self._report_missing(status)
-        elif newest.step > self._sent:
+        elif newest.step > self.sent:
             # a step was sent just before this process was killed, before it could be recorded
-            LOG.warning("The trainer has done %d steps, but only %d are recorded.", newest.step, self._sent)
-            self._sent = newest.step
-            record(self._output_dir, self._sent)
+            LOG.warning("The trainer has done %d steps, but only %d are recorded.", newest.step, self.sent)
+            self.sent = newest.step
+            record(self.output_dir, self.sent)
         if newest is not None:
-            self._transport.forget(options.counts_from + last_needless(self._output_dir, newest.step))
+            self.transport.forget(options.counts_from + last_needless(self.output_dir, newest.step))
         return newest
 
     def _report_missing(self, status: BroadcastStatus) -> None:
-        what = f"no weights with {self._sent} steps in them within sync_wait_s = {self._options.sync_wait_s:g} s"
-        why, fix = self._why_missing(status)
-        if self._options.sync_timeout == "stale":
-            has = status.newest.step if status.newest else 0
-            LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
-            return
-        raise BackendError(Problem(where=str(self._output_dir / BROADCASTS), what=what, why=why, fix=fix))
-
-    def _why_missing(self, status: BroadcastStatus) -> tuple[str, str]:
-        """Return the reason why weights did not come in time, and the smallest fix."""
-        slow = "raise sync_wait_s if it is only slow, then resume the run"
+        """Warn or raise, with the reason why weights did not come in time, and the smallest fix."""
+        options, has = self.options, status.newest.step if status.newest else 0
+        next_step, is_in_files = options.counts_from + has, options.transport == "filesystem"
+        batch = self.output_dir / ROLLOUTS / f"step_{next_step}"
+        fix = "raise sync_wait_s if it is only slow, then resume the run"
         if status.faults:
-            return "; ".join(status.faults), f"check that disk; {slow}"
-        if (self._output_dir / BROADCASTS / f"step_{self._sent}").is_dir():
-            return (
-                f"step_{self._sent} is there, but neither {' nor '.join(COMPLETE)} is: it is still being written",
-                slow,
-            )
-        if status.newest is None:
+            why, fix = "; ".join(status.faults), f"check that disk; {fix}"
+        elif (self.output_dir / BROADCASTS / f"step_{self.sent}").is_dir():
+            why = f"step_{self.sent} has neither {' nor '.join(COMPLETE)}: it is still being written"
+        elif status.newest is None:
             why = "nothing is there, and a trainer that has this output_dir writes step_0 before it reads a batch"
             start = "start the trainer, of PRIME-RL v0.8.1.dev3 or later, with this output_dir"
-            return why, f'{start} and [weight_broadcast] type = "filesystem"'
-        if (step := put_back(self._output_dir)) is not None:
-            return f"the trainer was put back to step {step}, which was written after all others", put_back_fix(step)
-        has, is_in_files = status.newest.step, self._options.transport == "filesystem"
-        next_step = self._options.counts_from + has
-        batch = self._output_dir / ROLLOUTS / f"step_{next_step}"
-        why = f"the newest complete ones have {has}"
-        if is_in_files and not batch.is_dir():
-            why += f", so the trainer waits for {batch}, which is not there"
-            return why, f"resume the run with first_step = {next_step}"
-        why += f": the trainer should be at work on {batch if is_in_files else f'step {next_step}'}"
-        setting = f'[rollout_transport] type = "{self._options.transport}" in its TOML'
-        return why, f"check its log, and {setting}; {slow}, with first_step = {next_step} if it has lost that step"
+            fix = f'{start} and [weight_broadcast] type = "filesystem"'
+        elif (step := put_back(self.output_dir)) is not None:
+            why, fix = f"the trainer was put back to step {step}, written after all others", put_back_fix(step)
+        elif is_in_files and not batch.is_dir():
+            why = f"the newest complete ones have {has}, so the trainer waits for {batch}, and it is missing"
+            fix = f"resume the run with first_step = {next_step}"
+        else:
+            at = batch if is_in_files else f"step {next_step}"
+            why = f"the newest complete ones have {has}: the trainer should be at work on {at}"
+            setting = f'[rollout_transport] type = "{options.transport}" in its TOML'
+            fix = f"check its log, and {setting}; {fix}, with first_step = {next_step} if it has lost that step"
+        what = f"no weights with {self.sent} steps in them within sync_wait_s = {options.sync_wait_s:g} s"
+        if options.sync_timeout == "error":
+            raise BackendError(Problem(where=str(self.output_dir / BROADCASTS), what=what, why=why, fix=fix))
+        LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
 
 
 def create_backend(context: PluginContext) -> PrimeRlBackend:
-    """Connect to a trainer and an inference server that the user started; ConfigError on an unusable configuration."""
     options = context.params if isinstance(context.params, PrimeRlOptions) else PrimeRlOptions()
     output_dir = output_folder(context.config, options)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -277,7 +260,7 @@ def create_backend(context: PluginContext) -> PrimeRlBackend:
     first, resumes = options.counts_from, bool(context.config.resume.from_)
     sent = find_sent(output_dir, names, first=first, first_step=options.first_step, resumes=resumes)
     name = context.config.model.model
-    path = context.plugins.locate_model(name) or name  # the folder of a model shipped by a plugin, else as configured
+    path = context.plugins.locate_model(name) or name  # a plugin may ship the model
     policy = RemotePolicy(model_path=path, stop_ids=stop_ids(path, context.tokenizer), context_limit=options.seq_len)
     where, search_paths = context.config.place("inference.engine"), context.config.plugins.search_paths
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, ENGINE, where=where, search_paths=search_paths)
@@ -332,6 +315,5 @@ def _encoder(options: PrimeRlOptions, config: Config) -> Encode:
 
 
 def task_name(config: Config) -> str:
-    """Return the name under which the trainer groups statistics: the environment or data source; "all" is reserved."""
     name = config.environment.id or config.data.source
-    return "all_tasks" if name == "all" else name
+    return "all_tasks" if name == "all" else name  # PRIME-RL reserves "all"

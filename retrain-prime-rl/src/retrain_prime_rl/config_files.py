@@ -1,4 +1,4 @@
-"""The written files: `trainer.toml`, `inference.toml`, and `start.md` with the commands that start everything."""
+"""`retrain prime-rl-config` writes `trainer.toml`, `inference.toml`, and `start.md` with the commands to start them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import click
 import jinja2
 import tomlkit
 
-from retrain.api import Config, ConfigError, Plugins, Problem
+from retrain.api import Config, ConfigError, Plugins, Problem, load_checked
 from retrain_prime_rl.options import PrimeRlOptions, output_folder
 
 TRAINER, INFERENCE, START = "trainer.toml", "inference.toml", "start.md"
 _TRAINER_TOML = """\
 # PRIME-RL's trainer for the run of {{ config.source | toml }}, by `retrain prime-rl-config`; {{ checked }}.
-# Values are those that the run records; comments are what it cannot say, at the trainer's default.
+# Values are in the records of the run; commented keys, at the trainer's default, are not.
 {% if machines.all_weights %}
 # Of an adapter's rank and learning rate in those records nothing is true.
 {% endif %}
@@ -54,7 +56,7 @@ betas1 = {{ config.optimizer.beta1 }}
 betas2 = {{ config.optimizer.beta2 }}
 max_norm = {{ config.optimizer.grad_clip_norm or '"None"' }}
 
-# The loss: `retrain explain` says what the default is.
+# The loss: `retrain explain` prints the default.
 # [loss]
 # type = "default"
 
@@ -90,7 +92,7 @@ keep_last = {{ training.keep_last }}
 # keep_last: all of them stay
 {% endif %}
 {% else %}
-# [training] save_every = 0: the run saves its end alone, and the trainer nothing.
+# [training] save_every = 0: the run saves only its end, and the trainer nothing.
 # [ckpt]
 {% endif %}
 """
@@ -133,9 +135,9 @@ _START_MD = """\
 # PRIME-RL for `{{ run }}`
 
 `uv run` is typed in a checkout of PRIME-RL, `retrain` in the folder of the run, and last: the server must
-answer by then. `sync_wait_s = {{ "%g" % options.sync_wait_s }}` seconds is what a step of the trainer may take; the
-first one includes what is left of its start. The trainer's loss is in its own records,
-`{{ output_dir }}/metrics.jsonl` since v0.8.1.dev30; that of the run is a placeholder.
+answer by then. A step of the trainer may take `sync_wait_s = {{ "%g" % options.sync_wait_s }}` seconds; the
+first one includes the rest of its start. The trainer's loss is in its own records,
+`{{ output_dir }}/metrics.jsonl` since v0.8.1.dev30; the run's loss is a placeholder.
 
 ## One machine
 
@@ -186,30 +188,39 @@ A server takes requests and weights from everybody who reaches it: keep its port
 
 ## After a stop
 
-When the run is done, the trainer waits for another step: stop it. Where only the run was stopped, the
-trainer stays as it is, and `{{ resume }}` goes on.
+When the run is done, the trainer waits for another step: stop it. If only the run was stopped, leave the
+trainer running, and continue with `{{ resume }}`.
 
 {% if not training.save_every %}
 The trainer saves no checkpoints (`save_every = 0`): where it was stopped, begin again.
 {% else %}
 {% if options.transport == "filesystem" %}
-Where the trainer was stopped, its line with `--resume` at the end goes on from its newest checkpoint
+If the trainer was stopped, its line with `--resume` at the end continues from its newest checkpoint
 (before v0.8.1.dev26 `--ckpt.resume-step STEP`) and reads the batches since then again. Further back:
 
 {% endif %}
 STEP is the checkpoint to start from, in `{{ output_dir }}/checkpoints`. Remove later steps from
-`rollouts/` and `broadcasts/` beside it, put `--resume.step STEP` behind the trainer's line (before
-v0.8.1.dev26 `--ckpt.resume-step STEP`), and tell the run which step is next, NEXT = STEP + 1:
+`rollouts/` and `broadcasts/` next to it, put `--resume.step STEP` behind the trainer's line (before
+v0.8.1.dev26 `--ckpt.resume-step STEP`), and give the run the next step, NEXT = STEP + 1:
 
 ```bash
 {{ resume }} --set backend.options.first_step=NEXT
 ```
 {% endif %}
 """
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARDS = frozenset({"0.0.0.0", "*", "::"})
+EPILOG = """\b
+Examples:
+  retrain prime-rl-config prime_rl.toml                        LoRA, one GPU samples
+  retrain prime-rl-config prime_rl.toml --all-weights --out full
+
+\b
+Exit codes: 0 done; 2 usage or configuration error.
+"""
 
 
 def written(layout: Layout, folder: Path) -> dict[str, str]:
-    """Return the text of every file, by name, for a folder."""
 
     def serve(server: Server) -> str:
         port = "" if server.port == layout.servers[0].port else f" --server.port {server.port}"
@@ -220,7 +231,7 @@ def written(layout: Layout, folder: Path) -> dict[str, str]:
         "toml": lambda text: tomlkit.item(str(text)).as_string(),  # a string on one line, whatever is in it
         "gpus": lambda first, count: f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(first, first + count)))}",
     }
-    remote = [server.host for server in layout.servers if not server.is_local]
+    remote = [server.host for server in layout.servers if server.host not in LOOPBACK]
     values = {
         "checked": "PRIME-RL v0.8.1.dev3 to dev67",  # whose configuration models take these files
         "layout": layout,
@@ -240,10 +251,6 @@ def written(layout: Layout, folder: Path) -> dict[str, str]:
     }
     templates = {TRAINER: _TRAINER_TOML, INFERENCE: _INFERENCE_TOML, START: _START_MD}
     return {name: environment.from_string(text).render(values) for name, text in templates.items()}
-
-
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-WILDCARDS = frozenset({"0.0.0.0", "*", "::"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,23 +273,16 @@ class Server:
     host: str
     port: int
 
-    @property
-    def is_local(self) -> bool:
-        """True if only this machine can reach that address."""
-        return self.host in LOOPBACK
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A checked run and the machines around it."""
-
     config: Config
     options: PrimeRlOptions
     machines: Machines
     output_dir: Path
     model: str
     servers: tuple[Server, ...]  # that PRIME-RL's `inference` starts
-    backend_port: int = 0  # of the one engine behind the router that it starts too; 0 = no router of its own
+    backend_port: int = 0  # of the one engine behind the router that it also starts; 0 = no router
     arguments: tuple[str, ...] = ()  # of `retrain`, for this run
 
     @property
@@ -334,12 +334,11 @@ def _servers(urls: str) -> tuple[Server, ...]:
 
 
 def _problems(config: Config, machines: Machines) -> list[Problem]:
-    """Report faults of the request itself; the configuration has been checked."""
     if config.backend.backend != "prime_rl":
         what = f"backend = {config.backend.backend!r} is not trained by PRIME-RL"
         return [Problem(where=config.place("backend.backend"), what=what, fix='set backend = "prime_rl"')]
     if any(path.startswith("campaign.") and str(found.layer) == "file" for path, found in config.origins.items()):
-        what = "a campaign has many runs, and each needs a trainer and an output_dir of its own"
+        what = "a campaign has many runs, and each needs a separate trainer and output_dir"
         return [Problem(where=config.source, what=what, fix="give the file of one run")]
     options, found = PrimeRlOptions.model_validate(config.backend.options), []
     if options.wire == "scalar":
@@ -356,3 +355,36 @@ def _problems(config: Config, machines: Machines) -> list[Problem]:
         fix = "set --gpus-per-node, or [backend.options] data_world_size, so that every machine has as many"
         found.append(Problem(where="--gpus-per-node", what=what, fix=fix))
     return found
+
+
+@click.command("prime-rl-config", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default="prime-rl", show_default=True, help="Folder."
+)
+@click.option("--all-weights", is_flag=True, help="Train all weights instead of an adapter.")
+@click.option("--inference-gpus", type=click.IntRange(min=1), default=1, show_default=True, help="GPUs of each server.")
+@click.option(
+    "--context-parallel", type=click.IntRange(min=1), default=1, show_default=True, help="GPUs that share a sequence."
+)
+@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a machine.")
+@click.option("--force", is_flag=True, help="Replace files that differ.")
+@click.argument("arguments", metavar="[CONFIG] [--KEY VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def command(plugins: Plugins, /, out: Path, force: bool, arguments: tuple[str, ...], **machines: Any) -> None:
+    """Write PRIME-RL's own files for CONFIG, and the commands that start trainer, server and run.
+
+    trainer.toml and inference.toml hold what CONFIG says in PRIME-RL's words, so that both sides agree; what `retrain
+    explain` refuses is refused here. A file that exists and would change is kept, unless --force is given.
+    """
+    layout = layout_of(load_checked(arguments, plugins).config, plugins, Machines(**machines), arguments)
+    texts = written(layout, out)
+    there = [name for name in texts if (out / name).exists()]
+    changed = [name for name in there if (out / name).read_text("utf-8") != texts[name]]
+    if changed and not force:
+        what = f"{', '.join(changed)} would be replaced: written for other settings, or edited"
+        fix = "give another --out, or --force to replace them"
+        raise ConfigError(Problem(where=str(out), what=what, why="nothing was written", fix=fix))
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
+    click.echo(f"Wrote {', '.join(texts)} in {out}.\n\n{texts[START]}", nl=False)

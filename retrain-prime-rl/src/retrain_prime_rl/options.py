@@ -11,6 +11,39 @@ from retrain.advantages import TransformSpec
 from retrain.api import Config, ConfigError, Kind, Plugins, Problem, RetrainError, Table, key, resolve
 
 PADDING = "must be a multiple of pad_to_multiple_of, or a full micro-batch could not be padded"
+ENGINE = "vllm"
+CUSTOM = 'write it for the trainer and name it in its own TOML: [loss] type = "custom", import_path = "MODULE.FUNCTION"'
+# What PRIME-RL's trainer reads from its own TOML, and what to set there (with one TOML for all of PRIME-RL the tables
+# are [trainer.optim] and so on); a run must not record values that were never used.
+TRAINERS_OWN = {
+    "training.lr": "set [optim] lr in the trainer's own TOML",
+    "training.weight_decay": "set [optim] weight_decay in the trainer's own TOML",
+    "model.lora_rank": "set [model.lora] rank in the trainer's own TOML, or no [model.lora] to train all weights",
+    "lora.alpha": "set [model.lora] alpha in the trainer's own TOML",
+    "optimizer.beta1": "set [optim] betas1 in the trainer's own TOML",
+    "optimizer.beta2": "set [optim] betas2 in the trainer's own TOML",
+    "optimizer.eps": "the trainer has no key for it",
+    "optimizer.grad_clip_norm": "set [optim] max_norm in the trainer's own TOML",
+    "optimizer.schedule": "set [scheduler] type in the trainer's own TOML",
+    "optimizer.warmup_steps": "set [scheduler] warmup_steps in the trainer's own TOML",
+    "optimizer.min_lr_ratio": "set [scheduler] min_lr in the trainer's own TOML",
+    "algorithm.loss": CUSTOM,
+    "algorithm.loss_params": "set [loss.kwargs] in the trainer's own TOML, for a loss of type custom",
+    "algorithm.clip_eps": CUSTOM,
+    "algorithm.clip_eps_high": CUSTOM,
+    "algorithm.dual_clip": CUSTOM,
+    "algorithm.aggregation": "the trainer divides by the tokens of the step, as token_mean does",
+    "algorithm.tis_cap": CUSTOM,
+    "algorithm.is_level": CUSTOM,
+    "algorithm.is_mode": CUSTOM,
+    "algorithm.is_bounds": CUSTOM,
+}
+ITS_WAY = {"algorithm.aggregation": "token_mean"}  # the trainer's fixed behaviour
+RECIPE = "recipe"
+BESIDE_A_RECIPE = (
+    'write loss = "importance_sampling" and aggregation = "token_mean" next to the recipe: the rest of it works here, '
+    "and the loss comes from the trainer's own TOML, [loss]"
+)
 
 
 class PrimeRlOptions(Table):
@@ -68,46 +101,19 @@ class PrimeRlOptions(Table):
         return self
 
 
-ENGINE = "vllm"
-CUSTOM = 'write it for the trainer and name it in its own TOML: [loss] type = "custom", import_path = "MODULE.FUNCTION"'
-# What PRIME-RL's trainer reads from its own TOML, and what to set there (with one TOML for all of PRIME-RL the tables
-# are [trainer.optim] and so on); a run must not record values that were never used.
-TRAINERS_OWN = {
-    "training.lr": "set [optim] lr in the trainer's own TOML",
-    "training.weight_decay": "set [optim] weight_decay in the trainer's own TOML",
-    "model.lora_rank": "set [model.lora] rank in the trainer's own TOML, or no [model.lora] to train all weights",
-    "lora.alpha": "set [model.lora] alpha in the trainer's own TOML",
-    "optimizer.beta1": "set [optim] betas1 in the trainer's own TOML",
-    "optimizer.beta2": "set [optim] betas2 in the trainer's own TOML",
-    "optimizer.eps": "the trainer has no key for it",
-    "optimizer.grad_clip_norm": "set [optim] max_norm in the trainer's own TOML",
-    "optimizer.schedule": "set [scheduler] type in the trainer's own TOML",
-    "optimizer.warmup_steps": "set [scheduler] warmup_steps in the trainer's own TOML",
-    "optimizer.min_lr_ratio": "set [scheduler] min_lr in the trainer's own TOML",
-    "algorithm.loss": CUSTOM,
-    "algorithm.loss_params": "set [loss.kwargs] in the trainer's own TOML, for a loss of type custom",
-    "algorithm.clip_eps": CUSTOM,
-    "algorithm.clip_eps_high": CUSTOM,
-    "algorithm.dual_clip": CUSTOM,
-    "algorithm.aggregation": "the trainer divides by the tokens of the step, as token_mean does",
-    "algorithm.tis_cap": CUSTOM,
-    "algorithm.is_level": CUSTOM,
-    "algorithm.is_mode": CUSTOM,
-    "algorithm.is_bounds": CUSTOM,
-}
-ITS_WAY = {"algorithm.aggregation": "token_mean"}  # what the trainer does anyway
-RECIPE = "recipe"
-BESIDE_A_RECIPE = (
-    'write loss = "importance_sampling" and aggregation = "token_mean" beside the recipe: the rest of it works here, '
-    "and the loss is that of the trainer's own TOML, [loss]"
-)
-
-
 def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:
-    """Report every key that would have no effect."""
-    found = [*_unread(config), *_credit(config, plugins, options)]
+    found = _credit(config, plugins, options)
+    for path, there in TRAINERS_OWN.items():
+        table, _, key_name = path.partition(".")
+        default = getattr(type(config.tables[table])(), key_name, None)  # None: not registered by this core
+        value = getattr(config.tables[table], key_name, default)
+        if value not in (default, ITS_WAY.get(path, default)):
+            what = f"{key_name} = {value!r} would have no effect: the trainer has its own configuration"
+            is_of_recipe = str(config.origin(path).layer) == RECIPE
+            fix = BESIDE_A_RECIPE if is_of_recipe else f"remove it here; {there}"
+            found.append(Problem(where=config.place(path), what=what, fix=fix))
     if (name := config.inference.engine) != ENGINE:
-        what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, which is a vLLM"
+        what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, a vLLM"
         found.append(Problem(where=config.place("inference.engine"), what=what, fix=f'set engine = "{ENGINE}"'))
     if (tokens := config.training.max_tokens) >= options.seq_len:
         what = f"max_tokens = {tokens} leaves no room for a prompt in seq_len = {options.seq_len}"
@@ -128,20 +134,6 @@ def output_folder(config: Config, options: PrimeRlOptions) -> Path:
         fix = 'set output_dir = "..." to the output_dir of the trainer, on a disk that both can reach'
         raise ConfigError(Problem(where=where, what=what, fix=fix))
     return Path(given).expanduser().resolve()
-
-
-def _unread(config: Config) -> list[Problem]:
-    problems = []
-    for path, there in TRAINERS_OWN.items():
-        table, _, name = path.partition(".")
-        default = getattr(type(config.tables[table])(), name, None)  # None: a key of core that is not registered here
-        value = getattr(config.tables[table], name, default)
-        if value not in (default, ITS_WAY.get(path, default)):
-            what = f"{name} = {value!r} would have no effect: the trainer is configured elsewhere"
-            is_of_recipe = str(config.origin(path).layer) == RECIPE
-            fix = BESIDE_A_RECIPE if is_of_recipe else f"remove it here; {there}"
-            problems.append(Problem(where=config.place(path), what=what, fix=fix))
-    return problems
 
 
 def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[Problem]:

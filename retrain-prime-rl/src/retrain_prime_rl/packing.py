@@ -11,6 +11,9 @@ import numpy as np
 
 from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
 
+PADDING_TOKEN = 1  # as in PRIME-RL; any id of the vocabulary, since it is masked out of the loss
+TOLERANCE = 1e-6  # between the advantages of one row: rounding of equal credit
+
 
 class MicroBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One forward and backward pass of one data rank: packed samples, one after another.
@@ -60,9 +63,6 @@ class ScalarBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
 
 def encode(message: list[MicroBatch] | ScalarBatch) -> bytes:
     return msgspec.msgpack.encode(message)
-
-
-PADDING_TOKEN = 1  # as in PRIME-RL; any id of the vocabulary, since it is masked out of the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,6 @@ def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> lis
 
 
 def check_rows(batch: TrainBatch) -> None:
-    """Raise NonFiniteError, naming the row, on a log-probability or advantage that is not finite."""
     for number, row in enumerate(batch.rows):
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             if not np.isfinite(values_T[row.action_T]).all():
@@ -153,9 +152,6 @@ def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -
         env_names=[layout.env_name] * len(tokens_T) + [""] * padding,
         seq_lens=sequence_lengths,
     )
-
-
-TOLERANCE = 1e-6
 
 
 def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:

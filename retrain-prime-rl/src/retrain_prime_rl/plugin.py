@@ -53,7 +53,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
 @hookimpl
 def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
     summary = "Write PRIME-RL's trainer.toml and inference.toml for a run, and the commands that start them."
-    register(PluginSpec(name="prime-rl-config", summary=summary, factory="retrain_prime_rl.config_command:command"))
+    register(PluginSpec(name="prime-rl-config", summary=summary, factory="retrain_prime_rl.config_files:command"))
 
 
 @hookimpl

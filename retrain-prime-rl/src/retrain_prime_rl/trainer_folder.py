@@ -1,30 +1,45 @@
-"""The trainer's weight broadcasts: `<output_dir>/broadcasts/step_<N>/`, complete once it is marked so.
+"""The trainer's folder: the weights that it broadcasts, the steps that it was sent, and the policy as last published.
 
-Step N is the policy after the trainer's first N optimizer steps. The trainer writes step 0, or that of the checkpoint
-it resumes from, when it starts, and removes step N - 2 after step N. Up to v0.8 it marks complete weights by `STABLE`.
-Since its pull request 3357 (August 2026) it offers a step by `.sender_ready`, writes nothing until that is answered by
-`.receiver_ready`, and then marks the beginning by `.started` and the end by `.finished`.
+Weights are in `<output_dir>/broadcasts/step_<N>/`, complete once they are marked so. Step N is the policy after the
+trainer's first N optimizer steps. The trainer writes step 0, or the step it resumes from, when it starts, and removes
+step N - 2 after step N. Up to v0.8 it marks complete weights by `STABLE`. Since its pull request 3357 (August 2026) it
+offers a step by `.sender_ready`, writes nothing until that is answered by `.receiver_ready`, and then marks the
+beginning by `.started` and the end by `.finished`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.api import ConfigError, Problem
+from retrain.api import ActionRow, BackendError, ConfigError, Floats, Problem
 
 BROADCASTS = "broadcasts"
 ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, and of newer trainers
 COMPLETE = (".finished", "STABLE")  # the marks of newer and older trainers
 OFFERED, ANSWERED = ".sender_ready", ".receiver_ready"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MAX_HEADER_BYTES = 2**27
+MAX_HEADER_BYTES = 2**27  # a larger size was not written as a header
+LEDGER = "retrain_steps.json"
+SENT = "steps_sent"
+WHERE = "[backend.options] output_dir"
+# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
+CHECKPOINTS = "checkpoints"
+OLD_RUNS = "run_*/control/orch.toml"
+PREFIX = "base_model.model."
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# From its layer on, a module has the same name in a checkpoint and in memory; the part before may be renamed.
+LAYER = re.compile(r".*?\b(?=(?:layers|blocks|h)\.\d+\.)")
+ALIGNMENT = 8  # of the tensors in a safetensors file
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +53,11 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastStatus:
-    """The newest complete broadcast, and the faults of newer ones."""
-
     newest: Broadcast | None
     faults: tuple[str, ...]
 
 
 def numbered(folder: Path) -> dict[int, Path]:
-    """Return the folders `step_<N>` in a folder, by number, in ascending order."""
     folders = {path.name.removeprefix("step_"): path for path in folder.glob("step_*") if path.is_dir()}
     return dict(sorted((int(n), path) for n, path in folders.items() if n.isascii() and n.isdecimal()))
 
@@ -106,7 +118,6 @@ def put_back(output_dir: Path) -> int | None:
 
 
 def put_back_fix(step: int) -> str:
-    """Return the fix after the trainer restarted from its checkpoint of `step`, with files of later steps present."""
     return (
         "remove the files of later steps from rollouts/ and broadcasts/, and resume the run with "
         f"first_step = {step + 1}; or restart the trainer from its latest checkpoint"
@@ -140,14 +151,6 @@ def safetensors_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     return header, 8 + size
 
 
-LEDGER = "retrain_steps.json"
-SENT = "steps_sent"
-WHERE = "[backend.options] output_dir"
-# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
-CHECKPOINTS = "checkpoints"
-OLD_RUNS = "run_*/control/orch.toml"
-
-
 def find_sent(
     output_dir: Path, names: Sequence[str], *, first: int, first_step: int = -1, resumes: bool = False
 ) -> int:
@@ -179,8 +182,8 @@ def find_sent(
     for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
         folder = output_dir / ROLLOUTS / f"step_{step}"
         if missing := [name for name in names if not (folder / name).is_file()]:
-            what = f"lacks {', '.join(missing)}, which the trainer is waiting for"
-            fix = "remove this folder and those of later steps, or restore the earlier data_world_size and wire"
+            what = f"lacks {', '.join(missing)}, and the trainer is waiting for it"
+            fix = "remove this folder and all later ones, or restore the earlier data_world_size and wire"
             raise ConfigError(Problem(where=str(folder), what=what, fix=fix))
     found = max([0, _ledger(output_dir), version, *(step + 1 - first for step in files)])
     if found and not resumes:
@@ -192,7 +195,6 @@ def find_sent(
 
 
 def record(output_dir: Path, sent: int) -> None:
-    """Record the number of steps sent, so that a run over a socket can be resumed."""
     draft = output_dir / f".{LEDGER}.tmp"
     draft.write_text(json.dumps({SENT: sent}), encoding="utf-8")
     os.replace(draft, output_dir / LEDGER)
@@ -230,3 +232,102 @@ def _ledger(output_dir: Path) -> int:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "remove it and set first_step to the step that the trainer waits for"
         raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RemotePolicy:
+    """The published policy, a `retrain.api.Policy`; `weights` is its broadcast, None before any step."""
+
+    model_path: str
+    stop_ids: frozenset[int]
+    context_limit: int | None
+    version: int = 0
+    weights: Broadcast | None = None
+
+    def save_adapter(self, folder: Path) -> None:
+        """Copy the trainer's adapter under PEFT's names; nothing before its first step.
+
+        BackendError when the trainer writes full weights, the adapter has been removed, or would change nothing.
+        """
+        if self.weights is None:
+            return
+        if not self.weights.is_adapter:
+            what = "there is no adapter: the trainer trains all weights"
+            fix = "set LoRA in the trainer's configuration, or take the weights from its own checkpoints"
+            raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix))
+        try:
+            copy_adapter(self.weights.folder, folder, self.model_path)
+        except (OSError, ValueError) as error:
+            what = f"the adapter of step {self.weights.step} cannot be copied: {error}"
+            fix = "let the trainer keep more than one broadcast"
+            raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix)) from error
+
+    def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats] | None:
+        return None
+
+
+def stop_ids(path: str, tokenizer: Any) -> frozenset[int]:
+    from transformers import GenerationConfig  # slow to import
+
+    try:
+        configured = GenerationConfig.from_pretrained(path).eos_token_id
+    except (OSError, ValueError):  # many models come without one
+        configured = None
+    ids = configured if isinstance(configured, list | tuple) else [configured]
+    return frozenset(int(id_) for id_ in [*ids, tokenizer.eos_token_id] if id_ is not None)
+
+
+def copy_adapter(source: Path, target: Path, model_path: str) -> None:
+    """Write the adapter in `source` into the existing folder `target` under PEFT's names.
+
+    PRIME-RL writes `model.layers.0.self_attn.q_proj.lora_A.weight`, as vLLM reads it. PEFT expects its prefix before
+    that, and otherwise loads the base model with a warning.
+
+    OSError or ValueError when a file cannot be read or written. BackendError when no factor belongs to a module of the
+    base model (where its files are on this machine) although B is no longer 0: PEFT would load it and change nothing.
+    """
+    file = source / ADAPTER_WEIGHTS
+    header, start = safetensors_header(file)
+    _refuse_without_effect(file, header, start, model_path)
+    named = {f"{PREFIX}{name.removeprefix(PREFIX)}": entry for name, entry in header.items()}
+    content = json.dumps({"__metadata__": {"format": "pt"}, **named}, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % ALIGNMENT)
+    with file.open("rb") as old, (target / ADAPTER_WEIGHTS).open("wb") as new:
+        new.write(len(content).to_bytes(8, "little") + content)
+        old.seek(start)
+        shutil.copyfileobj(old, new)
+    shutil.copyfile(source / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
+
+
+def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, model_path: str) -> None:
+    factors = {name: found for name in header if (found := FACTOR.fullmatch(name.removeprefix(PREFIX)))}
+    modules = {LAYER.sub("", found["module"]) for found in factors.values()}
+    base = {LAYER.sub("", name).removesuffix(".weight") for name in base_names(model_path)}
+    if modules and (not base or modules & base):
+        return
+    with file.open("rb") as stream:
+        for name in (name for name in factors if "lora_B" in name):
+            first, end = header[name]["data_offsets"]
+            stream.seek(start + first)
+            if stream.read(end - first).strip(b"\0"):
+                break
+        else:
+            if factors:
+                return  # a new adapter changes nothing anyway
+    what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
+    why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
+    fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"
+    raise BackendError(Problem(where=str(file), what=what, why=why, fix=fix))
+
+
+def base_names(model_path: str) -> list[str]:
+    """Return the names of the base model's tensors, from its folder or the hub's cache; empty when it is not here."""
+    from transformers.utils import cached_file  # slow to import
+
+    for name in (INDEX, WEIGHTS):
+        with suppress(OSError, ValueError, KeyError):
+            file = Path(cached_file(model_path, name, local_files_only=True))
+            if name == INDEX:
+                return list(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
+            return list(safetensors_header(file)[0])
+    return []

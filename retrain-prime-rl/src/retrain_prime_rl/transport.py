@@ -18,6 +18,11 @@ from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.trainer_folder import BATCHES, ROLLOUTS, numbered
 
 SCALAR_FILE = "rollouts.bin"
+LOG = logging.getLogger("retrain")
+TOPIC = "data_rank|{}|"
+LINGER_MS = 2000  # for the last batch to leave a closed socket
+POLL_MS = 50  # between two attempts, or two checks for a stop
+WHERE = "[backend.options] zmq_port"
 
 
 class Transport:
@@ -66,7 +71,7 @@ class FileTransport(Transport):
         except OSError as error:
             what = f"step {step} could not be sent to the trainer: {error.strerror or error}"
             why = "another process sends steps to this folder" if target.exists() else ""
-            fix = "give each run an output_dir and a trainer of its own" if why else "fix the disk, then resume the run"
+            fix = "give each run a separate output_dir and trainer" if why else "fix the disk, then resume the run"
             raise BackendError(Problem(where=str(target), what=what, why=why, fix=fix)) from error
 
     def forget(self, before: int) -> None:
@@ -74,13 +79,6 @@ class FileTransport(Transport):
         for step, folder in numbered(self._rollouts).items():
             if step < before:
                 shutil.rmtree(folder, ignore_errors=True)  # tried again after the next step
-
-
-LOG = logging.getLogger("retrain")
-TOPIC = "data_rank|{}|"
-LINGER_MS = 2000
-POLL_MS = 50  # between two attempts, or two checks for a stop
-WHERE = "[backend.options] zmq_port"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +101,6 @@ class Rank:
 def _sent(
     socket: zmq.Socket[bytes], message: list[bytes], deadline: float, meanwhile: Callable[[], None] = lambda: None
 ) -> bool:
-    """Send a message; False if the socket did not take it before the deadline."""
     while True:
         try:
             socket.send_multipart(message, flags=zmq.DONTWAIT)
@@ -119,11 +116,7 @@ class Publisher(Transport):
     """Binds `port` for batches (topic `data_rank|<R>|`) and `port + 1` for one message per rank, its number as text."""
 
     def __init__(
-        self,
-        options: PrimeRlOptions,
-        *,
-        is_resumed: bool = False,
-        check_stop: Callable[[], None] = lambda: None,
+        self, options: PrimeRlOptions, *, is_resumed: bool = False, check_stop: Callable[[], None] = lambda: None
     ) -> None:
         self._ranks = [Rank() for _ in range(options.data_world_size)]
         self._is_known = is_resumed
@@ -149,7 +142,6 @@ class Publisher(Transport):
                 raise ConfigError(Problem(where=WHERE, what=what, fix=fix)) from error
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Publish a step once all ranks are ready; BackendError names those that are not."""
         deadline = time.monotonic() + self._wait_s
         self._await_ranks(step, deadline)
         self._step, self._payloads = step, tuple(payloads)
@@ -207,19 +199,16 @@ class Publisher(Transport):
                     rank.subscriptions += 1 if is_open else -1
                     rank.subscribed += is_open
         while self._ready.poll(0):
-            self._announcement(self._ready.recv())
-
-    def _announcement(self, message: bytes) -> None:
-        text = message.decode("utf-8", "replace").strip()
-        if text.startswith("ack|"):  # later trainers also acknowledge steps
-            return
-        if not text.isdecimal() or int(text) >= len(self._ranks):
-            what = f"a trainer announced itself as data rank {text[:40]!r}, and data_world_size is {len(self._ranks)}"
-            fix = "set data_world_size to the number of data ranks of the trainer"
-            raise BackendError(Problem(where="[backend.options] data_world_size", what=what, fix=fix))
-        rank = self._ranks[int(text)]
-        rank.announced += 1
-        rank.needs_resend = bool(self._payloads)
+            text = self._ready.recv().decode("utf-8", "replace").strip()
+            if text.startswith("ack|"):  # later trainers also acknowledge steps
+                continue
+            if not text.isdecimal() or int(text) >= len(self._ranks):
+                what = f"a trainer announced data rank {text[:40]!r}, and data_world_size is {len(self._ranks)}"
+                fix = "set data_world_size to the number of data ranks of the trainer"
+                raise BackendError(Problem(where="[backend.options] data_world_size", what=what, fix=fix))
+            rank = self._ranks[int(text)]
+            rank.announced += 1
+            rank.needs_resend = bool(self._payloads)
 
 
 class Pusher(Transport):
@@ -242,7 +231,6 @@ class Pusher(Transport):
             raise ConfigError(Problem(where="[backend.options] zmq_host", what=what, fix="correct it")) from error
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
-        """Push the one payload of a step; BackendError when no packer takes it in time."""
         (payload,) = payloads
         # until it is taken nothing of this step has been sent, so the run may stop
         if not _sent(self._socket, [self._sender, payload], time.monotonic() + self._wait_s, self._check_stop):

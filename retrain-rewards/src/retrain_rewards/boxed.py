@@ -19,13 +19,13 @@ _CLOSINGS = re.compile(r"(?:[\s$}.]|\\[)\]])*")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last box of `text`, trimmed; None when there is no answer.
+    r"""Return the content of the last box of `text`, trimmed; None when there is no answer.
 
     A box is `\boxed` or `\fbox` with a brace-matched group (`\{` and `\}` are characters, not braces), or with a bare
-    answer that runs up to white space, `$`, `\)` or an unmatched brace and loses its final punctuation: `\boxed 5.`
-    A bare answer that goes on behind the white space (`\boxed 5, 6`) is none. A last box that never ends is none,
-    whatever earlier boxes hold. A box around nothing but a box counts as that; with anything beside it, such as
-    `\boxed{\boxed{5} or 6}`, there is no answer. Time and memory are linear in the length of the text.
+    answer that runs up to white space, `$`, `\)` or an unmatched brace and loses its final punctuation: `\boxed 5.` A
+    bare answer that continues behind the white space (`\boxed 5, 6`) does not count, nor does a last box that never
+    ends, whatever earlier boxes hold. A box around nothing but a box counts as the inner one; with anything next to it,
+    such as `\boxed{\boxed{5} or 6}`, there is no answer. Time and memory are linear in the length of the text.
     """
     start, end, around = _last_box(text)
     if start < 0:
@@ -42,7 +42,6 @@ def last_boxed(text: str) -> str | None:
 
 
 def _last_box(text: str) -> tuple[int, int, tuple[int, int] | None]:
-    """Where the content of the last box starts and ends (-1: nowhere), and the outermost box around it."""
     start, end, around = -1, -1, None
     opened: list[int] = []  # of each open brace, where the content of its box starts; -1 without a box
     for match in _BOX_OR_BRACE.finditer(text):
@@ -60,7 +59,6 @@ def _last_box(text: str) -> tuple[int, int, tuple[int, int] | None]:
 
 
 def boxed(answer: str) -> str:
-    r"""The answer in a box: `\boxed{answer}`."""
     return rf"\boxed{{{answer}}}"
 
 

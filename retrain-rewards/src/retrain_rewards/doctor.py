@@ -15,7 +15,7 @@ READ_PATHS = ("files", "hub", "math", "gsm8k", "dapo-math", "deepscaler", "count
 
 
 def diagnose(config: Config | None) -> list[Diagnosis]:
-    """The extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
+    """Check the extras, the sandbox and, if the configuration uses them, the judge's key and server, `[data] path`."""
     if config is None:
         return [*_extras(judges=False, source="", provider=""), _sandbox(needed=False, unsafe=False)]
     provider, table = config.environment.provider, config.table("reward", RewardTable)

@@ -12,36 +12,27 @@ if TYPE_CHECKING:
 
 Register = Callable[[PluginSpec], None]
 REWARDS = (
-    ("match", r"1 when the last \boxed{...} equals the reference as text, else 0", "match:make_match"),
-    (
-        "math",
-        "1 when the last box is an answer, mathematically equal to the reference",
-        "math_reward:make_math",
-    ),
+    ("match", r"1 when the last \boxed{...} equals the reference as text, otherwise 0", "match:make_match"),
+    ("math", "1 when the last box is an answer, mathematically equal to the reference", "math_reward:make_math"),
     ("code", "the program of a completion passes the tests of its example, in a sandbox", "code.reward:make_code"),
-    ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge.reward:make_judge"),
+    ("judge", "a model behind an OpenAI-compatible API says how right an answer is", "judge_reward:make_judge"),
     ("custom", "a function of yours: [reward] custom_module, custom_function", "custom:make_custom"),
-    ("none", "judges nothing, for a run that learns from a [teacher]", "none:make_none"),
+    ("none", "judges nothing, for a run that learns from a [teacher]", "match:make_none"),
 )
 ASK_FOR_PROGRAM = "Put your whole program into one ```python block."
 SOURCES = (
     ("math", "competition mathematics, from the hub or a local folder", "math:Math", "math:MathOptions"),
     ("files", "your own JSONL, JSON, CSV or Parquet files", "files:Files", "table_source:TableOptions"),
     ("hub", "any data set of the Hugging Face hub by id, or a local copy", "files:Hub", "files:HubOptions"),
-    ("gsm8k", "grade-school word problems, from the hub or a local copy", "presets:Gsm8k", "files:HubOptions"),
-    ("dapo-math", "DAPO-Math-17k, from the hub or a local copy", "presets:DapoMath", "files:HubOptions"),
-    ("deepscaler", "DeepScaleR's problems, from the hub or a local copy", "presets:DeepScaler", "files:HubOptions"),
-    (
-        "countdown",
-        "number puzzles with their own verifier",
-        "presets:Countdown",
-        "files:HubOptions",
-    ),
+    ("gsm8k", "grade-school word problems, from the hub or a local copy", "files:Gsm8k", "files:HubOptions"),
+    ("dapo-math", "DAPO-Math-17k, from the hub or a local copy", "files:DapoMath", "files:HubOptions"),
+    ("deepscaler", "DeepScaleR's problems, from the hub or a local copy", "files:DeepScaler", "files:HubOptions"),
+    ("countdown", "number puzzles with their own verifier", "files:Countdown", "files:HubOptions"),
     (
         "reasoning_gym",
         "any data set of reasoning-gym, with its own verifier",
-        "reasoning_gym.source:ReasoningGym",
-        "reasoning_gym.source:GymOptions",
+        "reasoning_gym:ReasoningGym",
+        "reasoning_gym:GymOptions",
     ),
     (
         "arithmetic",
@@ -51,22 +42,22 @@ SOURCES = (
     ),
 )
 ENVIRONMENTS = (
-    ("verifiers", "environments of the verifiers library and the Prime Hub, classic and v1", "verifiers_library"),
-    ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools"),
-    ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv_client"),
+    ("verifiers", "environments of the verifiers library, classic and v1", "verifiers_library.environment", ""),
+    ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", "McpTable"),
+    ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv", "OpenEnvTable"),
 )
 METRICS = (
     ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),
     ("judge_tokens_in", "Prompt tokens, as the judge's server counts them.", "tokens"),
     ("judge_tokens_out", "Tokens that the judge wrote.", "tokens"),
-    ("judge_cost_usd", "What that cost, at [reward] judge_price_in and judge_price_out.", "USD"),
+    ("judge_cost_usd", "Cost of these tokens, at [reward] judge_price_in and judge_price_out.", "USD"),
 )
 
 
 @hookimpl
 def retrain_register_config_tables(register: Register) -> None:
     tables = (
-        ("reward", "How completions are scored.", "RewardTable"),
+        ("reward", "The scoring of completions.", "RewardTable"),
         ("environment", "Tasks from an environment.", "EnvironmentTable"),
     )
     for name, summary, model in tables:
@@ -92,10 +83,11 @@ def retrain_register_data_sources(register: Register) -> None:
 
 @hookimpl
 def retrain_register_environments(register: Register) -> None:
-    for name, summary, folder in ENVIRONMENTS:
-        factory = f"retrain_rewards.environments.{folder}.environment:make_{name}"
+    for name, summary, module, table in ENVIRONMENTS:
+        place = f"retrain_rewards.environments.{module}"
         traits = {"plays_data": True} if name == "mcp" else None
-        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
+        params = f"{place}:{table}" if table else None
+        register(PluginSpec(name=name, summary=summary, factory=f"{place}:make_{name}", params=params, traits=traits))
 
 
 @hookimpl

@@ -15,8 +15,14 @@ SCORERS = frozenset({"match", "math", "code", "judge", "custom"})  # our own rew
 
 
 def reward_names(config: Config) -> tuple[str, ...]:
-    """The rewards that a configuration names."""
     return tuple(config.reward.weights or (config.reward.type,))
+
+
+def time_limit_of(config: Config, name: str) -> float:
+    """Return the time limit of one score: `[scoring.limits.NAME] timeout_s`, or `[scoring] timeout_s`."""
+    limits = config.scoring.limits.get(name)
+    own = limits.timeout_s if limits is not None else None
+    return config.scoring.timeout_s if own is None else own
 
 
 _code_key = partial(key, needs="reward code")
@@ -25,21 +31,19 @@ _pace_key = partial(_judge_key, free_on_resume=True)  # how and how fast the jud
 
 
 class RewardTable(retrain.api.RewardTable):
-    """How completions are scored, unless the data source brings its own verifier."""
+    """The scoring of completions, unless the data source brings its own verifier."""
 
     type: str = key(
         "match", "Reward: match, math, code, judge, custom, none (a teacher teaches) or a plugin.", names=Kind.REWARD
     )
     answer: Literal["box", "last_number"] = key("box", "The answer in a completion (match).", needs="reward match")
     unfinished: Literal["refuse", "accept"] = key(
-        "refuse", "What still has to be computed, where the reference is a finished value (math).", needs="reward math"
+        "refuse", "An unfinished answer, where the reference is a finished value (math).", needs="reward math"
     )
-    strict: bool = key(
-        True, "false = equality to math-verify is enough, which can be gamed (math).", needs="reward math"
-    )
+    strict: bool = key(True, "false = equality to math-verify is enough, but can be gamed (math).", needs="reward math")
     tests: str = _code_key("tests", "Column that holds the tests of an example (code).", min_length=1)
     program: Literal["block", "text"] = _code_key(
-        "block", "What of a completion is its program: the last fenced block, or the whole text (code)."
+        "block", "The program in a completion: the last fenced block, or the whole text (code)."
     )
     partial: bool = _code_key(False, "The share of the tests that pass, instead of 1 for all and 0 for less (code).")
     test_timeout_s: float = _code_key(2.0, "Seconds that the program may take for one test (code).", gt=0.0)
@@ -69,7 +73,7 @@ class RewardTable(retrain.api.RewardTable):
     @field_validator("weights")
     @classmethod
     def _usable(cls, weights: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        # The resolved config.toml of a run holds every key, so type = "match" beside weights is no contradiction.
+        # The resolved config.toml of a run holds every key, so type = "match" next to weights is no contradiction.
         if weights and info.data.get("type", "match") != "match":
             raise ValueError(f"replaces type = {info.data['type']!r}: name that reward here, or remove one of the two")
         for name, weight in weights.items():
@@ -86,7 +90,7 @@ class RewardTable(retrain.api.RewardTable):
         if value and "type" in info.data and "weights" in info.data:
             used = info.data["weights"] or {info.data["type"]: 1.0}
             if reader not in used and SCORERS.issuperset(used):
-                raise ValueError(f"is read by reward {reader!r} alone, but the rewards are: {', '.join(used)}")
+                raise ValueError(f"is read only by reward {reader!r}, but the rewards are: {', '.join(used)}")
         return value
 
     @field_validator("judge_api_key_env")

@@ -21,15 +21,11 @@ log = logging.getLogger("retrain.credit")
 
 
 class GrpoParams(Table):
-    """`[algorithm.advantage_params]` of grpo."""
-
     scale: Literal["", "std"] = key("", 'Divide by the standard deviation of the group: "std"; empty = no.')
     ddof: Literal[0, 1] = key(0, "1 = Bessel's correction of that standard deviation.")
 
 
 class MaxrlParams(Table):
-    """`[algorithm.advantage_params]` of maxrl."""
-
     eps: float = key(MAXRL_EPS, "Added to the mean; a group whose mean is not above it gets zeros.", gt=0.0)
 
 
@@ -99,16 +95,12 @@ DR_GRPO = AdvantageSpec(name="dr_grpo", compute=lambda ctx: grpo_advantages(ctx.
 
 
 class BaselineParams(Table):
-    """`[algorithm.advantage_params]` of reinforce_pp_baseline."""
-
     weight: Literal["completions", "tokens"] = key(
         "completions", "Mean and deviation over completions, or over their tokens, as verl does."
     )
 
 
 class GdpoParams(Table):
-    """`[algorithm.advantage_params]` of gdpo."""
-
     weights: dict[str, float] = key(
         {}, "Rewards by name with their weights; empty = [reward.weights], or without it their sum as the only reward."
     )
@@ -213,8 +205,6 @@ GDPO = AdvantageSpec(name="gdpo", compute_step=_gdpo, needs_group=True)
 
 
 class DistillationParams(Table):
-    """`[algorithm.advantage_params]` of distillation."""
-
     coef: float = key(1.0, "Multiplies every advantage.", gt=0.0)
     discount: float = key(0.0, "Weight of the next token's return; 0 = each token for itself.", ge=0.0, le=1.0)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens, install_line
+from retrain.api import ConfigError, Mask, PlanningDetector, PluginContext, Problem, Tokens
 from retrain_sepa.tables import PlanningPhrases, PlanningTable
 from retrain_sepa.token_text import TokenDecoder, token_decoder
 
@@ -201,6 +201,8 @@ def semantic_detector(context: PluginContext) -> PlanningDetector:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
+        from retrain.api import install_line  # only the message needs it
+
         fix = f'{install_line("retrain-sepa", "semantic")}, or use [planning] detector = "regex"'
         what = f"the semantic detector needs sentence-transformers: {error}"
         raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
@@ -247,7 +249,6 @@ class SemanticPlanningDetector:
         ]
 
     def _planning(self, texts: set[str]) -> set[str]:
-        """Return the texts that are planning."""
         if not texts:
             return set()
         distinct = sorted(texts)

@@ -36,7 +36,16 @@ def download(urls: Mapping[str, str], folder: Path, timeout_s: float) -> None:
         if not name:
             _fetch(url, archive, timeout_s)
             try:
-                _unpack(archive, folder)
+                with tarfile.open(archive) as opened:
+                    for member in opened:
+                        kept = PurePosixPath(member.name).name
+                        source = opened.extractfile(member) if member.isreg() and kept in WANTED else None
+                        if source is not None:
+                            with (folder / kept).open("wb") as stream:
+                                shutil.copyfileobj(source, stream, CHUNK)
+            except (tarfile.TarError, EOFError, OSError) as error:
+                what = f"the service's adapter archive is broken: {error}"
+                raise BackendError(Problem(where=DOING, what=what, fix=FIX)) from error
             finally:
                 archive.unlink(missing_ok=True)
         elif PurePosixPath(name).name in WANTED:
@@ -86,20 +95,6 @@ def _fetch(url: str, file: Path, timeout_s: float) -> None:
         reason = f"status {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)
         what = f"the adapter could not be downloaded: {reason}"  # without the address: a signed URL is a credential
         raise BackendError(Problem(what=what, fix=FIX)) from None
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                name = PurePosixPath(member.name).name
-                source = opened.extractfile(member) if member.isreg() and name in WANTED else None
-                if source is not None:
-                    with (folder / name).open("wb") as stream:
-                        shutil.copyfileobj(source, stream, CHUNK)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        what = f"the service's adapter archive is broken: {error}"
-        raise BackendError(Problem(where=DOING, what=what, fix=FIX)) from error
 
 
 def fetch_adapter(path: str, config: Config) -> Path | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +43,6 @@ PROBE_TEXT = "What is 12 + 30?"
 
 
 def create_backend(context: PluginContext) -> TinkerBackend:
-    """Connect, create the adapter on the service, and check its sampler, trainer and loss."""
     config = context.config
     options = context.params if isinstance(context.params, TinkerOptions) else TinkerOptions()
     if problems := problems_of(config):
@@ -74,38 +74,33 @@ def create_backend(context: PluginContext) -> TinkerBackend:
     LOG.info("Training client ready. The service sets LoRA's alpha, usually 32: the update is scaled by alpha / rank.")
     if config.training.temperature != 1.0:
         LOG.warning(
-            "Tokens are sampled at temperature %g, but log-probabilities, ratios and the gradient are those of T = 1: "
-            "the service's loss has no temperature.",
+            "Tokens are sampled at temperature %g, but log-probabilities, ratios and the gradient are of T = 1: the "
+            "service's loss has no temperature.",
             config.training.temperature,
         )
     return TinkerBackend(sampler=sampler, throttle=throttle, dialect=dialect, config=config, path=located)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class TinkerBackend:
     """One training client on the service, and the sampling client of its last published version."""
 
-    capabilities = CAPABILITIES
-    delivers_early = True
+    capabilities: ClassVar = CAPABILITIES
+    delivers_early: ClassVar = True
 
-    def __init__(
-        self,
-        *,
-        sampler: Sampler,
-        throttle: Throttle,
-        dialect: Dialect,
-        config: Config,
-        path: str,
-    ) -> None:
-        self._service = sampler.service
-        self._sampler = sampler
-        self._throttle = throttle
-        self._config = config
-        self._path = path
-        self._step = Step(sampler.service, dialect.reduction, config)
-        self._version = 0
-        self._published = 0
-        self._saved = 0
-        self._has_pending_gradient = False  # from a step that failed between gradient and update
+    sampler: Sampler
+    throttle: Throttle
+    dialect: Dialect
+    config: Config
+    path: str
+    _version: int = 0
+    _published: int = 0
+    _saved: int = 0
+    _has_pending_gradient: bool = False  # from a step that failed between gradient and update
+
+    @property
+    def _service(self) -> Service:
+        return self.sampler.service
 
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
@@ -113,19 +108,19 @@ class TinkerBackend:
         if self._published != self._version:
             what = f"version {self._version} is trained, but {self._published} is published"
             raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
-        with self._throttle.slot():
-            return self._sampler.draw(requests, params, version=self._published, deliver=deliver)
+        with self.throttle.slot():
+            return self.sampler.draw(requests, params, version=self._published, deliver=deliver)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """Take one AdamW step on the service; NonFiniteError leaves weights and moments unchanged."""
         check_rows(batch.rows)
-        with self._throttle.slot():
+        with self.throttle.slot():
             if self._has_pending_gradient:
-                # there is no call that discards a gradient, but a client restored from a state has none
+                # no call discards a gradient, but a client restored from a state starts without one
                 self._service.restore(self._service.save_state(self._name("kept"), is_temporary=True))
                 self._service.publish()
             self._has_pending_gradient = True
-            report = self._step.take(batch)
+            report = Step(self._service, self.dialect.reduction, self.config).take(batch)
             self._has_pending_gradient = False
         self._version += 1
         return report
@@ -133,7 +128,7 @@ class TinkerBackend:
     def publish(self) -> int:
         self._service.opened()
         if self._published != self._version:
-            with self._throttle.slot():
+            with self.throttle.slot():
                 self._service.publish()
             self._published = self._version
         return self._version
@@ -143,28 +138,28 @@ class TinkerBackend:
         plain = [untrained_row(row.tokens_T, row.action_T) for row in rows]
         check_rows(plain)
         datums = [Datum.of(row) for row in plain]
-        with self._throttle.slot():
+        with self.throttle.slot():
             found = self._service.logprobs(datums)
         return [np.concatenate([[0.0], np.where(d.action_T, f, 0.0)]) for d, f in zip(datums, found, strict=True)]
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """As `logprobs`, of the base model."""
-        with self._throttle.slot():
+        with self.throttle.slot():
             found = reference_logprobs(self._service, [row.tokens_T for row in rows])
         return [np.where(r.action_T, np.concatenate([[0.0], f]), 0.0) for r, f in zip(rows, found, strict=True)]
 
     def save_adapter(self, folder: Path) -> None:
-        with self._throttle.slot():
+        with self.throttle.slot():
             self._download_adapter(folder)
 
     def save(self, folder: Path) -> None:
         """Store weights and optimizer on the service; the folder holds their path and the adapter."""
-        with self._throttle.slot():
+        with self.throttle.slot():
             state = {
                 "format": FORMAT,
                 "policy_version": self._version,
-                "model": self._config.model.model,
-                "lora_rank": self._config.model.lora_rank,
+                "model": self.config.model.model,
+                "lora_rank": self.config.model.lora_rank,
                 "state_path": self._service.save_state(self._name("state")),
             }
             if self._service.options.download_adapter:
@@ -172,9 +167,8 @@ class TinkerBackend:
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Continue from a saved state, in a new training client, and publish it."""
-        state = _read_state(folder, self._config)
-        with self._throttle.slot():
+        state = _read_state(folder, self.config)
+        with self.throttle.slot():
             self._service.replace_trainer(None)  # a server may not have slots for both
             self._service.restore(str(state["state_path"]))
             self._service.publish()
@@ -187,11 +181,10 @@ class TinkerBackend:
     def _download_adapter(self, folder: Path) -> str:
         path = self._service.export_adapter(self._name("adapter"))
         download(self._service.download_urls(path), folder, self._service.options.timeout_s)
-        repair(folder, self._path)
+        repair(folder, self.path)
         return path
 
     def _name(self, what: str) -> str:
-        """Return a name not yet used by this training client."""
         self._saved += 1
         return f"{what}-{self._version:06d}-{self._saved}"
 
@@ -201,10 +194,9 @@ def _read_state(folder: Path, config: Config) -> dict[str, object]:
     try:
         state: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
         wanted = {"format": FORMAT, "model": config.model.model, "lora_rank": config.model.lora_rank}
-        odd = [key for key, value in wanted.items() if state[key] != value]
-        if odd:
-            what = f"{odd[0]} is {state[odd[0]]!r}, and this run needs {wanted[odd[0]]!r}"
-            raise BackendError(Problem(where=str(path), what=what, fix=fix))
+        for key, value in wanted.items():
+            if state[key] != value:
+                raise ValueError(f"{key} is {state[key]!r}, and this run needs {value!r}")
         if not str(state["state_path"]).startswith("tinker://"):
             raise ValueError("state_path is no tinker:// path")
         int(str(state["policy_version"]))
@@ -215,7 +207,6 @@ def _read_state(folder: Path, config: Config) -> dict[str, object]:
 
 
 def stop_ids(located: str, tokenizer: Any) -> frozenset[int]:
-    """Return every end-of-sequence id of the model's generation config, and the tokenizer's."""
     configured = _document(located, "generation_config.json").get("eos_token_id")
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(id_) for id_ in [*ids, getattr(tokenizer, "eos_token_id", None)] if isinstance(id_, int))
@@ -229,7 +220,6 @@ def context_limit(located: str) -> int | None:
 
 
 def _document(located: str, name: str) -> Mapping[str, Any]:
-    """Read a JSON file of a folder or of a model on the hub; empty if it does not exist."""
     folder = Path(located).expanduser()
     try:
         if folder.is_dir():

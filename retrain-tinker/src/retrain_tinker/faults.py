@@ -13,7 +13,7 @@ KEY_FIX = (
 )
 SERVER_FIX = "check that SDK and server belong together"
 LONGEST = 400  # characters shown of a foreign message
-# Pattern in the message, what is wrong, and the fix; the first match counts.
+# Pattern in the message, problem and fix; the first match counts.
 _KNOWN = (
     (
         r"LoRA rank \d+ must be between",
@@ -23,7 +23,7 @@ _KNOWN = (
     (
         r"Maximum number of LoRA adapters|max_lora_adapters",
         "the server has no room for another adapter",
-        "wait five minutes, until it has dropped those of runs that are gone, or start it with more max_lora_adapters",
+        "wait five minutes, until it has dropped the adapters of dead runs, or start it with more max_lora_adapters",
     ),
     (
         r"[Cc]heckpoint not found|Checkpoint creation failed",
@@ -52,7 +52,7 @@ def timed_out(doing: str, base_url: str, timeout_s: float, key: str) -> BackendE
     what = f"{doing}: no answer within {timeout_s:g} s"
     fix = f"check that the service is running; if it is only slow, raise [backend.options] {key}"
     if key == "connect_timeout_s":
-        fix += "; SkyRL-tx supports only the SDK of its own time: pip install tinker==0.16.1"
+        fix += "; SkyRL-tx supports only an old SDK: pip install tinker==0.16.1"
     return BackendError(Problem(where=safe_url(base_url), what=what, fix=fix))
 
 

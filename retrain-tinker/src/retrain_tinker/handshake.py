@@ -12,16 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.api import (
-    BackendError,
-    Config,
-    ConfigError,
-    Floats,
-    Problem,
-    SampleRequest,
-    SamplingParams,
-    Seeds,
-)
+from retrain.api import BackendError, Config, ConfigError, Floats, Problem, SampleRequest, SamplingParams, Seeds
 from retrain_tinker.faults import safe_url
 from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, Datum, PolicyLoss, Reduction, untrained_row
 from retrain_tinker.sampling import Sampler, reference_logprobs
@@ -73,9 +64,14 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
         datums.append(Datum.of(replace(row, logprobs_T=logprobs_T)))
     new = service.logprobs(datums)
     gaps_N = np.concatenate([np.abs((n - d.logprobs_T)[d.action_T]) for n, d in zip(new, datums, strict=True)])
-    _refuse_other_distribution(gaps_N, config, service)
+    if not gaps_N.mean() <= LARGEST_GAP:  # NaN too
+        what = f"the log-probabilities of sampled tokens are {gaps_N.mean():.2g} nats off the trainer's, on average"
+        fix = "check that the server was started with the model that [model] names"
+        if config.training.temperature != 1.0:
+            fix = "set [training] temperature = 1.0: the trainer's are of T = 1"
+        raise BackendError(Problem(where=safe_url(service.base_url), what=what, fix=fix))
     LOG.info("Sampler and trainer agree to %.1e nats at most on %d tokens.", gaps_N.max(), len(gaps_N))
-    # the service is asked for `likelihood` as cross_entropy where losses are summed, else as importance_sampling
+    # `likelihood` is sent as cross_entropy where losses are summed, otherwise as importance_sampling
     output = _compared(service, datums, new, PolicyLoss() if loss.kind == LIKELIHOOD else loss, config)
     sums = "loss:sum" in output.metrics  # the hosted service reports a sum, SkyRL-tx does not
     reduction: Reduction = "token_sum" if sums else "sequence_mean"
@@ -84,19 +80,6 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
     if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.sft.steps):
         _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
     return Dialect(reduction=reduction, clips_gradients=sums)
-
-
-def _refuse_other_distribution(gaps_N: Floats, config: Config, service: Service) -> None:
-    if np.isfinite(gaps_N).all() and gaps_N.mean() <= LARGEST_GAP:
-        return
-    temperature = config.training.temperature
-    what = f"the log-probabilities of sampled tokens are {gaps_N.mean():.2g} nats off the trainer's, on average"
-    why = "the sampler does not draw from the weights that are trained, or the service is broken"
-    fix = "check that the server was started with the model that [model] names"
-    if temperature != 1.0:
-        why = f"its sampler reports them at temperature {temperature:g}, its trainer at 1"
-        fix = "set [training] temperature = 1.0"
-    raise BackendError(Problem(where=safe_url(service.base_url), what=what, why=why, fix=fix))
 
 
 def _compared(
@@ -118,25 +101,24 @@ def _compared(
     if found is None:
         LOG.warning("The service reports no loss, so it cannot be checked against [algorithm] loss.")
     elif abs(found - expected) > LOSS_TOLERANCE * max(1.0, abs(expected)):
-        what = f"the service computes another loss than [algorithm] asks for: {found:.4g} where it is {expected:.4g}"
-        why = "SkyRL-tx clips ppo at 0.8 and 1.2, whatever is requested" if loss.kind == "ppo" else ""
-        fix = "use clip_eps = 0.2 and clip_eps_high = 0" if loss.kind == "ppo" else fix
-        raise ConfigError(Problem(where=place, what=what, why=why, fix=fix))
+        what = f"the service computes another loss than [algorithm] loss: {found:.4g} instead of {expected:.4g}"
+        if loss.kind == "ppo":
+            fix = "use clip_eps = 0.2 and clip_eps_high = 0: SkyRL-tx always clips at 0.8 and 1.2"
+        raise ConfigError(Problem(where=place, what=what, fix=fix))
     return output
 
 
 def check_reference(service: Service, prompt: Sequence[int]) -> None:
-    """Raise BackendError unless the base model agrees with the new adapter, which is still the identity."""
+    """Raise BackendError unless the base model agrees with the new adapter: it changes nothing yet."""
     tokens_T = np.asarray(prompt, dtype=np.int64)
     row = untrained_row(tokens_T, np.arange(len(tokens_T)) > 0)
     (found_T,), (trainer_T,) = reference_logprobs(service, [tokens_T]), service.logprobs([Datum.of(row)])
     gap = float(np.abs(found_T - trainer_T).mean())
     LOG.info("The base model, reference of [kl], agrees with the new adapter to %.1e nats on average.", gap)
     if not gap <= LARGEST_GAP:
-        what = f"the base model's log-probabilities are {gap:.2g} nats off those of the new adapter, on average"
-        why = "it is the reference of [kl], and an adapter that was not trained yet changes nothing"
+        what = f"the base model, reference of [kl], is {gap:.2g} nats off the new adapter, on average"
         fix = "check that the server was started with the model that [model] names, or set [kl] coef = 0"
-        raise BackendError(Problem(where=safe_url(service.base_url), what=what, why=why, fix=fix))
+        raise BackendError(Problem(where=safe_url(service.base_url), what=what, fix=fix))
 
 
 def _loss_probe(

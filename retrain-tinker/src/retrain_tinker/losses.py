@@ -11,6 +11,10 @@ import numpy as np
 from retrain.api import BackendError, Config, Floats, Mask, NonFiniteError, Problem, Tokens, TrainRow
 
 Reduction = Literal["token_sum", "sequence_mean"]
+FIX = "correct the plugin that made the rows"
+LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
+MAX_LOG_RATIO = 20.0  # keeps exp() of an extreme mismatch finite
+CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +44,6 @@ class Datum:
         )
 
     def weighted(self, factors_N: Floats, logprobs_N: Floats) -> Datum:
-        """Return a copy with new log-probabilities, and advantages times a factor, both given per action token."""
         logprobs_T, advantages_T = np.zeros(len(self.targets_T)), self.advantages_T.copy()
         logprobs_T[self.action_T] = logprobs_N
         advantages_T[self.action_T] *= factors_N
@@ -60,7 +63,6 @@ def scales(datums: Sequence[Datum], reduction: Reduction, denominators: Sequence
 
 
 def untrained_row(tokens_T: Tokens, action_T: Mask) -> TrainRow:
-    """Return a row whose action tokens are only evaluated: its log-probabilities and advantages are 0."""
     zeros_T = np.zeros(len(tokens_T))
     return TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
 
@@ -77,21 +79,13 @@ def check_rows(rows: Sequence[TrainRow]) -> None:
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
                 what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
-                fix = "correct the plugin that made the rows"
-                raise NonFiniteError(Problem(where="training", what=what, fix=fix))
+                raise NonFiniteError(Problem(where="training", what=what, fix=FIX))
     if not any(row.action_T.any() for row in rows):
-        what = "nothing to train on: no row of the batch has an action token"
-        fix = "give at least one row with a token that the policy sampled"
-        raise BackendError(Problem(where="training", what=what, fix=fix))
+        raise _refused("no row of the batch has an action token to train on")
 
 
 def _refused(what: str) -> BackendError:
-    return BackendError(Problem(where="training", what=what, fix="correct the plugin that made the rows"))
-
-
-LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
-MAX_LOG_RATIO = 20.0
-CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
+    return BackendError(Problem(where="training", what=what, fix=FIX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +106,6 @@ class PolicyLoss:
 
     @classmethod
     def of(cls, config: Config) -> PolicyLoss:
-        """Read `[algorithm]`; cispo bounds its weight only from above."""
         algorithm, is_cispo = config.algorithm, config.algorithm.loss == "cispo"
         eps, cap = algorithm.clip_eps or CLIP_EPS, algorithm.tis_cap
         bounds = list[float](config.algorithm.is_bounds) or ([0.0, cap] if cap > 0.0 else [])

@@ -53,13 +53,12 @@ def problems_of(config: Config) -> list[Problem]:
     defaults = dict(type(inference)()) if inference is not None else {}
     for name, default in defaults.items():
         if (value := getattr(inference, name)) != default:
-            what = f"{name} = {value!r} would have no effect: the service samples from what it trains"
+            what = f"{name} = {value!r} would have no effect: the service samples from its own weights"
             fix = f"remove it, or keep the default {default!r}; [model] base_url names the service"
             problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
     teacher = config.teacher
     has_teacher = bool(teacher.model or teacher.adapter) or teacher.engine != "pytorch"
     if has_teacher and config.training.temperature != 1.0:
-        what = f"temperature = {config.training.temperature:g} is that of the teacher's log-probabilities"
-        why = "those of a Tinker service are of temperature 1, and credit is the difference of the two"
-        problems.append(Problem(where=config.place("training.temperature"), what=what, why=why, fix="set it to 1.0"))
+        what = "a teacher needs temperature = 1.0: a Tinker service has no log-probabilities at another one"
+        problems.append(Problem(where=config.place("training.temperature"), what=what, fix="set it to 1.0"))
     return problems

@@ -41,14 +41,8 @@ class Sampler:
     context_limit: int | None
 
     def draw(
-        self,
-        requests: Sequence[SampleRequest],
-        params: SamplingParams,
-        *,
-        version: int,
-        deliver: Deliver | None = None,
+        self, requests: Sequence[SampleRequest], params: SamplingParams, *, version: int, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """Return one sample per seed of each request, delivered as they finish; BackendError if any is missing."""
         samples: dict[tuple[int, int], Sample] = {}
         for place, answer in _answers(self.service, self._started(requests, params), DOING, "completions"):
             samples[place] = self._sample(answer, version)
@@ -59,7 +53,6 @@ class Sampler:
     def _started(
         self, requests: Sequence[SampleRequest], params: SamplingParams
     ) -> Iterator[tuple[tuple[int, int], Future[Any]]]:
-        """Start every completion, no longer than the context allows; its place is (request, seed)."""
         for group, request in enumerate(requests):
             prompt, fitting = request.prompt_T.tolist(), params
             if self.context_limit is not None:
@@ -73,13 +66,12 @@ class Sampler:
 
     def _sample(self, answer: Any, version: int) -> Sample:
         if len(answer.sequences) != 1:
-            what = f"asked for one completion, the service returned {len(answer.sequences)}"
+            what = f"the service returned {len(answer.sequences)} completions instead of one"
             raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
         sequence = answer.sequences[0]
         tokens_T = np.asarray(sequence.tokens, dtype=np.int64)
         if sequence.logprobs is None or len(sequence.logprobs) != len(tokens_T) or not len(tokens_T):
-            count = "no" if sequence.logprobs is None else str(len(sequence.logprobs))
-            what = f"the service returned {len(tokens_T)} tokens with {count} log-probabilities"
+            what = f"the service returned {len(tokens_T)} tokens with {len(sequence.logprobs or ())} log-probabilities"
             raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
         has_stopped = str(sequence.stop_reason) == "stop"
         if has_stopped and int(tokens_T[-1]) not in self.stop_ids:

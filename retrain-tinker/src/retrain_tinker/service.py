@@ -23,7 +23,7 @@ from retrain_tinker.losses import CROSS_ENTROPY, Datum, PolicyLoss
 from retrain_tinker.options import TinkerOptions
 
 T = TypeVar("T")
-PROBE_S = 5.0
+PROBE_S = 5.0  # enough to learn whether anything listens
 GOODBYE_S = 5.0  # for closing, and
 RELEASE_S = 3.0  # for each answer of the service meanwhile
 TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
@@ -46,12 +46,17 @@ class Service:
         self._sampler: Any = None
         self._base: Any = None
 
-    # ------------------------------------------------------------ the connection
-
     def connect(self) -> None:
         """Open a session without telemetry, unless it is requested; fails immediately if nothing is listening."""
-        if self.base_url:
-            _require_listener(self.base_url)
+        if self.base_url:  # the SDK would retry for minutes if nothing is listening
+            import httpx
+
+            try:
+                httpx.get(f"{self.base_url.rstrip('/')}/api/v1/healthz", timeout=PROBE_S)
+            except (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise unreachable(self.base_url, str(error)) from error
+            except httpx.HTTPError:  # slow or unusual, but something answers: the deadlines cover the rest
+                pass
 
         def session() -> Any:
             os.environ.setdefault("TINKER_TELEMETRY", "0")
@@ -64,7 +69,6 @@ class Service:
         self._client = self._call("connecting", session, at_start=True)
 
     def supported_models(self) -> list[str]:
-
         def asked() -> Any:
             import tinker
 
@@ -117,8 +121,6 @@ class Service:
         leaving.start()
         leaving.join(GOODBYE_S)  # closing a client that never connected can block on its own locks
 
-    # ------------------------------------------------------------ sampling
-
     def publish(self) -> None:
         """Make a sampling client of the trainer's present weights.
 
@@ -154,24 +156,17 @@ class Service:
             self._base = self._call(f"opening the base model {name}", lambda: make(base_model=name))
         return _future(self._base.compute_logprobs(types.ModelInput.from_ints(list(tokens))))
 
-    # ------------------------------------------------------------ training
-
-    def forward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
-        """Compute log-probabilities and losses without a gradient."""
-        call, doing = self.opened().forward, f"computing log-probabilities of {len(datums)} rows"
+    def forward(self, datums: Sequence[Datum], loss: PolicyLoss, *, with_gradient: bool = False) -> Any:
+        """Compute log-probabilities and losses, and add the gradient on the service if requested."""
+        trainer = self.opened()
+        call = trainer.forward_backward if with_gradient else trainer.forward
+        doing = f"{'training on' if with_gradient else 'computing log-probabilities of'} {len(datums)} rows"
         return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
 
     def logprobs(self, datums: Sequence[Datum]) -> list[Floats]:
-        """Return the trainer's log-probabilities of all targets, raw (T = 1)."""
         return self.checked(self.forward(datums, PolicyLoss()), datums)
 
-    def forward_backward(self, datums: Sequence[Datum], loss: PolicyLoss) -> Any:
-        """As `forward`, and add the gradient of these rows on the service."""
-        call, doing = self.opened().forward_backward, f"training on {len(datums)} rows"
-        return self._call(doing, lambda: call(inputs_of(datums, loss.kind), loss.kind, loss.service_config))
-
     def optim_step(self, **params: float) -> Mapping[str, float]:
-        """Take one AdamW step with the gradient so far; returns the metrics of the service."""
         from tinker import types
 
         call = self.opened().optim_step
@@ -185,15 +180,11 @@ class Service:
             raise BackendError(Problem(where=safe_url(self.base_url), what=what, fix=SERVER_FIX))
         return found
 
-    # ------------------------------------------------------------ saving
-
     def save_state(self, name: str, *, is_temporary: bool = False) -> str:
-        """Store weights and optimizer on the service; returns their `tinker://` path."""
         save, ttl_seconds = self.opened().save_state, TEMPORARY_TTL_S if is_temporary else None
         return str(self._call("saving the state", lambda: save(name, ttl_seconds=ttl_seconds)).path)
 
     def export_adapter(self, name: str) -> str:
-        """Store the adapter for download; returns its `tinker://` path."""
         trainer = self.opened()
         save = getattr(trainer, "save_weights_external", None) or trainer.save_weights_for_sampler
         return str(self._call("exporting the adapter", lambda: save(name)).path)
@@ -228,7 +219,6 @@ class Service:
         return self._trainer
 
     def _call(self, doing: str, call: Callable[[], T], *, at_start: bool = False) -> T:
-        """Return the settled result of a call, within the deadline for it."""
         key = "connect_timeout_s" if at_start else "timeout_s"
         timeout_s: float = getattr(self.options, key)
         future: Future[T] = Future()
@@ -296,15 +286,3 @@ def _release(client: Any, trainer: Any) -> None:
                 await connection.models.unload(request=types.UnloadModelRequest(model_id=trainer.model_id))
 
         client.holder.run_coroutine_threadsafe(unload()).result(timeout=RELEASE_S)
-
-
-def _require_listener(base_url: str) -> None:
-    """Raise BackendError within seconds if nothing is listening: the SDK would retry for minutes."""
-    import httpx
-
-    try:
-        httpx.get(f"{base_url.rstrip('/')}/api/v1/healthz", timeout=PROBE_S)
-    except (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise unreachable(base_url, str(error)) from error
-    except httpx.HTTPError:  # slow or unusual, but something answers: the deadlines cover the rest
-        return

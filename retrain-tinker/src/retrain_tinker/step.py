@@ -73,19 +73,18 @@ class Step:
         that no row could count more than another: there it is importance_sampling relative to the trainer's own
         log-probabilities, with ratio 1 and the same gradient, for one more forward pass.
         """
-        if loss.kind != LIKELIHOOD:
-            return self._service.forward_backward(scaled, loss)
-        if self._reduction == "token_sum":
-            return self._service.forward_backward(scaled, PolicyLoss(kind=CROSS_ENTROPY))
-        now = _at_actions(self._service.logprobs(scaled), scaled)
-        own = [datum.weighted(np.ones(len(new_N)), new_N) for datum, new_N in zip(scaled, now, strict=True)]
-        return self._service.forward_backward(own, PolicyLoss())
+        if loss.kind == LIKELIHOOD and self._reduction == "token_sum":
+            loss = PolicyLoss(kind=CROSS_ENTROPY)
+        elif loss.kind == LIKELIHOOD:
+            now = _at_actions(self._service.logprobs(scaled), scaled)
+            scaled = [datum.weighted(np.ones(len(new_N)), new_N) for datum, new_N in zip(scaled, now, strict=True)]
+            loss = PolicyLoss()
+        return self._service.forward(scaled, loss, with_gradient=True)
 
 
 def _mean(
     loss: PolicyLoss, datums: Sequence[Datum], new: Sequence[Floats], denominators: Sequence[int]
 ) -> tuple[float, int]:
-    """Return the loss by our own formula and average, and the number of clipped tokens."""
     parts = [
         loss.terms(new_N, datum.logprobs_T[datum.action_T], datum.advantages_T[datum.action_T])
         for datum, new_N in zip(datums, new, strict=True)

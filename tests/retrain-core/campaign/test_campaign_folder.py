@@ -104,7 +104,7 @@ def test_resume_of_what_is_no_campaign(load_text: Load, content: str) -> None:
 def test_two_at_a_time_in_one_folder(load_text: Load) -> None:
     folder = begin(load_text(SEEDS))
     lock = RunLock(folder)
-    with pytest.raises(ConfigError, match="still going on"):
+    with pytest.raises(ConfigError, match="in progress"):
         begin(load_text(SEEDS))
     lock.release()
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from retrain.campaign.explain import controls_of, warnings_of
-from retrain.campaign.load import Campaign, load_campaign
+from retrain.campaign.load import Campaign, controls_of, load_campaign, warnings_of
 from retrain.campaign.planned import config_text, plan_runs, run_config
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
@@ -74,7 +73,7 @@ def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
         load_text('seeds = [1, 1]\nlauncher = "subproces"\nretrys = 1', conditions, "[traning]\nlr = 1.0\n")
     told = str(caught.value)
     for wanted in (
-        *("seed 1 is listed more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
+        *("1 is listed more than once", "'subproces'", "retrys: unknown key", "[traning]: unknown table"),
         *("c.toml:14 condition 2 lrr: unknown key", "c.toml:15 condition 2 [training] batch_size", "'mtch'"),
         "c.toml:13 condition 2 [algorithm] transform_params",
     ):
@@ -109,7 +108,7 @@ def test_what_is_refused_in_the_file(load_text: Load, campaign: str, conditions:
         (("--seed", "3"), "seeds belong to the campaign"),
         (("--advantage-mode", "grpo"), "every condition sets its own advantage_mode"),
         (("--transform-mode", "none"), "every condition sets its own transform_mode"),
-        (("--algorithm-mode", "maxrl_gtpo"), "replaces what the conditions"),
+        (("--algorithm-mode", "maxrl_gtpo"), "replaces the modes"),
         (("--devices", "gpu:0,cpu"), "only if all of them are GPUs"),
         (("--devices", "gpu:0,gpu:1", "--campaign-devices-per-run", "3"), "fewer than devices_per_run"),
         (("--sed", "3"), "unknown flag --sed"),
@@ -180,7 +179,7 @@ def test_what_is_refused_beside_recipes(
 
 def test_a_base_value_that_beats_recipes_is_told(write: Callable[..., Path], toy_plugins: Plugins) -> None:
     campaign = load_campaign([str(write(SEEDS, RECIPES)), "--loss", "cispo"], toy_plugins)
-    assert "dapo: the campaign sets loss, uncertainty_kind, which its recipe has otherwise" in warnings_of(campaign)
+    assert "dapo: the campaign sets loss, uncertainty_kind, against its recipe" in warnings_of(campaign)
 
 
 def test_explain_shows_what_each_recipe_sets(write: Callable[..., Path], command: Callable[..., Any]) -> None:

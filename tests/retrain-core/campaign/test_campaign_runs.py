@@ -127,7 +127,7 @@ def test_two_runners_of_one_campaign(write: Write, start: Start, finish: Finish)
     wait_for(lambda: Path("out/manifest.json").exists(), process)
     code, _, err = finish("c.toml")
     assert code == 2
-    assert "still going on" in err
+    assert "in progress" in err
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=100)
     assert process.returncode == 75

@@ -118,7 +118,7 @@ def test_the_sign_of_an_advantage_flipped_after_the_campaign(
     assert run(arguments=("--resume-anyway",)).started == []
     told = capsys.readouterr().out
     assert "Already complete: all 4 runs are done" in told
-    assert "made with other code or data than those of now: own_sign.py:3 changed" in told
+    assert "made with other code or data than the present: own_sign.py:3 changed" in told
     assert sorted(run("[1, 2, 3]", arguments=("--resume-anyway",)).started) == [f"{OWN}_s3", "toy_raw+toy_flat_s3"]
     [accepted] = manifest()["accepted"]
     assert "own_sign.py:3 changed" in accepted["changes"][0]
@@ -166,4 +166,4 @@ def test_runs_of_an_earlier_version_are_counted_not_refused(play: Play, capsys: 
     play("seeds = [1]")
     assert play("seeds = [1, 2]") == ["grpo+toy_flat_s2", "toy_raw+toy_flat_s2"]
     told = capsys.readouterr().out
-    assert "made by an earlier version, which recorded no code and data: 2 runs: grpo+toy_flat_s1, done;" in told
+    assert "made by an earlier version that recorded no code and data: 2 runs: grpo+toy_flat_s1, done;" in told

@@ -69,7 +69,7 @@ def test_overrides_of_a_label_are_sorted(tables: Mapping[str, TableEntry]) -> No
         ("steps = 5", "unknown key", "'sepa_steps'"),
         ("[sepa]\nstps = 5", "unknown key", "'sepa.steps'"),
         ("seed = 5", "cannot set training.seed: seeds belong", "remove"),
-        ('log_dir = "x"', "a folder of its own", "remove"),
+        ('log_dir = "x"', "separate folder", "remove"),
         ("[campaign]\nretries = 1", "[campaign] cannot be set by a condition", "remove"),
         ('resume_from = "x"', "[resume] cannot be set by a condition", "remove"),
         ('lr = 1.0\n"training.lr" = 2.0', "a second time", "keep one"),

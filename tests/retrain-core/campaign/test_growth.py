@@ -30,7 +30,7 @@ def test_only_added_seeds_and_conditions_run(
     assert len(first) == 4
     assert play("seeds = [1, 2]", logs=logs) == []
     assert play("seeds = [3, 2, 1]", logs=logs) == ["grpo+toy_flat_s3", "toy_raw+toy_flat_s3"]
-    assert "  added: seeds 3; what was there before is not run again\n" in capsys.readouterr().out
+    assert "  added: seeds 3; existing runs are not repeated\n" in capsys.readouterr().out
     assert play("seeds = [3, 2, 1]", THREE, logs=logs) == [f"grpo+toy_index_s{seed}" for seed in (3, 2, 1)]
     [folder] = Path("logs").glob("campaign_*") if logs else [Path("out")]
     content = manifest(folder)

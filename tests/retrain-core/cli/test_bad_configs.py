@@ -152,7 +152,7 @@ def test_entropies_that_a_backend_cannot_give_are_refused(toys: Path, command: C
         case = Bad(
             name="entropy",
             wanted=(
-                f"'{uncertainty}' needs entropies, which backend 'toy' with engine",
+                f"'{uncertainty}' needs entropies, and backend 'toy' with engine",
                 "--uncertainty-kind [algorithm]",
             ),
         )

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from retrain.cli.command_line import SHELLS, RetrainGroup
 from retrain.cli.completion import candidates
-from retrain.cli.dispatch import SHELLS, VARIABLE
+from retrain.cli.plugin import VARIABLE
 from retrain.kernel.registry import Plugins
 from tests.shared import first_or_long
 
@@ -20,7 +21,7 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 def offered(plugins: Plugins, *words: str) -> list[str]:
     """The values for the last word."""
-    return [item.value for item in candidates(plugins, words[:-1], words[-1])]
+    return [item.value for item in candidates(plugins, words[:-1], words[-1], RetrainGroup(plugins).params)]
 
 
 @pytest.fixture

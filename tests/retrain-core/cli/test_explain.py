@@ -166,4 +166,4 @@ def test_updates_and_the_course_of_the_learning_rate(command: Command) -> None:
     prime = command("explain", "--backend", "prime_rl", "--backend-opt", "output_dir=x", *course)
     for key in ("schedule", "warmup_steps", "min_lr_ratio"):
         assert f"{key} = " in prime.err
-    assert prime.err.count("would have no effect: the trainer is configured elsewhere") == 3
+    assert prime.err.count("would have no effect: the trainer has its own configuration") == 3

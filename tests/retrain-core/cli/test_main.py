@@ -16,7 +16,9 @@ import click
 import pytest
 
 import retrain
-from retrain.cli.dispatch import FORMER_NAMES, GROUPS, PUBLIC_NAMES, RetrainGroup
+from retrain.cli.command_line import GROUPS, RetrainGroup
+from retrain.cli.completion import FORMER_NAMES
+from retrain.cli.plugin import PUBLIC_NAMES
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
@@ -125,7 +127,7 @@ def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, c
         (("explain", "--temperatur", "1"), ("unknown flag --temperatur", "did you mean --temperature?")),
         (("--qiet",), ("no such option: --qiet", "fix: use --quiet")),
         (("--versio",), ("no such option: --versio", "fix: use --version")),
-        (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` shows what it takes")),
+        (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` lists its options")),
         (("--completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
         (("init", "-i", "--json"), ("exclude each other", "fix: ")),
         (("trian",), ("did you mean `retrain train`?", "fix: ")),

@@ -90,7 +90,7 @@ def test_rewards_of_single_tokens_reach_a_part_that_asks(
     assert [rewards.tolist() for rewards in ctx.token_rewards_G] == [[0.5, -0.25], [0.0]]
     assert ctx.texts_G is None
     assert CreditAlgorithm(flow=flow).needs == Needs(token_rewards=True)  # for the part that sets them
-    with pytest.raises(ConfigError, match="takes rewards of single tokens, which a run does not store"):
+    with pytest.raises(ConfigError, match="takes rewards of single tokens: a run does not store them"):
         replay(StoredStep(step=3, metrics={}, groups=()), flow, None, sepa_lambda=0.0)
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
-from retrain.engines.handshake import WEIGHTS
+from retrain.engines.policy_check import WEIGHTS
 from tests.inference_server import Handler, InferenceServer, serving
 from tests.toy_policy import ToyModel
 
@@ -244,7 +244,7 @@ def test_a_server_that_ignores_adapters_is_refused_at_the_start(make_engine, ser
     server.deaf = True
     with pytest.raises(ConfigError) as caught:
         make_engine(server)
-    assert "answers with the base model although it was asked for an adapter" in str(caught.value)
+    assert "ignores the adapter" in str(caught.value)
     assert "--enable-lora" in str(caught.value)
     assert not server.adapters
 
@@ -281,7 +281,7 @@ def test_publish_waits_for_a_server_that_is_away_for_a_moment(make_engine, polic
 
 
 def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
-    from retrain.engines.handshake import write_probe_adapter
+    from retrain.engines.policy_check import write_probe_adapter
 
     source = tmp_path / "quiet"
     source.mkdir()

@@ -37,7 +37,7 @@ def test_a_good_answer() -> None:
 def test_an_adapter_answers_under_its_own_name() -> None:
     asked = replace(ASKED, adapter="a")
     assert checked(replace(GOOD, model="a"), asked)
-    with pytest.raises(BadAnswerError, match="asked 'a', and 'm' answered"):
+    with pytest.raises(BadAnswerError, match="'m' answered instead of 'a'"):
         checked(GOOD, asked)
 
 
@@ -56,8 +56,8 @@ def test_rounding_above_zero_is_zero() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokens": [3, 0, 4, 0], "logprobs": [-1.0] * 4}, "goes on after an end-of-sequence token"),
-        ({"tokens": [3, 4], "logprobs": [-1.0] * 2}, "stopped at token 4, which does not end a sequence"),
+        ({"tokens": [3, 0, 4, 0], "logprobs": [-1.0] * 4}, "after an end-of-sequence token"),
+        ({"tokens": [3, 4], "logprobs": [-1.0] * 2}, "stopped at token 4: it does not end a sequence"),
         ({"tokens": [3], "logprobs": [-1.0], "finish_reason": "length"}, "cut off after 1"),
         ({"finish_reason": "length"}, "finish reason 'length'"),
         ({"finish_reason": "content_filter"}, "finish reason 'content_filter'"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrain.api import BackendError, ConfigError
-from retrain.engines.handshake import _after_temperature
+from retrain.engines.policy_check import _after_temperature
 from tests.inference_server import changed, serving
 from tests.toy_policy import ToyModel
 
@@ -34,7 +34,7 @@ def test_log_probabilities_before_temperature_are_refused_with_the_option(make_e
         make_engine(server, temperature=0.7, logprobs="trainer")
         with pytest.raises(ConfigError, match="tis_cap"):
             make_engine(server, temperature=0.7, logprobs="trainer", tis_cap=2.0)
-        with pytest.raises(ConfigError, match=r"\[algorithm\] is_bounds: (?s:.)*or set is_bounds = \[\]"):
+        with pytest.raises(ConfigError, match=r"\[algorithm\] is_bounds"):
             make_engine(server, temperature=0.7, logprobs="trainer", is_bounds=[0.5, 2.0])
 
 

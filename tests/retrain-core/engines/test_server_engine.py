@@ -21,7 +21,7 @@ from retrain.api import (
 )
 from retrain.credit.logprob_gap import LogprobGap, measure_gap
 from retrain.engines.engine import ServerEngine
-from retrain.engines.handshake import PROBE_TOKENS, probe_prompts
+from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
 from retrain.kernel.types import Sample, StopReason
 from tests.inference_server import InferenceServer, changed, serving
 from tests.toy_policy import STOP, ToyModel, ToyPolicy

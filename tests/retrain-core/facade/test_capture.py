@@ -135,10 +135,10 @@ def imported(source: str, folder: Path) -> ModuleType:
 
 
 def test_a_copy_computes_the_same_without_the_notebook(cell: dict[str, Any], tmp_path: Path) -> None:
-    found = capture(cell["score"], "reward", beside="gold")
+    found = capture(cell["score"], "reward", companion="gold")
     assert found.path.startswith("score_")
     assert found.path.endswith(".score")
-    assert capture(cell["score"], "reward", beside="gold") == found
+    assert capture(cell["score"], "reward", companion="gold") == found
     copied = imported(found.source, tmp_path)
     assert copied.score("12 a 3", "") == cell["score"]("12 a 3", "") == 32.0
     assert inspect.signature(copied.score) == inspect.signature(cell["score"])
@@ -181,15 +181,15 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda names: names["Helper"], r"a type is no plain function"),
     (lambda names: functools.partial(names["score"], ""), r"a partial is no plain function"),
     (lambda names: len, r"a builtin_function_or_method is no plain function"),
-    (lambda names: names["with_class"], r"with_class uses 'Helper', the class Helper of this notebook or script"),
+    (lambda names: names["with_class"], r"with_class uses 'Helper', an object of type type"),
     (lambda names: names["with_object"], r"with_object uses 'own', an object of type object"),
     (lambda names: names["counting"], r"counting assigns the global 'LIMIT'"),
-    (lambda names: names["unknown"], r"unknown uses 'no_such_name', which is not defined"),
+    (lambda names: names["unknown"], r"unknown uses an undefined 'no_such_name'"),
     (lambda names: names["secret"], r"secret holds a secret"),
     (lambda names: names["closing"](object()), r"weighted uses 'weight', an object of type object"),
-    (lambda names: names["closing"](names["Helper"]().method), r"weighted uses 'weight', a bound method"),
+    (lambda names: names["closing"](names["Helper"]().method), r"weighted uses 'weight', an object of type method"),
     (lambda names: names["wrapped"], r"inside uses 'function', an object of type function"),
-    (lambda names: names["relabelled"], r"score is wrapped, which its source does not say"),
+    (lambda names: names["relabelled"], r"the source of score differs"),
     (lambda names: eval("lambda a, b: 1.0", names), r"a lambda has no name"),
 ]
 
@@ -206,7 +206,7 @@ def test_source_that_is_not_what_runs_is_refused(cell: dict[str, Any], monkeypat
     edited = CELL.replace("return n * n", "return n * n * n").replace("n != 0 and", "n != 2 and")
     entry = (len(edited), None, edited.splitlines(keepends=True), "<ipython-input-1>")
     monkeypatch.setitem(linecache.cache, "<ipython-input-1>", entry)
-    with pytest.raises(ConfigError, match="the source of odd is not what runs"):
+    with pytest.raises(ConfigError, match="the source of odd differs"):
         capture(cell["odd"], "reward")
     monkeypatch.delitem(linecache.cache, "<ipython-input-1>")
     with pytest.raises(ConfigError, match="the source of odd cannot be read"):

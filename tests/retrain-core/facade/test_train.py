@@ -67,7 +67,7 @@ def test_a_run_stopped_in_python_goes_on_elsewhere_as_the_run_of_the_command(
     before = state_of_process()
     given = {name: value for name, value in keywords.items() if name not in ("reward_type", "advantage_mode")}
     tables = {"logging": {"log_dir": Path("logs/mine")}}
-    told = r"the state is saved. To go on: run = retrain.load\('logs/mine'\)"
+    told = r"the state is saved. To continue: run = retrain.load\('logs/mine'\)"
     with pytest.raises(retrain.RunStopped, match=told) as e:
         retrain.train(tables, reward=wordy, advantage=centred, on_step=stop, **given)
     assert state_of_process() == before

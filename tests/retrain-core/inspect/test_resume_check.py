@@ -63,7 +63,7 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
     assert (result.code, result.err) == (0, "")
     assert f"{LOG} can be resumed at step 3, from {LOG}/adapter/checkpoint_step_3" in result.out
     assert "all checksums match" in result.out
-    assert "3 steps, 6 prompts drawn" in result.out
+    assert "3 steps, 6 prompts sampled" in result.out
     assert "stopping" in result.out
     size = len(before["metrics.jsonl"])
     assert f"metrics.jsonl: cut from {size} to {size - 6} bytes" in result.out

@@ -15,7 +15,7 @@ from retrain.records.run import Run, is_run
 
 SOURCES = sorted(Path(__file__).parents[3].glob("retrain-core/src/**/*.py"))
 NAMES = {value for name, value in vars(record_names).items() if name.isupper() and isinstance(value, str)}
-ALSO_WORDS = {record_names.ADAPTERS, record_names.RUNS}  # too common as words to be looked for
+ALSO_WORDS = {record_names.ADAPTERS, record_names.PATHS, record_names.RUNS}  # too common as words to be looked for
 
 
 def made(folder: Path, *lines: str, manifest: dict[str, Any] | str = "") -> Run:

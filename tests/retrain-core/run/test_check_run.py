@@ -14,7 +14,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run import assemble
 from retrain.run.configure import load_checked
-from retrain.tasks.child.process_copy import in_copy
+from retrain.tasks.child.process import in_copy
 
 FIRST = "import os, signal, time\nimport numpy as np\nfrom retrain.advantages import AdvantageSpec\nCALLS = []\n"
 

@@ -100,10 +100,10 @@ def test_the_run_ends_and_goes_on_from_the_folder_beside_it(
     result = run(action, phase, step)
     assert result.code == 1
     assert "Metrics saved" not in result.out
-    assert "was deleted, moved, replaced or cut while the run went on" in result.err
+    assert "was deleted, moved, replaced or cut during the run" in result.err
     saved = Path(f"{SAVED}.1" if action != "all deleted" else SAVED)
-    assert f"what was in hand is saved in {saved}" in result.err
-    assert f"`retrain --resume {saved}` goes on from there" in result.err
+    assert f"the state of the run is saved in {saved}" in result.err
+    assert f"`retrain --resume {saved}` continues there" in result.err
     assert len(untimed(tmp_path / saved / "metrics.jsonl")) >= num_lines
     assert json.loads((tmp_path / saved / "run.json").read_text())["status"] == "failed"
     assert (tmp_path / saved / "inputs/files.json").exists()
@@ -131,7 +131,7 @@ def test_a_checkpoint_folder_is_missed_at_the_next_checkpoint(
 ) -> None:
     result = run(action, "sampling", 2)
     assert result.code == 1
-    assert f"{LOG}/adapter: was deleted, moved, replaced or cut while the run went on" in result.err
+    assert f"{LOG}/adapter: was deleted, moved, replaced or cut during the run" in result.err
     assert f"fix: move it to {LOG}/adapter, then `retrain --resume {LOG}`" in result.err
     shutil.rmtree(tmp_path / LOG / "adapter", ignore_errors=True)
     (tmp_path / LOG / "adapter.rescued").rename(tmp_path / LOG / "adapter")

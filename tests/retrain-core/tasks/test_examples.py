@@ -105,7 +105,7 @@ def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scorin
         usable(data(task("a"), task("b", ""), reward=Verifier()), config(**reward))
     (problem,) = caught.value.problems
     assert problem.where == f"retrain.toml:3 [reward] {key}"
-    assert "brings a verifier of its own" in problem.fix
+    assert "brings its own verifier" in problem.fix
     complete = data(task("a"), task("b"), reward=Verifier())
     assert len(usable(complete, config(**reward))[0]) == 2
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from retrain.kernel.types import SampleRequest, SamplingParams
+from retrain.kernel.types import LogprobRow, SampleRequest, SamplingParams
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.use.serve_command import _stopped_by_signals
@@ -153,9 +153,7 @@ def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, batcher
 
 
 def _rows(tokens_T: np.ndarray) -> Iterator[Any]:
-    from retrain.use.serving.batcher import ranked_row
-
-    yield ranked_row(tokens_T, np.zeros(0, dtype=np.int64))
+    yield LogprobRow.of(tokens_T[:1], tokens_T[1:])
 
 
 def test_clients_share_batches_and_each_gets_its_own_model(

@@ -114,7 +114,7 @@ def test_a_folder_with_a_model(tmp_path: Path) -> None:
         ("run", "7", "checkpoint_step_5, checkpoint_step_10, final"),
         ("empty", "", "no checkpoint yet"),
         ("unrated", "best", "eval_correct_rate"),
-        ("theirs", "best", "this is none"),
+        ("theirs", "best", "this is not a run"),
         ("runs/nothing", "", "no such folder"),
         ("a/b/c", "", "no such folder"),
         ("file", "", "is a file"),

@@ -200,7 +200,7 @@ def test_vllm_serves_an_adapter_as_it_is(run: Path, plugins: Plugins, tmp_path: 
     ]
     for form, flags, words in (
         ("gguf", (), "--format gguf needs --out"),
-        ("vllm", ("--dtype", "q8_0"), "--dtype q8_0 is none of vllm's"),
+        ("vllm", ("--dtype", "q8_0"), "vllm has no --dtype q8_0"),
         ("gguf", ("--out", str(run / "run.json")), "exists"),
     ):
         assert words in told(ask(export_command.command, plugins, run, "--format", form, *flags))

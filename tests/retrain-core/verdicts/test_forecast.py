@@ -72,7 +72,7 @@ def test_a_forecast_and_what_it_rests_on(runs: Path, forecast: Forecast, tmp_pat
     told = forecast(runs).out
     assert "Held-out rate after 8 steps, forecast after 4: 6" in told
     assert "From 10 finished runs of 5 conditions" in told
-    assert "a planned run goes on to its end" in told
+    assert "a planned run continues to its end" in told
     [record] = noted(tmp_path)  # asked twice, said once
     assert record["run"] == "now"
     assert [record["low"], record["high"]] == data["interval"]
@@ -87,7 +87,7 @@ def test_too_few_conditions_are_counted_not_runs(write: Write, forecast: Forecas
     refused = forecast(run)
     assert (refused.code, refused.out) == (2, "")
     assert "3 conditions have finished runs" in refused.err
-    assert "1 finished runs are of another task" in refused.err
+    assert "1 finished runs do not match" in refused.err
     assert "a 80 % interval needs 4" in refused.err
     assert "finish runs of 1 more conditions" in refused.err
     assert noted(tmp_path) == []

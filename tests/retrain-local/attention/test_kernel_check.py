@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.kernel_check import packed_fault, paged_fault
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels, Pages
+from retrain_local.attention.select_kernels import packed_fault, paged_fault
 from retrain_local.decoder import Scores, Shape
 from tests.shared import first_or_long
 

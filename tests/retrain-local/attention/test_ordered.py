@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrain_local.attention.ordered import Picks
+from retrain_local.attention.packed import Picks
 
 CPU = torch.device("cpu")
 

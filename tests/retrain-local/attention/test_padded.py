@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from retrain_local.attention import padded
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention import packed as padded
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Scores
 from tests.shared import first_or_long
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain_local.attention.kernel_check import paged_fault
 from retrain_local.attention.pages import PagedKernels, Pages
+from retrain_local.attention.select_kernels import paged_fault
 from retrain_local.decoder import Scores, Shape
 from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 

@@ -12,7 +12,7 @@ import torch
 
 from retrain.api import ConfigError
 from retrain_local.attention import select_kernels, varlen
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.decoder import Shape

@@ -154,7 +154,7 @@ def registers_and_spills(made: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_what_training_adds(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str) -> None:
     """With the sizes of Qwen3-4B; nothing spills, and enough programs fit on a multiprocessor to hide memory."""
-    from retrain_local.model import training_triton as kernels
+    from retrain_local.model import operations_triton as kernels
     from retrain_local.training import head_triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.attention import varlen as torch_varlen
 
 from retrain_local.attention import varlen
-from retrain_local.attention.padded import PaddedAttend, dense_attention
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans, dense_attention
 from retrain_local.attention.varlen import Rows, VarlenAttend
 from retrain_local.decoder import Scores
 

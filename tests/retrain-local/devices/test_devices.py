@@ -11,7 +11,7 @@ from retrain.api import ConfigError, PluginContext
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain_local import plugin
 from retrain_local.checks import device_problems
-from retrain_local.devices.choose import Devices, choose_devices, find_devices, missing_cuda
+from retrain_local.devices.torch_devices import Devices, choose_devices, find_devices, missing_cuda
 
 Make = Callable[..., PluginContext]
 

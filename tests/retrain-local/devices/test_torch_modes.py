@@ -9,7 +9,7 @@ import torch
 
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.devices.torch_modes import (
+from retrain_local.devices.torch_devices import (
     ONE_THREAD_BELOW,
     limited_threads,
     pack_workers,
@@ -83,7 +83,7 @@ def test_packs_of_a_larger_model_are_computed_side_by_side_by_single_threads(
     roll: Callable[..., TrainBatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("retrain_local.devices.torch_modes.ONE_THREAD_BELOW", 0)
+    monkeypatch.setattr("retrain_local.devices.torch_devices.ONE_THREAD_BELOW", 0)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with limited_threads(2):
         backend = make_backend(options={"micro_batch_tokens": 100})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel.errors import ConfigError
-from retrain_local.export.adapter_file import read_adapter_file
+from retrain_local.export.merged import read_adapter_file
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.run.configure import load_checked
 from retrain_local.export import write
-from retrain_local.export.adapter_file import Delta
-from retrain_local.export.check import Gap
+from retrain_local.export.merged import Delta
+from retrain_local.export.write import Gap
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.hf_models import SERVED, hf_model
@@ -279,7 +279,7 @@ def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: 
 
     for init in ("pissa_niter_4", "olora", "corda", "loftq"):
         file.write_text(json.dumps(document | {"init_lora_weights": init}))
-        assert "was trained on a base that had been changed before" in refused(adapter)
+        assert "was trained on a changed base" in refused(adapter)
     file.write_text(json.dumps(document | {"peft_type": "IA3"}))
     assert "peft_type is 'IA3'" in refused(adapter)
     file.write_text(json.dumps(document))
@@ -304,7 +304,7 @@ def test_a_short_disk_is_refused_before_anything_is_written(
 
 def test_logits_beyond_rounding_are_refused() -> None:
     for kind, gap in (("fp32", 2e-4), ("bf16", 2.0), ("bf16", float("nan"))):
-        with pytest.raises(BackendError, match="those of the trained model"):
+        with pytest.raises(BackendError, match="the logits of the written model differ"):
             write.refuse_gap(Gap(written=gap, trained=1.0, size=10.0), kind, SimpleNamespace(base=TINY))  # type: ignore[arg-type]
     write.refuse_gap(Gap(written=2e-5, trained=1.0, size=10.0), "fp32", SimpleNamespace(base=TINY))  # type: ignore[arg-type]
 
@@ -316,5 +316,5 @@ def test_a_model_that_is_not_the_trained_one_is_refused(
     adapter = random_adapter(tmp_path / "adapter")
     merged: Callable[..., Any] = write.MergedWeights.tensor
     monkeypatch.setattr(write.MergedWeights, "tensor", lambda self, name: merged(self, name) * 1.001)
-    with pytest.raises(BackendError, match="those of the trained model"):
+    with pytest.raises(BackendError, match="the logits of the written model differ"):
         export(plugins, tmp_path / "out", adapter)

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import MemoryEstimate, MemoryPhase, Workload
+from retrain.api import ConfigError, MemoryEstimate, MemoryPhase, Problem, Workload
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.tables import registered_tables
 from retrain.tools.capacity.advice import advise
 from retrain.tools.capacity.workload import SAFETY
 from retrain_local.decoder import Shape
-from retrain_local.devices import torch_modes
+from retrain_local.devices import torch_devices
 from retrain_local.memory import sizes
 from retrain_local.memory.estimate import (
     activation_elements,
@@ -29,8 +29,8 @@ from retrain_local.memory.estimate import (
     packs_at_a_time,
 )
 from retrain_local.memory.shape import ModelShape, read_shape
-from retrain_local.model.architecture import DEFAULTS
-from retrain_local.sampling import pool
+from retrain_local.model.architecture import FAMILIES
+from retrain_local.sampling import cache as pool
 from retrain_local.training import budget
 
 WORK = Workload(
@@ -115,10 +115,15 @@ def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
     file, tables, own = tmp_path / "retrain.toml", registered_tables(load_plugins()), str(tmp_path / "model")
     file.touch()
 
+    def model_folder(name: str) -> Path:
+        if (located := load_plugins().locate_model(name)) is None:
+            raise ConfigError(Problem(where="", what="", fix=""))
+        return Path(located)
+
     def others(*flags: str) -> dict[str, ModelShape]:
         config, problems = load_config(file, tables=tables, arguments=["--model", own, *flags], environ={})
         assert not problems
-        return other_models(config, small, load_plugins().locate_model)
+        return other_models(config, small, model_folder)
 
     assert others() == {}
     assert others("--teacher-adapter", "logs/a") == others("--teacher-model", own) == {"teacher": small}
@@ -211,8 +216,8 @@ def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
 
 
 def test_the_formulas_are_those_of_the_backend() -> None:
-    assert packs_at_a_time(SHAPE, WORK) == torch_modes.pack_workers(SHAPE.parameters, torch.device("cpu"))
-    assert frozenset(DEFAULTS) == sizes.NATIVE
+    assert packs_at_a_time(SHAPE, WORK) == torch_devices.pack_workers(SHAPE.parameters, torch.device("cpu"))
+    assert frozenset(FAMILIES) == sizes.NATIVE
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})

@@ -23,7 +23,7 @@ def plan(
     sizes: tuple[int, int] = SMOLLM2,
     context: int = 8192,
 ) -> PackPlan:
-    return plan_cpu_packs(*sizes, free, asked=asked, at_a_time=at_a_time, prompt=prompt, context=context)
+    return plan_cpu_packs(*sizes, free, checkpointing=asked, at_a_time=at_a_time, prompt=prompt, context=context)
 
 
 def test_a_model_of_135_million_parameters_keeps_its_activations_with_20_gb_free() -> None:

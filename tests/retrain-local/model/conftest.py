@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from retrain.api import PluginContext
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Decoder
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import find_model
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import Pair
 
 CPU = torch.device("cpu")
@@ -75,7 +74,7 @@ def make_pair(make_context: Callable[..., PluginContext]) -> Callable[..., Pair]
         **places: Any,
     ) -> Pair:
         context = make_context(folder, rank=rank, alpha=alpha, dtype=dtype, quantize=quantize, lora=lora)
-        source = find_model(context.config, context.plugins)
+        source = find_source(context.config.model.model, KEY, context.plugins)
         return create_pair(context.config, source, trainer_device=CPU, seed=seed, **places)
 
     return make

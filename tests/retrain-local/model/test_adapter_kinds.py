@@ -15,7 +15,7 @@ from torch import Tensor
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.checks import adapter_kind_problems, start_problems
-from retrain_local.model import projection
+from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
 from tests.random_models import random_model
@@ -24,7 +24,7 @@ MakePair = Callable[..., Pair]
 
 
 @pytest.mark.parametrize("kind", ["rslora", "dora"])
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_logits_and_gradients_are_those_of_peft(
     kind: str,
     merge_limit: int,
@@ -35,7 +35,7 @@ def test_logits_and_gradients_are_those_of_peft(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     model = random_model("qwen3")
     model.save_pretrained(tmp_path / "model")
     pair = make_pair(tmp_path / "model", lora={kind: True})

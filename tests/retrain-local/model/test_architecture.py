@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from retrain_local.model.architecture import COMMON, DEFAULTS, Rotation, read_architecture
+from retrain_local.model.architecture import COMMON, FAMILIES, Rotation, read_architecture
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
 LLAMA: dict[str, Any] = {
@@ -23,7 +23,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_what_the_file_leaves_out_is_what_transformers_takes(kind: str) -> None:
     given = {name: value for name, value in LLAMA.items() if name not in ("model_type", "num_key_value_heads")}
     given |= {"num_attention_heads": 32, "hidden_size": 256}
@@ -40,7 +40,7 @@ def test_what_the_file_leaves_out_is_what_transformers_takes(kind: str) -> None:
     assert architecture.rotation.theta == (older or config.rope_parameters["rope_theta"])
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_a_saved_config_reads_as_it_was(kind: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
     changes |= {"max_position_embeddings": 77, "rope_theta": 5000.0}

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
-from retrain_local.model import projection
+from retrain_local.memory import sizes
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import find_model
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import LocalPolicy, Placement
 from retrain_local.sampling.engine import PytorchEngine
 from tests.triton_interpreter import INTERPRETER, elsewhere, needs_triton, run_interpreted
@@ -40,10 +40,12 @@ def test_an_engine_on_kernels_alone(
     from retrain_local.model.decode_triton import KERNELS
     from retrain_local.sampling import draw_triton
 
-    monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
     monkeypatch.setattr(Placement, "is_stacked", property(lambda _: True))
     context = make_context()
-    pair = create_pair(context.config, find_model(context.config, context.plugins), trainer_device=CPU, seed=1)
+    pair = create_pair(
+        context.config, find_source(context.config.model.model, KEY, context.plugins), trainer_device=CPU, seed=1
+    )
     with torch.no_grad():
         for name, p in pair.parameters.items():
             if "lora_B" in name:

@@ -14,16 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import PagedAttend, Scores, Target
-from retrain_local.model import operations, projection
-from retrain_local.model.decode_kernels import PLAIN, decode_faults
+from retrain_local.memory import sizes
+from retrain_local.model import operations
+from retrain_local.model.fused import PLAIN, decode_faults
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import find_model
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.operations import Operations
 from retrain_local.model.pair import LocalPolicy, Pair, Placement
-from retrain_local.model.stacked import SampledStacked
+from retrain_local.model.projection import SampledStacked
 from retrain_local.sampling.engine import PytorchEngine
 from tests.shared import first_or_long
 
@@ -36,10 +37,10 @@ def low_rank_pair(make_context: Callable[..., PluginContext], monkeypatch: pytes
     """A pair with a trained adapter, added at each product; stacked or as on a CPU."""
 
     def make(stacked: bool) -> Pair:
-        monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
+        monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
         monkeypatch.setattr(Placement, "is_stacked", property(lambda _: stacked))
         context = make_context()
-        source = find_model(context.config, context.plugins)
+        source = find_source(context.config.model.model, KEY, context.plugins)
         pair = create_pair(context.config, source, trainer_device=CPU, seed=1)
         numbers = torch.Generator().manual_seed(3)
         with torch.no_grad():
@@ -77,7 +78,7 @@ def test_completions_are_those_of_separate_operations(
     wanted = sampled(low_rank_pair(False), requests, cache_dtype=cache_dtype)
     pair = low_rank_pair(True)
     sampler: Any = pair.sampler
-    assert isinstance(sampler._layers[0].projections.down, SampledStacked)
+    assert isinstance(sampler._layers[0]._down, SampledStacked)
     calls: list[str] = []
     plain = PLAIN
     sampler._decode = replace(plain, swiglu=lambda product: calls.append("gate") or plain.swiglu(product))
@@ -89,8 +90,8 @@ def test_completions_are_those_of_separate_operations(
 
 def test_a_is_kept_below_the_matrix_that_the_trainer_reads(low_rank_pair: MakePair) -> None:
     pair = low_rank_pair(True)
-    qkv = pair.sampler._layers[0].projections.qkv  # type: ignore[attr-defined]
-    trained = pair.trained._layers[0].projections.qkv  # type: ignore[attr-defined]
+    qkv = pair.sampler._layers[0].qkv  # type: ignore[attr-defined]
+    trained = pair.trained._layers[0].qkv  # type: ignore[attr-defined]
     weight = trained._adapter.linear.weight
     assert qkv._stacked.data_ptr() == weight.data_ptr(), "one copy of the frozen matrix"
     assert len(qkv._stacked) % 8 == 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from retrain_local.decoder import Shape
+from retrain_local.devices import kernel_trials
 from retrain_local.model import fused
 from retrain_local.model.fused import faults, fused_operations
 from retrain_local.model.operations import Operations, rms_norm, swiglu
@@ -47,7 +48,7 @@ class Kernels(ModuleType):
     """The module of the kernels; `make` is called when they are read."""
 
     def __init__(self, make: Callable[[], Operations]) -> None:
-        super().__init__("retrain_local.model.training_triton")
+        super().__init__("retrain_local.model.operations_triton")
         self._make = make
 
     @property
@@ -56,9 +57,9 @@ class Kernels(ModuleType):
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Operations]) -> Operations:
-    monkeypatch.setitem(sys.modules, "retrain_local.model.training_triton", Kernels(make))
+    monkeypatch.setitem(sys.modules, "retrain_local.model.operations_triton", Kernels(make))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(fused, "find_spec", lambda name: name)
+    monkeypatch.setattr(kernel_trials, "find_spec", lambda name: name)
     numbers = fused.numbers
     monkeypatch.setattr(fused, "numbers", lambda size, dtype, device: numbers(size, dtype, CPU))
     return fused_operations(GPU, torch.float32, SHAPE)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from retrain.api import ConfigError
 from retrain_local.decoder import Decoder
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.hf_full import HfFullDecoder
+from retrain_local.model.hf_model import HfFullDecoder
 from retrain_local.model.pair import Pair
 from retrain_local.training.head import selected_logprobs
 from tests.hf_models import SERVED, hf_model

@@ -16,7 +16,7 @@ from torch import Tensor
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Decoder
-from retrain_local.model import projection
+from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfDecoder
 from retrain_local.model.pair import Pair
@@ -40,7 +40,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).float().norm() / expected.float().norm())
 
 
-@pytest.mark.parametrize("merge_limit", first_or_long([projection.MERGE_LIMIT, 0]))
+@pytest.mark.parametrize("merge_limit", first_or_long([sizes.MERGE_LIMIT, 0]))
 def test_both_decoders_compute_what_peft_computes(
     named: tuple[Any, Path],
     merge_limit: int,
@@ -52,7 +52,7 @@ def test_both_decoders_compute_what_peft_computes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     model, folder = named
     pair = make_pair(folder)
     assert isinstance(pair.trained, HfDecoder)

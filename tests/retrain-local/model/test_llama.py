@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from retrain_local.decoder import Decoder
-from retrain_local.model import projection
+from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.llama import LlamaDecoder
 from retrain_local.model.pair import Pair
@@ -68,7 +68,7 @@ def test_in_bf16(
     assert relative(found, exact) < max(2e-2, 1.5 * relative(own, exact))  # as close to fp32 as transformers' own
 
 
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_gradients_are_those_of_peft(
     named: tuple[Any, Path],
     merge_limit: int,
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_peft(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     model, folder = named
     pair = make_pair(folder)
     shaken(pair)
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_peft(
             assert relative(by_name[name], gradient) < 1e-4, name
 
 
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_what_is_published_is_what_was_trained(
     named: tuple[Any, Path],
     merge_limit: int,
@@ -112,7 +112,7 @@ def test_what_is_published_is_what_was_trained(
     ids_N: Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     pair = make_pair(named[1])
     with torch.no_grad():
         before = logits_of(pair.sampler, ids_N)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from retrain_local.decoder import Shape
-from retrain_local.model.decode_kernels import decode_faults
-from retrain_local.model.fused import faults
+from retrain_local.model.fused import decode_faults, faults
 from retrain_local.model.operations import Operations, Turn
 from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
@@ -25,7 +24,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 def make() -> Operations:
-    from retrain_local.model.training_triton import OPERATIONS
+    from retrain_local.model.operations_triton import OPERATIONS
 
     return OPERATIONS
 

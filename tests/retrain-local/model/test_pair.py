@@ -14,7 +14,8 @@ from torch import Tensor
 from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Decoder
-from retrain_local.model import prepacked, projection
+from retrain_local.memory import sizes
+from retrain_local.model import projection
 from retrain_local.model.checkpoint import load_state, save_state
 from retrain_local.model.pair import Pair
 from retrain_local.plugin import BUILTIN_MODELS
@@ -56,11 +57,11 @@ def own(pair: Pair) -> dict[int, Tensor]:
     return {address: t for address, t in tensors_of(pair.sampler).items() if address not in trained}
 
 
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_frozen_weights_exist_once_and_never_drift(
     model_folder: Path, make_pair: MakePair, shaken: Shaken, merge_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     pair = make_pair(model_folder)
     frozen = tensors_of(pair.trained)
     adapter = {p.untyped_storage().data_ptr() for p in pair.parameters.values()}
@@ -104,7 +105,7 @@ def test_small_updates_survive_bf16(
         assert not torch.equal(logits_of(pair.sampler, ids_N), before)
 
 
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_several_samplers_and_an_adapter_that_is_handed_over(
     model_folder: Path,
     make_pair: MakePair,
@@ -114,7 +115,7 @@ def test_several_samplers_and_an_adapter_that_is_handed_over(
     merge_limit: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     pair = make_pair(model_folder, sampler_devices=(CPU, CPU))
     shaken(pair)
     kept = {name: tensor.clone() for name, tensor in pair.adapter.items()}
@@ -131,7 +132,7 @@ def test_several_samplers_and_an_adapter_that_is_handed_over(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_prepacked_matrices_change_no_logit(
     model_folder: Path,
     make_pair: MakePair,
@@ -143,13 +144,13 @@ def test_prepacked_matrices_change_no_logit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With every matrix in oneDNN's layout; none of this model is large enough otherwise."""
-    if not prepacked.can_prepack(dtype):
+    if not projection.can_prepack(dtype):
         pytest.skip("PyTorch has no prepacked product here")
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     plain = make_pair(model_folder, sampler_dtype=dtype)
     shaken(plain)
     plain.publish()
-    monkeypatch.setattr(prepacked, "PREPACK_FROM", 1)
+    monkeypatch.setattr(projection, "PREPACK_FROM", 1)
     packed = make_pair(model_folder, sampler_dtype=dtype)
     with torch.inference_mode():
         packed.publish(plain.adapter)
@@ -185,7 +186,7 @@ def test_unmerged_sampling_and_training_agree(
     roll: Callable[..., TrainBatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(projection, "MERGE_LIMIT", 0)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
     backend = make_backend()
     backend.train(roll(backend, requests))
     backend.publish()

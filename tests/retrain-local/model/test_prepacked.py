@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from retrain_local.memory.sizes import PREPACK_FROM
-from retrain_local.model import prepacked
-from retrain_local.model.prepacked import Plain, Prepacked, can_prepack, frozen_matrix, own_matrix
+from retrain_local.model import projection as prepacked
+from retrain_local.model.projection import Plain, Prepacked, can_prepack, frozen_matrix, own_matrix
 
 INPUTS = 512
 LARGE, SMALL = PREPACK_FROM // INPUTS, PREPACK_FROM // INPUTS - 1  # outputs

@@ -15,7 +15,7 @@ from torch import Tensor
 from retrain.api import ConfigError, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.checks import quantize_problems
-from retrain_local.model import projection
+from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
 from retrain_local.model.qlora import KINDS
@@ -36,7 +36,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).float().norm() / expected.float().norm())
 
 
-@pytest.mark.parametrize("merge_limit", [projection.MERGE_LIMIT, 0])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_gradients_are_those_of_peft_on_the_rounded_model(
     kind: str,
     merge_limit: int,
@@ -48,7 +48,7 @@ def test_gradients_are_those_of_peft_on_the_rounded_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And its sampler agrees, with a copy of what it expands (small models), and without."""
-    monkeypatch.setattr(projection, "MERGE_LIMIT", merge_limit)
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     model = random_model("qwen3 with windows and biases")
     model.save_pretrained(tmp_path / "model")
     pair = make_pair(tmp_path / "model", quantize=kind)

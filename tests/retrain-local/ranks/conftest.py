@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.run.tables import read_config, registered_tables
-from retrain_local.create import create_backend
+from retrain_local.backend import create_backend
 from retrain_local.devices.group import PeerFailedError
 from retrain_local.options import LocalOptions
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from multiprocessing import Pipe
 
@@ -11,7 +9,7 @@ import pytest
 from retrain.api import Config, Seeds
 from retrain_local.devices.group import PeerFailedError
 from retrain_local.options import LocalOptions
-from retrain_local.ranks.messages import Start, receive, send
+from retrain_local.ranks.workers import Start, receive, send
 
 
 def test_a_configuration_arrives_whole_with_the_tables_that_several_plugins_make(
@@ -44,8 +42,3 @@ def test_a_closed_end_is_noticed() -> None:
 def test_an_error_of_a_peer_survives_the_way() -> None:
     error = pickle.loads(pickle.dumps(PeerFailedError(3, "ValueError: x")))
     assert (error.rank, str(error)) == (3, str(PeerFailedError(3, "ValueError: x")))
-
-
-def test_messages_need_no_pytorch() -> None:
-    program = "import sys, retrain_local.ranks.messages; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

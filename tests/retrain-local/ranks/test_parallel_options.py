@@ -7,7 +7,7 @@ import pytest
 
 from retrain.api import Config
 from retrain_local.checks import parallel_problems, staleness_problems
-from retrain_local.devices.choose import choose_devices
+from retrain_local.devices.torch_devices import choose_devices
 from retrain_local.options import LocalOptions
 
 MakeConfig = Callable[..., Config]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from retrain.api import Config, TrainBatch, load_plugins
 from retrain_local.backend import LocalBackend
-from retrain_local.devices.choose import choose_devices
 from retrain_local.devices.group import ALONE, Group
+from retrain_local.devices.torch_devices import choose_devices
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import find_model
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
 from tests.shared import slow_or_long
@@ -38,9 +38,8 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 def trainer_of(config: Config, group: Group = ALONE) -> Trainer:
     plugins = load_plugins()
-    pair = create_pair(
-        config, find_model(config, plugins), trainer_device=choose_devices(config).trainer, samples=False, seed=1
-    )
+    source, device = find_source(config.model.model, KEY, plugins), choose_devices(config).trainer
+    pair = create_pair(config, source, trainer_device=device, samples=False, seed=1)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         for name, p in pair.parameters.items():

@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams, StopReason, generator
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.decoder import Decoder
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import find_model
+from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import LocalPolicy
 from retrain_local.sampling.engine import PytorchEngine
 
@@ -36,7 +36,7 @@ def load_sampler(make_context: Callable[..., PluginContext]) -> Callable[..., De
 
     def load(*args: Any, dtype: torch.dtype | None = None) -> Decoder:
         context = make_context(*args)
-        source = find_model(context.config, context.plugins)
+        source = find_source(context.config.model.model, KEY, context.plugins)
         return create_pair(context.config, source, trainer_device=CPU, sampler_dtype=dtype, seed=1).sampler
 
     return load

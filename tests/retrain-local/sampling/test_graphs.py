@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain_local.sampling import graphs
-from retrain_local.sampling.graphs import Graphs, bucket
+from retrain_local.sampling import decode as graphs
+from retrain_local.sampling.decode import Graphs, bucket
 
 
 @given(rows=st.integers(1, 5000))

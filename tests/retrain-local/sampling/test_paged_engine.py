@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import Sample, SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels, Pages
-from retrain_local.sampling.decode import decode_step
+from retrain_local.sampling.decode import bucket, decode_step
 from retrain_local.sampling.engine import PytorchEngine
-from retrain_local.sampling.graphs import bucket
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retrain_local.decoder import Shape
-from retrain_local.sampling.pool import Pool, bytes_per_token
+from retrain_local.sampling.cache import Pool, bytes_per_token
 
 SHAPE = Shape(
     layers=2,

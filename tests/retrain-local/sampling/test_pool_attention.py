@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Scores, Shape
 from retrain_local.sampling import prefill
+from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.gathered_decoding import GatheredAttention
-from retrain_local.sampling.pool import Pool
 from retrain_local.sampling.prefill import ContinuedAttention, FreshAttention, slots_of
-from retrain_local.sampling.rows import Row, new_rows
+from retrain_local.sampling.schedule import Row, new_rows
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4
 CPU = torch.device("cpu")

@@ -15,18 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import Shape
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.memory.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
-from retrain_local.sampling import graphs
-from retrain_local.sampling.cache import enough_tokens
+from retrain_local.sampling import decode as graphs
+from retrain_local.sampling.cache import Blocks, bytes_per_token
+from retrain_local.sampling.decode import Graphs
 from retrain_local.sampling.engine import PytorchEngine
-from retrain_local.sampling.graphs import Graphs
-from retrain_local.sampling.pool import Blocks, bytes_per_token
-from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import Schedule
+from retrain_local.sampling.schedule import Row, Schedule, enough_tokens, new_rows
 from retrain_local.training import budget
 
 GPU = torch.device("cuda", 0)
@@ -121,7 +119,7 @@ def test_graphs_are_recorded_once_per_run_and_shape(
         if budget.is_short(shape, dtype, GPU, limits):
             engine.free_cache()
         if not limits.pack_tokens:
-            plan = budget.plan_packs(shape, dtype, GPU, asked="off", at_a_time=1, prompt=0)
+            plan = budget.plan_packs(shape, dtype, GPU, checkpointing="off", at_a_time=1, prompt=0)
             limits.pack_tokens = plan.tokens
         engine.publish()
     assert len(counted.recorded) == len(set(counted.recorded)) > 0

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain_local.sampling.cache import Prefix, PrefixCache
-from retrain_local.sampling.pool import Blocks
+from retrain_local.sampling.cache import Blocks, Prefix, PrefixCache
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8)
 
@@ -27,6 +26,6 @@ def test_the_longest_whole_row_is_found_among_those_that_are_left(
     found = kept.longest(np.array(prompt, dtype=np.int64))
     fitting = [row for row in distinct if tuple(prompt[: len(row)]) == row]
     assert (None if found is None else tuple(found.tokens_T)) == max(fitting, key=len, default=None)
-    kept.clear()
+    kept.keep_youngest(0)
     assert blocks.free == 64
     assert not kept.drop_oldest()

@@ -21,7 +21,7 @@ from retrain.api import (
     TrainRow,
     stream_from,
 )
-from retrain_local.attention.padded import PaddedAttend
+from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.backend import LocalBackend
 from retrain_local.sampling.engine import SEGMENT, PytorchEngine

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend
-from retrain_local.create import create_backend
+from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.decoder import Shape
 from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
 from retrain_local.options import LocalOptions
@@ -193,7 +192,7 @@ def test_recomputation_is_planned_where_memory_is_short(
     monkeypatch: pytest.MonkeyPatch, free_gib: int, recompute: bool
 ) -> None:
     monkeypatch.setattr(budget, "free_bytes", lambda _: free_gib * 2**30 / ACTIVATION_SHARE_GPU)
-    plan = budget.plan_packs(SHAPE, torch.bfloat16, torch.device("cuda"), asked="auto", at_a_time=1, prompt=256)
+    plan = budget.plan_packs(SHAPE, torch.bfloat16, torch.device("cuda"), checkpointing="auto", at_a_time=1, prompt=256)
     assert plan.recompute is recompute
     assert plan.tokens >= 10_240 + 256, "the longest row of the defaults fits"
     assert activation_bytes(SHAPE, torch.bfloat16, recompute=True) * 10 < activation_bytes(
@@ -211,7 +210,7 @@ def test_a_gpu_keeps_activations_where_packs_of_full_speed_fit(
     each = activation_bytes(SHAPE, torch.bfloat16, recompute=False)
     monkeypatch.setattr(budget, "free_bytes", lambda _: (fitting + 1) * each / ACTIVATION_SHARE_GPU)
     given = SHAPE, torch.bfloat16, torch.device("cuda")
-    plan = budget.plan_packs(*given, asked=asked, at_a_time=1, prompt=256)
+    plan = budget.plan_packs(*given, checkpointing=asked, at_a_time=1, prompt=256)
     assert plan.recompute is recompute
     assert recompute or abs(plan.tokens - fitting) <= 1
     assert plan.kept_tokens == (plan.tokens if asked == "auto" and not recompute else 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrain_local.model import fused
+from retrain_local.devices import kernel_trials
 from retrain_local.training import head
 from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_faults, softmax_of
 
@@ -95,7 +95,7 @@ def test_a_kernel_that_cannot_be_compiled_leaves_pytorchs_operations(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(fused, "find_spec", lambda _: object())
+    monkeypatch.setattr(kernel_trials, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "retrain_local.training.head_triton", None)
     assert softmax_of(torch.device("cuda", 0), torch.bfloat16, 8) is plain_softmax
     assert "fused softmax" in caplog.text

@@ -13,8 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from retrain.api import BackendError, SampleRequest, TrainBatch, TrainRow
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Attend
 from retrain_local.model import load as dtypes

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend
-from retrain_local.create import create_backend
+from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.training.step_loss import Mismatch
 from retrain_local.training.trainer import Trainer
 

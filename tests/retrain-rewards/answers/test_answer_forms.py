@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import Example
-from retrain_rewards.answers import layout, numbers, text
+from retrain_rewards.answers import rewrites, text
 from retrain_rewards.answers.notation import notation_of
-from retrain_rewards.answers.rewrite import Rewrite
-from retrain_rewards.answers.sets import as_set
-from retrain_rewards.answers.spellings import decimals, spellings, without_names
+from retrain_rewards.answers.rewrites import Rewrite
+from retrain_rewards.answers.statements import as_set, decimals, spellings, without_names
 from retrain_rewards.answers.text import plain
 from retrain_rewards.boxed import boxed
 from retrain_rewards.verifiers.math_reward import MathReward
@@ -26,6 +25,13 @@ PAIRS = [
     for verdict in ("right", "wrong")
     for reference, answer in family[verdict]
 ]
+GROUPS = [value for module in (text, rewrites) for value in vars(module).values()]
+REWRITES = {
+    each: None
+    for value in GROUPS
+    for each in (value if isinstance(value, tuple) else (value,))
+    if isinstance(each, Rewrite)
+}
 QUICK = 9  # every ninth pair, where all of them take half a minute
 
 
@@ -60,9 +66,7 @@ def test_all_right_forms_score_1_and_all_near_misses_0(reward: MathReward) -> No
     assert failures(reward, PAIRS) == []
 
 
-@pytest.mark.parametrize(
-    "each", [*text.REWRITES, *numbers.REWRITES, *layout.REWRITES], ids=lambda each: each.example[0]
-)
+@pytest.mark.parametrize("each", REWRITES, ids=lambda each: each.example[0])
 def test_each_rewrite_does_what_its_example_says(each: Rewrite) -> None:
     before, after = each.example
     assert each(before) == after != before

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import parse_tool_calls
-from retrain_rewards.environments.messages import UnsupportedContentError, plain_messages, text_of
+from retrain_rewards.environments.episode import UnsupportedContentError, plain_messages, text_of
 
 plain = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 

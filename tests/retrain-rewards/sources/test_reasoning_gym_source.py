@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import ConfigError, Example, Score, install_line
-from retrain_rewards.sources.reasoning_gym import entries
-from retrain_rewards.sources.reasoning_gym.library import from_plain, to_plain
-from retrain_rewards.sources.reasoning_gym.verifier import GUARDS, affirms_one, harmless, is_literal
+from retrain_rewards.sources import reasoning_gym_library as entries
+from retrain_rewards.sources.reasoning_gym import GUARDS, affirms_one, harmless, is_literal
+from retrain_rewards.sources.reasoning_gym_library import from_plain, to_plain
 
 Load = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("one_entries_process")

@@ -195,7 +195,7 @@ def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(
     assert "[reward] unsafe = true" in str(caught.value)
     reward = build(plugins, unsafe=True, test_memory_mb=512, tests="answer")
     assert "WITHOUT A SANDBOX, with your rights" in caplog.text
-    assert "[data] instruction (default) asks for a box" in caplog.text
+    assert "[data] instruction (default) requests a box" in caplog.text
     assert reward.sandbox is NO_SANDBOX
     assert (reward.time_limit_s, reward.limits.memory_bytes, reward.in_reference) == (4.0, 2**29, True)
 

@@ -125,7 +125,7 @@ def test_gold_is_taken_from_the_same_module(build: Build) -> None:
         ("def score(a, b, c): ...", "score", ("score(a, b, c) cannot be called", "missing a required argument: 'c'")),
         ("def score(a, b, *, c): ...", "score", ("missing a required", "give the others defaults")),
         ("def score(*, response, reference): ...", "score", ("cannot be called with two arguments",)),
-        ("def score(*texts): ...", "score", ("does not say what its two arguments are",)),
+        ("def score(*texts): ...", "score", ("does not name its two arguments",)),
         (
             "def score(completion, example): ...",
             "score",

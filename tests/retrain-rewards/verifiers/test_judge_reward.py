@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain.api import ConfigError, Example, Outcome, Score, install_line
-from retrain_rewards.verifiers.judge.reward import JudgeReward
+from retrain_rewards.verifiers.judge_reward import JudgeReward
 from tests.judge_server import (
     EXAMPLE,
     KEY,

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.api import ConfigError, Example, Outcome
-from retrain_rewards.verifiers.judge.client import read_verdict
-from retrain_rewards.verifiers.judge.prompt import DEFAULT_RUBRIC, judge_prompt, problem_with_rubric, question_of
-from retrain_rewards.verifiers.judge.reward import JudgeReward
+from retrain_rewards.verifiers.judge_client import read_verdict
+from retrain_rewards.verifiers.judge_reward import (
+    DEFAULT_RUBRIC,
+    JudgeReward,
+    judge_prompt,
+    problem_with_rubric,
+    question_of,
+)
 from tests.judge_server import (
     EXAMPLE,
     YES,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from retrain.api import Score
-from retrain_rewards.verifiers.judge.client import Limiter
-from retrain_rewards.verifiers.judge.reward import JudgeReward
+from retrain_rewards.verifiers.judge_client import Limiter
+from retrain_rewards.verifiers.judge_reward import JudgeReward
 from tests.judge_server import (
     YES,
     fails,
@@ -102,7 +102,7 @@ def test_every_further_try_waits_its_turn_too(build_judge: Build) -> None:
             waited.append(tokens)
 
     with serving(fails(500, Retry_After="0.01"), YES) as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrain_rewards.verifiers.judge.client.Limiter", Counting)
+        patch.setattr("retrain_rewards.verifiers.judge_client.Limiter", Counting)
         assert run(build_judge(server, judge_max_tokens=100), "a") == [Score.of(1.0)]
     assert len(waited) == 2
     assert min(waited) > 100

@@ -1,8 +1,8 @@
 """Campaigns: conditions x seeds from one file, each run in a separate process and folder; on this machine, Ray or
 Slurm.
 
-Begin with `planned.py` (the grid), `schedule.py` (who runs when) and `session.py` (what the command does). Imports
-`verdicts`, which decides when enough seeds have run, and nothing that draws pages.
+Begin with `planned.py` (the grid), `schedule.py` (who runs when) and `session.py` (the command). Imports
+`verdicts` (it decides when enough seeds have run) and nothing that draws pages.
 """
 
 from __future__ import annotations
@@ -56,4 +56,4 @@ def retrain_register_init_templates(register: Callable[[PluginSpec], None]) -> N
 def retrain_claim_config(document: Mapping[str, Any]) -> ConfigClaim | None:
     if TABLE not in document:
         return None
-    return ConfigClaim(command="campaign", explain="retrain.campaign.explain:explain")
+    return ConfigClaim(command="campaign", explain="retrain.campaign.load:explain")

@@ -24,7 +24,7 @@ FOREIGN_TABLES = ("campaign", "resume")
 FOREIGN_KEYS = {
     "training.seed": "seeds belong to [campaign] seeds",
     KEY: "controls belong to [campaign] controls",
-    "logging.log_dir": "a campaign gives each run a folder of its own",
+    "logging.log_dir": "a campaign gives each run a separate folder",
     "backend.throttle_dir": "all runs of a campaign share one throttle",
 }
 
@@ -143,7 +143,7 @@ class _Names:
                 yield name, value
 
     def find(self, name: str, value: Any) -> tuple[Key, Any] | Problem:
-        """The key that `name` stands for, and its value; a Problem without a location for an unknown key."""
+        """The key named `name`, and its value; a Problem without a location for an unknown key."""
         parent, _, entry = name.rpartition(".")
         key = self._by_path.get(name) or self._flat.get(name)
         if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):

@@ -1,4 +1,4 @@
-"""The folder of a campaign: a new one, or that of the same campaign, to which seeds and conditions may be added."""
+"""The folder of a campaign: a new one, or an earlier one to which seeds and conditions may be added."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from retrain.records.reading import read_regular
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.run.backend import KEY, RunDevices, choose_devices
+from retrain.text.amounts import first_few
 
 PARENT = Path("logs")
 OWN_MACHINE = "subprocess"  # the launcher whose runs are on this machine
@@ -81,17 +82,6 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
     return Growth(seeds=tuple(seeds), conditions=added, changes=tuple(changes), devices=devices)
 
 
-def _refuse(path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, fix: str) -> None:
-    """ResumeError that names the changes and the cost of starting again."""
-    shown = list(growth.changes[:MOST_CHANGES])
-    if len(growth.changes) > MOST_CHANGES:
-        shown.append(f"and {len(growth.changes) - MOST_CHANGES} more differences")
-    shown += [f"{growth} would be added"] * growth.adds_runs
-    shown.append("new runs would not be comparable with those already there; nothing was changed")
-    shown.append(rerun_sentence(before, campaign))
-    raise ResumeError(Problem(where=str(path), what="it is a different campaign", why="\n    ".join(shown), fix=fix))
-
-
 def rerun_sentence(before: Mapping[str, Any], campaign: Campaign) -> str:
     """Say how much a new campaign would run again."""
     num_done = sum(entry.get("status") == State.DONE for entry in before["runs"])
@@ -115,11 +105,10 @@ def _differences(before: Any, now: Any, path: str = "") -> list[str]:
         names = dict.fromkeys([*before, *now])
         inner = (_differences(before.get(name), now.get(name), f"{path} {name}".strip()) for name in names)
         return [difference for differences in inner for difference in differences]
-    return [] if before == now else [f"{path} was {_shown(before)} and is now {_shown(now)}"]
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is None else "set" if isinstance(value, dict) else repr(value)
+    then, current = (
+        "absent" if value is None else "set" if isinstance(value, dict) else repr(value) for value in (before, now)
+    )
+    return [] if before == now else [f"{path} was {then} and is now {current}"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,7 +134,7 @@ def open_campaign(
 ) -> CampaignFolder:
     """Lock the folder in which the campaign continues, grows or starts.
 
-    `--resume DIR` means that folder. Otherwise `[logging] log_dir`, if set, or else the latest folder of this very
+    `--resume DIR` means that folder. Otherwise `[logging] log_dir`, if set, or the latest folder of this very
     campaign under `logs/`, or of the same file with fewer seeds or conditions. With `is_new`, or without such a folder,
     it begins: under `logs/campaign_YYYYMMDD_HHMMSS`, or in log_dir, whose contents are moved to `<log_dir>.1`, `.2`,
     ... ResumeError when DIR or log_dir holds another campaign, or one whose sealed plan has fewer seeds or conditions
@@ -164,10 +153,13 @@ def open_campaign(
         path = Path(log_dir).expanduser()
         check_run_folder(str(path), "", place=campaign.config.place("logging.log_dir"))
         before = None if is_new else _manifest_or_none(path)
-        fix = "restore these values, or start another campaign with --new: it keeps this one beside the new folder"
+        fix = "restore these values, or start another campaign with --new: it keeps this one next to the new folder"
     else:
         latest, notice = (None, "") if is_new else _latest(campaign, plugins)
-        path, before = latest or _free_name(started), read_manifest(latest) if latest else None
+        plain = PARENT / f"campaign_{started:%Y%m%d_%H%M%S}"
+        later = (plain.with_name(f"{plain.name}_{number}") for number in count(2))
+        free = next(path for path in chain([plain], later) if not path.exists())
+        path, before = latest or free, read_manifest(latest) if latest else None
         fix = "restore these values, or start another campaign with --new"
     if before is None:
         growth = Growth(devices=campaign_devices(campaign, plugins, None, {})[0])
@@ -188,10 +180,15 @@ def _check_growth(
 ) -> None:
     """ResumeError if more than added seeds or conditions differs, or if these are beyond a sealed plan."""
     if growth.changes:
-        _refuse(path, before, campaign, growth, fix)
+        more = len(growth.changes) - MOST_CHANGES
+        shown = [*growth.changes[:MOST_CHANGES], *([f"and {more} more differences"] if more > 0 else [])]
+        shown += [f"{growth} would be added"] * growth.adds_runs
+        shown.append("new runs would not be comparable with those already there; nothing was changed")
+        why = "\n    ".join([*shown, rerun_sentence(before, campaign)])
+        raise ResumeError(Problem(where=str(path), what="it is a different campaign", why=why, fix=fix))
     if growth.adds_runs and before.get("plan") and not is_beyond_plan:
         what = f"its plan is sealed, and {growth} would be added"
-        why = "what is added after the first results are known was not planned; nothing was changed"
+        why = "additions after the first results are known were not planned; nothing was changed"
         fix = "add them with --beyond-plan, and `retrain compare` reports the departure; or register a plan with --new"
         raise ResumeError(Problem(where=str(path), what=what, why=why, fix=fix))
 
@@ -232,16 +229,9 @@ def _latest(campaign: Campaign, plugins: Plugins) -> tuple[Path | None, str]:
             growth = growth_since(path, before, campaign, plugins)
             if not growth.changes:
                 return path, ""
-            told = f"another campaign than {path}: {'; '.join(growth.changes[:3])}"
-            more = f" and {len(growth.changes) - 3} more differences" if len(growth.changes) > 3 else ""
-            notice = notice or f"{told}{more}; {rerun_sentence(before, campaign)}"
+            differences = first_few(growth.changes)
+            notice = notice or f"another campaign than {path}: {differences}; {rerun_sentence(before, campaign)}"
     return None, notice
-
-
-def _free_name(started: datetime) -> Path:
-    plain = PARENT / f"campaign_{started:%Y%m%d_%H%M%S}"
-    later = (plain.with_name(f"{plain.name}_{number}") for number in count(2))
-    return next(path for path in chain([plain], later) if not path.exists())
 
 
 def keep_earlier(path: Path) -> None:
@@ -250,13 +240,13 @@ def keep_earlier(path: Path) -> None:
 
 
 def campaign_devices(
-    campaign: Campaign, plugins: Plugins, before: Mapping[str, Any] | None, asked: Mapping[str, str]
+    campaign: Campaign, plugins: Plugins, before: Mapping[str, Any] | None, configured: Mapping[str, str]
 ) -> tuple[dict[str, RunDevices], list[str]]:
     """The devices that the runs of each condition use on this machine, and changes from earlier ones.
 
-    `before` is the manifest of an earlier session, whose runs keep their devices unless the file sets others; `asked`
-    are the devices in its configuration by condition, if they differ from the present ones. ConfigError when configured
-    devices are missing. Empty for a launcher that may start runs on other machines: each run chooses there.
+    `before` is the manifest of an earlier session, whose runs keep their devices unless the file sets others.
+    `configured` are the devices in its configuration by condition, if they differ. ConfigError when
+    configured devices are missing. Empty for a launcher that may start runs on other machines: each run chooses there.
     """
     if campaign.table.launcher != OWN_MACHINE:
         return {}, []
@@ -264,7 +254,7 @@ def campaign_devices(
     entries = recorded.items() if isinstance(recorded, dict) else ()
     known = {label: entry for label, entry in entries if isinstance(entry, dict) and "used" in entry}
     unset = [each.label for each in campaign.conditions if each.config.origin(KEY) == DEFAULT_ORIGIN]
-    alike = next((known[label] for label in unset if label in known), None)  # what runs of new conditions use, too
+    alike = next((known[label] for label in unset if label in known), None)  # runs of new conditions use them, too
     chosen: dict[str, RunDevices] = {}
     changes = []
     for condition in campaign.conditions:
@@ -274,7 +264,7 @@ def campaign_devices(
         if entry is None and is_new:
             chosen[label] = choose_devices(config, plugins)
             continue
-        then = entry["used"] if entry else asked.get(label, config.backend.devices)
+        then = entry["used"] if entry else configured.get(label, config.backend.devices)
         chosen[label] = choose_devices(config, plugins, {"devices": entry or {"used": then}})
         if entry and label not in unset:  # they were configured since
             chosen[label] = replace(chosen[label], why="")

@@ -1,4 +1,4 @@
-"""The contract between a campaign and its launchers, which start the runs."""
+"""The contract between a campaign and the launchers of its runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Job:
     """A run of a campaign as a process.
 
     `environ` holds the differences from the campaign's own environment. The process runs in `cwd`; its output is
-    appended to `stdout.log` and `stderr.log` in `folder`, which exists. `num_cpus` and `num_gpus` are its share.
+    appended to `stdout.log` and `stderr.log` in `folder`. That folder exists. `num_cpus` and `num_gpus` are its share.
     """
 
     name: str

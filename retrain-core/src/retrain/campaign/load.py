@@ -1,28 +1,32 @@
-"""Loads a campaign from a command line and checks every condition before the first run starts."""
+"""Loads a campaign from a command line, checks every condition before the first run starts, and explains it."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.campaign.conditions import Condition, ConditionLines, control_conditions, read_conditions
+from retrain.credit.configured_loss import capability_fields
+from retrain.credit.flow import build_flow
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import all_keys
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import read_toml
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.resolve import resolve, validated_params
+from retrain.kernel.plugins.resolve import declared_capabilities, resolve, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.records.campaign_table import CampaignTable, PlanTable
 from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
-from retrain.run.check import check, check_run
+from retrain.run.check import check, check_run, with_plugin_rows
 from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
+from retrain.run.notices import unclipped
 from retrain.run.steps.controls import KEY as CONTROL
 from retrain.run.tables import read_config, registered_tables
 
@@ -113,9 +117,13 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     checked = []
     for condition in conditions:
         own, found = load(condition)
-        checked.append(CheckedCondition(condition=condition, config=own, beaten=_beaten(condition, own, plugins)))
+        beaten = _beaten(condition, own, plugins)
+        checked.append(CheckedCondition(condition=condition, config=own, beaten=beaten))
         flow, wrong = check(own, plugins, tables)
-        problems += found + wrong + (check_run(own, plugins, flow) if flow else []) + _recipe_problems(checked[-1])
+        problems += found + wrong + (check_run(own, plugins, flow) if flow else [])
+        what, fix = f"beats recipe {own.algorithm.recipe!r} of a condition", "remove it, or move it to a condition"
+        fixed = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in beaten]
+        problems += [Problem(where=own.place(path), what=what, fix=fix) for path in fixed]
     campaign = Campaign(
         config=config,
         table=table,
@@ -140,14 +148,6 @@ def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str,
     return {name: value for name, value in found.items() if name not in condition.overrides}
 
 
-def _recipe_problems(checked: CheckedCondition) -> list[Problem]:
-    """A base configuration that fixes the modes which recipes vary: their conditions would differ in name only."""
-    paths = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in checked.beaten]
-    what = f"beats recipe {checked.config.algorithm.recipe!r} of a condition"
-    fix = "remove it, or move it to a condition"
-    return [Problem(where=checked.config.place(path), what=what, fix=fix) for path in paths]
-
-
 def _base_problems(
     config: Config, table: CampaignTable, plugins: Plugins, conditions: Sequence[Condition]
 ) -> list[Problem]:
@@ -162,7 +162,7 @@ def _base_problems(
             fix = f"remove {origin}, or change [campaign] conditions"
             problems.append(Problem(where=str(origin), what=what, fix=fix))
     if config.algorithm.algorithm_mode:
-        what = "algorithm_mode replaces what the conditions of a campaign vary"
+        what = "algorithm_mode replaces the modes that conditions vary"
         problems.append(Problem(where=config.place("algorithm.algorithm_mode"), what=what, fix="remove it"))
     if config.value(CONTROL, ""):
         what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
@@ -252,3 +252,91 @@ def devices_of_a_run(devices: str, table: CampaignTable) -> str:
 def gpus_per_run(config: Config, table: CampaignTable) -> int:
     """Number of the listed GPUs that each run takes; 0 on the CPU."""
     return sum(name.startswith("gpu:") for name in listed_devices(config.backend.devices)[: table.devices_per_run])
+
+
+FLAGS = ("--new", "--beyond-plan")  # of the command; not overrides of keys
+
+
+def warnings_of(campaign: Campaign) -> list[str]:
+    """Settings that are legal but may surprise."""
+    table, found = campaign.table, []
+    workers, cores = campaign.workers, os.cpu_count() or 1
+    if table.launcher == "subprocess" and workers > cores:
+        found.append(f"{workers} runs at a time on {cores} cores; [campaign] max_workers limits them")
+    num_devices = len(listed_devices(campaign.config.backend.devices))
+    if 1 < num_devices < workers * table.devices_per_run:
+        found.append(f"{workers} runs at a time share {num_devices} devices")
+    if campaign.config.origin("training.seed").layer is Layer.FILE:
+        found.append("[training] seed is not used: seeds come from [campaign] seeds")
+    found += verdict_warnings(campaign)
+    return found + [
+        f"{each.label}: the campaign sets {', '.join(sorted(each.beaten))}, against its recipe"
+        for each in campaign.conditions
+        if each.beaten
+    ]
+
+
+def verdict_warnings(campaign: Campaign) -> list[str]:
+    """A plan, or a number of seeds, with which no result could be a verdict; empty for a single condition."""
+    from retrain.records.runs.registered import Spend
+    from retrain.verdicts.study.comparison import Design
+    from retrain.verdicts.study.looks import reach_of, reach_sentences
+
+    table, plan = campaign.table, campaign.table.plan
+    comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1
+    if comparisons < 1:
+        return []
+    if plan is None:
+        return reach_sentences(reach_of(Design.FIXED, num_seeds=len(table.seeds), comparisons=comparisons, alpha=0.05))
+    design = Design.UNPAIRED if plan.test == "unpaired" else Design.PLANNED if plan.looks else Design.FIXED
+    looks: dict[str, Any] = {"looks": plan.looks, "spend": Spend(plan.spend)}
+    seeds = len(table.seeds)
+    return reach_sentences(reach_of(design, num_seeds=seeds, comparisons=comparisons, alpha=plan.alpha, **looks))
+
+
+def controls_of(campaign: Campaign) -> dict[str, int]:
+    """The number of runs that each control costs."""
+    found = Counter(each.condition.control for each in campaign.conditions if each.condition.control)
+    return {str(control): count * len(campaign.table.seeds) for control, count in found.items()}
+
+
+def value_rows(config: Config, *, of: Layer | None = None) -> dict[str, dict[str, Any]]:
+    """Every non-default value, or the values of one layer, with its origin, by path."""
+    values, rows = config.as_dict(), {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        if of in (None, origin.layer):
+            rows[path] = {"value": values[table].get(name), "origin": str(origin)}
+    return rows
+
+
+def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:
+    campaign = load_campaign([argument for argument in arguments if argument not in FLAGS], plugins)
+    config, table = campaign.config, campaign.table
+    capabilities = declared_capabilities(config, plugins)
+    origins = {path: row for path, row in value_rows(config).items() if path != "campaign.conditions"}
+    recipes = {c.label: value_rows(c.config, of=Layer.RECIPE) for c in campaign.conditions}
+    clipping = {c.label: unclipped(c.config, plugins, build_flow(c.config, plugins)) for c in campaign.conditions}
+    clipping = {label: line for label, line in clipping.items() if line}
+    content = {
+        "mode": "campaign",
+        "config": config.source,
+        "backend": config.backend.backend,
+        "backend_capabilities": capability_fields(capabilities, config.backend.backend, plugins),
+        "conditions": campaign.labels,
+        **({"clipping": clipping} if clipping else {}),
+        "controls": controls_of(campaign),
+        "recipes": {label: rows for label, rows in recipes.items() if rows},
+        "seeds": table.seeds,
+        "max_steps": campaign.max_steps,
+        "total_runs": campaign.num_runs,
+        "total_steps": sum(campaign.steps_of(c) for c in campaign.conditions) * len(table.seeds),
+        "parallel": table.parallel,
+        "max_workers": table.max_workers,
+        "launcher": table.launcher,
+        "retries": table.retries,
+        "warnings": warnings_of(campaign),
+        "plan": table.plan.content() if table.plan else None,
+        "origins": origins,
+    }
+    return with_plugin_rows(content, config, plugins)

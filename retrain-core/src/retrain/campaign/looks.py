@@ -38,8 +38,8 @@ class Look:
     def text(self) -> str:
         parts = [f"{label}: {reason}" for label, reason in self.closed.items()]
         for label, chance in self.open.items():
-            told = "" if chance is None else f", {100 * chance:.0f} % chance of a verdict"
-            parts.append(f"{label}: cannot tell{told}")
+            power = "" if chance is None else f", {100 * chance:.0f} % chance of a verdict"
+            parts.append(f"{label}: cannot tell{power}")
         parts += [f"{counted(len(self.lost), 'run')} lost"] if self.lost else []
         return f"look after {self.seeds} seeds: {'; '.join(parts)}"
 
@@ -49,7 +49,7 @@ Judge = Callable[[int, Sequence[str]], Look]
 
 
 class PlannedLooks:
-    """The looks of one campaign, including those of earlier sessions (`taken`)."""
+    """The looks of one campaign, including earlier sessions' (`taken`)."""
 
     def __init__(self, campaign: Campaign, judge: Judge, taken: Sequence[Mapping[str, Any]] = ()) -> None:
         plan = campaign.table.plan
@@ -121,7 +121,7 @@ class StudyJudge:
 
     def __call__(self, seeds: int, open_labels: Sequence[str]) -> Look:
         """Close the conditions with a verdict, and those with less than a 5 % chance of one by the last look."""
-        from retrain.verdicts.study.comparison import Verdict  # what compares is needed at looks alone
+        from retrain.verdicts.study.comparison import Verdict  # needed only at looks
         from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
         from retrain.verdicts.study.study import Options
 
@@ -149,7 +149,7 @@ class StudyJudge:
 
         "Better" has to be found against the baseline and each control: its chance is at most the least of these.
         """
-        from retrain.records.runs.metric import Direction
+        from retrain.records.runs.curves import Direction
 
         if seeds >= self.looks[-1]:
             return None

@@ -105,7 +105,7 @@ def _entry(run: PlannedRun) -> dict[str, Any]:
     }
 
 
-GOES_ON = "note: not in the ledger: {}. The campaign goes on; `retrain compare` will say what is unknown"
+GOES_ON = "note: not in the ledger: {}. The campaign continues; `retrain compare` will report the gap"
 
 
 class CampaignRecord:

@@ -1,4 +1,4 @@
-"""`python -m retrain.campaign.parent_death PARENT COMMAND...`: runs COMMAND, which gets SIGTERM if PARENT dies.
+"""`python -m retrain.campaign.parent_death PARENT COMMAND...`: runs COMMAND; it gets SIGTERM if PARENT dies.
 
 A campaign that is killed thus leaves no orphaned runs. Other systems than Linux have no such signal; there, the next
 session finds runs that are still alive by their locks.

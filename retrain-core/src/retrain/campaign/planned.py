@@ -20,7 +20,7 @@ import tomli_w
 
 from retrain.campaign.load import Campaign, CheckedCondition, devices_of_a_run
 from retrain.kernel.config.keys import Key
-from retrain.kernel.config.overrides import ENV_PREFIX
+from retrain.kernel.config.load import ENV_PREFIX
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, ResumeError
@@ -41,7 +41,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 class PlannedRun:
     """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts.
 
-    `devices` are those of its configuration file; None leaves the key out, and the run takes the available ones.
+    `devices` is the key of its configuration file; None leaves the key out, and the run takes the available ones.
     """
 
     number: int  # from 1, in starting order

@@ -1,6 +1,6 @@
 """Launcher `ray`: each run is a task of an existing Ray cluster, on any node with room for it.
 
-All nodes must see the campaign's folder under the same path, which is checked before the first run starts, and have
+All nodes must see the campaign's folder under the same path (checked before the first run starts) and have
 retrain installed. A task runs on one node: the GPUs of a run are never spread over several.
 """
 
@@ -30,7 +30,7 @@ LOG = logging.getLogger("retrain")
 LOST = -int(signal.SIGKILL)  # exit code of a run whose worker is gone
 PAUSE_S = 0.2  # between two looks at the process of a run, and at all tasks
 SHARE = "start the campaign in a folder that all nodes share, or give them --log-dir and runtime_env.working_dir"
-CHECK_S = 60.0  # for every node to say what it sees
+CHECK_S = 60.0  # for every node to answer
 CONNECT_S = 10.0
 PASSED_ON = ("RETRAIN_", "HF_", "WANDB_", "TINKER_", "PYTHONPATH")  # variables that may be missing on the nodes
 
@@ -46,12 +46,7 @@ class Options(BaseModel):
     resources: dict[str, float] = Field(default_factory=dict)  # custom resources per run
     accelerator_type: str = ""  # of the GPUs, as "A100"; empty = any
     scheduling_strategy: Literal["DEFAULT", "SPREAD"] = "DEFAULT"  # fill a node first, or spread runs over nodes
-    runtime_env: dict[str, Any] = Field(default_factory=dict)  # as Ray knows it: `working_dir` where nodes lack ours
-
-    def of_task(self, num_gpus: float) -> dict[str, Any]:
-        asked = {"num_cpus": self.num_cpus, "num_gpus": num_gpus, "scheduling_strategy": self.scheduling_strategy}
-        given = {"memory": self.memory, "resources": self.resources, "accelerator_type": self.accelerator_type}
-        return asked | {name: value for name, value in given.items() if value}
+    runtime_env: dict[str, Any] = Field(default_factory=dict)  # of Ray: `working_dir` if nodes lack the current folder
 
 
 def build(context: PluginContext) -> RayLauncher:
@@ -64,9 +59,11 @@ def build(context: PluginContext) -> RayLauncher:
         raise PluginError(Problem(where=context.config.place("campaign.launcher"), what=str(error), fix=fix)) from error
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        _check_listening(address)
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # Ray itself would retry for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
-    except Exception as error:  # ConnectionError, ValueError, and others of its own
+    except Exception as error:  # ConnectionError, ValueError, and Ray's own classes
         where = context.config.place("campaign.launcher_options")
         what = f"no Ray cluster at {address!r}: {error}"
         fix = "start one with `ray start --head`, or set RAY_ADDRESS or launcher_options.address"
@@ -75,20 +72,13 @@ def build(context: PluginContext) -> RayLauncher:
     return RayLauncher(options, has_gpus=found.get("GPU", 0) > 0)
 
 
-def _check_listening(address: str) -> None:
-    """OSError if nothing listens at `host:port`: Ray itself would retry for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-
-
 class RayLauncher:
     """Submits tasks with cores, GPUs and custom resources, and without retries by Ray."""
 
     def __init__(self, options: Options, *, has_gpus: bool) -> None:
         self._options = options
         self._has_gpus = has_gpus
-        self._refusal: str | None = None  # why no run can start; empty once every node was asked
+        self._refusal: str | None = None  # why no run can start; empty once every node has answered
         self._told: set[float] = set()  # numbers of GPUs that no node has
         self._open: dict[Any, RayJob] = {}  # by the reference of the task
         self._looked = 0.0
@@ -97,7 +87,7 @@ class RayLauncher:
         """Submit the run; it starts when the cluster has room. BackendError when a node cannot see its folder."""
         import ray
 
-        job = replace(job, folder=job.cwd / job.folder)  # a worker has a current folder of its own
+        job = replace(job, folder=job.cwd / job.folder)  # a worker has another current folder
         if self._refusal is None:
             self._refusal = self._unseen_folders(job)
         if self._refusal:
@@ -107,11 +97,15 @@ class RayLauncher:
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         environ = {**passed, THREADS: str(self._options.num_cpus), **job.environ}
         self._tell_of_room(num_gpus)
+        options = self._options.model_dump(include={"memory", "resources", "accelerator_type"})
         task = ray.remote(run_job).options(
             name=job.name,
             max_retries=0,  # the campaign retries: it resumes the run, or moves its records aside
             runtime_env=self._runtime_env(environ),
-            **self._options.of_task(num_gpus),
+            num_cpus=self._options.num_cpus,
+            num_gpus=num_gpus,
+            scheduling_strategy=self._options.scheduling_strategy,
+            **{name: value for name, value in options.items() if value},
         )
         try:
             reference = task.remote(job, environ)
@@ -157,15 +151,15 @@ class RayLauncher:
             ended, silent = ray.wait([*asked], num_returns=len(asked), timeout=CHECK_S)
             found = {asked[each]: folders for each in ended if (folders := ray.get(each))}
         except Exception as error:  # a node that dies meanwhile, a worker that cannot start
-            what = f"a node cannot be asked what it sees: {error}"
+            what = f"a node does not answer: {error}"
             fix = "see `ray status`, and start the campaign again"
             raise BackendError(Problem(what=what, fix=fix)) from error
         finally:
             mark.unlink(missing_ok=True)
         if silent:
             LOG.warning("Ray nodes did not say whether they see %s: %s", job.folder, [asked[each] for each in silent])
-        told = "; ".join(f"{node}: {', '.join(folders)}" for node, folders in sorted(found.items()))
-        return f"nodes of the cluster do not see folders of the campaign ({told})" if told else ""
+        unseen_by = "; ".join(f"{node}: {', '.join(folders)}" for node, folders in sorted(found.items()))
+        return f"nodes of the cluster do not see folders of the campaign ({unseen_by})" if unseen_by else ""
 
     def _tell_of_room(self, num_gpus: float) -> None:
         """Warn once when no node is large enough: Ray would wait for one silently."""
@@ -185,7 +179,7 @@ class RayLauncher:
 
 
 class RayJob:
-    """A task of a Ray cluster, which may run on another node."""
+    """A task of a Ray cluster, possibly on another node."""
 
     def __init__(self, launcher: RayLauncher, reference: Any, folder: Path) -> None:
         self._launcher, self._reference, self._folder = launcher, reference, folder
@@ -214,7 +208,7 @@ class RayJob:
         self.stop(force=True)
 
     def stop(self, *, force: bool = False) -> None:
-        """Interrupt the task, which stops its process; a pending task is cancelled."""
+        """Interrupt the task, and so stop its process; a pending task is cancelled."""
         import ray
 
         self._is_stopped = True

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from retrain.campaign.load import Campaign
 from retrain.campaign.planned import PlannedRun, progress
+from retrain.observe.console.console import logged_to
 from retrain.text.amounts import percent
 from retrain.text.terminal_text import OUTCOME_LEVEL, harmless_lines, is_redrawable
 
@@ -34,21 +35,13 @@ class Lines:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Within the block, log records of plugins are printed too, and a terminal shows the active runs."""
-        logger, handler = logging.getLogger("retrain"), _LinesHandler(self)
-        level, is_passed_on = logger.level, logger.propagate
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
         if self._level <= logging.INFO and is_redrawable(sys.stdout):
             self._panel = _Panel(self._total)
         try:
-            with self._panel.live if self._panel else nullcontext():
+            with logged_to(_LinesHandler(self), logging.INFO), self._panel.live if self._panel else nullcontext():
                 yield
         finally:
             self._panel = None
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-            logger.propagate = is_passed_on
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Print a line; with --quiet only from the level of outcomes on."""

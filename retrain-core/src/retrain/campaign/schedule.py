@@ -117,7 +117,7 @@ class Schedule:
         looks = self._looks
         if not looks or not looks.due or self._active or self.cannot_look or any(map(looks.may_start, self._queue)):
             return
-        self._manifest.save()  # what has failed for good is told there
+        self._manifest.save()  # it records the runs that failed for good
         try:
             look = looks.take()
         except RetrainError as error:  # nothing to compare: the same command takes the look when runs are there
@@ -127,7 +127,7 @@ class Schedule:
         for run in [run for run in self._queue if not looks.is_needed(run)]:
             self._queue.remove(run)
             self._manifest.change_run(run.name, status=State.NOT_NEEDED)
-        self._manifest.save()  # before anything starts: what was decided is not decided twice
+        self._manifest.save()  # before anything starts, so that no decision is made twice
         self._lines.say(f"  {look.text}", OUTCOME_LEVEL)
 
     def _sort_in(self, run: PlannedRun) -> None:

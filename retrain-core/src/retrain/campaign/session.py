@@ -1,4 +1,4 @@
-"""One session of a campaign: opens its folder, runs what is missing, records and prints the outcome."""
+"""One session of a campaign: opens its folder, runs the missing runs, records and prints the outcome."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from typing import Any
 import click
 import tomli_w
 
-from retrain.campaign.explain import warnings_of
 from retrain.campaign.folder import CampaignFolder, open_campaign
 from retrain.campaign.launching import Launcher
-from retrain.campaign.load import Campaign, load_campaign
+from retrain.campaign.load import Campaign, load_campaign, warnings_of
 from retrain.campaign.looks import PlannedLooks, StudyJudge
 from retrain.campaign.manifest import CampaignRecord, Manifest, new_content, now
 from retrain.campaign.planned import PlannedRun, State, is_done, plan_runs
@@ -46,7 +45,7 @@ from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
-OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")  # what grows with a campaign
+OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")  # grow with a campaign
 SHOWN_FAILURES = 10
 
 
@@ -60,7 +59,7 @@ def run_campaign(
 ) -> None:
     """Run the missing runs of a campaign; `is_quiet` prints only warnings, failures and the outcome.
 
-    `is_new` and `is_beyond_plan` are those of `open_campaign`. RetrainError when a run failed after its retries,
+    `is_new` and `is_beyond_plan` are passed to `open_campaign`. RetrainError when a run failed after its retries,
     StopRequested when a signal ended the session.
     """
     opening = {"is_new": is_new, "is_beyond_plan": is_beyond_plan}
@@ -73,7 +72,8 @@ def _session(
 ) -> None:
     runs = plan_runs(campaign, folder.path, folder.before, folder.growth.devices)
     lines = Lines(len(runs), parallel=campaign.table.parallel, is_quiet=is_quiet)
-    identities = current_identities(campaign, plugins)
+    tables = registered_tables(plugins)
+    identities = {each.label: identity_of(each.config, plugins, tables).as_data() for each in campaign.conditions}
     changed = changed_runs(runs, identities)
     if not campaign.config.resume.anyway:
         refuse_changed(changed, campaign, str(folder.path))
@@ -88,7 +88,6 @@ def _session(
     stops, began = Stops(), time.monotonic()
     try:
         manifest = _manifest(campaign, plugins, runs, folder, changed)
-        tables = frozenset(manifest.content["tables"])
         record = CampaignRecord(folder.path, lines, continues=folder.before is not None)
         record.opened(manifest.content, **opening)
         judge = StudyJudge.of(campaign, folder.path)
@@ -102,7 +101,7 @@ def _session(
                 manifest=manifest,
                 launcher=launcher,
                 lines=lines,
-                follow_ups=FollowUps(campaign, plugins, folder.path, tables),
+                follow_ups=FollowUps(campaign, plugins, folder.path, frozenset(manifest.content["tables"])),
                 stops=stops,
                 record=record,
                 looks=looks,
@@ -111,8 +110,8 @@ def _session(
     finally:
         launcher.close()
     started = [run for run in runs if run.name in schedule.attempts]
-    for told in changed_runs(started, identities, told=lambda change: change.file or change.name).lines:
-        lines.say(f"note: changed while the campaign went on: {told}", logging.WARNING)
+    for line in changed_runs(started, identities, words=lambda change: change.file or change.name).lines:
+        lines.say(f"note: changed during the campaign: {line}", logging.WARNING)
     _conclude(manifest, runs, schedule, stops, lines, time.monotonic() - began, folder, record)
 
 
@@ -123,7 +122,7 @@ def _say_head(campaign: Campaign, folder: CampaignFolder, changed: ChangedRuns, 
     for told in _device_notes(folder):
         lines.say(told, OUTCOME_LEVEL)
     if folder.growth.adds_runs:
-        lines.say(f"  added: {folder.growth}; what was there before is not run again", OUTCOME_LEVEL)
+        lines.say(f"  added: {folder.growth}; existing runs are not repeated", OUTCOME_LEVEL)
     for warning in (*warnings_of(campaign), *changed.notes):
         lines.say(f"  note: {warning}", logging.WARNING)
 
@@ -224,7 +223,7 @@ def _conclude(
     for told in _device_notes(opened):
         lines.say(told, OUTCOME_LEVEL)
     if stops.reason:
-        lines.say("  the same command finishes what is missing", OUTCOME_LEVEL)
+        lines.say("  the same command finishes the missing runs", OUTCOME_LEVEL)
         stop = StopRequested(stops.reason)
         stop.folder = folder
         raise stop
@@ -267,19 +266,13 @@ class ChangedRuns:
     @property
     def notes(self) -> list[str]:
         """The changes that the user accepted, and the runs that cannot be compared."""
-        told = [f"made with other code or data than those of now: {line}" for line in self.lines]
+        told = [f"made with other code or data than the present: {line}" for line in self.lines]
         listed = [_listed(self.unknown)] if self.unknown else []
-        return told + [f"made by an earlier version, which recorded no code and data: {each}" for each in listed]
+        return told + [f"made by an earlier version that recorded no code and data: {each}" for each in listed]
 
 
-def current_identities(campaign: Campaign, plugins: Plugins) -> Identities:
-    """Code, data, model files and plugins of each condition as of now."""
-    tables = registered_tables(plugins)
-    return {each.label: identity_of(each.config, plugins, tables).as_data() for each in campaign.conditions}
-
-
-def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[[Change], str] = str) -> ChangedRuns:
-    """Compare every run that has begun with a new run of its condition; `told` words a change."""
+def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, words: Callable[[Change], str] = str) -> ChangedRuns:
+    """Compare every run that has begun with a new run of its condition; `words` describes a change."""
     by_change: dict[str, list[str]] = {}
     unknown, num_changed = [], 0
     for run in runs:
@@ -288,10 +281,10 @@ def changed_runs(runs: Iterable[PlannedRun], now: Identities, *, told: Callable[
             name = f"{run.name}, done" if is_done(run) else run.name
             if not isinstance(manifest.get("identity"), dict):
                 unknown.append(name)
-            elif _refused(manifest["identity"], current):  # by digest, without reading what it consists of
+            elif _refused(manifest["identity"], current):  # by digest, without reading the parts
                 num_changed += 1
                 for change in _refused(Run(run.folder).identity, current):
-                    by_change.setdefault(printable(told(change)), []).append(name)
+                    by_change.setdefault(printable(words(change)), []).append(name)
     return ChangedRuns(by_change=by_change, unknown=unknown, num_runs=num_changed)
 
 
@@ -299,11 +292,11 @@ def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> Non
     """ResumeError that names every change and its runs, unless there is no change."""
     if not changed.by_change:
         return
-    what = f"{changed.num_runs} of its {campaign.num_runs} runs were made with other code or data than those of now"
+    what = f"{changed.num_runs} of its {campaign.num_runs} runs were made with other code or data than the present"
     why = "\n    ".join([*changed.lines, "runs of different code cannot be compared; nothing was changed"])
     fix = (
-        f"take the changes back; or run all {campaign.num_runs} again with --new, which keeps these; or insist with "
-        "--resume-anyway: what is done stays, the rest runs with the code and data of now, and that is recorded"
+        f"take the changes back; or run all {campaign.num_runs} again with --new (these are kept); or insist with "
+        "--resume-anyway: finished runs stay, the rest uses the present code and data, and that is recorded"
     )
     raise ResumeError(Problem(where=folder, what=what, why=why, fix=fix))
 
@@ -319,7 +312,7 @@ def _listed(names: Sequence[str]) -> str:
 
 EPILOG = """\b
 Examples:
-  retrain campaign.toml                       run it, or finish what is missing
+  retrain campaign.toml                       run it, or finish the missing runs
   retrain campaign.toml --campaign-parallel   runs in parallel
   retrain campaign.toml -q                    only failures and the outcome
   retrain --resume logs/campaign_20260103     finish the campaign in that folder
@@ -339,7 +332,7 @@ Exit codes: 0 all runs are done; 1 a run failed after its retries; 2 usage or co
 @config_argument("CONFIG [--KEY VALUE]...")
 @click.pass_obj
 def command(plugins: Plugins, is_new: bool, beyond_plan: bool, is_quiet: bool, arguments: tuple[str, ...]) -> None:
-    """Run the conditions x seeds of CONFIG; run it again to finish what is missing, or what was added to the file.
+    """Run the conditions x seeds of CONFIG; run it again to finish missing or added runs.
 
     Flags override the keys of all runs. `--resume DIR` finishes the campaign in that folder.
     """

@@ -132,6 +132,6 @@ def _answer(program: str, *arguments: str, text: str = "") -> str:
     except OSError as error:
         raise SlurmError(f"{program}: {error.strerror or error}") from error
     if done.returncode:
-        told = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise SlurmError(told if told.startswith(program) else f"{program}: {told}")
+        message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise SlurmError(message if message.startswith(program) else f"{program}: {message}")
     return done.stdout

@@ -35,7 +35,7 @@ from retrain.records.files import write_json
 LOG = logging.getLogger("retrain")
 STOP, KILL = ("--batch", "--signal=TERM"), ("--full", "--signal=KILL")  # options of `scancel`
 GATHER_S = 0.1  # without another start, and an array is handed in
-STOPPING_S = 1.0  # between two questions while runs are asked to stop
+STOPPING_S = 1.0  # between two queries while runs are stopping
 CLOSE_S = 150.0  # for the last requests
 USUAL_REASONS = frozenset(("", "None", "Resources", "Priority", "JobArrayTaskLimit", "BeginTime", "Cleaning"))
 
@@ -65,7 +65,7 @@ class Options(BaseModel):
             *("--nodes=1", "--ntasks=1", f"--cpus-per-task={self.num_cpus}", f"--chdir={cwd}"),
             "--no-requeue",  # the campaign does that: it resumes the run
             f"--signal=B:TERM@{math.ceil(grace_s)}",
-            "--output=/dev/null",  # the runs have logs of their own
+            "--output=/dev/null",  # the runs have separate logs
             *self.sbatch,
         ]
 
@@ -217,7 +217,7 @@ class SlurmLauncher:
         try:
             job_id = slurm_commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
         except SlurmError as error:
-            listing = self._ask()  # a timeout may have lost the answer alone
+            listing = self._ask()  # after a timeout only the answer may be lost
             if listing is None:
                 with self._lock:
                     self._waiting = [*jobs, *self._waiting]
@@ -259,7 +259,7 @@ class SlurmLauncher:
             for options, some in ids.items():
                 slurm_commands.cancel(some, *options)
         except SlurmError as error:
-            LOG.warning("Slurm did not take a request to stop jobs, which is repeated: %s", error)
+            LOG.warning("Slurm did not take a request to stop jobs; it is repeated: %s", error)
             return
         for job, request in asked.items():
             if job.request == request:
@@ -316,11 +316,11 @@ class SlurmJob:
                 told = f"node {state.nodes} does not see {self.folder}, or the current folder: choose shared ones"
             self.end(code, told)
 
-    def end(self, code: int, told: str) -> None:
+    def end(self, code: int, message: str) -> None:
         """Set the exit code; Slurm's message goes to the run's log of errors."""
-        if told:
+        if message:
             with suppress(OSError), (self.folder / "stderr.log").open("a", encoding="utf-8") as stream:
-                stream.write(f"{told}\n")
+                stream.write(f"{message}\n")
         self.code = code
 
 
@@ -373,7 +373,7 @@ def write_start(job: Job, num_cpus: int) -> None:
     """Write the file that starts one run; only its owner can read it."""
     variables = {"OMP_NUM_THREADS": str(num_cpus), **job.environ}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    command = f"exec {shlex.join(job.argv)}"  # the run becomes the job's own process, which gets Slurm's signals
+    command = f"exec {shlex.join(job.argv)}"  # the run becomes the job's own process and gets Slurm's signals
     file = job.folder / START
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,7 +1,7 @@
 """The text of the campaigns that `retrain init` writes."""
 
 CAMPAIGN = """\
-# retrain: a campaign, conditions x seeds. Run it with: retrain campaign.toml (again, to finish what is missing)
+# retrain: a campaign, conditions x seeds. Run it with: retrain campaign.toml (again, to finish missing runs)
 
 [campaign]
 seeds = [42, 101, 202, 303, 404, 505]
@@ -59,7 +59,7 @@ advantage_mode = "grpo"
 transform_mode = "none"
 lr = 3e-3
 
-[campaign.plan]             # fixed before the first step, so that nobody can choose the verdict afterwards
+[campaign.plan]             # fixed before the first step, so that the verdict cannot be chosen afterwards
 hypothesis = "three times the learning rate answers more held-out questions after 12 steps"
 
 # Everything below is the base configuration of all runs.

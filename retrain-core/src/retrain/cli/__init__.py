@@ -1,7 +1,7 @@
 """The `retrain` script, and its message where another package has replaced files of this one.
 
 The public package `retrain` has the same import name. Installed after this one it replaces `retrain/__init__.py` and
-the script, which then imports its own module `retrain.cli`; Python prefers a package to a module of that name, and so
+the script; that then imports its own module `retrain.cli`; Python prefers a package to a module of that name, and so
 it ends here.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from retrain.kernel.types import Outcome
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import load_checked, refuse_defaults
 from retrain.run.seed_sources import run_seeds
-from retrain.tasks.audit.report import AuditReport, where_found
-from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
+from retrain.tasks.audit.findings import report_data, where_found
+from retrain.tasks.audit.verifier_audit import SHADOW, AuditReport, audit_tasks, shadow_of
 from retrain.tasks.scoring.build import build_rewards, data_reward, load_data
 from retrain.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.tasks.scoring.service import NamedReward, ScoringService
@@ -36,7 +36,7 @@ EPILOG = """\b
 Examples:
   retrain audit                      the reward of ./retrain.toml
   retrain audit my.toml --examples 50 --reward-type math
-  retrain audit --contamination      is what is evaluated in the training data?
+  retrain audit --contamination      are evaluated examples in the training data?
   retrain audit --contamination --model-probe
   retrain audit --replay logs/train/failures
   retrain audit mended.toml --replay logs/train/failures --json
@@ -53,7 +53,7 @@ Exit codes: 0 fit to train on; 1 not fit, or contaminated, or a replayed text go
     type=click.IntRange(min=1),
     help="Examples to try, in place of [scoring] audit_examples; with --model-probe: of each set at most.",
 )
-@click.option("--contamination", is_flag=True, help="Hold what is evaluated against the training data instead.")
+@click.option("--contamination", is_flag=True, help="Compare the evaluated examples with the training data instead.")
 @click.option(
     "--words", type=click.IntRange(8, 13), default=8, show_default=True, help="With --contamination: words of a run."
 )
@@ -88,8 +88,8 @@ def command(
     """Score right and wrong texts of a few examples of CONFIG; exit code 1 when the reward is not fit to train on.
 
     With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
-    code 1 when more than the allowed share is there. With --replay score again what a run's reward failed on, with the
-    reward and the limits of that run or of CONFIG; exit code 1 unless every text gets a verdict."""
+    code 1 when more than the allowed share is there. With --replay score again the texts on which a run's
+    reward failed, with reward and limits of that run or of CONFIG; exit code 1 unless every text gets a verdict."""
     _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
     if replay:
         if contamination or model_probe or examples:
@@ -123,8 +123,8 @@ def command(
         return
     audited = audit_config(config, ctx.obj, examples)
     if as_json:
-        data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **audited.report.as_data()}
-        data |= {"shadow": {"rewards": [*audited.shadows], **audited.shadow.as_data()}} if audited.shadow else {}
+        data = {"rewards": list(audited.rewards), "notes": list(audited.notes), **report_data(audited.report)}
+        data |= {"shadow": {"rewards": [*audited.shadows], **report_data(audited.shadow)}} if audited.shadow else {}
         click.echo(json.dumps(data, indent=2))
     else:
         _show(audited)
@@ -216,9 +216,6 @@ def _show_report(report: AuditReport, of: str = "Reward") -> None:
     click.echo(report.line(of))
 
 
-# `--replay PATH`: scores again the texts on which a run's reward failed.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """Result of scoring one text again; `then` is the original failure."""
@@ -252,8 +249,15 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
             raise ConfigError(Problem(where=str(path), what=what, fix=fix))
         arguments = [str(files[0]), *arguments]
     config = load_checked(arguments, plugins).config
-    rewards = _rewards(config, plugins, {record.reward for _, record in records})
-    missing = sorted({record.reward for _, record in records} - rewards.keys())
+    wanted = {record.reward for _, record in records}
+    tokenizer = load_tokenizer(config, plugins)
+    context = PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer)
+    rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
+    source = config.data.source
+    if source in wanted and source not in rewards:  # the run's config.toml names a reward that its data source replaced
+        own = load_data(config, context).reward
+        rewards |= {source: NamedReward(name=source, reward=own)} if own is not None else {}
+    missing = sorted(wanted - rewards.keys())
     if missing:
         what = f"these texts were scored by {', '.join(missing)}; the configuration has {', '.join(rewards)}"
         raise ConfigError(Problem(where=str(path), what=what, fix="name the run's own: audit CONFIG --replay PATH"))
@@ -262,8 +266,8 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
     settings = config.scoring.model_copy(update={"retries": 0, "limits": limits})
     results: dict[Path, Replayed] = {}
     for name, reward in rewards.items():
-        own = [(each, record) for each, record in records if record.reward == name]
-        results |= _scored(reward, own, settings) if own else {}
+        failed = [(each, record) for each, record in records if record.reward == name]
+        results |= _scored(reward, failed, settings) if failed else {}
     return [results[each] for each, _ in records]
 
 
@@ -287,14 +291,3 @@ def _scored(
             )
             for (file, record), score, seconds in zip(records, scores, batch.seconds, strict=True)
         }
-
-
-def _rewards(config: Config, plugins: Plugins, wanted: Collection[str]) -> dict[str, NamedReward]:
-    seeds = run_seeds(config)
-    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
-    rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
-    source = config.data.source
-    if source in wanted and source not in rewards:  # the run's config.toml names a reward that its data source replaced
-        own = load_data(config, context).reward
-        rewards |= {source: NamedReward(name=source, reward=own)} if own is not None else {}
-    return rewards

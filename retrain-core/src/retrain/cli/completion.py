@@ -1,4 +1,4 @@
-"""Completions of a command line, as the script of `retrain --completion SHELL` requests them.
+"""Completions of a command line, as the script of `retrain --completion SHELL` requests them; misspelt commands.
 
 The script runs `retrain` with `_RETRAIN_COMPLETE` set; click implements the shells' protocols.
 """
@@ -6,15 +6,17 @@ The script runs `retrain` with `_RETRAIN_COMPLETE` set; click implements the she
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from retrain.cli.dispatch import TRAIN, RetrainGroup, completion_protocol
+from retrain.cli.plugin import COMPLETION, PUBLIC_NAMES, TRAIN, VARIABLE
 from retrain.kernel.declared import Kind
-from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE, RetrainError
+from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE, ConfigError, Problem, RetrainError
+from retrain.kernel.plugins.first_party import promised_names
 from retrain.kernel.plugins.resolve import resolve
 from retrain.kernel.registry import Plugins
 
@@ -29,11 +31,22 @@ NAMES_OF = {  # command options whose value names a registered part
     "--advantage": Kind.ADVANTAGE,
     "--uncertainty": Kind.UNCERTAINTY,
 }
+FORMER_NAMES = PUBLIC_NAMES | {
+    "completion": COMPLETION,
+    "forecast": "status RUN --forecast",
+    "ledger": "compare --ledger",
+    "merge": "export RUN --format transformers",
+    "plugin": "init-plugin --distribution",
+    "push": "export RUN --push REPO",
+    "resume-check": "status RUN --resume",
+    "schema": "explain --schema",
+    "score": "audit --replay PATH",
+}
 PATH_KEYS = ("path", "dir", "from")  # endings of keys that hold a file or folder
 
 
-def answer(request: str, plugins: Plugins) -> int:
-    """Print the completions; `request` is the value that the script put into the variable (`bash_complete`).
+def answer(request: str, plugins: Plugins, params: Sequence[click.Parameter]) -> int:
+    """Print the completions; `request` is the variable's value (`bash_complete`), `params` are those of `retrain`.
 
     Returns the exit code. It never fails loudly: pressing TAB must not show a traceback.
     """
@@ -46,14 +59,16 @@ def answer(request: str, plugins: Plugins) -> int:
         return EXIT_DONE
     try:
         words, typed = protocol.get_completion_args()
-        found = candidates(plugins, words, typed)
+        found = candidates(plugins, words, typed, params)
     except Exception:  # a broken plugin or an open quote: nothing to offer
         return EXIT_DONE
     click.echo("\n".join(map(protocol.format_completion, found)))
     return EXIT_DONE
 
 
-def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]:
+def candidates(
+    plugins: Plugins, words: Sequence[str], typed: str, group_params: Sequence[click.Parameter] = ()
+) -> list[Item]:
     """The completions of `typed`, the word at the cursor, after the complete `words` (without `retrain`)."""
     if words and words[0] == "help":
         return _matching(_commands(plugins), typed) if len(words) == 1 else []
@@ -65,7 +80,7 @@ def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]
         command: click.Command = resolve(plugins, Kind.COMMAND, name, where="completion").target
     except RetrainError:
         return []
-    params = [*command.params, *([] if is_command else RetrainGroup(plugins).params)]
+    params = [*command.params, *([] if is_command else group_params)]
     options = [param for param in params if isinstance(param, click.Option)]
     takes_keys = bool(command.context_settings.get("ignore_unknown_options"))
     keys = _keys(plugins) if takes_keys else {}
@@ -88,7 +103,7 @@ def candidates(plugins: Plugins, words: Sequence[str], typed: str) -> list[Item]
 
 def _commands(plugins: Plugins) -> list[Item]:
     rows = {entry.spec.name: entry.spec.summary for entry in plugins.registered(Kind.COMMAND)}
-    return _items({name: text for name, text in rows.items() if name != TRAIN} | {"help": "What a command does."})
+    return _items({name: text for name, text in rows.items() if name != TRAIN} | {"help": "Help of a command."})
 
 
 def _configurations() -> list[Item]:
@@ -97,8 +112,7 @@ def _configurations() -> list[Item]:
 
 
 def _keys(plugins: Plugins) -> dict[str, Key]:
-    from retrain.kernel.config.load import all_keys  # imports pydantic, which only keys need
-    from retrain.kernel.config.overrides import FLAG_ALIASES
+    from retrain.kernel.config.load import FLAG_ALIASES, all_keys  # imports pydantic; only keys need it
     from retrain.run.tables import registered_tables
 
     keys = all_keys(registered_tables(plugins))
@@ -159,7 +173,7 @@ def _flags(options: Sequence[click.Option], keys: Mapping[str, Key]) -> list[Ite
     own = {max(option.opts, key=len): option.help or "" for option in options if not option.hidden}
     own["--help"] = "Show help."
     if keys:
-        from retrain.kernel.config.overrides import PARAM_FLAGS
+        from retrain.kernel.config.load import PARAM_FLAGS
 
         own["--set"] = "Set TABLE.KEY=VALUE."
         own |= {flag: f"NAME=VALUE for {path}." for flag, path in PARAM_FLAGS.items()}
@@ -172,3 +186,23 @@ def _items(rows: Mapping[str, str]) -> list[Item]:
 
 def _matching(items: Iterable[Item], typed: str) -> list[Item]:
     return [item for item in items if item.type != "plain" or item.value.startswith(typed)]
+
+
+def completion_protocol(shell: str) -> ShellComplete | None:
+    """click's protocol for a shell on TAB; None for a shell that it does not know."""
+    protocol = get_completion_class(shell)
+    return protocol(click.Command("retrain"), {}, "retrain", VARIABLE) if protocol else None
+
+
+def refuse_misspelt(word: str, plugins: Plugins) -> None:
+    """ConfigError on a first word that is neither a command nor a file."""
+    known = [entry.spec.name for entry in plugins.registered(Kind.COMMAND) if entry.spec.name != TRAIN]
+    if word in promised_names(Kind.COMMAND):
+        what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
+    elif word in FORMER_NAMES:
+        what, fix = f"there is no command {word!r} any more", f"use `retrain {FORMER_NAMES[word]}`"
+    else:
+        what, near = f"{word!r} is neither a command nor a file", get_close_matches(word, [*known, TRAIN], n=1)
+        others = f"commands: {', '.join(known)}; or give a .toml file"
+        fix = f"did you mean `retrain {near[0]}`?" if near else others
+    raise ConfigError(Problem(where="command line", what=what, fix=fix))

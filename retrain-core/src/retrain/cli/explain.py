@@ -55,8 +55,23 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, argu
         click.echo(schema_text(plugins), nl=False)
         return
     if list_keys:
-        rows = _key_rows(plugins)
-        click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(map(_key_line, rows)))
+        rows = [
+            {
+                "key": key.path,
+                "flag": f"--{key.flag}",
+                "default": key.default,
+                "description": key.description,
+                "pending": key.pending,
+            }
+            for key in all_keys(registered_tables(plugins))
+        ]
+        if as_json:
+            click.echo(json.dumps(rows, indent=2))
+            return
+        for row in rows:
+            note = f" (not yet: {row['pending']})" if row["pending"] else ""
+            head = f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20}"
+            click.echo(f"{head} {row['description']}{note}")
         return
     claim, unnamed = claim_of(arguments, plugins), None
     if claim:
@@ -102,6 +117,8 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     completions = training.batch_size * training.group_size
     minibatches = config.training.minibatches
     tables = config.as_dict()
+    loss_keys = (f"{name} = {tables['algorithm'][name]}" for name in LOSS_KEYS if tables["algorithm"].get(name))
+    loss = ", ".join([config.algorithm.loss, *loss_keys])
     values = {}
     for path, origin in sorted(config.origins.items()):
         table, _, name = path.partition(".")
@@ -120,7 +137,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "advantage_mode": flow.advantage.name,
         "transform_mode": flow.transform.name,
         "uncertainty_kind": flow.uncertainty.name,
-        **({"loss": _loss(config)} if applicable_losses(plugins, config.backend.backend) else {}),
+        **({"loss": loss} if applicable_losses(plugins, config.backend.backend) else {}),
         **({"clipping": clipping} if (clipping := unclipped(config, plugins, flow)) else {}),
         "max_steps": training.max_steps,
         "batch_size": training.batch_size,
@@ -172,27 +189,3 @@ def _warnings(config: Config) -> list[str]:
     if config.model.lora_rank and training.lr < FULL_TUNING_LR:
         found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
     return found
-
-
-def _loss(config: Config) -> str:
-    """The loss with its keys that are set."""
-    values = config.as_dict()["algorithm"]
-    return ", ".join([config.algorithm.loss, *(f"{n} = {values[n]}" for n in LOSS_KEYS if values.get(n))])
-
-
-def _key_rows(plugins: Plugins) -> list[dict[str, Any]]:
-    return [
-        {
-            "key": key.path,
-            "flag": f"--{key.flag}",
-            "default": key.default,
-            "description": key.description,
-            "pending": key.pending,
-        }
-        for key in all_keys(registered_tables(plugins))
-    ]
-
-
-def _key_line(row: Mapping[str, Any]) -> str:
-    note = f" (not yet: {row['pending']})" if row["pending"] else ""
-    return f"{row['key']:<34} {row['flag']:<30} {toml_text(row['default']):<20} {row['description']}{note}"

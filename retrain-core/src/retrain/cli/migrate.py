@@ -24,7 +24,6 @@ from retrain.cli.plugin import LEGACY_KEYS
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.toml_file import key_lines, parse_toml
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
-from retrain.kernel.registry import Plugins
 from retrain.records.files import write_bytes
 from retrain.run.public_package import names_in
 from retrain.run.tables import registered_tables
@@ -32,6 +31,8 @@ from retrain.text.command_options import json_option
 from retrain.text.terminal_text import printable
 
 STDIN = "<stdin>"
+BOM = "\ufeff"
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # TOML ends a line at LF and nowhere else
 EPILOG = """\b
 Examples:
   retrain migrate-config retrain.toml                   show what would change
@@ -51,7 +52,7 @@ Exit codes: 0 done, or nothing to change; 1 --check found legacy keys or names o
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="P", help="Write the result to a new file.")
 @click.option("--stdin", "from_stdin", is_flag=True, help="Read the configuration from standard input.")
 @click.option("--stdout", "to_stdout", is_flag=True, help="Print the result instead of the difference.")
-@json_option("Print what was found and done as JSON.")
+@json_option("Print findings and result as JSON.")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.pass_context
 def command(
@@ -67,8 +68,8 @@ def command(
 ) -> None:
     """Move the legacy prime_rl_* keys of [backend] to [backend.options], keeping comments and layout.
 
-    Without an option it prints the difference and writes nothing. What the names of the public retrain package became
-    is told on stderr, for you to decide.
+    Without an option it prints the difference and writes nothing. Names of the public retrain package and their
+    replacements are listed on stderr, for you to decide.
     """
     modes = {"check": check, "write": write, "output": output is not None, "stdout": to_stdout}
     mode, *others = [name for name, wanted in modes.items() if wanted] or ["preview"]
@@ -79,7 +80,12 @@ def command(
     if from_stdin == (config is not None) or (from_stdin and write):
         raise click.UsageError("give either CONFIG, or --stdin without --write")
     found = migrate(_read(config), STDIN if config is None else str(config))
-    notes = _public_names(found.before, ctx.obj)
+    plain = found.before.removeprefix(BOM)
+    lines, keys = key_lines(plain), all_keys(registered_tables(ctx.obj))
+    notes = [  # a name in a condition is at the line of [campaign]
+        {"path": path, "line": lines.get(path, lines.get("campaign", 1)), "note": note}
+        for path, note in names_in(tomllib.loads(plain), keys, ctx.obj)
+    ]
     written = kept = None
     if output is not None:
         written = _write(output, found.after)
@@ -106,14 +112,6 @@ def command(
         _print_text(found, notes, mode, written)
     if check and (found.legacy_keys or notes):
         ctx.exit(EXIT_FAILED)
-
-
-def _public_names(text: str, plugins: Plugins) -> list[dict[str, Any]]:
-    """Path, line and note of every name of the public package; those of a condition at the line of [campaign]."""
-    plain = text.removeprefix(BOM)
-    lines = key_lines(plain)
-    found = names_in(tomllib.loads(plain), all_keys(registered_tables(plugins)), plugins)
-    return [{"path": path, "line": lines.get(path, lines.get("campaign", 1)), "note": note} for path, note in found]
 
 
 def _print_text(found: Migration, notes: list[dict[str, Any]], mode: str, written: Path | None) -> None:
@@ -166,13 +164,6 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> Path:
         fix = "remove it, or choose another name" if is_there else "choose a file you can write to: --output P"
         raise ConfigError(Problem(where=str(path), what=what, fix=fix)) from None
     return path
-
-
-# Rewrites a configuration of an earlier version: its legacy keys in [backend] move to [backend.options].
-
-
-BOM = "\ufeff"
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # TOML ends a line at LF and nowhere else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Registers the commands of this package, and the templates of `retrain init`."""
+"""Registers the commands of this package, and the templates of `retrain init`; names shared by the command line."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections.abc import Callable
 from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
 
+TRAIN = "train"  # the command of a line without one
+COMPLETION = "--completion"
+VARIABLE = "_RETRAIN_COMPLETE"  # set by the scripts that the shells run on TAB
+PUBLIC_NAMES = {  # of the public retrain: they keep working
+    "backends": "plugins --kind backend",
+    "top": "status --follow --active",
+}
 COMMANDS = (
     ("train", "train", "Train with a TOML file (the default command).", "command_line:train"),
-    (
-        "train",
-        "audit",
-        "Try the configured reward on right and wrong texts, or on its failures.",
-        "audit_command:command",
-    ),
+    ("train", "audit", "Try the reward on right and wrong texts, or on its failures.", "audit_command:command"),
     ("train", "init", "Write a starting configuration, for your own data too.", "start.command:command"),
-    ("train", "explain", "Show what a configuration would do, without model or data.", "explain:command"),
+    ("train", "explain", "Show the effect of a configuration, without model or data.", "explain:command"),
     ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
     (
         "extend",
         "init-plugin",
-        "Generate a plugin as one file in this folder, or as a distribution.",
+        "Generate a plugin: one file or a folder.",
         "scaffold.init_plugin_command:command",
     ),
     ("tools", "man", "Read the manual: as text, JSON, man page or HTML.", "manual.command:command"),
-    ("tools", "migrate-config", "Rewrite a configuration that uses keys of an earlier version.", "migrate:command"),
+    ("tools", "migrate-config", "Rewrite a configuration with keys of an earlier version.", "migrate:command"),
 )
 ALIASES = {"man": ("manual",)}
 TEMPLATES = (  # of `retrain init`, those that depend on no particular distribution

@@ -18,13 +18,15 @@ import click
 from pydantic import BaseModel
 
 from retrain.credit.configured_loss import capability_fields
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.first_party import promised_names, provider
 from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.requirements import required_packages
+from retrain.kernel.plugins.resolve import module_of
 from retrain.kernel.registry import Plugins, Registered
-from retrain.records.identity.imports import module_file, part_file
-from retrain.run.check import selected_parts
+from retrain.records.identity.code import module_file, part_file
+from retrain.run.check import DOTTED, Selected, selected_parts
 from retrain.run.configure import DEFAULT_FILE, load_with_problems
 from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
@@ -34,10 +36,19 @@ from retrain.text.terminal_text import harmless_lines, printable
 
 OK = "ok"
 KINDS = {kind.value.replace(" ", "-"): kind for kind in Kind}
+RANGE = {  # keywords of JSON Schema, and how they are shown
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+    "minLength": "length at least",
+    "maxLength": "length at most",
+    "minItems": "entries at least",
+}
 EPILOG = """\b
 Examples:
   retrain plugins                          list everything registered
-  retrain plugins my.toml                  and what that file selects
+  retrain plugins my.toml                  and the parts that the file selects
   retrain plugins --kind transform --json
   retrain plugins --kind backend           each with its capabilities, options and missing dependencies
 
@@ -54,8 +65,8 @@ Exit codes: 0 done; 2 usage or configuration error.
 def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[str, ...]) -> None:
     """List every registered name with its distribution, version and file, and every plugin that failed to load.
 
-    With CONFIG, or a retrain.toml in this folder, also show the modules in its search paths, which are imported for
-    this, and the parts that it selects. With --kind backend show what each declares, takes and lacks.
+    With CONFIG, or a retrain.toml in this folder, also show the modules in its search paths, imported for this,
+    and the parts that it selects. With --kind backend show the capabilities, options and missing packages of each.
     """
     content = inventory(plugins, kinds=[KINDS[kind]] if kind else list(Kind))
     if kind == Kind.BACKEND:
@@ -94,7 +105,12 @@ def inventory(plugins: Plugins, kinds: Sequence[Kind] = tuple(Kind)) -> dict[str
 def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | None) -> dict[str, Any]:
     config, _, problems = load_with_problems(arguments, plugins)
     selected = [
-        asdict(part) | {"kind": part.kind.value, "problem": str(part.problem) if part.problem else None}
+        {
+            **asdict(part),
+            "kind": part.kind.value,
+            "problem": str(part.problem) if part.problem else None,
+            "file": _file_of(part, config, plugins),
+        }
         for part in selected_parts(config, plugins, registered_tables(plugins))
         if only in (None, part.kind)
     ]
@@ -106,6 +122,13 @@ def _of_configuration(arguments: Sequence[str], plugins: Plugins, only: Kind | N
         "selected": selected,
         "problems": [str(problem) for problem in problems],
     }
+
+
+def _file_of(part: Selected, config: Config, plugins: Plugins) -> str:
+    if part.source == DOTTED:
+        return module_file(module_of(part.name, config.plugins.search_paths))
+    entries = plugins.find(part.kind, part.name)
+    return part_file(entries[0].spec) if entries else ""
 
 
 def _lines(content: dict[str, Any]) -> Iterator[str]:
@@ -191,20 +214,6 @@ def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-# `--kind backend`: capabilities, options and installation state of each backend.
-
-
-RANGE = {  # keywords of JSON Schema, and how they are shown
-    "minimum": "at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "exclusiveMaximum": "below",
-    "minLength": "length at least",
-    "maxLength": "length at most",
-    "minItems": "entries at least",
-}
-
-
 def backends(plugins: Plugins) -> list[dict[str, Any]]:
     return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
@@ -267,7 +276,7 @@ def option_schema(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
 
 
 def _forms(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alternative schemas of a value: one, or those of a union."""
+    """The alternative schemas of a value: one, or the members of a union."""
     forms: list[dict[str, Any]] = found.get("anyOf", [found])
     return forms
 

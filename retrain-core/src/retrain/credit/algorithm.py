@@ -126,6 +126,7 @@ class CreditAlgorithm:
     ) -> CreditGroup:
         entropies = [c.entropies_T[c.action_T] for c in judged if c.entropies_T is not None]
         tokens_G = [c.tokens_T[c.action_T] for c in judged] if self.flow.needs_text else None
+        token_rewards_G = [np.zeros(c.num_actions) if c.rewards_T is None else c.rewards_T[c.action_T] for c in judged]
         pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if self._counts(pair[0])]
         rewards_G = _values(score.value for score, _ in pairs)
         raw_G = _values(score.value if raw.value is None else raw.value for score, raw in pairs)
@@ -138,7 +139,7 @@ class CreditAlgorithm:
             shaping_G=None if np.array_equal(rewards_G, raw_G, equal_nan=True) else rewards_G - raw_G,
             tokens_G=tokens_G,
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
-            token_rewards_G=[_token_rewards(c) for c in judged] if self.flow.needs_token_rewards else None,
+            token_rewards_G=token_rewards_G if self.flow.needs_token_rewards else None,
             name=name,
         )
 
@@ -262,12 +263,6 @@ def _without_surplus(result: CreditResult, statuses_P: Sequence[GroupStatus]) ->
         token_advs=tuple(tuple(map(np.zeros_like, advs_G)) if surplus else advs_G for advs_G, surplus in pairs),
         trained=tuple(t and not surplus for t, surplus in zip(result.trained, is_surplus_P, strict=True)),
     )
-
-
-def _token_rewards(completion: Completion) -> Floats:
-    if completion.rewards_T is None:
-        return np.zeros(completion.num_actions)
-    return completion.rewards_T[completion.action_T]
 
 
 # Fields of a step's line about the uncertainty of its tokens; `_A` one entry per action token of the step.

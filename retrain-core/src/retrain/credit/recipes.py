@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import Setting, TableEntry, all_keys
 from retrain.kernel.config.resolved import Config, Layer, Origin
@@ -164,7 +162,8 @@ def departures(config: Config, recipe: Recipe, plugins: Plugins) -> dict[str, An
     Compared are the keys that the recipe sets, and all others in `[algorithm]`, left at their defaults by the recipe.
     """
     tables = config.as_dict()
-    expected: dict[str, Any] = {f"algorithm.{name}": value for name, value in _defaults(config.algorithm).items()}
+    defaults = type(config.algorithm)().model_dump(mode="json", by_alias=True, exclude_none=True)
+    expected: dict[str, Any] = {f"algorithm.{name}": value for name, value in defaults.items()}
     expected |= recipe.values_beside(tables)
     found: dict[str, Any] = {}
     for path, value in expected.items():
@@ -187,10 +186,6 @@ def _flat_name(config: Config, path: str, plugins: Plugins) -> str:
     traits = owners[0].spec.traits if owners else None
     keys = keys_of(table, type(config.tables[table]), traits if isinstance(traits, TableTraits) else TableTraits())
     return next((key.flag.replace("-", "_") for key in keys if key.path == path), path)
-
-
-def _defaults(table: BaseModel) -> dict[str, Any]:
-    return type(table)().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def recipe_label(config: Config, plugins: Plugins) -> str:

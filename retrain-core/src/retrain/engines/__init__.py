@@ -1,7 +1,7 @@
 """Servers that sample for a run: vLLM, SGLang, MLX, MAX, any OpenAI-compatible one, and fleets of them.
 
-Begin with `engine.py`, which a backend calls; `handshake.py` and `policy_check.py` compare a server with the policy,
-`keeper.py` watches its health. Imports nothing of campaigns; engine `pytorch` lives in retrain-local.
+Begin with `engine.py`: a backend calls it. `policy_check.py` compares a server with the policy, `keeper.py` watches its
+health. Imports nothing of campaigns; engine `pytorch` lives in retrain-local.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ENGINES = {
 }
 TEACHERS = ("vllm", "sglang")  # whose servers give log-probabilities of given tokens
 NO_SERVER = "unless [inference] engine is a server; on a rejected step"
-NO_PROBE = f"{NO_SERVER}; where the training model runs elsewhere; before the first probe"
+NO_PROBE = f"{NO_SERVER}; where the training model is in another process; before the first probe"
 NOT_RECOMPUTED = 'unless [inference] logprobs = "trainer"; on a rejected step'
 PROBED = "Mean |log p of the server - log p of the trainer| on the prompts of the last probe."
 RECOMPUTED = "Mean |log p of the trainer - log p of the server| over the step's recomputed tokens."
 METRICS = (
     ("inference_retries", "Requests that were retried.", "requests", NO_SERVER),
-    ("inference_moved", "Requests that were asked again on another server.", "requests", NO_SERVER),
+    ("inference_moved", "Requests that were repeated on another server.", "requests", NO_SERVER),
     ("inference_servers", "Servers that had the newest policy when the line was written.", "", NO_SERVER),
     ("inference_reloads", "Times that a server was given back a policy that it had lost.", "", NO_SERVER),
     ("probe_gap_mean", PROBED, "nats", NO_PROBE),

@@ -8,7 +8,6 @@ refused while the old weights keep serving.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import shutil
 import tempfile
@@ -28,7 +27,7 @@ from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVer
 from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
 
-POLL_S = 0.005
+POLL_S = 0.005  # short against a step, since every publication waits for it
 SLOWER_S = 1.0  # than the first server, and at least as long as it took: what `publish` grants the others
 
 
@@ -58,7 +57,6 @@ class Adapters:
 
     @classmethod
     def folder_for(cls, adapter_dir: str) -> Path:
-        """Make a new folder for one engine; BackendError when that fails."""
         try:
             if adapter_dir:
                 Path(adapter_dir).expanduser().mkdir(parents=True, exist_ok=True)
@@ -78,12 +76,10 @@ class Adapters:
 
     @property
     def num_serving(self) -> int:
-        """The number of servers that hold the current version."""
         return len(self.comparison.caller.client.pool.serving(self.current.key)) if self.versions else 0
 
     @property
     def num_reloads(self) -> int:
-        """The number of times that a server got back a lost version."""
         return sum(keeper.reloads for keeper in self.keepers.values())
 
     @contextmanager
@@ -122,7 +118,6 @@ class Adapters:
                 call(self.keepers[server].unload(version.key))
 
     def publish(self) -> None:
-        """Bring the servers to the policy's version; BackendError when none can be shown to have it."""
         self._introduce(self._written())
 
     def publish_foreign(self, folder: Path, version: int) -> None:
@@ -142,7 +137,6 @@ class Adapters:
         self._remove(before)
 
     def close(self) -> None:
-        """Unload every adapter, where that is still possible, and remove the files."""
         if not self._is_closed:
             self._is_closed = True
             self.comparison.caller.client.call(self._stop_keepers())
@@ -181,12 +175,12 @@ class Adapters:
         self._retire()
         now = time.monotonic()
         deadline = now + max(SLOWER_S, now - started)
-        while time.monotonic() < deadline and not all(map(_needs_no_wait, self.keepers.values())):
+        while time.monotonic() < deadline and any(keeper.may_follow() for keeper in self.keepers.values()):
             time.sleep(POLL_S)
 
     def _await_first(self, version: PolicyVersion, deadline: float) -> None:
         """Wait until a server matches the trainer; BackendError when all are wrong, or none answers."""
-        compared = dict[Server, tuple[int, str]]()  # what is as it was need not be compared again
+        compared = dict[Server, tuple[int, str]]()  # an unchanged server need not be compared again
         while True:
             for server, keeper in self.keepers.items():
                 name = server.names.get(version.key)
@@ -202,7 +196,11 @@ class Adapters:
             if len(errors) == len(self.keepers):
                 raise BackendError(*(problem for error in errors for problem in error.problems))
             if time.monotonic() >= deadline:
-                raise self._not_taken(version)
+                loaded, pool = "weights" if version.is_whole else "adapter", self.comparison.caller.client.pool
+                what = f"no server has taken the {loaded} of version {version.version}, from {version.folder}"
+                why = f"[inference] retry_s = {self._retry_s:g} ended the wait; {pool.failures()}"
+                fix = "start the servers, or correct [inference] url; then resume the run"
+                raise BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
             time.sleep(POLL_S)
 
     def _is_right(self, version: PolicyVersion, keeper: Keeper) -> bool:
@@ -221,13 +219,6 @@ class Adapters:
         version.shown = shown
         client.do(keeper.accept, version)
         return True
-
-    def _not_taken(self, version: PolicyVersion) -> BackendError:
-        loaded = "weights" if version.is_whole else "adapter"
-        what = f"no server has taken the {loaded} of version {version.version}, from {version.folder}"
-        why = f"[inference] retry_s = {self._retry_s:g} ended the wait; {self.comparison.caller.client.pool.failures()}"
-        fix = "start the servers, or correct [inference] url; then resume the run"
-        return BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
 
     def _retire(self) -> None:
         """Drop the versions that are neither among the newest nor in use; the keepers unload them."""
@@ -273,9 +264,3 @@ class Adapters:
                     await keeper.unload(key)
 
         await asyncio.gather(*map(end, self.keepers.values()))
-
-
-def _needs_no_wait(keeper: Keeper) -> bool:
-    """True if the server will not change in the next moments."""
-    server = keeper.server
-    return keeper.is_up_to_date() or server.is_dead or server.is_rejected or server.failing_since < math.inf

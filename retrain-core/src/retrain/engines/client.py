@@ -26,8 +26,8 @@ from retrain.kernel.errors import BackendError, Problem
 
 T = TypeVar("T")
 POLL_S = 0.1
-ONCE_S = 5.0
-JOIN_S = 5.0
+ONCE_S = 5.0  # for all of a request that is not retried
+JOIN_S = 5.0  # closing must not hang on a dead connection
 MAX_BAD_ANSWERS = 3  # to one request, per server: one that always answers wrongly is not worth `retry_s`
 NOT_FOUND, TOO_MANY, NOT_IMPLEMENTED = 404, 429, 501  # the last: the server was started without the feature
 TRANSIENT = frozenset({408, 425, TOO_MANY})  # and every other 5xx
@@ -54,7 +54,7 @@ class Call(Generic[T]):
     """
 
     path: str
-    read: Callable[[Any], T]
+    read: Callable[[Any], T] = lambda answer: answer
     body: Mapping[str, Any] | None = None  # None = GET
     server: Server | None = None
     key: str = ""
@@ -69,8 +69,6 @@ class Call(Generic[T]):
 
 
 class RefusedError(BackendError):
-    """A server answered 4xx with this `status`, so retrying would not help."""
-
     def __init__(self, problem: Problem, status: int) -> None:
         super().__init__(problem)
         self.status = status
@@ -84,9 +82,8 @@ class Client:
     """The connections to the servers of one engine. Every method raises BackendError when retries did not help."""
 
     def __init__(self, settings: Settings) -> None:
-        self._table = settings.table
+        self._table = table = settings.table
         self._loop = asyncio.new_event_loop()
-        table = settings.table
         self.pool = Pool(settings.urls, max_concurrent=table.max_concurrent, retry_s=table.retry_s)
         self.admin_urls = settings.admin_urls
         self._connections = Connections((*settings.urls, *settings.admin_urls), settings.headers)
@@ -127,7 +124,6 @@ class Client:
         return [found[index] for index in range(len(calls))]
 
     def outcomes(self, calls: Sequence[Call[T]]) -> list[T | BackendError]:
-        """Return each call's result or its error."""
 
         async def outcome(call: Call[T]) -> T | BackendError:
             try:
@@ -141,7 +137,6 @@ class Client:
         return self.call(gathered())
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop of the client, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def do(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -188,7 +183,10 @@ class Client:
                     except RefusedError as error:
                         refused, failure = error, _TransientError(error.problems[0].what)
             except NoServerError as error:
-                raise self._none_left(call, str(error)) from None
+                what = f"{call.label or call.path} failed: no server has the policy that it needs"
+                why = f"[inference] retry_s = {retry_s:g} ended the wait; {error}"
+                fix = "start the servers again, with the same options; then resume the run"
+                raise BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix)) from None
             if refused is not None:
                 call = self._without_cause(call, server, refused)
             self.retries += 1
@@ -211,12 +209,6 @@ class Client:
             return call
         self.pool.back_off(server)
         return replace(call, path=call.fallback_path, fallback_path=call.path)
-
-    def _none_left(self, call: Call[Any], failures: str) -> BackendError:
-        what = f"{call.label or call.path} failed: no server has the policy that it needs"
-        why = f"[inference] retry_s = {self._table.retry_s:g} ended the wait; {failures}"
-        fix = "start the servers again, with the options that they were started with; then resume the run"
-        return BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
 
     def _gave_up(
         self, call: Call[Any], server: Server, failure: _TransientError, attempts: int, *, is_late: bool
@@ -266,7 +258,11 @@ class Client:
         if response.status_code >= 300:
             if call.is_done is not None and call.is_done(_message(response)):
                 return call.read(None)
-            raise self._refused(call, server, response)
+            what = f"{call.label or call.path} was refused with HTTP {response.status_code}: {_message(response)}"
+            fix = "look at the server's log and its options"
+            if response.status_code in (401, 403):
+                fix = "set [inference] api_key_env to the environment variable that holds the server's key"
+            raise RefusedError(Problem(where=server.name, what=what, fix=fix), response.status_code)
         if call.key and losses != server.losses:
             raise _TransientError("the server lost the policy before it answered")
         return self._read(call, server, response)
@@ -280,7 +276,13 @@ class Client:
 
     def _read(self, call: Call[T], server: Server, response: httpx.Response) -> T:
         try:
-            return call.read(None if call.ignores_answer else _parsed(response))
+            found = None
+            if not call.ignores_answer:
+                try:
+                    found = json.loads(response.content or b"{}")
+                except (ValueError, RecursionError) as error:
+                    raise BadAnswerError(f"the answer is not JSON: {error}") from None
+            return call.read(found)
         except BadAnswerError as error:
             if isinstance(error, OtherModelError) and call.key:
                 self.pool.lose(server, str(error))
@@ -288,21 +290,13 @@ class Client:
                 self.pool.back_off(server)
             raise _TransientError(str(error), is_bad_answer=True) from None
 
-    def _refused(self, call: Call[Any], server: Server, response: httpx.Response) -> RefusedError:
-        what = f"{call.label or call.path} was refused with HTTP {response.status_code}: {_message(response)}"
-        fix = "look at the server's log and its options"
-        if response.status_code in (401, 403):
-            fix = "set [inference] api_key_env to the environment variable that holds the server's key"
-        return RefusedError(Problem(where=server.name, what=what, fix=fix), response.status_code)
-
     async def _send_all(self, calls: Sequence[Call[T]], done: queue.SimpleQueue[tuple[int, T | BaseException]]) -> None:
         async def send_one(index: int, call: Call[T]) -> None:
             try:
-                result = await self.send(call)
+                result: T = await self.send(call)
+                done.put((index, result))
             except Exception as error:  # re-raised in the caller's thread
                 done.put((index, error))
-            else:
-                done.put((index, result))
 
         async with asyncio.TaskGroup() as group:
             for index, call in enumerate(calls):
@@ -343,17 +337,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task}, timeout=JOIN_S)
 
 
-def _parsed(response: httpx.Response) -> Any:
-    if not response.content:
-        return {}
-    try:
-        return json.loads(response.content)
-    except (ValueError, RecursionError) as error:
-        raise BadAnswerError(f"the answer is not JSON: {error}") from None
-
-
 def _message(response: httpx.Response) -> str:
-    """Return the server's own message, in one short line."""
     text = response.text
     with suppress(ValueError, AttributeError, TypeError):
         found = json.loads(text)
@@ -370,14 +354,12 @@ def _retry_after_s(response: httpx.Response) -> float:
     return seconds if 0.0 <= seconds < 3600.0 else 0.0
 
 
-# Keep-alive connections to servers, one per request in flight.
-#
-# The pool inside `httpx` scans all of its connections several times per request, which takes milliseconds once there
-# are hundreds; here each connection is its own transport, and finding a free one costs nothing.
-
-
 class Connections:
-    """Keep-alive connections by server. Proxies and .netrc of the environment are ignored."""
+    """Keep-alive connections by server. Proxies and .netrc of the environment are ignored.
+
+    The pool inside `httpx` scans all of its connections several times per request: milliseconds, once there are
+    hundreds. Here each connection is its own transport, and finding a free one costs nothing.
+    """
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str]) -> None:
         self._headers = {"Accept": "application/json", "Content-Type": "application/json", **headers}

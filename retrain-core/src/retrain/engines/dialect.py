@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,17 @@ FULL_DISTRIBUTION: Mapping[str, Any] = {  # vLLM and SGLang: overrides the gener
     "ignore_eos": True,
 }
 HttpRequest = tuple[str, Mapping[str, Any] | None]  # path and JSON body; a body of None is a GET
+ROUNDING = 1e-3  # nats by which rounding may lift a log-probability above 0
+LENGTH_REASONS = frozenset({"length", "max_tokens"})
+STOP_REASONS = frozenset({"stop", "eos", "stop_token"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenToken:
+    """A server's unchecked entry for a given token; `text` None where it names no text."""
+
+    logprob: Any
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,42 +50,17 @@ class ServedModel:
     context_limit: int | None = None
 
 
-class Dialect(Protocol):
-    """One kind of server. Everything else, from retries to the check of each answer, is common to all.
+class Dialect:
+    """One kind of server, with the routes that most of them share. All else, from retries to checks, is common to all.
 
-    `start_hint` is the option for log-probabilities after temperature, `adapter_hint` the option for adapters.
+    `product` names it with an article. `adapter_routes` is the path before `/load_lora_adapter`. `start_hint` is the
+    option for log-probabilities after temperature, `adapter_hint` the option for adapters.
     """
 
     name: str
     default_url: str
     start_hint: str
     adapter_hint: str
-
-    def models(self) -> HttpRequest:
-        """The request for the list of served models."""
-
-    def parse_models(self, answer: Any) -> list[ServedModel]:
-        """The base models without adapters; BadAnswerError when the answer cannot be read."""
-
-    def completion(self, request: CompletionRequest) -> HttpRequest:
-        """The request for one completion from the full distribution, with the model's own defaults overridden."""
-
-    def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        """The answer to `completion`, unchecked; BadAnswerError when it cannot be read."""
-
-    def load_adapter(self, name: str, folder: Path) -> HttpRequest:
-        """The request that loads a PEFT adapter under a name."""
-
-    def unload_adapter(self, name: str) -> HttpRequest:
-        """The request that unloads an adapter."""
-
-    def load_weights(self, folder: Path) -> list[HttpRequest]:
-        """The requests that replace all weights, in order; ConfigError where the server cannot."""
-
-
-class CommonRoutes:
-    """The routes that most servers share; `adapter_routes` is the path before `/load_lora_adapter`."""
-
     product = "this kind of"
     adapter_routes = ""
 
@@ -82,7 +68,7 @@ class CommonRoutes:
         return "/v1/models", None
 
     def parse_models(self, answer: Any) -> list[ServedModel]:
-        """Read OpenAI's form, where an adapter is an entry with a parent."""
+        """The base models without adapters (entries with a parent); BadAnswerError when the answer cannot be read."""
         try:
             return [
                 ServedModel(name=str(entry["id"]), root=entry.get("root"), context_limit=entry.get("max_model_len"))
@@ -92,21 +78,36 @@ class CommonRoutes:
         except (KeyError, TypeError, AttributeError):
             raise BadAnswerError("the list of models cannot be read") from None
 
+    def completion(self, request: CompletionRequest) -> HttpRequest:
+        """The request for one completion from the full distribution, with the model's own defaults overridden."""
+        raise NotImplementedError
+
+    def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
+        """The answer to `completion`, unchecked; BadAnswerError when it cannot be read."""
+        raise NotImplementedError
+
     def load_adapter(self, name: str, folder: Path) -> HttpRequest:
-        """Never with `load_inplace`: it changes weights in the middle of a completion."""
+        """The request that loads a PEFT adapter under a new name.
+
+        Never with `load_inplace`: it changes weights in the middle of a completion.
+        """
         return f"{self.adapter_routes}/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}
 
     def unload_adapter(self, name: str) -> HttpRequest:
         return f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name}
 
     def load_weights(self, folder: Path) -> list[HttpRequest]:
+        """The requests that replace all weights, in order; ConfigError where the server cannot."""
         what, fix = f"{self.product} server cannot take full weights", 'use engine = "vllm", or train an adapter'
         raise ConfigError(Problem(where="[inference] engine", what=what, fix=fix))
 
+    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
+        """The request for the log-probability, at temperature 1, of each of two or more tokens but the first."""
+        raise NotImplementedError
 
-ROUNDING = 1e-3  # nats by which rounding may lift a log-probability above 0
-LENGTH_REASONS = frozenset({"length", "max_tokens"})
-STOP_REASONS = frozenset({"stop", "eos", "stop_token"})
+    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
+        """One entry per token but the first; BadAnswerError when the answer does not match the request."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +158,9 @@ class Completion:
 
 
 def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
-    """Return the completion; BadAnswerError unless every part of it matches the request."""
     expected = request.adapter or request.model
     if raw.model is not None and raw.model != expected:
-        raise OtherModelError(f"asked {expected!r}, and {raw.model!r} answered")
+        raise OtherModelError(f"{raw.model!r} answered instead of {expected!r}")
     if raw.prompt is not None and list(raw.prompt) != request.prompt_T:
         raise BadAnswerError("the server read another prompt than it was sent")
     tokens_T = _tokens(raw, request)
@@ -173,12 +173,10 @@ def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
 
 
 def _tokens(raw: RawCompletion, request: CompletionRequest) -> Tokens:
-    if raw.tokens is None:
-        raise BadAnswerError("the answer holds no token ids")
     if not raw.tokens:
-        raise BadAnswerError("the answer holds no token")
+        raise BadAnswerError("the answer holds no token ids")
     if len(raw.tokens) > request.max_tokens:
-        raise BadAnswerError(f"asked for {request.max_tokens} tokens, got {len(raw.tokens)}")
+        raise BadAnswerError(f"{len(raw.tokens)} tokens, more than the {request.max_tokens} requested")
     for token in raw.tokens:
         if type(token) is not int or not 0 <= token < request.vocabulary:
             raise BadAnswerError(f"{token!r} is not the id of one of the model's {request.vocabulary} tokens")
@@ -199,16 +197,16 @@ def _logprobs(values: Sequence[Any] | None, count: int) -> Floats:
 def _stop_reason(reason: str | None, tokens_T: Tokens, request: CompletionRequest) -> StopReason:
     stops = np.isin(tokens_T, list(request.stop_ids))
     if stops[:-1].any():
-        raise BadAnswerError("the completion goes on after an end-of-sequence token")
+        raise BadAnswerError("the completion continues after an end-of-sequence token")
     if stops[-1]:  # some servers report "length" when the end-of-sequence token is also the last one allowed
         if reason in STOP_REASONS or (reason in LENGTH_REASONS and len(tokens_T) == request.max_tokens):
             return StopReason.EOS
     elif reason in LENGTH_REASONS:
         if len(tokens_T) < request.max_tokens:
-            raise BadAnswerError(f"asked for {request.max_tokens} tokens, cut off after {len(tokens_T)}")
+            raise BadAnswerError(f"cut off after {len(tokens_T)} of {request.max_tokens} tokens")
         return StopReason.LENGTH
     elif reason in STOP_REASONS:
-        raise BadAnswerError(f"stopped at token {int(tokens_T[-1])}, which does not end a sequence of this model")
+        raise BadAnswerError(f"stopped at token {int(tokens_T[-1])}: it does not end a sequence of this model")
     raise BadAnswerError(f"finish reason {reason!r}")
 
 
@@ -279,17 +277,12 @@ class Caller:
 
         if server is not None:
             return addressed(server)
-        return Call(path="", read=_unread, key=key, addressed=addressed, label=label)
+        return Call(path="", key=key, addressed=addressed, label=label)
 
     def admin_call(self, request: HttpRequest, server: Server, label: str) -> Call[None]:
-        """Return an administrative request to one server, or to all behind it; its answer is ignored."""
         path, body = request
         call: Call[None] = Call(path=path, body=body, read=lambda answer: None, server=server, label=label)
         return replace(call, ignores_answer=True, urls=self.client.admin_urls)
-
-
-def _unread(answer: Any) -> Completion:
-    raise AssertionError("the call was sent without a server")
 
 
 def vocabulary_of(policy: Policy, tokenizer: Any) -> int:

@@ -5,82 +5,82 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from retrain.credit.logprob_gap import LogprobGap
-from retrain.engines import handshake
 from retrain.engines.adapters import Adapters
 from retrain.engines.client import Call, Client
 from retrain.engines.dialect import Caller, Completion, Dialect, vocabulary_of
-from retrain.engines.handshake import probe_prompts, write_probe_adapter
 from retrain.engines.policy import Policy
-from retrain.engines.policy_check import Comparison, PolicyVersion
+from retrain.engines.policy_check import (
+    Comparison,
+    PolicyVersion,
+    find_models,
+    probe_prompts,
+    reports_after_temperature,
+    require_adapters,
+    require_distribution,
+    write_probe_adapter,
+)
 from retrain.engines.pool import Server
 from retrain.engines.table import Settings
-from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.types import Floats, LogprobRow, Sample, SampleRequest, SamplingParams, Tokens
 
 LOG = logging.getLogger("retrain")
+COMPARED_ROWS = 8  # of each batch, where the comparison costs an extra forward pass
 
 
 def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEngine:
     """Check the servers of `[inference] url`, give them the policy, and measure how exactly they sample from it."""
-    settings = Settings.of(context.config, dialect.default_url)
-    client = Client(settings)
-    try:
-        return _connected(dialect, context, policy, settings.table, client)
-    except BaseException:
-        client.close()
-        raise
-
-
-def _connected(
-    dialect: Dialect, context: PluginContext, policy: Policy, table: InferenceTable, client: Client
-) -> ServerEngine:
-    temperature = context.config.training.temperature
-    served = handshake.find_models(client, dialect, policy)
-    limits = [limit for limit in (policy.context_limit, *(m.context_limit for m in served.values())) if limit]
-    caller = Caller(
-        client=client,
-        dialect=dialect,
-        served=served,
-        stop_ids=policy.stop_ids,
-        vocabulary=vocabulary_of(policy, context.tokenizer),
-        context_limit=min(limits, default=None),
+    table, temperature, algorithm = (
+        context.config.inference,
+        context.config.training.temperature,
+        context.config.algorithm,
     )
-    probes = probe_prompts(context.tokenizer, caller.context_limit)
-    after_temperature = handshake.reports_after_temperature(caller, probes[0])
-    weighed_by = "is_bounds" if context.config.algorithm.is_bounds else ""
-    weighed_by = "tis_cap" if context.config.algorithm.tis_cap > 0.0 else weighed_by
-    handshake.require_distribution(
-        dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
-    )
-    is_same = temperature == 1.0 or after_temperature is not False
-    comparison = Comparison(
-        caller=caller,
-        policy=policy,
-        max_gap=table.max_gap,
-        temperature=temperature,
-        probe_temperature=temperature if is_same else 1.0,
-        probes=(probes[0], probes[-1]),
-    )
-    folder = Adapters.folder_for(table.adapter_dir)
-    adapters = Adapters(comparison, folder=folder, keep_versions=table.keep_versions, retry_s=table.retry_s)
-    recomputes = table.logprobs == "trainer"
-    behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
-    engine = ServerEngine(context, table, caller, adapters, behaviour)
-    try:
-        engine.start(is_same=is_same)
-    except BaseException:
-        adapters.close()
-        raise
-    return engine
+    with ExitStack() as undo:
+        client = Client(Settings.of(context.config, dialect.default_url))
+        undo.callback(client.close)
+        served = find_models(client, dialect, policy)
+        limits = [limit for limit in (policy.context_limit, *(m.context_limit for m in served.values())) if limit]
+        caller = Caller(
+            client=client,
+            dialect=dialect,
+            served=served,
+            stop_ids=policy.stop_ids,
+            vocabulary=vocabulary_of(policy, context.tokenizer),
+            context_limit=min(limits, default=None),
+        )
+        probes = probe_prompts(context.tokenizer, caller.context_limit)
+        after_temperature = reports_after_temperature(caller, probes[0])
+        weighed_by = "tis_cap" if algorithm.tis_cap > 0.0 else "is_bounds" if algorithm.is_bounds else ""
+        require_distribution(
+            dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
+        )
+        is_same = temperature == 1.0 or after_temperature is not False
+        comparison = Comparison(
+            caller=caller,
+            policy=policy,
+            max_gap=table.max_gap,
+            temperature=temperature,
+            probe_temperature=temperature if is_same else 1.0,
+            probes=(probes[0], probes[-1]),
+        )
+        folder = Adapters.folder_for(table.adapter_dir)
+        adapters = Adapters(comparison, folder=folder, keep_versions=table.keep_versions, retry_s=table.retry_s)
+        undo.callback(adapters.close)
+        recomputes = table.logprobs == "trainer"
+        behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
+        engine = ServerEngine(context, caller, adapters, behaviour)
+        engine.start()
+        undo.pop_all()
+        return engine
 
 
 class ServerEngine:
@@ -92,14 +92,9 @@ class ServerEngine:
 
     delivers_early = True
 
-    def __init__(
-        self, context: PluginContext, table: InferenceTable, caller: Caller, adapters: Adapters, behaviour: Behaviour
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._caller = caller
-        self._adapters = adapters
-        self._behaviour = behaviour
+    def __init__(self, context: PluginContext, caller: Caller, adapters: Adapters, behaviour: Behaviour) -> None:
+        self._context, self._table = context, context.config.inference
+        self._caller, self._adapters, self._behaviour = caller, adapters, behaviour
         self._is_ahead = context.config.training.max_staleness > 0  # samples while another is published
         self._reported = self._counts()
 
@@ -153,12 +148,10 @@ class ServerEngine:
         return fields
 
     def close(self) -> None:
-        """Unload all adapters and close the connections; idempotent."""
         self._adapters.close()
         self._caller.client.close()
 
-    def start(self, *, is_same: bool) -> None:
-        """Give the servers the policy for the first time, check that they sample from it, and log a line for each."""
+    def start(self) -> None:
         caller, adapters = self._caller, self._adapters
 
         def measure(version: PolicyVersion) -> LogprobGap | None:
@@ -169,27 +162,32 @@ class ServerEngine:
             gaps = adapters.comparison.with_trainer(caller.present, version, prompts)
             for server in caller.present:
                 self._require_model(server, gaps.get(server))
-                description = self._description(caller.served[server.url].name, gaps.get(server), is_same)
-                LOG.info("%s at %s: %s", caller.dialect.name, server.name, description)
+                self._report(server, gaps.get(server))
             return max(gaps.values(), key=lambda gap: gap.mean, default=None)
 
         adapters.start(measure)
 
     def _require_model(self, server: Server, gap: LogprobGap | None) -> None:
         model, policy = self._caller.served[server.url], self._adapters.comparison.policy
-        if gap is None and not handshake.is_named(model, policy):
+        names = (Path(model.name).name, Path(model.root or "").name)
+        if gap is None and Path(policy.model_path).name not in names:
             what = f"the server has {model.name!r}, not {policy.model_path!r}, and there is no trainer to compare with"
             raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {policy.model_path}"))
         if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
-            raise self._gap_too_large(server.name, model.name, gap)
+            what = f"log-probabilities of {model.name!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
+            why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
+            fix = "serve the model of [model] model, with the same dtype; or raise max_gap and set [algorithm] tis_cap"
+            raise ConfigError(Problem(where=server.name, what=what, why=why, fix=fix))
 
-    def _description(self, model: str, gap: LogprobGap | None, is_same: bool) -> str:
-        limit = self._caller.context_limit
+    def _report(self, server: Server, gap: LogprobGap | None) -> None:
+        caller, is_same = self._caller, self._behaviour.is_same_distribution
+        limit = caller.context_limit or "unknown"
         kind = "after temperature" if is_same else "before temperature, recomputed with the training model"
-        compared = (
-            f"{gap.mean:.1e} nats from the trainer's (max {gap.max:.1e})" if gap else "not compared with a trainer"
-        )
-        return f"{model}, context {limit or 'unknown'}, log-probabilities {kind}, {compared}"
+        compared = "not compared with a trainer"
+        if gap is not None:
+            compared = f"{gap.mean:.1e} nats from the trainer's (max {gap.max:.1e})"
+        what = "%s at %s: %s, context %s, log-probabilities %s, %s"
+        LOG.info(what, caller.dialect.name, server.name, caller.served[server.url].name, limit, kind, compared)
 
     def _require_adapters(self, folder: Path, version: int) -> None:
         """Load an adapter with large weights, and check that it changes the answers."""
@@ -197,7 +195,7 @@ class ServerEngine:
         probe = PolicyVersion(version=version, key=f"retrain-probe-{adapters.folder.name}", folder=folder)
         with adapters.loaded(probe):
             for server in caller.present:
-                handshake.require_adapters(caller, server, adapters.comparison.probes[0], server.names[probe.key])
+                require_adapters(caller, server, adapters.comparison.probes[0], server.names[probe.key])
         shutil.rmtree(folder, ignore_errors=True)
 
     def _require_current(self) -> PolicyVersion:
@@ -212,7 +210,6 @@ class ServerEngine:
         return current
 
     def _counts(self) -> dict[str, int]:
-        """Return the counts since the start, by the name of the metric."""
         client = self._caller.client
         return {
             "inference_retries": client.retries,
@@ -235,27 +232,15 @@ class ServerEngine:
             label=f"completion {index} of prompt {group}",
         )
 
-    def _require_prompt(self, prompt_T: np.ndarray, group: int) -> None:
+    def _require_prompt(self, prompt_T: Tokens, group: int) -> None:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
-        if prompt_T.ndim != 1 or not len(prompt_T):
-            what = f"prompt {group} must be a non-empty row of token ids; its shape is {prompt_T.shape}"
-            raise BackendError(Problem(where="sampling", what=what, fix="correct the code that makes the prompt"))
-        if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
-            what = f"prompt {group} holds a token id that is not among the model's {vocabulary}"
+        if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
+            what = f"prompt {group} is empty, or holds a token id that is not among the model's {vocabulary}"
             raise BackendError(Problem(where="sampling", what=what, fix="use the tokenizer that belongs to the model"))
         if limit is not None and len(prompt_T) >= limit:
             what = f"prompt {group} has {len(prompt_T)} tokens, and the context of {limit} leaves no room to answer"
             fix = "use shorter prompts, or start the server with a longer context"
             raise ConfigError(Problem(where="[data]", what=what, fix=fix))
-
-    def _gap_too_large(self, server: str, model: str, gap: LogprobGap) -> ConfigError:
-        what = f"log-probabilities of {model!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
-        why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
-        fix = "serve the model of [model] model, with the same dtype; or raise max_gap and set [algorithm] tis_cap"
-        return ConfigError(Problem(where=server, what=what, why=why, fix=fix))
-
-
-COMPARED_ROWS = 8  # of each batch, where the comparison costs an extra forward pass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -275,7 +260,6 @@ class Behaviour:
     def samples(
         self, completions: Sequence[tuple[Tokens, Completion]], temperature: float, version: int
     ) -> list[Sample]:
-        """Return one sample for each (prompt_T, completion)."""
         if not self.recomputes:
             return [_sample(completion, completion.logprobs_T, None, version) for _, completion in completions]
         rows = [LogprobRow.of(prompt_T, completion.tokens_T) for prompt_T, completion in completions]

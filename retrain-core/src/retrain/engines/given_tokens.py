@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from retrain.engines.client import BadAnswerError, Call, Client
-from retrain.engines.dialect import Dialect, HttpRequest
-from retrain.engines.handshake import PROBE_TEXT, models_call
+from retrain.engines.dialect import Dialect, GivenToken
+from retrain.engines.policy_check import PROBE_TEXT, models_call
 from retrain.engines.table import Settings
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.types import ActionRow, Floats
 
-IMPOSSIBLE = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
-ROUNDING = 1e-4
+IMPOSSIBLE = -9999.0  # JSON has no minus infinity; vLLM writes this
+ROUNDING = 1e-4  # nats by which rounding may lift a log-probability above 0
 PROBE_TOKENS = 48
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenToken:
-    """A server's unchecked entry for a given token; `text` None where it names no text."""
-
-    logprob: Any
-    text: str | None = None
-
-
-class TeachingDialect(Dialect, Protocol):
-    """A `Dialect` of servers that give log-probabilities of given tokens, at temperature 1."""
-
-    def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
-        """The request for the log-probability of each of two tokens or more after those before it."""
-
-    def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
-        """One entry per token but the first; BadAnswerError when the answer does not match the request."""
-
-
-def open_server(dialect: TeachingDialect, context: PluginContext) -> ServerTeacher:
-    """Connect to the servers of `[teacher]`, and check that they have the model and the same tokenizer."""
+def open_server(dialect: Dialect, context: PluginContext) -> ServerTeacher:
     client = Client(Settings.of(_as_inference(context.config), dialect.default_url))
     try:
         teacher = ServerTeacher(dialect, client, _models(dialect, client, context.config), context.check_stop)
@@ -57,7 +38,7 @@ class ServerTeacher:
     """Log-probabilities of a server's model, a `retrain.api.Teacher`. Each row is one request."""
 
     def __init__(
-        self, dialect: TeachingDialect, client: Client, model: str, check_stop: Callable[[], None] | None = None
+        self, dialect: Dialect, client: Client, model: str, check_stop: Callable[[], None] | None = None
     ) -> None:
         self._dialect, self._client, self._model, self._check_stop = dialect, client, model, check_stop
 
@@ -71,8 +52,10 @@ class ServerTeacher:
             for batch in self._client.run(calls, self._check_stop):
                 found.update(batch)
         except BackendError as error:
-            raise BackendError(*map(_of_teacher, error.problems)) from error
-        return [_logprobs(found[number], row) for number, row in enumerate(rows)]
+            of_teacher = (replace(p, fix=p.fix.replace("[inference]", "[teacher]")) for p in error.problems)
+            raise BackendError(*of_teacher) from error
+        values = (np.array([0.0, *(min(entry.logprob, 0.0) for entry in found[n])]) for n in range(len(rows)))
+        return [np.where(row.action_T, values_T, 0.0) for row, values_T in zip(rows, values, strict=True)]
 
     def state(self) -> Mapping[str, Any]:
         return {}
@@ -108,20 +91,14 @@ class ServerTeacher:
         return Call(path=path, body=body, read=read, server=server, label=label)
 
 
-def _logprobs(given: Sequence[GivenToken], row: ActionRow) -> Floats:
-    values_T = np.array([0.0, *(min(entry.logprob, 0.0) for entry in given)], dtype=np.float64)
-    return np.where(row.action_T, values_T, 0.0)
-
-
 def _is_same(tokenizer: Any, number: int, text: str | None) -> bool:
-    """True if a server's text of a token can be ours; half a character, or no text, decides nothing."""
+    """True unless a server's text of a token contradicts the tokenizer; half a character proves nothing."""
     if not text or "\ufffd" in text:
         return True
     return text in (tokenizer.decode([number]), tokenizer.convert_ids_to_tokens(number))
 
 
-def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
-    """Return the server's name of the teacher: `[teacher] model`, or the one model that every server has."""
+def _models(dialect: Dialect, client: Client, config: Config) -> str:
     if wanted := config.teacher.model:
         return wanted
     calls = [models_call(dialect, server) for server in client.pool.servers]
@@ -135,11 +112,7 @@ def _models(dialect: TeachingDialect, client: Client, config: Config) -> str:
 
 def _as_inference(config: Config) -> Config:
     """Return the configuration with the server of `[teacher]`, and the limits and time-outs of `[inference]`."""
-    own = {"url": config.teacher.url, "api_key_env": config.teacher.api_key_env}
-    table = config.inference.model_copy(update=own)
+    teacher = config.teacher
+    table = config.inference.model_copy(update={"url": teacher.url, "api_key_env": teacher.api_key_env})
     origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
     return replace(config, tables={**config.tables, "inference": table}, origins=origins)
-
-
-def _of_teacher(problem: Problem) -> Problem:
-    return replace(problem, fix=problem.fix.replace("[inference]", "[teacher]"))

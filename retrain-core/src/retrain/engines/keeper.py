@@ -13,9 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from retrain.engines.client import MAX_BAD_ANSWERS, NOT_FOUND, RefusedError, UnusableAnswerError
-from retrain.engines.dialect import Caller
-from retrain.engines.handshake import models_call, pick_model
-from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVersion
+from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVersion, models_call, pick_model
 from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Server, jittered
 from retrain.kernel.errors import BackendError, ConfigError, Problem, RetrainError
 
@@ -42,10 +40,6 @@ class Keeper:
     _unusable: int = 0  # answers to probes, in a row
     _task: asyncio.Task[None] | None = None
 
-    @property
-    def caller(self) -> Caller:
-        return self.comparison.caller
-
     async def start(self) -> None:
         self._task = asyncio.create_task(self._keep())
         self._task.add_done_callback(self._ended)
@@ -55,10 +49,11 @@ class Keeper:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def is_up_to_date(self) -> bool:
-        """True if the server holds all that is wanted and nothing else."""
-        wanted = {version.key for version in self.wanted()}
-        return self.server.held == wanted and self.server.names.keys() == wanted
+    def may_follow(self) -> bool:
+        """True if the server still lacks a wanted version, and may have it in the next moments."""
+        server, wanted = self.server, {version.key for version in self.wanted()}
+        is_up_to_date = server.held == wanted == server.names.keys()
+        return not (is_up_to_date or server.is_dead or server.is_rejected or server.failing_since < math.inf)
 
     def expect(self) -> None:
         """Count the server as lost: it was named, but is not there at the start of the run."""
@@ -78,7 +73,6 @@ class Keeper:
             server.names[version.key] = name
 
     def accept(self, version: PolicyVersion) -> None:
-        """Record that the server was shown to sample from a version that it has."""
         server = self.server
         if version.key not in server.names:
             return  # lost while it was compared
@@ -88,7 +82,7 @@ class Keeper:
         self._losses, self._unusable, self.error = server.losses, 0, None
         server.held.add(version.key)
         server.is_rejected, server.failure = False, ""
-        self.caller.client.pool.notify()
+        self.comparison.caller.client.pool.notify()
 
     def reject(self, version: PolicyVersion | None, error: RetrainError) -> None:
         """Record that the server answers wrongly, with this version or with any."""
@@ -99,7 +93,7 @@ class Keeper:
         if version is not None and server.names.pop(version.key, ""):
             server.held.discard(version.key)
             self._renamed += 1
-        self.caller.client.pool.notify()
+        self.comparison.caller.client.pool.notify()
 
     async def _keep(self) -> None:
         pauses = 0
@@ -111,7 +105,7 @@ class Keeper:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self.server.changed.wait()
-            except BackendError as error:  # it is not there; what failed has told the pool
+            except BackendError as error:  # it is not there, as the pool knows from the failed request
                 self.server.failure = error.problems[0].what
                 await asyncio.sleep(jittered(min(FIRST_PAUSE_S * 2 ** min(pauses, 16), LONGEST_PAUSE_S)))
                 pauses += 1
@@ -124,7 +118,6 @@ class Keeper:
             self.reject(None, BackendError(Problem(where=self.server.name, what=what, fix=fix)))
 
     async def _look(self) -> None:
-        """Bring the server to all versions; BackendError when it is not there or wrong."""
         server, now = self.server, asyncio.get_running_loop().time()
         if server.answered_at < now - LOOK_EVERY_S or server.failing_since < now or not server.names:
             try:
@@ -141,7 +134,7 @@ class Keeper:
 
     async def _require_model(self) -> None:
         """Raise ConfigError unless the server has its earlier model, or a suitable one if it was never seen."""
-        caller, server = self.caller, self.server
+        caller, server = self.comparison.caller, self.server
         models = await caller.client.send(models_call(caller.dialect, server))
         known = caller.served.get(server.url)
         model = next((model for model in models if known and model.name == known.name), None)
@@ -164,7 +157,7 @@ class Keeper:
             await self.comparison.require_shown(server, version)
         except (RefusedError, OtherPolicyError, ConfigError) as error:
             if isinstance(error, RefusedError) and error.status == NOT_FOUND and version.key in server.names:
-                self.caller.client.pool.lose(server, "it lost the policy, as after a restart")
+                self.comparison.caller.client.pool.lose(server, "it lost the policy, as after a restart")
             elif version in self.wanted():
                 self.reject(version, error)
             raise BackendError(*error.problems) from error
@@ -176,7 +169,7 @@ class Keeper:
         self.accept(version)
 
     async def _load_adapter(self, version: PolicyVersion, name: str, label: str) -> None:
-        caller = self.caller
+        caller = self.comparison.caller
         path, body = caller.dialect.load_adapter(name, version.folder)
         call = caller.admin_call((path, body), self.server, label)
         # the name is new, so "already loaded" means that an earlier answer to this request was lost
@@ -186,11 +179,13 @@ class Keeper:
         try:
             await caller.client.send(call)
         except RefusedError as error:
-            raise self._not_loaded(error, version) from error
+            why = f"the server must be able to read {version.folder}"
+            fix = f"start it with {caller.dialect.adapter_hint}; on another machine, set [inference] adapter_dir"
+            raise RefusedError(replace(error.problems[0], why=why, fix=fix), error.status) from error
 
     async def _replace_weights(self, version: PolicyVersion, label: str) -> None:
         """Give the server other weights under its old name; from then on a blip may be a restart without them."""
-        server, caller = self.server, self.caller
+        server, caller = self.server, self.comparison.caller
         server.held.clear()
         server.names.clear()
         server.has_weights = True
@@ -204,18 +199,10 @@ class Keeper:
             await caller.client.send(resuming)  # the server must not stay paused after a failure
 
     async def unload(self, key: str) -> None:
-        server, caller = self.server, self.caller
+        server, caller = self.server, self.comparison.caller
         server.held.discard(key)
         if name := server.names.get(key, ""):
             call = caller.admin_call(caller.dialect.unload_adapter(name), server, "unloading an adapter")
             with suppress(RefusedError):  # a restarted server no longer has it
                 await caller.client.send(replace(call, once=True))
         server.names.pop(key, None)
-
-    def _not_loaded(self, error: RefusedError, version: PolicyVersion) -> RefusedError:
-        problem = error.problems[0]
-        exists = version.folder.exists()
-        why = f"the server must be able to read {version.folder}" if exists else f"{version.folder} is gone"
-        hint = self.caller.dialect.adapter_hint
-        fix = f"start the server with {hint}; on another machine, set [inference] adapter_dir"
-        return RefusedError(Problem(where=problem.where, what=problem.what, why=why, fix=fix), error.status)

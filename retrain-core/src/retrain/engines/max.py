@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from retrain.engines.client import BadAnswerError
-from retrain.engines.dialect import CommonRoutes, CompletionRequest, HttpRequest, RawCompletion, ServedModel
+from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.openai import TextIds
 from retrain.engines.policy import Policy
 from retrain.engines.vllm import VLLM
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
-
-VLLM_ONLY = ("return_token_ids",)  # MAX answers 400 to a field that it does not know
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
@@ -49,7 +47,8 @@ class MAX(VLLM):
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
         path, body = super().completion(request)
-        kept = {name: value for name, value in (body or {}).items() if name not in VLLM_ONLY}
+        # MAX answers 400 to an unknown field
+        kept = {name: value for name, value in (body or {}).items() if name != "return_token_ids"}
         return path, kept | {"logprobs": max(1, request.top)}
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
@@ -71,7 +70,7 @@ class MAX(VLLM):
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None
 
-    load_weights = CommonRoutes.load_weights
+    load_weights = Dialect.load_weights
 
     def _ids(self, texts: list[str], request: CompletionRequest, *, is_ended: bool) -> list[int]:
         if not is_ended or texts[-1] != "":
@@ -82,7 +81,6 @@ class MAX(VLLM):
 
 
 def _sampled_text(value: float, top: dict[str, float]) -> str:
-    """Return the text of the sampled token: the one with its log-probability."""
     found = [text for text, other in top.items() if other == value]
     if len(found) != 1:
         raise BadAnswerError(f"{len(found)} tokens have the log-probability of the sampled one")

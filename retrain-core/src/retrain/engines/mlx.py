@@ -1,4 +1,4 @@
-"""Engine `mlx`: the server of MLX-LM, which takes prompts as text and adapters in MLX's own format.
+"""Engine `mlx`: the server of MLX-LM takes prompts as text and adapters in MLX's own format.
 
 Requests carry no seed: MLX-LM batches only those without one.
 """
@@ -19,16 +19,33 @@ import safetensors
 from safetensors.numpy import save_file
 
 from retrain.engines.client import BadAnswerError, OtherModelError
-from retrain.engines.dialect import CommonRoutes, CompletionRequest, HttpRequest, RawCompletion, ServedModel
+from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.policy import Policy
 from retrain.engines.table import DEFAULT_URLS
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 
-CONVERTED = "mlx"  # folder of the converted copy, inside that of the adapter
+CONVERTED = "mlx"  # folder of the converted copy, inside the adapter's
 NEVER = -1e9  # logit bias of a token that must not be sampled
 MAX_CONCURRENT = 8  # per server: each request opens a connection, and beyond five waiting ones it resets them
+# PEFT adds scale * B @ A to a weight, with A [r, in] and B [out, r]. MLX-LM stores lora_a = A^T and lora_b = B^T, with
+# scale = alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA, and its own `adapter_config.json`.
+PREFIX = "base_model.model."
+NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+LAYER = re.compile(r".*?\blayers\.\d+\.")
+ALL_LAYERS = -1
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+# Features that MLX-LM's LoRA lacks, with the values that mean they are off.
+UNUSED: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (None, False),
+    "bias": (None, "none"),
+    "fan_in_fan_out": (None, False),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "modules_to_save": (None, []),
+}
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
@@ -43,7 +60,7 @@ def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     return create(MLX(context.tokenizer, policy.model_path), replace(context, config=config), policy)
 
 
-class MLX(CommonRoutes):
+class MLX(Dialect):
     """MLX-LM 0.32 or later.
 
     The server loads whatever model and adapter a request names, so every request names both by path; "default_model"
@@ -99,7 +116,7 @@ class MLX(CommonRoutes):
             content = (choice.get("logprobs") or {}).get("content")
             reason = choice.get("finish_reason")
             if answer.get("model") != self._model_path:
-                raise OtherModelError(f"asked {self._model_path!r}, and {answer.get('model')!r} answered")
+                raise OtherModelError(f"{answer.get('model')!r} answered instead of {self._model_path!r}")
             if num_read != len(request.prompt_T):
                 raise BadAnswerError(
                     f"the server read a prompt of {num_read} tokens, and {len(request.prompt_T)} were sent"
@@ -115,8 +132,8 @@ class MLX(CommonRoutes):
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None
-        # The server stops only at the end tokens in the model's files, which may be fewer than ours. Cutting at the
-        # first of ours gives what it would have sampled had it stopped there.
+        # The server stops only at the end tokens in the model's files, perhaps fewer than the policy's. A cut at the
+        # first of the policy's gives the same completion as a stop there.
         length = next((index + 1 for index, token in enumerate(tokens) if token in request.stop_ids), len(tokens))
         is_stopped = length < len(tokens) or reason == "tool_calls"  # a stop after a tool call
         return RawCompletion(
@@ -152,37 +169,12 @@ class MLX(CommonRoutes):
             text = str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             if text and self._tokenizer(text)["input_ids"] == prompt_T:
                 return text
-        what = f"a prompt of {len(prompt_T)} tokens cannot be sent exactly: its text encodes to other tokens"
-        why = "MLX-LM takes prompts only as text"
+        what = f"MLX-LM takes only text, and the text of a prompt of {len(prompt_T)} tokens encodes to other tokens"
         fix = 'use an engine that takes token ids: "pytorch" or "vllm"'
-        raise BackendError(Problem(where="[inference] engine", what=what, why=why, fix=fix))
-
-
-# Converts a PEFT adapter to MLX-LM's format: `adapters.safetensors` and its own `adapter_config.json`.
-#
-# PEFT adds scale * B @ A to a weight, with A [r, in] and B [out, r]. MLX-LM stores lora_a = A^T and lora_b = B^T, with
-# scale = alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
-
-
-PREFIX = "base_model.model."
-NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-LAYER = re.compile(r".*?\blayers\.\d+\.")
-ALL_LAYERS = -1
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
-# Features that MLX-LM's LoRA lacks, with the values that mean they are off.
-UNUSED: Mapping[str, tuple[Any, ...]] = {
-    "use_dora": (None, False),
-    "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "modules_to_save": (None, []),
-}
+        raise BackendError(Problem(where="[inference] engine", what=what, fix=fix))
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Convert the PEFT adapter in `source` into a new folder; BackendError when it cannot be read or expressed."""
     try:
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
         tensors = _read(source / "adapter_model.safetensors")
@@ -205,17 +197,16 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the module and the side, A or B, of a tensor's name."""
     found = NAME.fullmatch(name.removeprefix(PREFIX))
     if found is None:
-        raise ValueError(f"it holds {name!r}, which MLX-LM does not support")
+        raise ValueError(f"MLX-LM does not support its {name!r}")
     return found["module"], found["side"]
 
 
 def _config(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
     for key, unused in UNUSED.items():
         if config.get(key) not in unused:
-            raise ValueError(f"its {key} is {config[key]!r}, which MLX-LM does not support")
+            raise ValueError(f"MLX-LM does not support its {key} = {config[key]!r}")
     rank, alpha = int(config["r"]), float(config["lora_alpha"])
     return {
         "fine_tune_type": "lora",

@@ -1,7 +1,6 @@
 """Engine `openai`: any server with OpenAI's `/v1/completions` that returns its tokens and accepts PEFT adapters.
 
-It requests ids in every way that servers are known to offer. Where only texts come back, each must name exactly one
-token.
+It requests ids in every known way. If only texts come back, each must name exactly one token.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
 
 VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "cache_salt")  # not OpenAI's
+ID_PREFIX = "token_id:"  # some servers write the id itself in place of the text
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
@@ -54,9 +54,6 @@ class OpenAI(VLLM):
         return replace(raw, tokens=self._text_ids.ids(texts))
 
 
-ID_PREFIX = "token_id:"  # some servers write the id itself in place of the text
-
-
 class TextIds:
     """The tokens of a tokenizer by the text that a server shows for them.
 
@@ -68,8 +65,7 @@ class TextIds:
         self._tokenizer = tokenizer
 
     def ids(self, texts: Sequence[Any]) -> list[int]:
-        """Return the id of each text; BadAnswerError at the first that matches no token or several."""
-        return [self._id(text) for text in texts]
+        return list(map(self._id, texts))
 
     def _id(self, text: Any) -> int:
         if not isinstance(text, str):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 LOG = logging.getLogger("retrain")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0  # twice as long after each failure in a row
 DEAD_AFTER_S = 10.0
 NEW_SHARE = 0.1  # of the latest answer in the average of their durations
 
@@ -59,10 +59,6 @@ class Server:
         parts = urlsplit(url)
         return cls(url=url, name=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
-    def serves(self, key: str) -> bool:
-        """True if it can answer for a policy version; an empty key stands for none in particular."""
-        return not self.is_dead and (not key or key in self.held)
-
 
 class Pool:
     """The servers of an engine, used from one event loop; `max_concurrent` requests in flight over all of them.
@@ -74,7 +70,7 @@ class Pool:
         self.servers = tuple(Server.at(url) for url in urls)
         self.moved = 0
         self.sampled_at = -math.inf  # when the last completion came, from any server
-        self.is_watched = False  # by keepers, which notice that a dead server is back
+        self.is_watched = False  # by keepers, who notice the return of a dead server
         self._retry_s = retry_s
         self._slots = asyncio.Semaphore(max_concurrent)
         self._freed = asyncio.Event()
@@ -96,7 +92,6 @@ class Pool:
                 self.notify()
 
     def notify(self) -> None:
-        """Let the waiting requests look for a server again."""
         self._freed.set()
 
     def back_off(self, server: Server, *, at_least_s: float = 0.0) -> None:
@@ -160,33 +155,31 @@ class Pool:
         server.changed.set()
 
     def serving(self, key: str) -> list[Server]:
-        return [server for server in self.servers if server.serves(key)]
+        """The servers that can answer for a policy version; an empty key needs none in particular."""
+        return [server for server in self.servers if not server.is_dead and (not key or key in server.held)]
 
     def failures(self) -> str:
         return "; ".join(f"{server.name}: {server.failure or 'no failure so far'}" for server in self.servers)
 
     async def _choose(self, key: str) -> Server:
-        loop, alone_since = asyncio.get_running_loop(), math.inf
+        loop, unserved_since = asyncio.get_running_loop(), math.inf
         while True:
             now, serving = loop.time(), self.serving(key)
             ready = [server for server in serving if server.backoff_until <= now and server.load < server.room]
             if ready:
-                return self._fastest(ready)
-            alone_since = math.inf if serving else min(alone_since, now)
-            if now - alone_since >= self._retry_s or all(server.is_rejected for server in self.servers):
+                # the one that will probably answer first: answers take longer the more it has to do
+                unknown_s = min((server.answer_s for server in ready if server.answer_s), default=1.0)
+                return min(ready, key=lambda server: (server.load + 1) * (server.answer_s or unknown_s))
+            unserved_since = math.inf if serving else min(unserved_since, now)
+            if now - unserved_since >= self._retry_s or all(server.is_rejected for server in self.servers):
                 raise NoServerError(self.failures())
             waits_s = [server.backoff_until - now for server in serving if server.backoff_until > now]
             if not serving:
-                waits_s.append(alone_since + self._retry_s - now)
+                waits_s.append(unserved_since + self._retry_s - now)
             self._freed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(jittered(min(waits_s)) if waits_s and min(waits_s) < math.inf else None):
                     await self._freed.wait()
-
-    def _fastest(self, ready: Sequence[Server]) -> Server:
-        """Return the server that will probably answer first: answers take longer the more it has to do."""
-        unknown_s = min((server.answer_s for server in ready if server.answer_s), default=1.0)
-        return min(ready, key=lambda server: (server.load + 1) * (server.answer_s or unknown_s))
 
 
 def jittered(pause_s: float) -> float:

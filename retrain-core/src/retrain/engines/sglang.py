@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from retrain.engines.client import BadAnswerError
-from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, CompletionRequest, HttpRequest, RawCompletion
+from retrain.engines.dialect import (
+    FULL_DISTRIBUTION,
+    CompletionRequest,
+    Dialect,
+    GivenToken,
+    HttpRequest,
+    RawCompletion,
+)
 from retrain.engines.engine import ServerEngine, create
-from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
+from retrain.engines.given_tokens import ServerTeacher, open_server
 from retrain.engines.policy import Policy
 from retrain.engines.table import DEFAULT_URLS
 from retrain.kernel.contracts.context import PluginContext
@@ -21,7 +28,7 @@ def open_teacher(context: PluginContext) -> ServerTeacher:
     return open_server(SGLang(), context)
 
 
-class SGLang(CommonRoutes):
+class SGLang(Dialect):
     """SGLang answers even to a wrong model name, so only the numbers can identify the model."""
 
     name = "sglang"

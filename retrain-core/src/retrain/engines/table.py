@@ -21,6 +21,15 @@ DEFAULT_URLS = {
     "sglang": "http://127.0.0.1:30000",
     "mlx": "http://127.0.0.1:8080",
 }
+KEYS = ("logprobs", "attention_kernel", "dtype", "kv_cache_dtype")
+FLAGS = {
+    "attention_kernel": "--attention-backend",
+    "dtype": "--dtype or --quantization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+}
+OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # the known ones
+THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
+PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +69,6 @@ def listed(urls: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in stripped))
 
 
-KEYS = ("logprobs", "attention_kernel", "dtype", "kv_cache_dtype")
-FLAGS = {
-    "attention_kernel": "--attention-backend",
-    "dtype": "--dtype or --quantization",
-    "kv_cache_dtype": "--kv-cache-dtype",
-}
-OWN_FLAGS = {"vllm": FLAGS, "sglang": FLAGS, "max": {"dtype": "--quantization-encoding"}}  # the known ones
-
-
 def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str]) -> list[Problem]:
     """Report each key that is not at its default and not among the traits of the engine.
 
@@ -94,10 +94,6 @@ def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str])
     return problems
 
 
-THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
-PORTS = {"http": 80, "https": 443}
-
-
 def teacher_problems(config: Config) -> list[Problem]:
     """Report a server of `[teacher]` that is also one of `[inference]`, however its address is written."""
     sampling = config.inference
@@ -116,7 +112,6 @@ def teacher_problems(config: Config) -> list[Problem]:
 
 
 def _addresses(urls: str) -> dict[tuple[str, int, str], str]:
-    """Return the given URLs by host, port and path."""
     found: dict[tuple[str, int, str], str] = {}
     for url in listed(urls):
         parts = urllib.parse.urlsplit(url)

@@ -107,7 +107,6 @@ def _numbers(folder: Path) -> list[int]:
 
 @contextmanager
 def _exclusively(folder: Path) -> Iterator[None]:
-    """Let only one process at a time draw or inspect tickets."""
     with (folder / "queue.lock").open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
@@ -123,5 +122,5 @@ def _try_lock(stream: BinaryIO) -> bool:
 
 def _release(stream: BinaryIO) -> None:
     with suppress(OSError):
-        fcntl.flock(stream, fcntl.LOCK_UN)  # closing alone does not unlock where a child process inherited the file
+        fcntl.flock(stream, fcntl.LOCK_UN)  # closing does not unlock where a child process inherited the file
     stream.close()

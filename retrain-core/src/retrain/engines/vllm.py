@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from retrain.engines.client import BadAnswerError
-from retrain.engines.dialect import FULL_DISTRIBUTION, CommonRoutes, CompletionRequest, HttpRequest, RawCompletion
+from retrain.engines.dialect import (
+    FULL_DISTRIBUTION,
+    CompletionRequest,
+    Dialect,
+    GivenToken,
+    HttpRequest,
+    RawCompletion,
+)
 from retrain.engines.engine import ServerEngine, create
-from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
+from retrain.engines.given_tokens import ServerTeacher, open_server
 from retrain.engines.policy import Policy
 from retrain.engines.table import DEFAULT_URLS
 from retrain.kernel.contracts.context import PluginContext
@@ -26,7 +33,7 @@ def open_teacher(context: PluginContext) -> ServerTeacher:
     return open_server(VLLM(), context)
 
 
-class VLLM(CommonRoutes):
+class VLLM(Dialect):
     """vLLM 0.10.2 or later (`return_token_ids`)."""
 
     name = "vllm"
@@ -77,7 +84,7 @@ class VLLM(CommonRoutes):
         try:
             found = answer["choices"][0]["prompt_logprobs"]
             if found is None or len(found) != len(tokens):
-                raise BadAnswerError(f"log-probabilities of {len(found or ())} tokens, asked for {len(tokens)}")
+                raise BadAnswerError(f"log-probabilities of {len(found or ())} tokens instead of {len(tokens)}")
             entries = [entry[str(token)] for entry, token in zip(found[1:], tokens[1:], strict=True)]
             return [GivenToken(logprob=entry["logprob"], text=entry.get("decoded_token")) for entry in entries]
         except (KeyError, IndexError, TypeError, AttributeError):

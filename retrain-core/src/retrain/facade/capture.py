@@ -26,7 +26,11 @@ from retrain.text.secrets import hide_text, redacted
 
 ANNOTATIONS = __import__("__future__").annotations.compiler_flag
 ELSEWHERE = "put it into a .py file and import it from there"
-INSIDE = f"pass what it needs as text, or {ELSEWHERE}"
+KEYS = {
+    "advantage": "algorithm.advantage_mode",
+    "transform": "algorithm.transform_mode",
+    "uncertainty": "algorithm.uncertainty_kind",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Captured:
         return f"{self.module}.{self.name}"
 
 
-def capture(function: Callable[..., Any], argument: str, *, beside: str = "") -> Captured:
+def capture(function: Callable[..., Any], argument: str, *, companion: str = "") -> Captured:
     """Return the module of `function`; ConfigError names a reference that cannot be captured.
 
     `argument` names it in messages. A function called `companion` in the same place comes with it. The name of a copied
@@ -56,12 +60,12 @@ def capture(function: Callable[..., Any], argument: str, *, beside: str = "") ->
         return Captured(module=found, name=function.__name__)
     text = _Text(argument)
     text.add_function(plain.__name__, function)
-    companion = plain.__globals__.get(beside)
-    if isinstance(companion, FunctionType) and companion.__module__ == plain.__module__ and companion is not function:
-        text.add_function(beside, companion)
-    source = text.module(f"{plain.__name__}, as it was passed to retrain.train({argument}=...)")
+    other = plain.__globals__.get(companion)
+    if isinstance(other, FunctionType) and other.__module__ == plain.__module__ and other is not function:
+        text.add_function(companion, other)
+    source = text.module(f"{plain.__name__}, a copy of the function in retrain.train({argument}=...)")
     if hide_text(redacted(source)) != source:
-        what = f"{plain.__name__} holds a secret, which the copy in the run folder would make public"
+        what = f"{plain.__name__} holds a secret that the copy in the run folder would make public"
         raise _refused(argument, what, "read it from an environment variable inside the function")
     digest = blake2b(source.encode(), digest_size=4).hexdigest()
     return Captured(module=f"{plain.__name__}_{digest}", name=plain.__name__, source=source)
@@ -69,8 +73,6 @@ def capture(function: Callable[..., Any], argument: str, *, beside: str = "") ->
 
 @dataclass(slots=True)
 class _Text:
-    """The statements of a module in the making, each by the name that it defines."""
-
     argument: str
     imports: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
@@ -88,14 +90,12 @@ class _Text:
         loaded, assigned = _global_names(code)
         if assigned:
             what = f"{name} assigns the global {assigned[0]!r}, of which every scoring process has its own"
-            raise _refused(self.argument, what, "return what it computes, or keep it in an object of a module")
+            raise _refused(self.argument, what, "return the result, or keep it in an object of a module")
         for used in sorted(loaded - {name}):
             if used in closed or used in plain.__globals__:
                 self._add(used, closed[used] if used in closed else plain.__globals__[used], name)
             elif not hasattr(builtins, used):
-                raise _refused(
-                    self.argument, f"{name} uses {used!r}, which is not defined", "define or import it first"
-                )
+                raise _refused(self.argument, f"{name} uses an undefined {used!r}", "define or import it first")
         self.functions[name] = source
 
     def module(self, title: str) -> str:
@@ -122,8 +122,8 @@ class _Text:
         elif module := _importable(value, own):
             self.imports[name] = f"from {module} import {own}" + (f" as {name}" if own != name else "")
         else:
-            what = f"{user} uses {name!r}, {_described(value)}: imports, constants and functions can be captured"
-            raise _refused(self.argument, what, INSIDE)
+            what = f"{user} uses {name!r}, an object of type {type(value).__name__}"
+            raise _refused(self.argument, what, f"use only imports, constants and functions, or {ELSEWHERE}")
 
     def _source_of(self, name: str, function: FunctionType, *, is_decorated: bool) -> tuple[str, CodeType]:
         """Return the text of a function's `def`, and the code of a module that contains only this `def`."""
@@ -137,27 +137,18 @@ class _Text:
             raise _refused(self.argument, what, f"define it in a notebook or a script, or {ELSEWHERE}") from error
         if len(tree) != 1 or not isinstance(tree[0], ast.FunctionDef | ast.AsyncFunctionDef) or tree[0].name != name:
             raise _refused(self.argument, f"the source of {name} is not one `def {name}`", ELSEWHERE)
-        if is_decorated and not tree[0].decorator_list:
-            raise _refused(self.argument, f"{name} is wrapped, which its source does not say", ELSEWHERE)
         flags = function.__code__.co_flags & ANNOTATIONS
         code = compile(source, f"<{name}>", "exec", flags=flags, dont_inherit=True)
         own = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
-        if not function.__code__.co_freevars and _words(own) != _words(function.__code__):
-            what = f"the source of {name} is not what runs: it was changed since, or by a decorator"
+        is_changed = not function.__code__.co_freevars and _words(own) != _words(function.__code__)
+        if is_changed or (is_decorated and not tree[0].decorator_list):
+            what = f"the source of {name} differs from the running function: it was changed since, or by a decorator"
             raise _refused(self.argument, what, "define the function again, without the decorator")
         return source, code
 
 
 def _refused(argument: str, what: str, fix: str) -> ConfigError:
     return ConfigError(Problem(where=f"retrain.train({argument}=...)", what=what, fix=fix))
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__} of this notebook or script"
-    if inspect.ismethod(value):
-        return "a bound method"
-    return f"an object of type {type(value).__name__}"
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -219,7 +210,6 @@ def _found(name: str, folders: Any) -> ModuleSpec | None:
 
 
 def _literal(value: Any) -> str | None:
-    """Return a constant as Python source; None for anything else."""
     if value is None or type(value) in (bool, int, str, bytes):
         return repr(value)
     if type(value) is float:
@@ -239,26 +229,15 @@ def _literal(value: Any) -> str | None:
 
 
 def settings_of(given: Mapping[str, Callable[..., Any] | None]) -> tuple[dict[str, Any], list[Captured]]:
-    """Return the keys that name these functions, by `table.key`, and the functions.
-
-    `given` maps arguments to functions.
-    """
     values: dict[str, Any] = {}
     captured = []
     for argument, function in given.items():
         if function is None:
             continue
-        one = capture(function, argument, beside="gold" if argument == "reward" else "")
+        one = capture(function, argument, companion="gold" if argument == "reward" else "")
         captured.append(one)
         if argument == "reward":
             values |= {"reward.type": "custom", "reward.custom_module": one.module, "reward.custom_function": one.name}
         else:
             values |= {KEYS[argument]: one.path}
     return values, captured
-
-
-KEYS = {
-    "advantage": "algorithm.advantage_mode",
-    "transform": "algorithm.transform_mode",
-    "uncertainty": "algorithm.uncertainty_kind",
-}

@@ -11,10 +11,9 @@ from typing import Any
 
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Study, options_of
-from retrain.verdicts.wording.data import study_data
-from retrain.verdicts.wording.show import picture
+from retrain.verdicts.wording.show import picture, study_data
 
-WIDTH = 120
+WIDTH = 120  # columns, whatever the window of the notebook
 PRE = '<pre style="line-height: 1.25; overflow-x: auto">{code}</pre>'
 
 
@@ -46,7 +45,7 @@ class Comparison:
         return self._shown(is_html=True)
 
     def _shown(self, *, is_html: bool) -> str:
-        from rich.console import Console  # only what is shown needs it
+        from rich.console import Console  # not needed for `verdicts`
 
         console = Console(file=StringIO(), record=True, width=WIDTH, highlight=False, force_jupyter=False)
         console.print(picture(self._study))

@@ -21,6 +21,9 @@ from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 
+ROWS = "a list of dicts, a pandas or polars DataFrame, a datasets.Dataset, or a path"
+MISSING = ("NAType", "NaTType")  # of pandas
+
 
 def arguments_of(overrides: Mapping[str, Any]) -> list[str]:
     """Return keywords as flags: `lr=1e-4` is `--lr=0.0001`."""
@@ -54,7 +57,7 @@ def briefly_told() -> Iterator[None]:
             each = each.__cause__ or each.__context__
         if isinstance(error, RetrainError):
             lines = hide_text(f"retrain: {error.label}\n{error}").split("\n")
-            error.__dict__["_render_traceback_"] = lambda: list(map(printable, lines))  # IPython asks for it
+            error.__dict__["_render_traceback_"] = lambda: list(map(printable, lines))  # for IPython
         raise
 
 
@@ -89,10 +92,6 @@ def restored_imports() -> Iterator[None]:
                 del sys.modules[name]
 
 
-ROWS = "a list of dicts, a pandas or polars DataFrame, a datasets.Dataset, or a path"
-MISSING = ("NAType", "NaTType")  # of pandas
-
-
 def data_file(data: Any, folder: Path, argument: str) -> str:
     """Return the path `data`, or write its rows to `<folder>/<hash>/data.jsonl` and return that.
 
@@ -115,7 +114,13 @@ def data_file(data: Any, folder: Path, argument: str) -> str:
 
 def rows_of(data: Any, argument: str) -> list[dict[str, Any]]:
     """Return the rows as plain JSON values: missing ones None, integers without `.0`, arrays lists, dates texts."""
-    return [_row(row, f"{argument}[{number}]") for number, row in enumerate(_rows(data, argument))]
+    rows = []
+    for number, row in enumerate(_rows(data, argument)):
+        if not isinstance(row, Mapping):
+            what, fix = f"must be a dict, not {type(row).__name__}", 'write {"prompt": ..., "answer": ...}'
+            raise _refused(f"{argument}[{number}]", what, fix)
+        rows.append({str(name): _plain(value) for name, value in row.items()})
+    return rows
 
 
 def _rows(data: Any, argument: str) -> Iterable[Any]:
@@ -133,12 +138,6 @@ def _rows(data: Any, argument: str) -> Iterable[Any]:
     if isinstance(data, bytes) or not isinstance(data, Iterable):
         raise _refused(argument, f"a {type(data).__name__} holds no rows", f"give {ROWS}")
     return data
-
-
-def _row(row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, Mapping):
-        raise _refused(where, f"must be a dict, not {type(row).__name__}", 'write {"prompt": ..., "answer": ...}')
-    return {str(name): _plain(value) for name, value in row.items()}
 
 
 def _plain(value: Any) -> Any:

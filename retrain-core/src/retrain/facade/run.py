@@ -90,13 +90,7 @@ class Run:
         assert folder is not None  # of a run it is a checkpoint, or an error
         return folder
 
-    def resume(
-        self,
-        *,
-        on_step: OnStep | None = None,
-        quiet: bool = False,
-        **overrides: Any,
-    ) -> Run:
+    def resume(self, *, on_step: OnStep | None = None, quiet: bool = False, **overrides: Any) -> Run:
         """Continue from the newest checkpoint as `retrain --resume`, in the same folder: bit by bit the same run.
 
         `overrides` as in `retrain.train`: `run.resume(max_steps=200)`. ResumeError when code, data or keys have
@@ -117,7 +111,7 @@ class Run:
         out: str | os.PathLike[str] | None = None,
         **overrides: Any,
     ) -> list[dict[str, Any]]:
-        """Score what was trained, as `retrain eval`: one entry per checkpoint and set.
+        """Score the trained policy, as `retrain eval`: one entry per checkpoint and set.
 
         Each has `checkpoint`, `steps`, `set`, `correct_rate`, `ci_low`, `ci_high`, `pass_at_...` and `file`, with the
         records of single examples. By default the newest checkpoint is scored on the run's own sets. `checkpoints`
@@ -134,9 +128,8 @@ class Run:
         with briefly_told(), restored_imports(), tempfile.TemporaryDirectory(prefix="retrain-data-") as folder:
             plugins, file = _ready_plugins(self.folder), data_file(data, Path(folder), "run.evaluate(data=...)")
             if (changed or reward) and not file:
-                what, fix = "says how `data` is evaluated, which is not given", "add data, or leave it out"
                 where = f"run.evaluate({next(iter(changed), 'reward')}=...)"
-                raise ConfigError(Problem(where=where, what=what, fix=fix))
+                raise ConfigError(Problem(where=where, what="needs `data`", fix="add data, or leave it out"))
             request = Request(
                 named=str(self.folder),
                 sets=tuple(sets),
@@ -160,10 +153,10 @@ class Run:
         raw: bool = False,
         **overrides: Any,
     ) -> list[dict[str, Any]]:
-        """Completions of prompts by what was trained, as `retrain sample` draws them: one entry per prompt.
+        """Sample completions of prompts, as `retrain sample`: one entry per prompt.
 
         `prompts` are texts or chats, or data as of `evaluate` with the prompt in a column: `prompt_key` or
-        `messages_key` names it, else it is the run's, or a usual one.
+        `messages_key` names it; by default it is the run's, or a usual one.
 
         Each has `prompt`, `completions`, `stop_reasons` and `num_tokens`. `checkpoint` is `best`, `final`, `base` or a
         number of steps, by default the newest; `raw` leaves the chat template out; `temperature=0.7` and other keys are
@@ -263,7 +256,7 @@ class RunStopped(KeyboardInterrupt):
 
     def __init__(self, run: Run, reason: str) -> None:
         how = f"run = retrain.load({str(run.folder)!r}); run.resume()"
-        super().__init__(f"stopped by {reason}; the state is saved. To go on: {how}")
+        super().__init__(f"stopped by {reason}; the state is saved. To continue: {how}")
         self.run = run
 
     def _render_traceback_(self) -> list[str]:
@@ -276,7 +269,6 @@ def load(folder: str | os.PathLike[str]) -> Run:
 
 
 def _prompts(given: Any, config: Config, plugins: Plugins) -> list[Prompt]:
-    """Return texts and chats unchanged, and the prompts of a file or of rows from their column."""
     if isinstance(given, str | os.PathLike):
         return read_prompts(os.fspath(given), config, plugins)
     argument = "run.sample(prompts)"
@@ -291,6 +283,6 @@ def _ready_plugins(run: Path) -> Plugins:
     with held_interrupts():
         prepare_process()
         plugins = load_plugins()
-        with suppress(RetrainError):  # told when the run is opened
+        with suppress(RetrainError):  # raised again when the run is opened
             import_backend(load_file(run / CONFIG_FILE, (), plugins).config, plugins)
     return plugins

@@ -26,7 +26,7 @@ from retrain.text.process import prepare_process
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
 
-DATA = Path("logs/data")  # not in the run folder, which is made after the data is checked
+DATA = Path("logs/data")  # the run folder does not exist before the data is checked
 OnStep = Callable[[Mapping[str, Any]], object]
 
 
@@ -41,8 +41,6 @@ class Tables(dict[str, Any]):
 
 
 class Watcher:
-    """Records the run's folder, and calls `on_step` after every line of metrics."""
-
     def __init__(self, on_step: OnStep | None, interrupts: Interrupts) -> None:
         self._on_step = on_step
         self._interrupts = interrupts
@@ -63,9 +61,8 @@ class Watcher:
             self._interrupts.request("on_step")
         except Exception as error:
             what = f"on_step raised {type(error).__name__}: {error}{raised_at(error)}"
-            raise HookError(
-                Problem(what=what, fix="correct it, and go on with retrain.load(folder).resume()")
-            ) from error
+            fix = "correct it, and continue with retrain.load(folder).resume()"
+            raise HookError(Problem(what=what, fix=fix)) from error
 
 
 def run_training(
@@ -109,18 +106,14 @@ def run_training(
 
 
 def _checked(
-    config: Mapping[str, Any] | str | os.PathLike[str],
-    arguments: list[str],
-    settings: list[Setting],
-    plugins: Plugins,
+    config: Mapping[str, Any] | str | os.PathLike[str], arguments: list[str], settings: list[Setting], plugins: Plugins
 ) -> Checked:
-    """Return the checked configuration; ConfigError also for one that is for another command."""
     if isinstance(config, Mapping):
         return load_file(Tables(config), arguments, plugins, starts_run=True, settings=settings)
     words = [os.fspath(config), *arguments]
     if claim := claim_of(words, plugins):
-        what, fix = f"is for `retrain {claim.command}`, which is no single run", "use the command line"
-        raise ConfigError(Problem(where=words[0], what=what, fix=fix))
+        what = f"is for `retrain {claim.command}`, not for a single run"
+        raise ConfigError(Problem(where=words[0], what=what, fix="use the command line"))
     return load_file(*split_arguments(words), plugins, starts_run=True, settings=settings)
 
 
@@ -134,14 +127,10 @@ def _staged(captured: list[Captured]) -> Iterator[None]:
         sys.path.append(folder)
         importlib.invalidate_caches()
         for one in captured:
-            _try_import(one)
+            try:
+                importlib.import_module(one.module)
+            except Exception as error:  # user code
+                what = f"{one.name} cannot be imported from a copy of its source: {type(error).__name__}: {error}"
+                fix = "put it into a .py file and import it from there"
+                raise ConfigError(Problem(where="retrain.train", what=what, fix=fix)) from error
         yield
-
-
-def _try_import(one: Captured) -> None:
-    try:
-        importlib.import_module(one.module)
-    except Exception as error:
-        what = f"{one.name} cannot be imported from a copy of its source: {type(error).__name__}: {error}"
-        fix = "put it into a .py file and import it from there"
-        raise ConfigError(Problem(where="retrain.train", what=what, fix=fix)) from error

@@ -24,7 +24,7 @@ from retrain.records.files import write_text
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.report.heat import ShadedCompletion, ShadedStep, render, show
-from retrain.run.configure import Checked, load_checked
+from retrain.run.configure import load_checked
 from retrain.text.command_options import html_option, json_option, run_argument, set_option
 from retrain.text.tokenizer import load_tokenizer, token_texts
 from retrain.verdicts.ledger.looks import InterimLooks
@@ -102,11 +102,12 @@ def shade(
     given = [[*overrides, "--transform-mode", each] for each in transforms] or [[*overrides]]
     checked = [load_checked([str(run / CONFIG_FILE), *arguments], plugins) for arguments in given]
     tokenizer = load_tokenizer(checked[0].config, plugins)
-    replays = [
-        replay(stored, each.flow, _detector(each, tokenizer, plugins), sepa_lambda=sepa_lambda, tokenizer=tokenizer)
-        for each in checked
-    ]
-    # planning marks are those of the first flow that needs them
+    replays = []
+    for each in checked:
+        context = PluginContext(config=each.config, seeds=Seeds(0), plugins=plugins, tokenizer=tokenizer)
+        detector = build_detector(each.flow, context)
+        replays.append(replay(stored, each.flow, detector, sepa_lambda=sepa_lambda, tokenizer=tokenizer))
+    # planning marks come from the first flow that needs them
     marked = (masks for each, (_, masks, _) in zip(checked, replays, strict=True) if each.flow.needs_planning)
     masks = [mask for group in next(marked, replays[0][1]) for mask in group]
     token_credits = [[advs_T for group in result.token_advs for advs_T in group] for _, _, result in replays]
@@ -114,12 +115,15 @@ def shade(
     shaded = []
     for number, completion in enumerate(completion for group in replays[0][0] for completion in group):
         record, tokens = completion.record, completion.tokens
+        prompt = record["prompt"]
+        if not isinstance(prompt, str):
+            prompt = "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt)
         shaded.append(
             ShadedCompletion(
                 group=record["group"],
                 index=record["index"],
                 example_id=record["example_id"],
-                prompt=_prompt(record["prompt"]),
+                prompt=prompt,
                 reference=record["reference"],
                 reward=record["reward"],
                 trained=record["trained"],
@@ -135,11 +139,6 @@ def shade(
     return ShadedStep(run=str(run), step=stored.step, sepa_lambda=sepa_lambda, labels=labels, completions=shaded)
 
 
-def _detector(checked: Checked, tokenizer: Any, plugins: Plugins) -> PlanningDetector | None:
-    context = PluginContext(config=checked.config, seeds=Seeds(0), plugins=plugins, tokenizer=tokenizer)
-    return build_detector(checked.flow, context)
-
-
 def as_data(step: ShadedStep) -> dict[str, Any]:
     return {
         "run": step.run,
@@ -147,12 +146,8 @@ def as_data(step: ShadedStep) -> dict[str, Any]:
         "sepa_lambda": step.sepa_lambda,
         "flows": list(step.labels),
         "completions": [
-            {
-                "group": c.group,
-                "index": c.index,
-                "example_id": c.example_id,
-                "reward": c.reward,
-                "trained": c.trained,
+            {name: getattr(c, name) for name in ("group", "index", "example_id", "reward", "trained")}
+            | {
                 "tokens": list(c.token_texts),
                 "planning": c.planning_T.tolist(),
                 "credit": [credit_T.tolist() for credit_T in c.credits],
@@ -160,15 +155,6 @@ def as_data(step: ShadedStep) -> dict[str, Any]:
             for c in step.completions
         ],
     }
-
-
-def _prompt(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt)
-
-
-# Assigns credit to the stored completions of a step.
 
 
 def replay(
@@ -185,23 +171,24 @@ def replay(
     transform that needs their text. ConfigError for rewards of single tokens, which are not stored.
     """
     if flow.needs_token_rewards:
-        what = f"{flow.condition} takes rewards of single tokens, which a run does not store"
+        what = f"{flow.condition} takes rewards of single tokens: a run does not store them"
         raise ConfigError(Problem(where=f"step {stored.step}", what=what, fix="choose another --transform"))
     judged = [[c for c in group if c.reward is not None] for group in stored.groups]
     judged = [group for group in judged if group]
     masks = tuple(_masks(group, detector) for group in judged)
+    entropies = [[c.tokens.entropies_T for c in group if c.tokens.entropies_T is not None] for group in judged]
     groups = [
         CreditGroup(
             rewards_G=np.array([c.reward for c in group], dtype=np.float64),
             logprobs_G=[c.tokens.logprobs_T for c in group],
             planning_G=planning,
-            entropies_G=_entropies(group),
+            entropies_G=found if len(found) == len(group) else None,
             named_rewards=named_rewards([c.record.get("reward_parts") or {} for c in group]),
             tokens_G=[c.tokens.tokens_T for c in group] if flow.needs_text else None,
             texts_G=[token_texts(tokenizer, c.tokens.tokens_T.tolist()) for c in group] if flow.needs_text else None,
             name=f"step {stored.step} group {group[0].record['group']}",
         )
-        for group, planning in zip(judged, masks, strict=True)
+        for group, planning, found in zip(judged, masks, entropies, strict=True)
     ]
     return judged, masks, assign_credit(groups, flow, sepa_lambda=sepa_lambda)
 
@@ -213,8 +200,3 @@ def _masks(group: Sequence[StoredCompletion], detector: PlanningDetector | None)
     if detector is None:
         return tuple(np.zeros(len(c.tokens.tokens_T), np.bool_) for c in group)
     return tuple(detector.masks([c.tokens.tokens_T for c in group]))
-
-
-def _entropies(group: Sequence[StoredCompletion]) -> list[Any] | None:
-    entropies = [c.tokens.entropies_T for c in group if c.tokens.entropies_T is not None]
-    return entropies if len(entropies) == len(group) else None

@@ -233,7 +233,7 @@ def _data(run_a: Run, run_b: Run, last_a: int, last_b: int) -> DataDiff:
     batches = side_by_side(_batches(run_a, last_a, seen_a), _batches(run_b, last_b, seen_b))
     for step, batch_a, batch_b in batches:
         if differing_step is None and step <= min(last_a, last_b):
-            differing_part = _differing_part(batch_a, batch_b) or _differing_tokens(run_a, run_b, step)
+            differing_part = _differing_part(run_a, run_b, step, batch_a, batch_b)
             differing_step = step if differing_part else None
     return DataDiff(
         examples_a=len(seen_a),
@@ -272,19 +272,14 @@ def _framed(part: str) -> bytes:
     return len(content).to_bytes(8, "big") + content  # unambiguous where one part ends
 
 
-def _differing_part(a: Batch | None, b: Batch | None) -> str | None:
+def _differing_part(run_a: Run, run_b: Run, step: int, a: Batch | None, b: Batch | None) -> str | None:
     if a is None or b is None:
         return "missing"
-    if a[0] != b[0]:
-        return "examples"
-    return "completions" if a[1] != b[1] else None
-
-
-def _differing_tokens(run_a: Run, run_b: Run, step: int) -> str | None:
-    """Return `tokens` if the token ids of the step differ; None if they do not, or a run has none."""
+    if a != b:
+        return "examples" if a[0] != b[0] else "completions"
     found = [run.token_arrays(step, ("lengths", "tokens")) for run in (run_a, run_b)]
-    a, b = ({name: values.tobytes() for name, values in (arrays or {}).items()} for arrays in found)
-    return "tokens" if a and b and a != b else None
+    ids_a, ids_b = ({name: values.tobytes() for name, values in (arrays or {}).items()} for arrays in found)
+    return "tokens" if ids_a and ids_b and ids_a != ids_b else None
 
 
 # Settings, code and packages.
@@ -305,7 +300,6 @@ def _config(run_a: Run, run_b: Run) -> dict[str, dict[str, Any]]:
 
 
 def _origin(run: Run, path: str) -> str:
-    """Return where a setting came from: a line of a file, a flag, or `default`."""
     origins = table_of(run.manifest, "origins")
     while path:
         if path in origins:

@@ -60,8 +60,14 @@ PARTS = {
 
 
 def picture(diff: RunDiff) -> RenderableType:
-    parts: list[RenderableType] = [_heads(diff), Text(), Text(verdict(diff), style="bold"), Text(), _results(diff)]
-    parts += [Text(), *_curves(diff)]
+    heads = Table.grid(padding=(0, 2))
+    for name, label, status in (("A", diff.label_a, diff.status_a), ("B", diff.label_b, diff.status_b)):
+        heads.add_row(name, Text(printable(label)), Text(printable(status)))
+    parts: list[RenderableType] = [heads, Text(), Text(verdict(diff), style="bold"), Text(), _results(diff), Text()]
+    for name, rates in (("A", diff.curve_a), ("B", diff.curve_b)):
+        if rates:
+            ends = f"  {percent(rates[0])} → {percent(rates[-1])}"
+            parts.append(Text(f"correct {name}  ").append(sparkline(rates), style="green").append(ends))
     for title, rows in (
         ("Settings", _settings(diff)),
         ("Code", iter([Text(_code(diff))])),
@@ -87,13 +93,6 @@ def verdict(diff: RunDiff) -> str:
     return f"Identical up to the shorter run ({metrics.common_steps} steps)."
 
 
-def _heads(diff: RunDiff) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for name, label, status in (("A", diff.label_a, diff.status_a), ("B", diff.label_b, diff.status_b)):
-        table.add_row(name, Text(printable(label)), Text(printable(status)))
-    return table
-
-
 def _results(diff: RunDiff) -> Table:
     a, b = diff.final_a, diff.final_b
     table = rich_table(("at the end", "A", "B"))
@@ -113,13 +112,6 @@ def _results(diff: RunDiff) -> Table:
     for name, value_a, value_b, better, form in rows:
         table.add_row(name, form(value_a), form(value_b), mark(value_a, value_b, better))
     return table
-
-
-def _curves(diff: RunDiff) -> Iterator[Text]:
-    for name, rates in (("A", diff.curve_a), ("B", diff.curve_b)):
-        if rates:
-            ends = f"  {percent(rates[0])} → {percent(rates[-1])}"
-            yield Text(f"correct {name}  ").append(sparkline(rates), style="green").append(ends)
 
 
 def mark(a: float | None, b: float | None, better: int) -> str:

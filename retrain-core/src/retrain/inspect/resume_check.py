@@ -1,4 +1,4 @@
-"""Reports what a resume would restore, what it would not, and why; reads files only and loads no model."""
+"""Reports the parts of a run that a resume would restore, and the others; reads files only and loads no model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ResumeError
+from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import Capabilities, CheckpointMode, Kind
+from retrain.kernel.types import CheckpointMode, Kind
 from retrain.records.checkpoints import Checkpoint, without_checksum
 from retrain.records.files import owner_of
 from retrain.records.identity.collect import Identity
@@ -19,6 +20,7 @@ from retrain.run.configure import load_checked
 from retrain.run.restore import restore_obstacles
 from retrain.run.resume_plan import ResumePlan, plan_resume
 from retrain.run.tables import registered_tables
+from retrain.text.amounts import first_few
 
 MOST_NAMES = 5
 
@@ -69,23 +71,20 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
         plan = plan_resume(run, config, checked.keys, identity, plugins)
     except ResumeError as error:
         return ResumeCheck(run=str(run), obstacles=(*obstacles, *map(str, error.problems)))
-    name = config.backend.backend
-    entries = plugins.find(Kind.BACKEND, name)
-    traits = entries[0].spec.traits if entries else None
-    mode = traits.checkpoint_resume_mode if isinstance(traits, Capabilities) else CheckpointMode.EXACT
+    capabilities = declared_capabilities(config, plugins)
+    mode = capabilities.checkpoint_resume_mode if capabilities else CheckpointMode.EXACT
     obstacles += [f"{change}; undo the change or add --resume-anyway" for change in plan.accepted]
     obstacles += map(str, restore_obstacles(plan.checkpoint, checked, plugins))
     lost = [Item(part="checkpoint", detail=str(problem)) for problem in plan.damaged]
     lost += [Item(part=str(change.kind), detail=str(change)) for change in plan.refused]
     lost += [Item(part="changed", detail=notice) for notice in plan.input_notices]
     if mode is CheckpointMode.ADAPTER_ONLY:
-        detail = f"backend {name!r} keeps no optimizer state: its moments restart at zero"
+        detail = f"backend {config.backend.backend!r} keeps no optimizer state: its moments restart at zero"
         lost.append(Item(part="optimizer", detail=detail))
     lost += [Item(part="records", detail=notice) for notice in plan.records.notices]
     if plan.checkpoint:
         if names := without_checksum(plan.checkpoint.path):
-            shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-            detail = f"{len(names)} without a checksum, which are not part of the checkpoint: {shown}"
+            detail = f"{len(names)} without a checksum, not part of the checkpoint: {first_few(names, MOST_NAMES)}"
             lost.append(Item(part="files", detail=detail))
         wanted = wanted_names(config, registered_tables(plugins)).values()
         recorders = {name for kind, name in wanted if kind is Kind.RECORDER}
@@ -107,9 +106,8 @@ def check_resume(run: Path, config_file: Path | None, plugins: Plugins) -> Resum
 
 def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, identity: Identity) -> Iterator[Item]:
     state = checkpoint.state
-    strangers = without_checksum(checkpoint.path)
-    files = [file for file in checkpoint.path.rglob("*") if file.is_file()]
-    files = [file for file in files if file.relative_to(checkpoint.path).as_posix() not in strangers]
+    unknown = {checkpoint.path / name for name in without_checksum(checkpoint.path)}
+    files = [file for file in checkpoint.path.rglob("*") if file.is_file() and file not in unknown]
     size_kib = sum(file.stat().st_size for file in files) // 1024
     what = "policy" if mode is CheckpointMode.ADAPTER_ONLY else "policy and optimizer"
     yield Item(part=what, detail=f"{len(files)} files, {size_kib} KiB, all checksums match")
@@ -120,10 +118,8 @@ def _restored(plan: ResumePlan, checkpoint: Checkpoint, mode: CheckpointMode, id
         yield Item(part="inputs", detail=f"{same}; examples are compared once they are loaded")
     counters = state["progress"]
     right, seen = counters["total_correct"], counters["total_completions"]
-    yield Item(
-        part="counters",
-        detail=f"{plan.next_step} steps, {counters['example_idx']} prompts drawn, {right} of {seen} right",
-    )
+    detail = f"{plan.next_step} steps, {counters['example_idx']} prompts sampled, {right} of {seen} right"
+    yield Item(part="counters", detail=detail)
     if counters["unfinished"] is not None:
         yield Item(part="unfinished step", detail="its optimizer step is done, its evaluation is pending")
     for part, values in state["algorithm"].items():

@@ -88,7 +88,7 @@ def command(
 ) -> None:
     """Show the runs and campaigns below DIR (default: logs); exit code 1 when there is no such folder.
 
-    With --resume say what a resume of RUN would restore and what not, without loading a model; exit code 1 if it could
+    With --resume list the parts that a resume of RUN would restore, without loading a model; exit code 1 if it could
     not continue. With --forecast forecast the last held-out rate of RUN.
     """
     if resume or forecast:
@@ -142,7 +142,6 @@ def _print(overview: Overview) -> None:
 
 
 def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
-    """Show `look()` repeatedly; Ctrl-C ends it and is not an error."""
     try:
         if is_redrawable(sys.stdout) and not as_json:
             _follow_live(look, interval_s)
@@ -186,7 +185,8 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
     banner = f"Campaigns: {len(overview.campaigns)} | Runs: {len(overview.runs)}"
     parts: list[RenderableType] = [Text(banner, style="bold")]
     for campaign in overview.campaigns:
-        parts += [Text(), _campaign_head(campaign), _matrix(campaign)]
+        head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
+        parts += [Text(), head.append(f"  {progress_text(campaign)}", style="default"), _matrix(campaign)]
         parts += [line for run in campaign.runs if run.status for line in _notes(run.status, campaign.path, is_narrow)]
     if overview.runs:
         parts += [Text(), _table(overview, is_narrow)]
@@ -202,7 +202,6 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
 
 
 def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
-    """Return a live run's phase, the findings at its last step, and the changes that it was resumed with."""
     name = printable(str(_inside(run.path, root)))
     notes: list[RenderableType] = [
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
@@ -265,24 +264,16 @@ def _table(overview: Overview, is_narrow: bool) -> Table:
     return table
 
 
-def _campaign_head(campaign: CampaignStatus) -> Text:
-    head = Text(printable(str(campaign.path)), style="bold").append("  ").append_text(state_text(campaign.state))
-    return head.append(f"  {progress_text(campaign)}", style="default")
-
-
 def _matrix(campaign: CampaignStatus) -> Table:
     table = rich_table(("condition", *(f"s{seed}" for seed in campaign.seeds)))
     for condition in campaign.conditions:
-        cells = [_cell(campaign.run_of(condition, seed)) for seed in campaign.seeds]
+        cells = []
+        for run in (campaign.run_of(condition, seed) for seed in campaign.seeds):
+            rate = run.status.held_out_rate if run and run.status else None
+            shown = "" if rate is None else f" {percent(rate)}"
+            cells.append(_progress(run).append(shown, style="default"))
         table.add_row(Text(printable(condition)), *cells)
     return table
-
-
-def _cell(run: CampaignRun | None) -> Text:
-    """Return `42/100 37.5%`: the steps and the last held-out rate."""
-    cell = _progress(run)
-    rate = run.status.held_out_rate if run and run.status else None
-    return cell if rate is None else cell.append(f" {percent(rate)}", style="default")
 
 
 def _progress(run: CampaignRun | None) -> Text:

@@ -155,14 +155,13 @@ def raised_at(error: BaseException) -> str:
     """
     package = Path(__file__).parents[1]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if package not in Path(f.filename).parents]
-    foreign = [frame for frame in frames if not _is_library(Path(frame.filename))] or frames[:1]
+    library = Path(traceback.__file__).parent
+    files = [Path(frame.filename) for frame in frames]
+    own = [LIBRARY_FOLDERS.isdisjoint(file.parts) and library not in file.parents for file in files]
+    foreign = [frame for frame, is_own in zip(frames, own, strict=True) if is_own] or frames[:1]
     if not foreign:
         return ""
     file = Path(foreign[-1].filename)
     with suppress(OSError, ValueError):  # OSError: the current folder is gone; ValueError: the file is outside it
         file = file.relative_to(Path.cwd())
     return f" ({file}:{foreign[-1].lineno})"
-
-
-def _is_library(file: Path) -> bool:
-    return not LIBRARY_FOLDERS.isdisjoint(file.parts) or Path(traceback.__file__).parent in file.parents

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,6 @@ class Progress:
     def rate_fields(self) -> dict[str, float]:
         """Share of correct completions so far; empty where nothing is judged."""
         return {"running_correct_rate": self.total_correct / self.total_completions} if self.total_completions else {}
-
-    def as_state(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Progress:
-        return cls(**state)
 
 
 class Clock:

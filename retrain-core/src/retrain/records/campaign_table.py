@@ -13,7 +13,7 @@ from retrain.kernel.declared import Kind
 
 SUMMARIES = ("final", "best", "auc")
 PAIRED = "paired"
-UNSET = {"looks": [], "n_max": 0, "spend": "pocock"}  # left out of what is sealed and compared: older plans lack them
+UNSET = {"looks": [], "n_max": 0, "spend": "pocock"}  # left out of the seal: older plans lack them
 STOP_RULE = "every run to max_steps; no run is stopped, added or left out because of its results"
 
 SEEDS = [42, 101, 202, 303, 404, 505, 606, 707]
@@ -48,7 +48,7 @@ class PlanTable(Table):
         PAIRED, "Compares runs of one seed with each other, or all runs of two conditions whichever seeds they have."
     )
     looks: list[int] = key([], "Numbers of seeds after which the campaign looks and may stop; empty = at the end.")
-    n_max: int = key(0, "With looks: the most seeds of a condition, which is the last look; 0 = that.", ge=0)
+    n_max: int = key(0, "With looks: the most seeds of a condition, equal to the last look; 0 = that.", ge=0)
     spend: Literal["pocock", "obrien_fleming"] = key(
         "pocock", "With looks: how alpha is spent over them, evenly (pocock) or mostly late (obrien_fleming)."
     )
@@ -150,16 +150,14 @@ class CampaignTable(Table):
             raise ValueError("at least one seed is needed")
         if bad := [seed for seed in seeds if not 0 <= seed < SEED_END]:
             raise ValueError(f"{bad[0]} is not a seed: 0 to {SEED_END - 1}")
-        if twice := [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]:
-            raise ValueError(f"seed {twice[0]} is listed more than once")
         return seeds
 
-    @field_validator("controls")
+    @field_validator("seeds", "controls")
     @classmethod
-    def _once(cls, controls: list[str]) -> list[str]:
-        if twice := [name for name in dict.fromkeys(controls) if controls.count(name) > 1]:
+    def _once(cls, values: list[Any]) -> list[Any]:
+        if twice := [each for each in values if values.count(each) > 1]:
             raise ValueError(f"{twice[0]} is listed more than once")
-        return controls
+        return values
 
     @field_validator("conditions")
     @classmethod

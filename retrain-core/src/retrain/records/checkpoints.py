@@ -16,7 +16,7 @@ from typing import Any
 
 from retrain.kernel.errors import CheckpointError, ConfigError, Problem, RetrainError
 from retrain.records.files import REPLACED, digest_of, write_folder
-from retrain.records.reading import read_regular
+from retrain.records.reading import number, read_if_any, read_regular, table_of
 from retrain.records.record_names import ADAPTERS
 from retrain.text.terminal_text import printable
 
@@ -25,7 +25,7 @@ FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's; where it is, there is an adapter
 MODEL_FILE = "model.safetensors"  # of a checkpoint where all weights are trained
 PRUNED, DAMAGED = ".pruned", ".damaged"
-SPARE_BYTES = 64 * 2**20  # left free besides a checkpoint, for the growing records
+SPARE_BYTES = 64 * 2**20  # left free next to a checkpoint, for the growing records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def first_unwritten_step(self) -> int:
-        """The first step without recorded completions; those of an unfinished step already are."""
+        """The first step without recorded completions; an unfinished step already has them."""
         return self.next_step + (self.state["progress"]["unfinished"] is not None)
 
 
@@ -56,7 +56,7 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
             fill(target)
         except (OSError, RetrainError):
             raise
-        except Exception as error:  # libraries report a full disk with exceptions of their own
+        except Exception as error:  # libraries report a full disk with other exceptions
             raise _unwritten(target, f"{type(error).__name__}: {error}") from error
         (target / STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         files = sorted(file for file in target.rglob("*") if file.is_file())
@@ -116,10 +116,7 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[Problem]]:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Return every checkpoint folder, newest first, damaged ones included.
-
-    If a replacement was killed between its two renames, the replaced folder still counts.
-    """
+    """Return every checkpoint folder, newest first, also one that a killed replacement left as `.old`."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if path.is_dir() and (not path.name.startswith(".") or _is_only(path))]
@@ -136,8 +133,7 @@ def locate_adapter(path: Path | str) -> Path:
         raise unusable("is stored on a service; only folders can be read", "download the adapter, then give its folder")
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "there is no such folder"
-        raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}")
+        raise unusable("there is no such folder", f"give the folder that holds {ADAPTER_CONFIG}")
     for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / ADAPTERS)):
         if (found / ADAPTER_CONFIG).is_file():
             return found
@@ -147,10 +143,7 @@ def locate_adapter(path: Path | str) -> Path:
 
 
 def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:
-    """Remove all but the newest `keep_last` and the `keep_best` with the highest `metric`; 0 and 0 keeps all.
-
-    The final and the newest checkpoint always stay. Returns the removed folders.
-    """
+    """Remove all but the newest `keep_last` and the `keep_best` by `metric`; 0 and 0 keeps all. Return the removed."""
     paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
     if not (keep_last or keep_best) or not paths:
         return []
@@ -207,16 +200,9 @@ def _check_space(folder: Path) -> None:
 
 
 def _by_metric(paths: Sequence[Path], name: str) -> list[Path]:
-    scored = [(value, path) for path in paths if (value := _metric(path, name)) is not None]
+    found = [(number(table_of(read_if_any(path / STATE), "metrics").get(name)), path) for path in paths]
+    scored = [(value, path) for value, path in found if value is not None]
     return [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)]
-
-
-def _metric(path: Path, name: str) -> float | None:
-    try:
-        value = json.loads(read_regular(path / STATE))["metrics"].get(name)
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def steps_of(path: Path) -> int:
@@ -225,15 +211,11 @@ def steps_of(path: Path) -> int:
 
 def _age(path: Path) -> tuple[int, bool]:
     """Return the number of optimizer steps, from its state or otherwise its name; `final` is the newest."""
+    name = _original(path).name if path.name.startswith(".") else path.name
     try:
-        state = json.loads(read_regular(path / STATE))
-        steps = Checkpoint(path=path, state=state).first_unwritten_step
-    except (OSError, ValueError, KeyError, TypeError):
-        digits = _plain_name(path).rpartition("_")[2]
+        steps = Checkpoint(path=path, state=read_if_any(path / STATE)).first_unwritten_step
+    except (ValueError, KeyError, TypeError):
+        digits = name.rpartition("_")[2]
         is_number = digits.removeprefix("-").isdecimal()
-        steps = int(digits) if is_number else sys.maxsize if _plain_name(path) == FINAL else 0
-    return steps, _plain_name(path) == FINAL
-
-
-def _plain_name(path: Path) -> str:
-    return _original(path).name if path.name.startswith(".") else path.name
+        steps = int(digits) if is_number else sys.maxsize if name == FINAL else 0
+    return steps, name == FINAL

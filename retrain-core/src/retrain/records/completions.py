@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.contracts.algorithm import Credit, TokenCredit
+from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Completion, Example, Floats, Group, Mask, Outcome, Score, Tokens, num_correct
@@ -50,6 +50,8 @@ def generation_records(
         is_group_trained = is_trained and credit.trains(at)
         pairs = zip(group.completions, group.raw_scores, group.scores, credit_G, strict=True)
         for index, (completion, raw, score, token_credit) in enumerate(pairs):
+            # A completion counts with a verdict, or with credit that needs none.
+            is_in_loss = not token_credit.is_masked and (score.value is not None or token_credit.advantages_A.any())
             records.append(
                 {
                     "step": step,
@@ -68,7 +70,7 @@ def generation_records(
                     "policy_version": completion.policy_version,
                     **({"round": group.round} if group.round else {}),
                     **({"surplus": True} if group.is_surplus else {}),
-                    "trained": is_group_trained and _is_in_loss(score, token_credit),
+                    "trained": bool(is_group_trained and is_in_loss),
                     "top_surprisal_tokens": _top_surprisals(completion, tokenizer),
                 }
             )
@@ -77,11 +79,24 @@ def generation_records(
 
 def token_records(groups: Sequence[Group], credit: Credit) -> list[TokenRecord]:
     """Return the action tokens of every completion with their credit, in the order of `generation_records`."""
-    return [
-        _token_record(completion, token_credit)
-        for group, tokens_G in zip(groups, credit.tokens_PG, strict=True)
-        for completion, token_credit in zip(group.completions, tokens_G, strict=True)
-    ]
+    records = []
+    for group, tokens_G in zip(groups, credit.tokens_PG, strict=True):
+        for completion, token_credit in zip(group.completions, tokens_G, strict=True):
+            action_T = completion.action_T
+            found = {name: getattr(completion, name) for name in OPTIONAL if name != "planning_T"}
+            optional = {name: None if values_T is None else values_T[action_T] for name, values_T in found.items()}
+            records.append(
+                TokenRecord(
+                    tokens_T=completion.tokens_T[action_T],
+                    logprobs_T=completion.logprobs_T[action_T],
+                    advantages_T=token_credit.advantages_A,
+                    planning_T=token_credit.planning_A,
+                    kl_coef=completion.kl_coef,
+                    row=RowRecord(tokens_T=completion.tokens_T, action_T=action_T, starts=completion.starts),
+                    **optional,
+                )
+            )
+    return records
 
 
 def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
@@ -95,31 +110,6 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
         "uncertainty_kind": metrics.get("uncertainty_kind"),
         **kept,
     }
-
-
-def _token_record(completion: Completion, token_credit: TokenCredit) -> TokenRecord:
-    action_T = completion.action_T
-
-    def at_actions(values_T: Floats | None) -> Floats | None:
-        return None if values_T is None else values_T[action_T]
-
-    return TokenRecord(
-        tokens_T=completion.tokens_T[action_T],
-        logprobs_T=completion.logprobs_T[action_T],
-        advantages_T=token_credit.advantages_A,
-        entropies_T=at_actions(completion.entropies_T),
-        planning_T=token_credit.planning_A,
-        engine_logprobs_T=at_actions(completion.engine_logprobs_T),
-        reference_logprobs_T=at_actions(completion.reference_logprobs_T),
-        rewards_T=at_actions(completion.rewards_T),
-        kl_coef=completion.kl_coef,
-        row=RowRecord(tokens_T=completion.tokens_T, action_T=action_T, starts=completion.starts),
-    )
-
-
-def _is_in_loss(score: Score, token_credit: TokenCredit) -> bool:
-    """True if a completion of a trained group counts: with a verdict, or with credit that needs none."""
-    return not token_credit.is_masked and (score.value is not None or bool(token_credit.advantages_A.any()))
 
 
 def _difficulty(example: Example) -> dict[str, Any]:
@@ -161,7 +151,7 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenRecord:
-    """One completion's action tokens; the names are those of `Completion`, None where the run had no such numbers."""
+    """One completion's action tokens; named as in `Completion`, None where the run had no such numbers."""
 
     tokens_T: Tokens
     logprobs_T: Floats
@@ -214,7 +204,7 @@ def write_tokens(run: Path, step: int, records: Sequence[TokenRecord]) -> dict[s
 
 
 def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Return the arrays of a step's file, those of `names` that it has; ConfigError when it is absent or damaged."""
+    """Return the arrays of a step's file, optionally some `names`; ConfigError when it is absent or damaged."""
     from safetensors import safe_open
 
     file = token_file(run, step)
@@ -223,7 +213,7 @@ def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> d
         with safe_open(file, framework="numpy") as stream:
             wanted = [name for name in stream.keys() if names is None or name in names]  # noqa: SIM118 (not a mapping)
             return {name: stream.get_tensor(name) for name in wanted}
-    except Exception as error:  # the library raises exceptions of its own
+    except Exception as error:  # the library has other exceptions
         fix = "restore the file, or choose another step"
         raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
 

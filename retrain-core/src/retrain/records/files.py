@@ -1,7 +1,4 @@
-"""Atomic writes (temporary name, flush to disk, rename), checksums, and the lock of a run folder.
-
-Known secrets are left out of all text.
-"""
+"""Atomic writes (temporary name, flush, rename) without known secrets, checksums, and the lock of a run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem, RecordError
@@ -38,10 +35,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make `path` a folder that `fill` writes; it becomes visible once it is complete and on disk.
-
-    Between two renames a replaced folder is `.<name>.old`; without a successor it holds the old content.
-    """
+    """Make `path` a folder that `fill` writes, visible once complete; the replaced one is briefly `.<name>.old`."""
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -96,10 +90,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 class JsonLines:
-    """A JSONL file that grows by whole lines: a batch is one write, and a failed write leaves nothing behind.
-
-    `digest` is the checksum of all its lines; after a resume, `continue_from` sets it.
-    """
+    """A JSONL file that grows by whole lines, all of a batch or none; `digest` is the checksum of all its lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -133,15 +124,8 @@ class JsonLines:
 
     def append(self, content: bytes) -> None:
         """Append bytes, all or none of them."""
-        rest = memoryview(content)
         with reported(self._path):
-            size = os.fstat(self._stream.fileno()).st_size
-            try:
-                while rest:
-                    rest = rest[self._stream.write(rest) :]
-            except OSError:
-                os.ftruncate(self._stream.fileno(), size)
-                raise
+            append_whole(self._stream.fileno(), content)
         self._size += len(content)
         self.digest.update(content)
 
@@ -153,18 +137,28 @@ class JsonLines:
         self._stream.close()
 
 
+def append_whole(descriptor: int, content: bytes, *, sync: bool = False) -> None:
+    """Append bytes to a file, all or none of them; with `sync`, they are on disk afterwards."""
+    size, rest = os.fstat(descriptor).st_size, memoryview(content)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        if sync:
+            os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
     """Turn an OSError in the block into the RecordError that `path` could not be written."""
     try:
         yield
     except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> RecordError:
-    fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
-    return RecordError(Problem(where=str(path), what=f"cannot be written: {error.strerror or error}", fix=fix))
+        what = f"cannot be written: {error.strerror or error}"
+        fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
+        raise RecordError(Problem(where=str(path), what=what, fix=fix)) from error
 
 
 SEAL = "sha256"
@@ -197,56 +191,50 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 LOCK_FILE = ".lock"
-TRIES, PAUSE_S = 20, 0.01  # `owner_of` takes the lock for an instant when no process holds it
+PATIENCE_S, PAUSE_S = 0.2, 0.01  # `owner_of` takes the lock for an instant when no process holds it
 
 
 class RunLock:
-    """An advisory lock on a run folder, held until `release` or the end of the process.
-
-    ConfigError when another process holds it, or its file cannot be opened.
-    """
+    """An advisory lock on a run folder, held until `release` or the end of the process."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._stream: TextIO = (path / LOCK_FILE).open("a+", encoding="utf-8")
+            self._stream = (path / LOCK_FILE).open("a+", encoding="utf-8")
         except OSError as error:
             what, fix = f"cannot be opened: {error.strerror or error}", "make it writable, or choose another --log-dir"
             raise ConfigError(Problem(where=str(path / LOCK_FILE), what=what, fix=fix)) from error
-        if not self._is_taken():
+        if not take_lock(self._stream, PATIENCE_S):
             self._stream.close()
-            what = f"{path} belongs to a run that is still going on (process {owner_of(path)})"
+            what = f"{path} belongs to a run in progress (process {owner_of(path)})"
             raise ConfigError(Problem(what=what, fix="wait for it, or choose another --log-dir"))
         self._stream.truncate(0)
         self._stream.write(f"{os.getpid()} {socket.gethostname()}\n")
         self._stream.flush()
 
-    def _is_taken(self) -> bool:
-        for attempt in range(TRIES):
-            time.sleep(PAUSE_S if attempt else 0.0)
-            try:
-                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            return True
-        return False
-
     def release(self) -> None:
         self._stream.close()
 
 
-def owner_of(path: Path) -> int:
-    """Return the id of the process whose run uses this folder; 0 without one, -1 if it is not one of this machine.
+def take_lock(stream: IO[Any], patience_s: float) -> bool:
+    """Lock an open file for this process; False when another one holds it for so long."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(PAUSE_S)
+        else:
+            return True
 
-    On a shared folder the lock of another machine is visible, but its process id means nothing here.
-    """
-    file = path / LOCK_FILE
-    try:
-        with open_regular(file) as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid, _, host = stream.read().decode("utf-8", "replace").strip().partition(" ")
-                return int(pid) if pid.isdigit() and host in ("", socket.gethostname()) else -1
-    except OSError:
-        return 0
+
+def owner_of(path: Path) -> int:
+    """Return the process id of the run in this folder; 0 without one, -1 if it is not one of this machine."""
+    with suppress(OSError), open_regular(path / LOCK_FILE) as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid, _, host = stream.read().decode("utf-8", "replace").strip().partition(" ")
+            return int(pid) if pid.isdigit() and host in ("", socket.gethostname()) else -1
     return 0

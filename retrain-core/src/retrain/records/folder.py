@@ -18,7 +18,6 @@ from retrain.records.completions import TokenRecord, write_tokens
 from retrain.records.files import (
     JsonLines,
     RunLock,
-    cannot_write,
     is_at,
     new_digest,
     owner_of,
@@ -60,7 +59,7 @@ class RunFolder:
         self.failure: RecordError | None = None
 
     def write_manifest(self, manifest: Mapping[str, Any], config_toml: str) -> None:
-        """Write `run.json`, and the resolved `config.toml`, which reproduces the run."""
+        """Write `run.json`, and the resolved `config.toml` that reproduces the run."""
         self.started = str(manifest.get("started", ""))
         self._described = manifest, config_toml
         with reported(self.path / RUN_FILE):
@@ -70,9 +69,10 @@ class RunFolder:
     def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `run.json` to record how the run ended; a write error is only logged, so as to mask no other."""
         try:
-            write_json(self.path / RUN_FILE, manifest)
-        except OSError as error:
-            LOG.warning("%s", cannot_write(self.path / RUN_FILE, error))
+            with reported(self.path / RUN_FILE):
+                write_json(self.path / RUN_FILE, manifest)
+        except RecordError as error:
+            LOG.warning("%s", error)
 
     def write_completions(
         self,
@@ -81,7 +81,7 @@ class RunFolder:
         generations: Iterable[Mapping[str, Any]],
         tokens: Sequence[TokenRecord],
     ) -> None:
-        """Write everything about a step except its metrics line, which comes last and marks the step as complete."""
+        """Write everything about a step except its metrics line; that comes last and marks the step as complete."""
         with reported(token_file(self.path, step)):
             token_line = write_tokens(self.path, step, tokens)
         self._files[TOKEN_FILES].write([token_line])
@@ -110,23 +110,20 @@ class RunFolder:
             file.continue_from(digests.get(name, new_digest()))
 
     def leave_if_lost(self, *, for_checkpoint: bool = False) -> RecordError | None:
-        """Move to a new folder next to this one if its files were deleted, moved, replaced or cut; return the error.
-
-        The new folder holds every line so far. `for_checkpoint` also checks the folder of the checkpoints.
-        """
+        """Move to a new folder, with every line so far, if files were deleted, moved or cut; return the error."""
         lost = next((name for name, file in self._files.items() if file.is_lost), None)
         where = self.path / lost if lost else self.adapters
         with reported(where):
             if lost:
-                saved, fix = self._leave(), "`retrain --resume {}` goes on from there"
+                saved, fix = self._leave(), "`retrain --resume {}` continues there"
             elif for_checkpoint and self._adapters_descriptor >= 0 and not is_at(self._adapters_descriptor, where):
                 self.adapters = saved = free_name(self.adapters, ".rescued")
                 self.hold_adapters()
                 fix = f"move it to {where}, then `retrain --resume {self.path}`"
             else:
                 return None
-        what = "was deleted, moved, replaced or cut while the run went on"
-        why = f"what was in hand is saved in {saved}"
+        what = "was deleted, moved, replaced or cut during the run"
+        why = f"the state of the run is saved in {saved}"
         self.failure = RecordError(Problem(where=str(where), what=what, why=why, fix=fix.format(saved)))
         return self.failure
 
@@ -233,11 +230,11 @@ def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
     """ConfigError when the folders are not writable, or a run in progress uses them."""
     path, adapters = _folders(log_dir, adapter_path)
     if pid := owner_of(path):
-        what = f"{path} belongs to a run that is still going on (process {pid})"
+        what = f"{path} belongs to a run in progress (process {pid})"
         raise ConfigError(Problem(where=place, what=what, fix="wait for it, or choose another --log-dir"))
     if Path.cwd().resolve().is_relative_to(path.resolve()):  # moving records aside would move the user's files
         what = f"{path} is the current folder, or holds it"
-        raise ConfigError(Problem(where=place, what=what, fix="choose a folder of its own, such as logs/train"))
+        raise ConfigError(Problem(where=place, what=what, fix="choose a separate folder, such as logs/train"))
     refuse_unwritable(path, adapters, place=place)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -19,10 +19,9 @@ MOST_NAMED = 5  # damaged token files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCheck:
-    """The records of a run compared with its checkpoint.
+    """The records of a run compared with its checkpoint: a resume continues from `digests`.
 
-    `digests` are the checksums of the record files up to the checkpoint, from which a resume continues. `damaged` names
-    files that have changed; `notices` refuse no resume.
+    `damaged` names files that have changed; `notices` refuse no resume.
     """
 
     digests: Mapping[str, blake2b] = field(default_factory=dict)
@@ -31,10 +30,7 @@ class RecordCheck:
 
 
 def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
-    """Compare the records of a run up to a checkpoint with the checksums in its state.
-
-    Token files may be deleted to save space: missing ones are a notice.
-    """
+    """Compare the records of a run with the checksums in a checkpoint's state; missing token files are a notice."""
     sizes, wanted = state[SIZES], state[CHECKSUMS]
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
     damaged = [name for name in sizes if digests[name].hexdigest() != wanted.get(name)]
@@ -62,7 +58,9 @@ def _damage(file: Path) -> str:
 def _token_files(run: Path, size: int) -> tuple[list[Path], list[Path]]:
     """Return the damaged and the missing token files among those in the first `size` bytes of the list."""
     damaged, missing = [], []
-    for line in _lines(run / TOKEN_FILES, size):
+    with (run / TOKEN_FILES).open("rb") as stream:
+        lines = [parse_record(line) for line in stream.read(size).splitlines()]
+    for line in lines:
         file = token_file(run, int(line["step"]))
         try:
             if digest_of(file).hexdigest() != line["blake2b"]:
@@ -72,9 +70,3 @@ def _token_files(run: Path, size: int) -> tuple[list[Path], list[Path]]:
         except OSError:
             damaged.append(file)
     return damaged, missing
-
-
-def _lines(file: Path, size: int) -> Iterator[Mapping[str, Any]]:
-    with file.open("rb") as stream:
-        while stream.tell() < size:
-            yield parse_record(stream.readline())

@@ -59,13 +59,10 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
 
 
 def config_toml(config: Config, *, seed: int) -> str:
-    """Return the resolved configuration as TOML that reproduces the run, with the seed that was used.
-
-    A default reward is omitted: written out, it would replace the data source's own verifier.
-    """
+    """Return the resolved configuration as TOML that reproduces the run, with the seed that was used."""
     tables = public_values(config)
     tables["training"]["seed"] = seed
-    if config.origin("reward.type") == DEFAULT_ORIGIN:
+    if config.origin("reward.type") == DEFAULT_ORIGIN:  # written out, it would replace the data source's verifier
         tables.get("reward", {}).pop("type", None)
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
 

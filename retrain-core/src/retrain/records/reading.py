@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from retrain.kernel.config.toml_file import open_regular, parse_toml
 from retrain.kernel.errors import ConfigError, Problem
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def read_regular(file: Path) -> bytes:
-    """Return the content of a file; OSError for a pipe, socket or device, which could block forever."""
+    """Return the content of a file; OSError for a pipe, socket or device: they could block forever."""
     with open_regular(file) as stream:
         return stream.read()
 
@@ -95,14 +95,11 @@ def read_steps(file: Path) -> Iterator[tuple[int, Record]]:
 
 
 def last_record(file: Path, *, skip_damaged: bool = False, field: str = "") -> Record | None:
-    """Return the last complete record of a JSONL file, or the last with `field`; None without one.
-
-    The file is searched from its end. A damaged complete line is a ConfigError, or skipped on request.
-    """
+    """Return the last complete record of a JSONL file, or the last with `field`, from its end; None without one."""
     mark = f'"{field}"'.encode() if field else b""  # most lines need no parsing
     try:
         with open_regular(file) as stream:
-            for number, line in enumerate(_lines_backwards(stream)):
+            for number, line in enumerate(lines_backwards(stream)):
                 try:
                     if line.strip() and mark in line and (field in (record := parse_record(line)) or not field):
                         return record
@@ -117,10 +114,7 @@ def last_record(file: Path, *, skip_damaged: bool = False, field: str = "") -> R
 
 
 def parse_record(line: bytes, *, allow_nan: bool = False, allow_overflow: bool = False) -> Record:
-    """Return the JSON object of a line; ValueError for anything else.
-
-    Unless allowed, the words NaN and Infinity are refused, and numbers too large for a float (1e999).
-    """
+    """Return the JSON object of a line; ValueError for anything else, by default also for NaN, Infinity and 1e999."""
     constant, float_ = None if allow_nan else _refuse, None if allow_overflow else _finite
     record = json.loads(line.decode("utf-8"), parse_constant=constant, parse_float=float_)
     if not isinstance(record, dict):
@@ -180,7 +174,8 @@ def damaged(where: str, reason: str, excerpt: str = "") -> ConfigError:
     return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", why=excerpt, fix=FIX))
 
 
-def _lines_backwards(stream: BinaryIO) -> Iterator[bytes]:
+def lines_backwards(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file from its end, without line breaks; the first comes after the last line break."""
     position, head = stream.seek(0, os.SEEK_END), b""
     while position:
         size = min(BLOCK_BYTES, position)

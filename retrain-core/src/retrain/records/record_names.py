@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 RUN_FILE = "run.json"  # what ran: configuration, versions, seed, how it ended
-CONFIG_FILE = "config.toml"  # the resolved configuration, which reproduces the run
+CONFIG_FILE = "config.toml"  # the resolved configuration; it reproduces the run
 METRICS = "metrics.jsonl"  # a line per step, and one of the evaluation before training
 EVALUATION = "eval.jsonl"  # a line per held-out example and evaluation
 EMERGENCE = "emergence"  # the folder of completions and tokens
@@ -19,6 +19,8 @@ HEARTBEAT = "heartbeat.json"
 STACKS = "stacks.txt"
 GAMING = "gaming.jsonl"
 FILES = (METRICS, STEPS, GENERATIONS, TOKEN_FILES, EVALUATION)  # grow by lines; a resume cuts them to its checkpoint
+
+PATHS = "paths"  # in `run.json` and a campaign's manifest: where the paths of the configuration led
 
 CAMPAIGN_FILE = "manifest.json"  # a campaign's runs and plan
 CAMPAIGN_CONTENT = "campaign.json"  # every value of every condition

@@ -7,7 +7,8 @@ the caller that needs it. The writer is `folder.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
 from retrain.records.checkpoints import checkpoint_folders
 from retrain.records.identity.copies import stored_identity
-from retrain.records.places import adapters_of
 from retrain.records.reading import (
     Record,
     last_record,
     number,
     parse_record,
     parsed_lines,
+    read_if_any,
     read_object,
     read_records,
     read_steps,
@@ -32,10 +33,13 @@ from retrain.records.reading import (
     tables_in,
 )
 from retrain.records.record_names import (
+    ADAPTERS,
+    CAMPAIGN_FILE,
     CONFIG_FILE,
     EVALUATION,
     GENERATIONS,
     METRICS,
+    PATHS,
     RUN_FILE,
     TOKENS,
     token_file,
@@ -49,6 +53,12 @@ if TYPE_CHECKING:
 
 
 RATE = "eval_correct_rate"
+SET_RATE = re.compile(r"eval_(\w+)_correct_rate")
+
+
+def eval_sets(fields: Iterable[str]) -> dict[str, str]:
+    """Return the correct rates of further evaluation sets among `fields`, by set: `eval_NAME_correct_rate`."""
+    return {found[1]: field for field in fields if (found := SET_RATE.fullmatch(field))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,8 +113,8 @@ class Run:
         try:
             int(self.manifest["seed"]), str(self.manifest["started"])
         except (ConfigError, ValueError, KeyError, TypeError) as error:
-            reason = error.problems[0].what if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-            what = f"cannot be read: {reason.removeprefix('cannot be read: ')}"
+            reason = f"cannot be read: {type(error).__name__}: {error}"
+            what = error.problems[0].what if isinstance(error, ConfigError) else reason
             fix = "give the log_dir of a run that had started"
             raise ResumeError(Problem(where=str(self.folder / RUN_FILE), what=what, fix=fix)) from error
         return self.manifest
@@ -202,7 +212,14 @@ class Run:
 
     @property
     def adapters(self) -> Path:
-        return adapters_of(self.folder, self.record)
+        given = self.table("backend").get("adapter_path", "")
+        if not given:
+            return self.folder / ADAPTERS
+        from retrain.records.places import recorded_places  # few runs name a folder
+
+        places = recorded_places(self.record, self.folder)
+        known = (place.of_output for place in places if place.keys == ("backend", "adapter_path"))
+        return Path(next(known, given)).expanduser()
 
     def checkpoints(self) -> list[Path]:
         """Return the folders of its checkpoints, newest first, damaged ones included."""
@@ -212,14 +229,25 @@ class Run:
         return (self.folder / name).exists()
 
 
+@dataclass(frozen=True, slots=True)
+class StartedFrom:
+    """The folder and manifest of a run or campaign that recorded the paths of its configuration."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+
+def records_of(file: Path | None, resumed: str) -> list[StartedFrom]:
+    """Return the run that is resumed, or that has `file`, then its campaign; empty unless paths are recorded."""
+    own = Path(resumed).expanduser() if resumed else file.parent if file else None
+    found = []
+    for folder in filter(None, [own, *(path.absolute().parent.parent for path in (own, file) if path)]):
+        manifests = (read_if_any(folder / name) for name in (RUN_FILE, CAMPAIGN_FILE))
+        found += [StartedFrom(folder, manifest) for manifest in manifests if manifest][:1]
+    return found if any(record.manifest.get(PATHS) for record in found) else []
+
+
 RESUMES, VARIABLE = "resumes", "environment variable"
-
-
-def recorded_resume(
-    manifest: Mapping[str, Any], *, step: int, time: str, accepted: Sequence[str], noticed: Sequence[str]
-) -> list[Mapping[str, Any]]:
-    entry: dict[str, Any] = {"step": step, "time": time, "accepted": list(accepted), "noticed": list(noticed)}
-    return [*resumes(manifest), entry]
 
 
 def resumes(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -227,10 +255,7 @@ def resumes(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def accepted_changes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a line per accepted change: `resumed at step 12 although reward.py:3 changed ...`.
-
-    A changed environment variable refuses no resume, so it counts as accepted.
-    """
+    """Return a line per accepted change or changed variable: `resumed at step 12 although reward.py:3 changed ...`."""
     told = []
     for entry in resumes(manifest):
         accepted, noticed = (each if isinstance(each, list) else [] for each in map(entry.get, ("accepted", "noticed")))
@@ -239,7 +264,7 @@ def accepted_changes(manifest: Mapping[str, Any]) -> list[str]:
     return told
 
 
-# Keys in which runs of one condition may differ: none of them affects what a step learns.
+# Keys in which runs of one condition may differ: none of them affects the learning.
 FREE_TABLES = frozenset({"logging", "resume", "deadlines", "health", "campaign", "squeeze", "plugins"})
 FREE_KEYS = frozenset(
     {
@@ -254,7 +279,7 @@ SettingsKey = tuple[tuple[str, str], ...]
 
 
 def settings_key(record: Mapping[str, Any]) -> SettingsKey:
-    """Return the settings of a `run.json` that decide what a run learns, as sorted pairs of key and value."""
+    """Return the settings of a `run.json` that decide its learning, as sorted pairs of key and value."""
     return tuple(sorted((path, value) for path, value in compared_settings(record) if path not in SEED_KEYS))
 
 

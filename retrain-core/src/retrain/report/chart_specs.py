@@ -9,7 +9,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, eval_sets
+from retrain.records.run import eval_sets
+from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import ABSENT, percent
 
@@ -67,7 +68,7 @@ _share = partial(_chart, unit=Unit.SHARE)
 _held_out_share = partial(_share, is_eval=True)
 _pooling = partial(_chart, is_pooling=True)
 _GAP, _ENTROPY = "trainer against sampler, nats", "nats per token; surprisal where no entropy is known"
-_SHADOW = "a verifier that is never trained"
+_SHADOW, _JUDGED = "a verifier that is never trained", "over completions with a verdict"
 LEARNING = "Learning"
 CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
     LEARNING: (
@@ -76,18 +77,9 @@ CHARTS: Mapping[str, tuple[ChartSpec, ...]] = {
         _held_out_share("Held-out correct rate by the shadow", _SHADOW, "eval_shadow_rate"),
         _share("Correct rate by the shadow, training batches", _SHADOW, "shadow_correct_rate"),
         _held_out_share("Held-out pass@k", "largest k", PASS_PREFIX),
-        _chart(
-            "Held-out mean reward",
-            "over completions with a verdict",
-            HELD_OUT_REWARD.field,
-            is_eval=True,
-            is_graded=True,
-        ),
-        _chart("Mean reward", "over completions with a verdict", "mean_reward"),
-        *(
-            _chart(title, "over the step's completions with a verdict", field, is_graded=True, scale="reward")
-            for field, title in REWARD_QUANTILES.items()
-        ),
+        _chart("Held-out mean reward", _JUDGED, HELD_OUT_REWARD.field, is_eval=True, is_graded=True),
+        _chart("Mean reward", _JUDGED, "mean_reward"),
+        *(_chart(title, _JUDGED, field, is_graded=True, scale="reward") for field, title in REWARD_QUANTILES.items()),
     ),
     "Uncertainty": (
         _pooling(
@@ -159,7 +151,6 @@ def part_charts(fields: Iterable[str]) -> list[ChartSpec]:
 
 
 def set_charts(fields: Iterable[str]) -> list[ChartSpec]:
-    """Return a chart for each further evaluation set among `fields`."""
     found, note = eval_sets(sorted(fields)), "correct rate on a further evaluation set"
     return [_held_out_share(name, note, field) for name, field in found.items()]
 
@@ -171,7 +162,6 @@ def named_fields(record: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(value: float | None, unit: Unit = Unit.NUMBER) -> str:
-    """Return a chart's value as text."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if unit is Unit.SHARE:

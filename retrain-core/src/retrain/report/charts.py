@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD
+from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD
 from retrain.report.chart_specs import (
     CHARTS,
     HIGH,
@@ -158,7 +158,7 @@ def _conditions(material: Material, field: str, curve: Curve, *, is_share: bool)
 def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
     ends = [(np.nanmin(each.band.low_P), np.nanmax(each.band.high_P)) for each in curves.values()]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    is_flat = high - low <= 1e-12 * max(1.0, abs(high))
+    is_flat = high - low <= 1e-12 * max(1.0, abs(high))  # means of equal numbers differ by rounding
     spreads = (np.nanmax(y_P) - np.nanmin(y_P) > 1e-12 for each in curves.values() for _, y_P in each.seeds)
     return float(low) if is_flat and not any(spreads) else None
 
@@ -184,7 +184,6 @@ def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]
 
 
 def _eval_steps(runs: Sequence[ReportRun], most: int) -> Floats:
-    """Return every step after which a run was evaluated, or an even selection."""
     steps = sorted({step for run in runs for step in evaluated_steps(run)})
     if len(steps) > most:
         steps = [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]
@@ -257,7 +256,6 @@ def _curve(curve: ConditionCurve) -> dict[str, Any]:
 
 
 def _numbers(chart: Chart) -> Table:
-    """Return first, last, lowest and highest mean of each condition."""
     unit = chart.spec.unit
     rows = []
     for label, curve in chart.curves.items():
@@ -326,6 +324,7 @@ def band_of(curves_S: Sequence[Floats], *, is_share: bool = False) -> Band | Non
     counts_P = is_there_SP.sum(axis=0)
     sums_P = np.where(is_there_SP, curves_SP, 0.0).sum(axis=0)
     mean_P = np.divide(sums_P, counts_P, out=np.full(counts_P.size, math.nan), where=counts_P > 0)
+    # Lowest and highest seed first: they stay the band of points with fewer seeds than an interval needs.
     low_P = np.where(is_there_SP, curves_SP, np.inf).min(axis=0)
     high_P = np.where(is_there_SP, curves_SP, -np.inf).max(axis=0)
     low_P[counts_P == 0] = high_P[counts_P == 0] = math.nan

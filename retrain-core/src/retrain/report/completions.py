@@ -51,7 +51,6 @@ def completions_section(material: Material, links: Links) -> Section | None:
 
 
 def _picked(run: ReportRun, of_each: int, links: Links) -> list[Part]:
-    """Return a heading and cards for each of the shown steps."""
     if run.candidate.folder is None:
         return []
     file, parts = run.candidate.folder / GENERATIONS, []
@@ -220,7 +219,6 @@ LINE_BYTES = 16 << 20  # longer lines are skipped
 
 
 def last_step(file: Path) -> int | None:
-    """Return the step of the last line; None without a line that can be read."""
     with suppress(ConfigError):
         step = (last_record(file, skip_damaged=True) or {}).get("step")
         return step if type(step) is int else None

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.reading import Record, number, parse_record, parsed_lines, read_object, time_of
+from retrain.records.reading import Record, number, parse_record, parsed_lines, read_object, tables_in, time_of
 from retrain.records.record_names import CAMPAIGN_FILE, METRICS
 from retrain.records.run import Run
-from retrain.records.runs.curves import LARGEST, Curves
-from retrain.records.runs.metric import HELD_OUT
+from retrain.records.runs.curves import HELD_OUT, LARGEST, Curves
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source, find_runs
 from retrain.report.chart_specs import FIELDS, named_fields
@@ -40,8 +39,6 @@ STATE_CHARS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A health finding from its first step to its last."""
-
     state: str
     first_step: int
     last_step: int
@@ -89,7 +86,6 @@ class ReportRun:
 
     @property
     def wall_time_s(self) -> float | None:
-        """Seconds from its start to its end; None until it has ended."""
         started, ended = (time_of(self.record.get(name)) for name in ("started", "ended"))
         return (ended - started).total_seconds() if started and ended else None
 
@@ -138,18 +134,10 @@ def gather(paths: Sequence[Path]) -> Material:
     manifest = read_object(source.campaign / CAMPAIGN_FILE) if source.campaign else {}
     num_lines = sum(Run(each.folder).num_steps for each in source.candidates if each.folder)
     stride = max(1, math.ceil(num_lines / MOST_LINES))
-    listed = manifest.get("runs")
-    listed = listed if isinstance(listed, list) else []
-    entries = {entry.get("run_name"): entry for entry in listed if isinstance(entry, dict)}
+    entries = {entry.get("run_name"): entry for entry in tables_in(manifest.get("runs"))}
     runs = tuple(_run(each, entries.get(each.name, {}), stride) for each in source.candidates)
-    return Material(
-        source=source,
-        runs=runs,
-        study=study,
-        no_study=no_study,
-        shown=_shown(source, study),
-        stride=stride,
-    )
+    shown = _shown(source, study)
+    return Material(source=source, runs=runs, study=study, no_study=no_study, shown=shown, stride=stride)
 
 
 def _study(paths: Sequence[Path], *, sets: bool) -> tuple[Study | None, str]:
@@ -213,8 +201,6 @@ def read_lines(file: Path, fields: Sequence[str], *, stride: int) -> RunLines:
 
 
 class _Rows:
-    """Columns that grow by a row per line."""
-
     def __init__(self, fields: Sequence[str], stride: int) -> None:
         self._fields, self._stride = fields, stride
         self._num_lines, self._skipped = 0, b""

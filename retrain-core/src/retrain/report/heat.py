@@ -61,7 +61,6 @@ class ShadedStep:
         return sorted(by_group.values(), key=lambda group: not any(each.trained for each in group))
 
     def scale(self) -> Scale:
-        """Return the colour scale over everything shown."""
         credited = [c for row in self.completions for c in row.credits if c.size and abs(c).max() > 0.0]
         sizes = [float(abs(c).mean()) for c in credited]
         shares = np.concatenate([abs(c) / abs(c).mean() for c in credited]) if credited else np.ones(1)
@@ -121,7 +120,6 @@ def show(step: ShadedStep, console: Console, *, most: int) -> None:
 
 
 def group_title(completion: ShadedCompletion) -> str:
-    """Return the heading of a group's completions."""
     return f"group {completion.group}" + ("" if completion.trained else " | not trained")
 
 

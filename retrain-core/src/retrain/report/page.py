@@ -52,8 +52,6 @@ UNDECLARED = Capabilities(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The page as HTML, and the names of its sections."""
-
     html: str
     title: str
     sections: tuple[str, ...]

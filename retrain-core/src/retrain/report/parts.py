@@ -128,8 +128,6 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Words(Part):
-    """Texts and links in one cell."""
-
     pieces: Sequence[Piece]
 
 
@@ -158,12 +156,10 @@ class Paragraph(Part):
 
 
 def note(*pieces: Piece) -> Paragraph:
-    """Return a paragraph in small print."""
     return Paragraph(pieces, "note")
 
 
 def lede(*pieces: Piece) -> Paragraph:
-    """Return a paragraph in large print."""
     return Paragraph(pieces, "lede")
 
 
@@ -181,8 +177,6 @@ class Heading(Part):
 
 @dataclass(frozen=True, slots=True)
 class Pre(Part):
-    """Text whose line breaks stay."""
-
     text: str
     most_chars: int = 20_000
 

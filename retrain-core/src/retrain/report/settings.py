@@ -22,7 +22,6 @@ VALUE_CHARS = 120
 
 
 def settings_section(material: Material) -> Section | None:
-    """Return differing settings by condition; code and packages if runs used several versions."""
     if len(material.runs) < 2:
         return None
     found = differences({label: [run.record for run in material.of(label)] for label in material.source.conditions})

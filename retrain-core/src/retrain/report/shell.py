@@ -69,7 +69,6 @@ def sections_page(kicker: str, title: str, sections: Sequence[Section], **data: 
 
 @cache
 def own(name: str) -> str:
-    """Return a file of this package as text."""
     return files("retrain.report").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -75,7 +75,6 @@ def summary_section(material: Material, links: Links, findings: Part | None) -> 
 
 
 def title_of(material: Material) -> str:
-    """Return the campaign's name, the run's, or the number of runs."""
     if material.source.campaign:
         return material.source.campaign.resolve().name
     names = [run.candidate.name for run in material.runs]
@@ -170,9 +169,8 @@ def _distinct(material: Material, table: str, shown: Callable[[Mapping[str, Any]
 
 
 def _commit(git: Mapping[str, Any]) -> str:
-    return (
-        f"{str(git['commit'])[:12]}{', uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else ""
-    )
+    commit = str(git.get("commit") or "")[:12]
+    return f"{commit}, uncommitted changes" if commit and git.get("dirty") else commit
 
 
 def _hardware(hardware: Mapping[str, Any]) -> str:
@@ -194,7 +192,6 @@ def budget_section(material: Material) -> Section | None:
 
 
 def time_section(material: Material) -> Section | None:
-    """Return the seconds per step, by phase."""
     times = _by_condition(material, _phases)
     if not times:
         return None
@@ -268,7 +265,6 @@ def _bars(values: Mapping[str, Sequence[float]], names: Sequence[str], unit: str
 
 
 def health_section(material: Material) -> Section:
-    """Return every episode of every run, the longest first."""
     found = [(run, each) for run in material.runs for each in run.lines.episodes]
     if not found:
         return Section("health", "Health", [note("No health finding in any run.")])
@@ -283,7 +279,7 @@ def health_section(material: Material) -> Section:
         for run, each in found[:MOST_EPISODES]
     ]
     runs = len({id(run) for run, _ in found})
-    meaning = "docs/pages/reliability.md explains each state and what to change."
+    meaning = "docs/pages/reliability.md explains each state and the keys to change."
     heads = ("state", "run", "steps", "how many")
     parts = (
         note(f"{counted(len(found), 'episode')} in {counted(runs, 'run')}; {meaning}"),
@@ -294,7 +290,6 @@ def health_section(material: Material) -> Section:
 
 
 def files_section(material: Material, links: Links, made: str) -> Section:
-    """Return every run with its state and records, by relative path."""
     rows = [_files_row(run, links) for run in material.runs[:MOST_RUNS]]
     heads = ("run", "condition", "seed", "state", "files", "steps", "correct", "time")
     listed = Table("Runs", heads, rows, num_names=5, is_caption_shown=False)
@@ -310,7 +305,7 @@ def files_section(material: Material, links: Links, made: str) -> Section:
 
 def _files_row(run: ReportRun, links: Links) -> tuple[Piece, ...]:
     folder = run.candidate.folder or Path()
-    rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if v == v), None)
+    rate = next((float(v) for v in run.lines.column("correct_rate")[::-1] if not np.isnan(v)), None)
     names = (RUN_FILE, METRICS, GENERATIONS) if run.candidate.folder else ()
     files = Words([links.to(folder / name, name.rpartition("/")[2]) for name in names])
     seed = "—" if run.candidate.seed is None else str(run.candidate.seed)

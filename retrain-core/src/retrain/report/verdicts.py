@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import number
-from retrain.records.runs.metric import Metric, shown
+from retrain.records.runs.curves import Metric, shown
 from retrain.report.gather import Material
 from retrain.report.parts import (
     Box,
@@ -53,7 +53,6 @@ def findings(material: Material) -> Box | None:
 
 
 def verdict_section(material: Material) -> Section:
-    """Return the verdicts with their reasons and figures, or the reason why nothing is compared."""
     study = material.study
     if study is None:
         return Section("verdict", "Verdict", [note(f"Nothing can be compared: {material.no_study}.")])
@@ -155,7 +154,7 @@ def seed_plots(study: Study) -> list[Plot]:
     ends = [scale * value for each in chosen for _, *values in _sides(each) for value in values]
     plots = []
     for each in chosen:
-        room = 0.06 * ((max(ends) - min(ends)) or 1.0)
+        room = 0.06 * ((max(ends) - min(ends)) or 1.0)  # the markers at the ends need it
         figure = {
             "kind": "pair",
             "share": study.metric.is_rate,
@@ -196,7 +195,6 @@ def _sets(study: Study) -> list[Part]:
 
 
 def _estimated_for(title: str) -> str:
-    """Return the scope of the intervals in a condition's table."""
     metric = Metric(title)
     is_held_out_rate = (metric.is_eval and metric.is_rate) or title.startswith("held-out pass")
     return ", for other seeds and other examples like these" if is_held_out_rate else " over seeds"
@@ -211,6 +209,5 @@ def _estimates(study: Study) -> list[Part]:
 
 
 def _sides(comparison: Comparison) -> list[tuple[int, float, float]]:
-    """Return seed, value of the baseline, value of the condition."""
     found = comparison.per_seed
     return list(zip(comparison.seeds, found.baseline, found.condition, strict=True)) if found else []

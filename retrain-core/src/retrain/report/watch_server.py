@@ -33,7 +33,7 @@ POLICY = f"{CLOSED}; connect-src 'self'"  # its script connects to this server o
 HEADS = ("run", "state", "step", "correct", "held out", "left")
 KINDS = {"running": "live", "stale": "live", "done": "ended", "not started": "open", "not needed": "open"}
 LOOPBACK = "127.0.0.1"
-TOKEN_BYTES = 18
+TOKEN_BYTES = 18  # 144 bits: the address cannot be guessed
 EVERY_S = 2.0  # between two requests of the page while the run continues
 HEADERS = {
     "Cache-Control": "no-store",

@@ -24,8 +24,6 @@ NOT_SENT = ("path", "pid", "trainer", "accepted")  # fields of a status that the
 
 
 class WatchedRun:
-    """Reads the files of the run in `folder` at each request of its page."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tail = Tail(folder / METRICS)
@@ -145,7 +143,6 @@ class Tail:
 
     @property
     def names(self) -> set[str]:
-        """The fields of all rows."""
         with self._lock:
             return {name for row in self.rows for name in row}
 

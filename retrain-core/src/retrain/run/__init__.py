@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from retrain.kernel.declared import MetricSpec, PluginSpec
+from retrain.kernel.declared import MetricSpec, PluginSpec, TableTraits
 from retrain.kernel.errors import Problem
 from retrain.kernel.hooks import hookimpl
 
@@ -18,20 +18,50 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.context import PluginContext
 
+SAMPLERS = (  # name, factory in `samplers`, summary
+    ("thompson", "Thompson", "Prompts whose chance to teach is largest in a draw from the posterior of each rate."),
+    (
+        "curriculum",
+        "create",
+        "Prompts in order of a difficulty field: a window that moves with the steps, or with the rate.",
+    ),
+    (
+        "replay",
+        "Replay",
+        "The order of `uniform`, and prompts that taught nothing when seen and are forecast to do so now.",
+    ),
+)
+BY_VERDICTS = ("thompson", "replay")
 OVERLONG = {"mask": "left out of the loss", "drop": "left out of the loss and of the baseline"}
+
+
+@hookimpl
+def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
+    factory, traits = "retrain.kernel.config.plugin_tables:BackpressureTable", TableTraits(flag_prefix="bp_")
+    register(PluginSpec(name="backpressure", summary="Adaptive batch sizing.", factory=factory, traits=traits))
+
+
+@hookimpl
+def retrain_register_pacers(register: Callable[[PluginSpec], None]) -> None:
+    summary = "Steers to a fraction of the peak of the fitted Universal Scalability Law."
+    register(PluginSpec(name="usl", summary=summary, factory="retrain.run.backpressure:build"))
 
 
 @hookimpl
 def retrain_register_samplers(register: Callable[[PluginSpec], None]) -> None:
     summary = "Every prompt once per pass, in a seeded order that is new in each."
     register(PluginSpec(name="uniform", summary=summary, factory="retrain.tasks.sampling:Uniform"))
+    for name, factory, summary in SAMPLERS:
+        module = f"retrain.run.samplers.{name}"
+        register(PluginSpec(name=name, summary=summary, factory=f"{module}:{factory}", params=f"{module}:Params"))
 
 
 @hookimpl
 def retrain_describe_metrics() -> Iterable[MetricSpec]:
-    from retrain.run.steps.learned_order import METRICS
+    from retrain.run import backpressure
+    from retrain.run.steps import learned_order
 
-    return METRICS
+    return (*backpressure.METRICS, *learned_order.METRICS)
 
 
 @hookimpl
@@ -45,6 +75,13 @@ def retrain_check_config(config: Config) -> list[Problem]:
         what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
         fix = f"lower it, for example to {limit // 5}"
         problems.append(Problem(where=config.place("training.soft_overlong"), what=what, fix=fix))
+    rewards, sampler = config.reward.weights or {config.reward.type: 1.0}, config.data.sampler
+    is_judged = {*rewards} != {"none"} or config.environment.provider
+    by_rate = sampler == "curriculum" and config.data.sampler_params.get("moves_by") == "rate"
+    if not is_judged and (by_rate or sampler in BY_VERDICTS):
+        what = f"{sampler} goes by which completions are correct, and reward 'none' judges nothing"
+        fix = 'use sampler = "uniform", or a reward'
+        problems.append(Problem(where=config.place("data.sampler"), what=what, fix=fix))
     return problems
 
 
@@ -57,7 +94,7 @@ def retrain_explain(config: Config) -> dict[str, str]:
         limit = config.training.max_tokens
         rows["soft_overlong"] = f"the reward falls by up to 1 over the last {zone} of {limit} tokens"
     if config.training.max_staleness != -1:
-        from retrain.run.steps.staleness import meaning
+        from retrain.run.steps.overlapped import meaning  # only a lead that is set needs it
 
         rows |= {"staleness": meaning(config)}
     if control := config.training.control:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from retrain.credit.algorithm import build_algorithm
@@ -16,7 +15,7 @@ from retrain.kernel.contracts.backend import Backend, WarmUp
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Rollouts
 from retrain.kernel.contracts.views import Pacer, PaceView
-from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError, raised_at
+from retrain.kernel.errors import HookError, Problem, RetrainError, raised_at
 from retrain.kernel.parts import Parts, Run, Sample, Serial
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins, has_hooks
@@ -25,14 +24,7 @@ from retrain.kernel.types import Group, Kind, SamplingParams
 from retrain.run.backend import build_backend, import_backend
 from retrain.run.interrupts import Interrupts
 from retrain.run.steps.sampling_order import NamedSampler, PassOrder
-from retrain.run.steps.staleness import (
-    AUTO,
-    KeepsVersions,
-    correction,
-    overlaps_training,
-    steps_ahead,
-    too_many,
-)
+from retrain.run.steps.staleness import AUTO, overlaps_training, steps_ahead
 from retrain.run.steps.updates import Updates
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
@@ -44,14 +36,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Assembled:
-    """The parts of a run, and the objects that watch it: a shaper may implement their hooks too."""
-
-    parts: Parts
-    watchers: tuple[object, ...]
 
 
 class FixedBatch:
@@ -85,8 +69,10 @@ def assemble(
     *,
     saved: Mapping[str, Any] | None = None,
     check_tasks: Callable[[Tasks], None] | None = None,
-) -> Assembled:
+) -> tuple[Parts, tuple[object, ...]]:
     """Load tokenizer, data and model, in this order, and build every other part that the configuration names.
+
+    Returns the parts and the objects that watch the run: a shaper may implement their hooks too.
 
     With the `saved` state of a checkpoint, algorithm and pacer are restored before the model loads, because they may
     refuse it; so may `check_tasks` refuse the tasks.
@@ -146,7 +132,7 @@ def assemble(
         warm_up=warm_up,
         evaluation=evaluation,
     )
-    return Assembled(parts=parts, watchers=(*watchers, *filter(has_hooks, (*shapers, order))))
+    return parts, (*watchers, *filter(has_hooks, (*shapers, order)))
 
 
 def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | LearnedOrder:
@@ -170,26 +156,19 @@ def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | Learn
 def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
     if not context.config.sft.steps:
         return None
-    from retrain.credit.sft.warm_up import supervised  # only a run with [sft] loads it
+    from retrain.credit.warm_up import supervised  # only a run with [sft] loads it
 
     return supervised(context, tasks)
 
 
 def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Serial]:
     """Order of sampling and training in a run with this backend; ConfigError for more overlap than it supports."""
-    most, is_able = config.training.max_staleness, overlaps_training(backend)
-    if most == 0 or (most == AUTO and not is_able):
+    most = config.training.max_staleness
+    if most == 0 or (most == AUTO and not overlaps_training(backend)):
         return lambda run, sample: Serial(run.parts.backend, run.parts.train, sample)
-    if not is_able:
-        raise ConfigError(too_many(config, 0))
-    from retrain.run.steps.overlapped import Buffered, Overlapped  # only a run that overlaps needs it
+    from retrain.run.steps.overlapped import arrangement  # only a run that overlaps needs it
 
-    if most in (AUTO, 1):
-        return Overlapped
-    if not isinstance(backend, KeepsVersions):
-        raise ConfigError(too_many(config, 1))
-    LOG.info("Sampling runs up to %d steps ahead: %s.", most, correction(config))
-    return partial(Buffered, backend=backend, most=most)
+    return arrangement(config, backend)
 
 
 def _pacer(context: PluginContext) -> Pacer:

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer, Origin
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import BackendError, Problem, RetrainError
+from retrain.kernel.errors import RetrainError
 from retrain.kernel.plugins.resolve import build_part, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -30,19 +29,6 @@ def build_backend(context: PluginContext) -> Backend:
         Kind.BACKEND, config.backend.backend, "backend.backend", context, options, "backend.options"
     )
     return backend
-
-
-def use_weights(backend: Backend, folder: Path | None, config: Config) -> None:
-    """Make `backend` sample from the weights in `folder`; None = the base's own."""
-    if hasattr(backend, "sample_from"):
-        backend.sample_from(folder)
-    elif folder is not None:
-        backend.load(folder)
-        backend.publish()
-    else:
-        what = f"backend {config.backend.backend!r} cannot return to the model that training began with"
-        fix = "use --backend local, or open the base model by its name"
-        raise BackendError(Problem(where=config.place("backend.backend"), what=what, fix=fix))
 
 
 def import_backend(config: Config, plugins: Plugins) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,12 +21,11 @@ from retrain.kernel.plugins.first_party import promised_default, promised_option
 from retrain.kernel.plugins.resolve import ambiguity, declared_capabilities, module_of, problem_with, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
-from retrain.records.identity.imports import module_file, part_file
 from retrain.records.identity.inputs import CODE, declared_sorts
 from retrain.run.steps.staleness import staleness_problems
 from retrain.run.steps.updates import Course
 from retrain.run.tables import about_recipe
-from retrain.tasks.child.process_copy import in_copy
+from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
 from retrain.tasks.scoring.build import brings_tasks, reward_params
 
@@ -54,7 +53,6 @@ def check(
     Unless it `will_run`, libraries that only a run needs may be missing.
     """
     problems = check_names(config, plugins, tables) + check_options(config, plugins) + check_clips(config, plugins)
-    problems += _check_trained(config, plugins)
     if config.algorithm.recipe:
         from retrain.credit.recipes import mode_problems
 
@@ -67,8 +65,9 @@ def check(
     try:
         flow = build_flow(config, plugins)
     except RetrainError as error:
-        return None, about_recipe([*problems, *_with_notes(error.problems, config, plugins)], config, plugins)
-    return flow, about_recipe(problems + _check_entropy(config, plugins, flow), config, plugins)
+        problems += [*_beyond_backend(config, plugins, None), *_with_notes(error.problems, config, plugins)]
+        return None, about_recipe(problems, config, plugins)
+    return flow, about_recipe([*problems, *_beyond_backend(config, plugins, flow)], config, plugins)
 
 
 def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
@@ -101,23 +100,20 @@ def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -
     return [known.get((problem.where, problem.what), problem) for problem in problems]
 
 
-def _check_entropy(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    capabilities = declared_capabilities(config, plugins)
-    if not flow.needs_entropy or capabilities is None or capabilities.provides_entropy:
-        return []
-    sampler = f"backend {config.backend.backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
-    what = f"{flow.uncertainty.name!r} needs entropies, and {sampler} cannot provide them"
-    fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
-    return [Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)]
-
-
-def _check_trained(config: Config, plugins: Plugins) -> list[Problem]:
-    capabilities = declared_capabilities(config, plugins)
-    if config.model.lora_rank or capabilities is None or capabilities.all_weights:
-        return []
-    what = f"lora_rank = 0 trains all weights, and backend {config.backend.backend!r} trains adapters only"
-    fix = 'set a rank, such as 32, or use backend = "local"'
-    return [Problem(where=config.place("model.lora_rank"), what=what, fix=fix)]
+def _beyond_backend(config: Config, plugins: Plugins, flow: CreditFlow | None) -> Iterator[Problem]:
+    """Entropies that the sampler cannot provide, and training of all weights where only adapters are trained."""
+    capabilities, backend = declared_capabilities(config, plugins), config.backend.backend
+    if capabilities is None:
+        return
+    if flow and flow.needs_entropy and not capabilities.provides_entropy:
+        sampler = f"backend {backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
+        what = f"{flow.uncertainty.name!r} needs entropies, and {sampler} cannot provide them"
+        fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
+        yield Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)
+    if not config.model.lora_rank and not capabilities.all_weights:
+        what = f"lora_rank = 0 trains all weights, and backend {backend!r} trains adapters only"
+        fix = 'set a rank, such as 32, or use backend = "local"'
+        yield Problem(where=config.place("model.lora_rank"), what=what, fix=fix)
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
@@ -310,7 +306,6 @@ class Selected:
     name: str
     source: str
     distribution: str
-    file: str
     problem: Problem | None
 
 
@@ -341,12 +336,10 @@ def identity_of(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
 
 def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Selected:
     problem = name_problem(config, plugins, path, kind, name)
-    source = distribution = file = ""
+    source = distribution = ""
     if entries := plugins.find(kind, name):
         owner = entries[0].owner
-        source, distribution, file = str(owner), owner.distribution, part_file(entries[0].spec)
+        source, distribution = str(owner), owner.distribution
     elif problem is None:
-        source, file = DOTTED, module_file(module_of(name, config.plugins.search_paths))
-    return Selected(
-        key=path, kind=kind, name=name, source=source, distribution=distribution, file=file, problem=problem
-    )
+        source = DOTTED
+    return Selected(key=path, kind=kind, name=name, source=source, distribution=distribution, problem=problem)

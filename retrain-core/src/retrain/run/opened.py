@@ -12,9 +12,10 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.record_names import CONFIG_FILE
-from retrain.run.backend import build_backend, choose_devices, use_weights
+from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import Checked, load_file
 from retrain.run.seed_sources import run_seeds
 from retrain.run.subject import Subject, SubjectKind, adapter_shape
@@ -54,7 +55,16 @@ class Opened:
         if self._shown == [folder]:
             return
         self._shown.clear()  # unless the backend succeeds
-        use_weights(self.backend, folder, self.config)
+        backend, name = self.backend, self.config.backend.backend
+        if hasattr(backend, "sample_from"):
+            backend.sample_from(folder)
+        elif folder is not None:
+            backend.load(folder)
+            backend.publish()
+        else:
+            what = f"backend {name!r} cannot return to the model that training began with"
+            fix = "use --backend local, or open the base model by its name"
+            raise BackendError(Problem(where=self.config.place("backend.backend"), what=what, fix=fix))
         self._shown.append(folder)
 
 

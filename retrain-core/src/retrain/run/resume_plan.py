@@ -24,7 +24,7 @@ from retrain.records.identity.collect import Identity
 from retrain.records.integrity import RecordCheck, check_records
 from retrain.records.manifest import LIBRARIES, public_values
 from retrain.records.reading import table_of
-from retrain.records.run import Run, recorded_resume
+from retrain.records.run import RESUMES, Run, resumes
 from retrain.run.check import backend_options, free_options
 from retrain.run.steps.updates import Course
 from retrain.text.terminal_text import printable
@@ -92,10 +92,12 @@ class ResumePlan:
     def recorded(self, accepted: Sequence[str] = ()) -> dict[str, Any]:
         """Entries of `run.json` about this resume, with `accepted` in addition, and about earlier ones."""
         time, accepted = datetime.now(UTC).isoformat(timespec="seconds"), [*self.accepted, *accepted]
-        resumes = recorded_resume(
-            self.manifest, step=self.next_step, time=time, accepted=accepted, noticed=self.notices
-        )
-        return {"started": self.manifest["started"], "resumed_at_step": self.next_step, "resumes": resumes}
+        entry = {"step": self.next_step, "time": time, "accepted": accepted, "noticed": list(self.notices)}
+        return {
+            "started": self.manifest["started"],
+            "resumed_at_step": self.next_step,
+            RESUMES: [*resumes(self.manifest), entry],
+        }
 
     @property
     def seed(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class RunRecords:
             "run_started": self._folder.started,
             "next_step": self._progress.step,
             "seed": self._parts.seeds.root,
-            "progress": self._progress.as_state(),
+            "progress": asdict(self._progress),
             "algorithm": dict(self._parts.algorithm.state()),
             "pacer": dict(self._parts.pacer.state()),
             "plugins": merged,

@@ -26,7 +26,7 @@ from retrain.records.identity.copies import write_inputs
 from retrain.records.identity.hashing import DIGEST_BYTES
 from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import build_manifest, config_toml
-from retrain.records.places import ENTRY as PATHS
+from retrain.records.record_names import PATHS
 from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
 from retrain.run.backend import RunDevices, choose_devices
@@ -101,8 +101,9 @@ def _session(
     seeds = run_seeds(config, plan.seed if plan else None)
     saved = plan.checkpoint.state if plan and plan.checkpoint else None
     examples = ExampleCheck(before=plan.manifest if plan else {}, anyway=config.resume.anyway)
-    assembled = assemble(config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples)
-    parts = assembled.parts
+    parts, watching_parts = assemble(
+        config, plugins, checked.flow, seeds, interrupts, saved=saved, check_tasks=examples
+    )
     try:
         apart = "".join(f", {source} {seed}" for source, seed in config.training.seeds.items())
         is_paced = not getattr(parts.pacer, "is_repeatable", False)
@@ -116,7 +117,7 @@ def _session(
         if plan:
             manifest |= plan.recorded(examples.accepted)
         first_step = parts.warm_up.first_step if parts.warm_up else 0
-        progress = Progress.of_state(saved["progress"]) if saved else Progress(step=first_step)
+        progress = Progress(**saved["progress"]) if saved else Progress(step=first_step)
         view = RunView(
             config=config,
             condition=condition,
@@ -128,9 +129,9 @@ def _session(
         )
         leave = partial(_leave, interrupts, view, folder, identity)
         records = RunRecords(folder, parts, progress, view, leave)
-        watchers = tuple(each for each in assembled.watchers if isinstance(each, Watcher))
+        watchers = tuple(each for each in watching_parts if isinstance(each, Watcher))
         run = Run(parts=parts, records=records, stops=interrupts, progress=progress, view=view, watchers=watchers)
-        with watching(plugins, assembled.watchers):
+        with watching(plugins, watching_parts):
             if plan:
                 from retrain.run.restore import restore  # only a resume loads it
 

@@ -18,8 +18,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names, provider
 from retrain.kernel.registry import LoadFailure, Owner, Plugins, Registered
-from retrain.records.places import records_of
-from retrain.records.run import is_run
+from retrain.records.run import is_run, records_of
 from retrain.text.secrets import LEARNED
 
 COPIED_CODE = "inputs/code"  # below a run, as `identity.copies` writes it

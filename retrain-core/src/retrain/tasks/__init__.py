@@ -1,5 +1,5 @@
-"""Verifiable tasks: prompts drawn, completions sampled, rewards in processes that can be killed, and their audit.
+"""Verifiable tasks: prompts, sampled completions, rewards in processes that can be killed, and the audit of a reward.
 
 Begin with `tasks.py` (from `[data]`, `[reward]` and `[environment]` to rollouts) and `scoring/service.py`. Imports
-`text` and `records` beside the kernel, and nothing of credit or of the loop around it.
+`text`, `records` and the kernel, nothing of credit or of the loop around it.
 """

@@ -1,4 +1,4 @@
-"""Columns of a row by name, nested by dots, and what to say about a name that no row has."""
+"""Columns of a row by name, nested by dots, and the message about a name that no row has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SHOWN = 40
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a column, or of a field inside one (`reward_model.ground_truth`); None when it is not there."""
+    """Return a column, or a field inside one (`reward_model.ground_truth`); None when it is missing."""
     if key in values:
         return values[key]
     found: Any = values
@@ -23,7 +23,7 @@ def value_at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def column_names(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Every column, and every field of an object in one, as `column.field`."""
+    """Yield the names of all columns, and of the fields below them as `a.b`."""
     for name, value in values.items():
         yield f"{above}{name}"
         if isinstance(value, Mapping):
@@ -31,7 +31,7 @@ def column_names(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def unknown_column(key: str, columns: Collection[str], *, where: str, named_by: str) -> Problem:
-    """The problem with a key that is none of `columns`: it lists them, and proposes the nearest."""
+    """Return the problem with a key that is not in `columns`: it lists them, and proposes the nearest."""
     near = get_close_matches(key, columns, n=1)
     shown = [*columns][:MOST_SHOWN]
     more = f", and {len(columns) - MOST_SHOWN} more" if len(columns) > MOST_SHOWN else ""

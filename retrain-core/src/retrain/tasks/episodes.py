@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,6 @@ class Episodes:
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
-        """See `Rollouts.batch`; episodes that are left open are dropped by the next batch."""
         if self.scoring is None:
             yield _EpisodeBatch(self)
             return
@@ -47,7 +47,6 @@ class Episodes:
             yield _EpisodeBatch(self, answers)
 
     def close(self) -> None:
-        """End the environment's process, and those of the rewards."""
         self.environment.close()
         if self.scoring is not None:
             self.scoring.close()
@@ -55,8 +54,6 @@ class Episodes:
 
 @dataclass(slots=True, eq=False)
 class _Episode:
-    """One episode: its tokens, and where its randomness comes from."""
-
     prompt: Prompt
     number: int  # within its group
     transcript: Transcript
@@ -79,7 +76,10 @@ class _EpisodeBatch:
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner, progress = self._owner, self._progress
-        self._groups = [[_Episode(p, i, self._transcript()) for i in range(group_size)] for p in prompts]
+        transcript = partial(
+            Transcript, tokenizer=owner.context.tokenizer, template_args=owner.context.config.data.template_args
+        )
+        self._groups = [[_Episode(p, i, transcript()) for i in range(group_size)] for p in prompts]
         episodes = [episode for group in self._groups for episode in group]
         progress.begin("episodes", len(episodes))
         observations = owner.environment.reset([episode.prompt.example for episode in episodes])
@@ -93,7 +93,9 @@ class _EpisodeBatch:
         progress.add(progress.total - progress.done)
         self._results = list(owner.environment.results())
         self._scores = [result.score for result in self._results]
-        self._check_results(episodes)
+        if len(self._results) != len(episodes):
+            what = f"the environment gave {len(self._results)} results for {len(episodes)} episodes"
+            raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))
         for episode in episodes:
             if not episode.transcript.tokens_T:  # it failed before its first observation
                 self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
@@ -104,7 +106,12 @@ class _EpisodeBatch:
         answered = {n: r.answer for n, r in enumerate(self._results) if self._answers and r.answer is not None}
         self._check_budget([score for n, score in enumerate(self._scores) if n not in answered])
         if self._answers is not None:
-            self._score_answers(self._answers, answered)
+            episodes = [episode for group in self._groups for episode in group]
+            submit = self._answers.submit
+            tickets = {number: submit(episodes[number].prompt.example, text) for number, text in answered.items()}
+            found = self._answers.collect()
+            for number, ticket in tickets.items():
+                self._scores[number] = found[ticket]
         scores = iter(self._scores)
         return [tuple(next(scores) for _ in group) for group in self._groups]
 
@@ -118,21 +125,10 @@ class _EpisodeBatch:
             **(part_means(self._scores) if self._answers is None else self._answers.metrics()),
         }
 
-    def _score_answers(self, batch: ScoringBatch, answered: Mapping[int, str]) -> None:
-        """Have the rewards judge every answer; an episode that failed has none."""
-        episodes = [episode for group in self._groups for episode in group]
-        tickets = {number: batch.submit(episodes[number].prompt.example, text) for number, text in answered.items()}
-        found = batch.collect()
-        for number, ticket in tickets.items():
-            self._scores[number] = found[ticket]
-
     def _take_in(
         self, episodes: Sequence[_Episode], observations: Mapping[int, Observation]
     ) -> tuple[list[tuple[int, _Episode]], dict[int, Action]]:
-        """The episodes that the policy continues, and an empty action for those whose context has no room left.
-
-        An episode that stays open after that action gets no other, and is dropped by the next `reset`.
-        """
+        """Return the episodes to continue, and one empty action for each without room left in its context."""
         waiting: list[tuple[int, _Episode]] = []
         actions: dict[int, Action] = {}
         for number in sorted(observations):
@@ -147,17 +143,16 @@ class _EpisodeBatch:
         return waiting, actions
 
     def _observe(self, episode: _Episode, seen: Observation) -> bool:
-        """Show the policy what comes next; RewardError for messages that the chat template refuses."""
         try:
             return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length)
-        except Exception as error:  # templates and tokenizers raise what they like
+        except Exception as error:  # templates and tokenizers may raise anything
             where = f"[environment], example {printable(episode.prompt.example.id)}"
             what = f"the chat template refuses its messages: {type(error).__name__}: {printable(str(error))[:300]}"
             fix = "repair the messages that the environment gives, or choose another chat template"
             raise RewardError(Problem(where=where, what=what, fix=fix)) from error
 
     def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Action]:
-        """One action for every episode that waits, sampled together; equal contexts of a group share a request."""
+        """Sample one action for every episode that waits, together; equal contexts of a group share a request."""
         shared: dict[tuple[int, bytes], list[tuple[int, _Episode]]] = {}
         for number, episode in waiting:
             context_T = episode.transcript.context_T
@@ -173,7 +168,11 @@ class _EpisodeBatch:
             return {}
         names = [f"example {members[0][1].prompt.example.id}" for members in shared.values()]
         before = self._progress.tokens
-        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, self._count)
+
+        def count(group: int, index: int, sample: Sample) -> None:
+            self._progress.add(tokens=len(sample.tokens_T))
+
+        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, count)
         tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
         self._progress.add(tokens=before + tokens - self._progress.tokens)  # those that were not delivered early
         return {
@@ -191,15 +190,3 @@ class _EpisodeBatch:
             )
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
             raise RewardError(Problem(where="[environment]", what=what, why=why, fix="repair the environment"))
-
-    def _transcript(self) -> Transcript:
-        context = self._owner.context
-        return Transcript(tokenizer=context.tokenizer, template_args=context.config.data.template_args)
-
-    def _count(self, group: int, index: int, sample: Sample) -> None:
-        self._progress.add(tokens=len(sample.tokens_T))
-
-    def _check_results(self, episodes: Sequence[_Episode]) -> None:
-        if len(self._results) != len(episodes):
-            what = f"the environment gave {len(self._results)} results for {len(episodes)} episodes"
-            raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))

@@ -1,4 +1,4 @@
-"""Tasks become prompts: which examples are usable, their tokens, the held-out split, the seeded order of training."""
+"""Turns tasks into prompts: usable examples, their tokens, the held-out split, the seeded order of training."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ HEAD_CHARS = 60
 
 @dataclass(slots=True)
 class PromptPool:
-    """Training prompts, shuffled anew in each epoch, and the held-out ones."""
+    """Training prompts, shuffled again in each epoch, and the held-out ones."""
 
     train: Sequence[Prompt]
     held_out: Sequence[Prompt]
     seeds: Seeds
 
     def draw(self, cursor: int, count: int) -> list[Prompt]:
-        """The `count` training prompts from position `cursor` of the order that `order_from` describes."""
         order = order_from(self.seeds, len(self.train), cursor, count)
         return [replace(self.train[index], epoch=epoch) for index, epoch in order]
 
 
 def order_from(seeds: Seeds, size: int, cursor: int, count: int) -> Iterator[tuple[int, int]]:
-    """Index and epoch of the `count` prompts from position `cursor` of an endless sequence over a pool of `size`.
+    """Yield index and epoch of `count` prompts from position `cursor` of an endless sequence over a pool of `size`.
 
-    The order depends on the seed and the epoch only, so a position is the same prompt whatever the batch size. A step
-    goes through a pool smaller than its batch more than once.
+    The order depends only on the seed and the epoch, so a position is the same prompt whatever the batch size. A step
+    takes a pool smaller than its batch more than once.
     """
     for epoch in range(cursor // size, (cursor + count - 1) // size + 1):
         order = seeds.stream("shuffle", epoch).permutation(size)
@@ -57,11 +56,11 @@ def build_pool(
     comparing: Collection[str] = (),
     is_environment: bool = False,
 ) -> tuple[PromptPool, tuple[str, ...]]:
-    """The prompts of a run, and notes on what was left out and why.
+    """Return the prompts of a run, and notes on the examples that were left out.
 
-    First the unusable examples go (see `usable_examples`), then the prompts that leave no room for an answer in
-    `context_length` tokens; some of the rest are held out, so that exactly `[eval] examples` are. `is_environment`: the
-    tasks bring their own scoring, which may need no reference. ConfigError when nothing is left.
+    First the unusable examples go (`usable_examples`), then the prompts that leave no room for an answer in
+    `context_length` tokens; of the rest exactly `[eval] examples` are held out. `is_environment`: the tasks bring their
+    own scoring, so they may need no reference. ConfigError when nothing is left.
     """
     examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
     notes += check_template_args(tokenizer, config)
@@ -78,17 +77,22 @@ def build_pool(
         held_out=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in held_out),
         seeds=seeds,
     )
-    return pool, (*notes, *more, *_split_notes(len(usable), train, held_out, config))
+    notes, batch_size = (*notes, *more), config.training.batch_size
+    if config.training.max_examples == 0 and (twins := len(usable) - len(train) - len(held_out)):
+        notes += (f"{twins} training examples left out: a held-out one has the same prompt",)
+    if len(train) < batch_size:
+        notes += (f"{len(train)} training examples for batch_size = {batch_size}: a step uses some more than once",)
+    return pool, notes
 
 
 def usable_examples(
     data: LoadedData, config: Config, *, comparing: Collection[str] = (), is_environment: bool = False
 ) -> tuple[list[Example], tuple[str, ...]]:
-    """The examples without repeated ones and without those that the rewards cannot score, and notes on both.
+    """Return the examples without repeats and without those that the rewards cannot score, and notes on both.
 
-    `comparing` names the rewards in use that compare with the reference. ConfigError when equal ids stand for different
-    tasks, when nothing is left, or when such a reward replaces a source's own verifier and references are missing.
-    PluginError when the source gives something other than an Example.
+    `comparing` names the rewards in use that compare with the reference. ConfigError when different tasks have one id,
+    when nothing is left, or when such a reward replaces a source's own verifier and references are missing. PluginError
+    when the source gives something other than an Example.
     """
     source = config.data.source
     examples, repeated = _unique(data.examples, source)
@@ -103,7 +107,7 @@ def usable_examples(
     if data.reward is not None:
         where = config.place("reward.weights" if config.reward.weights else "reward.type")
         what = f"{names[0]!r} compares with the reference, and {head}"
-        fix = f"remove it: data source {source!r} brings a verifier of its own"
+        fix = f"remove it: data source {source!r} brings its own verifier"
         raise ConfigError(Problem(where=where, what=what, fix=fix))
     if len(without) == len(examples):
         fix = "give every task a reference, or use a [reward] that needs none"
@@ -124,7 +128,8 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
         first = unique.setdefault(example.id, example)
         if first is example:
             continue
-        if _content(first) != _content(example):
+        contents = [(prompt_text(e), e.reference, e.task, dict(e.info)) for e in (first, example)]
+        if contents[0] != contents[1]:
             what = f"two different examples have the id {_shown(example.id)}"
             why = f"{_shown(prompt_text(first))!r} and {_shown(prompt_text(example))!r}"
             fix = "give every task its own id: the held-out split and the records go by it"
@@ -142,10 +147,6 @@ def _is_example(value: object) -> bool:
     return bool(value.id) and is_prompt
 
 
-def _content(example: Example) -> tuple[object, ...]:
-    return prompt_text(example), example.reference, example.task, dict(example.info)
-
-
 def _shown(text: str) -> str:
     return printable(text[:HEAD_CHARS])
 
@@ -153,11 +154,11 @@ def _shown(text: str) -> str:
 def split_examples(
     examples: Sequence[Example], config: Config, seeds: Seeds, *, by_text: bool = True
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """Training and held-out examples: no example, and no prompt text, is on both sides.
+    """Return training and held-out examples: no example, and no prompt text, is on both sides.
 
     Without `by_text` prompts may repeat: an environment often opens all its episodes with the same words. The held-out
-    examples are those with the smallest keyed hash of their id, so the split depends on `[eval] seed` and the ids
-    alone, not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
+    examples are those with the smallest keyed hash of their id, so the split depends only on `[eval] seed` and the ids,
+    not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
     """
     if not examples:
         raise ConfigError(
@@ -174,7 +175,7 @@ def split_examples(
     held_texts = {prompt_text(example) for example in held_out} if by_text else set()
     train = [e for e in examples if e.id not in held_ids and prompt_text(e) not in held_texts]
     if not train:
-        what = "no training example is left beside the held-out ones"
+        what = "no training example is left after the held-out ones"
         raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
     limit = config.training.max_examples
     if 0 < limit < len(train):
@@ -183,29 +184,15 @@ def split_examples(
     return tuple(train), held_out
 
 
-def _split_notes(total: int, train: Sequence[Example], held_out: Sequence[Example], config: Config) -> list[str]:
-    notes = []
-    limit, batch_size = config.training.max_examples, config.training.batch_size
-    if limit == 0 and (twins := total - len(train) - len(held_out)):
-        notes.append(f"{twins} training examples left out: a held-out one has the same prompt")
-    if len(train) < batch_size:
-        notes.append(f"{len(train)} training examples for batch_size = {batch_size}: a step uses some more than once")
-    return notes
-
-
 def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) -> list[Tokens]:
-    """Token ids of the prompts, through the chat template where the tokenizer has one.
-
-    A plain prompt gets the system prompt and the instruction of `[data]`; a chat is used as it is. ConfigError names
-    the example whose prompt the template or the tokenizer refuses.
-    """
+    """Return the token ids of the prompts; ConfigError names an example that template or tokenizer refuses."""
     chats = [chat_of(example, config) for example in examples]
     ids = encode(chats, tokenizer, config, names=[example.id for example in examples])
     return [np.asarray(row, dtype=np.int64) for row in ids]
 
 
 def chat_of(example: Example, config: Config) -> list[Mapping[str, Any]]:
-    """The prompt as a chat: a plain one with the system prompt and the instruction of `[data]`, others as they are."""
+    """Return the prompt as a chat: a text with the system prompt and the instruction of `[data]`, a chat unchanged."""
     if not isinstance(example.prompt, str):
         return [dict(message) for message in example.prompt]
     parts = [example.prompt, config.data.instruction]

@@ -1,4 +1,4 @@
-"""Rollouts of one answer each: groups are sampled, and each completion is scored while others are being sampled."""
+"""Rollouts of one answer each: groups are sampled, and completions are scored while others are being sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from retrain.text.progress import SCORES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTurn:
-    """Rollouts of one answer each, scored by the rewards of the run, unless `has_verifier` says that nothing is."""
+    """Rollouts of one answer each, scored by the rewards of the run."""
 
     backend: Backend
     tokenizer: Any
@@ -33,12 +33,10 @@ class SingleTurn:
 
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
-        """See `Rollouts.batch`."""
         with self.scoring.batch(label, failures) as scores:
             yield _SingleTurnBatch(self, scores)
 
     def close(self) -> None:
-        """Stop the scoring processes."""
         self.scoring.close()
 
 
@@ -92,7 +90,7 @@ def draw_samples(
     names: Sequence[str],
     deliver: Deliver | None = None,
 ) -> list[list[Sample]]:
-    """The backend's samples, checked; `deliver` gets each sample early where the backend can do that.
+    """Return the backend's samples, checked; `deliver` gets each sample early where the backend can do that.
 
     `names` label the requests in messages. BackendError on a wrong number of samples, NonFiniteError on
     log-probabilities or entropies that are not finite.
@@ -109,7 +107,7 @@ def draw_samples(
         samples = backend.sample(requests, params)
     counts = [len(request.seeds_G) for request in requests]
     if [len(group) for group in samples] != counts:
-        what = f"asked for groups of {counts} completions, got groups of {[len(group) for group in samples]}"
+        what = f"requested groups of {counts} completions, got groups of {[len(group) for group in samples]}"
         raise BackendError(Problem(where="sampling", what=what, fix="the backend must return one sample per seed"))
     for group, index in _indices(samples):
         check_sample(samples[group][index], names[group])
@@ -117,7 +115,6 @@ def draw_samples(
 
 
 def check_sample(sample: Sample, name: str) -> None:
-    """NonFiniteError unless log-probabilities and entropies are finite and one per token."""
     for kind, values in (
         ("log-probability", sample.logprobs_T),
         ("entropy", sample.entropies_T),
@@ -133,7 +130,6 @@ def _indices(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
 
 
 def _completion(prompt: Prompt, sample: Sample, text: str) -> Completion:
-    """Prompt and sampled tokens as one row."""
     prompt_len, sampled_len = len(prompt.tokens_T), len(sample.tokens_T)
 
     def after_prompt(values_T: Floats | None) -> Floats | None:

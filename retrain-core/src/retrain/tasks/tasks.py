@@ -6,13 +6,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedData, Prompt, Reward, Rollouts, TimedScore, Verifier
-from retrain.kernel.plugins.resolve import build_part
-from retrain.kernel.types import Example, Kind, SamplingParams
+from retrain.kernel.types import Example, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.build import brings_tasks, build_service, comparing_rewards, judges, load_data
@@ -20,34 +19,14 @@ from retrain.tasks.scoring.service import ScoringService
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import context_length
 
+if TYPE_CHECKING:
+    from retrain.tasks.environment import Player
+
 LOG = logging.getLogger("retrain")
 
 
-class Player(Protocol):
-    """An environment with the trait `plays_data` that makes the rollouts by itself, instead of step by step."""
-
-    def start(self) -> None:
-        """Try what can be tried before the model loads; ConfigError or PluginError says what is wrong."""
-
-    def rollouts(
-        self,
-        backend: Backend,
-        scoring: ScoringService,
-        context: PluginContext,
-        params: SamplingParams,
-        context_length: int | None,
-    ) -> Rollouts:
-        """The rollouts of a run that samples from `backend`, with `scoring` for what comes of them."""
-
-    def close(self) -> None:
-        """End the processes; safe to call twice."""
-
-
 class RewardVerifier:
-    """The rewards of a run, in the processes of its scoring service; see `Verifier`.
-
-    A rollout is one answer of the policy, or what `player` makes of a task.
-    """
+    """The rewards of a run in scoring processes; a rollout is one answer, or an episode of `player`."""
 
     def __init__(self, service: ScoringService, player: Player | None = None) -> None:
         self.service, self.player = service, player
@@ -56,13 +35,11 @@ class RewardVerifier:
         self.timeout_s: float | None = min(limits.timeout_s for limits in service.limits)
 
     def start(self) -> None:
-        """Start the scoring processes and prepare the rewards."""
         self.service.start()
         if self.player is not None:
             self.player.start()
 
     def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
-        """Score each text as a completion."""
         with self.service.batch("audit", fresh=True) as batch:
             for example, text in pairs:
                 batch.submit(example, text)
@@ -72,7 +49,6 @@ class RewardVerifier:
     def rollouts(
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
     ) -> Rollouts:
-        """One answer per rollout, or one episode of the player."""
         if self.player is not None:
             return self.player.rollouts(backend, self.service, context, params, context_length)
         return SingleTurn(
@@ -85,7 +61,6 @@ class RewardVerifier:
         )
 
     def close(self) -> None:
-        """End the scoring processes, and those of the player."""
         self.service.close()
         if self.player is not None:
             self.player.close()
@@ -93,7 +68,7 @@ class RewardVerifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tasks:
-    """The prompts of a run and their verifier; `notes` say what was read and what was left out."""
+    """The prompts of a run and their verifier; `notes` report the data read and left out."""
 
     pool: PromptPool
     verifier: Verifier
@@ -102,13 +77,11 @@ class Tasks:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt, held-out ones last."""
         return (*self.pool.train, *self.pool.held_out)
 
 
 @contextmanager
 def closed_on_error(verifier: Verifier) -> Iterator[None]:
-    """End the verifier's processes when the block fails; they stay up when it succeeds."""
     try:
         yield
     except BaseException:
@@ -117,46 +90,27 @@ def closed_on_error(verifier: Verifier) -> Iterator[None]:
 
 
 def load_tasks(context: PluginContext) -> Tasks:
-    """The tasks of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
+    """Load the tasks of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
     LOG.info("Loading dataset...")
-    context.config.refuse_lost("data", "reward", "environment")
-    brings = brings_tasks(context.config, context.plugins)
-    return _from_environment(context) if brings else _from_source(context)
+    config, player = context.config, None
+    config.refuse_lost("data", "reward", "environment")
+    if brings_tasks(config, context.plugins):
+        from retrain.tasks.environment import EnvironmentVerifier, environment_of
 
-
-def _from_source(context: PluginContext) -> Tasks:
-    config = context.config
+        brought = EnvironmentVerifier(environment_of(context))
+        with closed_on_error(brought):
+            return _tasks(brought.environment.load(), brought, context, is_environment=True)
     data = load_data(config, context)
     service = build_service(config, context, data.reward)
-    player = _player(context) if config.environment.provider else None
+    if config.environment.provider:
+        from retrain.tasks.environment import player_of
+
+        player = player_of(context)
     verifier = RewardVerifier(service, player)
     with closed_on_error(verifier):
         tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
         service.launch()
     return tasks
-
-
-def _from_environment(context: PluginContext) -> Tasks:
-    from retrain.tasks.environment import EnvironmentProcess, EnvironmentVerifier
-
-    verifier = EnvironmentVerifier(EnvironmentProcess.of(_built_environment(context), context.config))
-    with closed_on_error(verifier):
-        return _tasks(verifier.environment.load(), verifier, context, is_environment=True)
-
-
-def _player(context: PluginContext) -> Player:
-    """What plays the tasks of `[data]`: a part that makes rollouts itself, or an environment of episodes."""
-    built: Any = _built_environment(context)
-    if hasattr(built, "rollouts"):
-        player: Player = built
-        return player
-    from retrain.tasks.environment import EnvironmentPlayer, EnvironmentProcess
-
-    return EnvironmentPlayer(EnvironmentProcess.of(built, context.config))
-
-
-def _built_environment(context: PluginContext) -> Any:
-    return build_part(Kind.ENVIRONMENT, context.config.environment.provider, "environment.provider", context)
 
 
 def _tasks(

@@ -48,6 +48,7 @@ OPTIONS_OF_KIND = {
     Kind.TRANSFORM: "algorithm.transform_params",
     Kind.LOSS: "algorithm.loss_params",
     Kind.DATA_SOURCE: "data.options",
+    Kind.ENVIRONMENT: "environment.args",
     Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",
     Kind.SAMPLER: "data.sampler_params",
@@ -75,13 +76,11 @@ class Bench:
 
     @cached_property
     def folder(self) -> Path:
-        """A folder for this check only."""
         made = tempfile.TemporaryDirectory(prefix="retrain-conformance-", ignore_cleanup_errors=True)
         return Path(self.exits.enter_context(made))
 
     @cached_property
     def plugins(self) -> Plugins:
-        """All installed plugins."""
         return load_plugins()
 
     @cached_property
@@ -146,7 +145,6 @@ class Bench:
         return toy_tokenizer() if self.config.model.model == TOY_MODEL else load_tokenizer(self.config, self.plugins)
 
     def context(self) -> PluginContext:
-        """Return the context that the part's factory receives."""
         tokenizer = None if self.kind is Kind.DATA_SOURCE else self.tokenizer
         seeds = run_seeds(self.config)
         return PluginContext(config=self.config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)

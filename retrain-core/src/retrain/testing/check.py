@@ -70,7 +70,6 @@ def fail(what: str, *, why: str, fix: str) -> NoReturn:
 
 
 def expect(is_kept: object, what: str, *, why: str, fix: str) -> None:
-    """Raise ConformanceError unless `is_kept`."""
     if not is_kept:
         fail(what, why=why, fix=fix)
 
@@ -118,7 +117,6 @@ def resumed(bench: Bench, part: Any, given: Sequence[Any] = ()) -> Any:
 
 
 def expect_same(went_on: Any, after: Any, *, what: str) -> None:
-    """Expect the restored part to return the same as the uninterrupted one."""
     expect(
         went_on == after,
         f"{what}: {went_on!r:.300} without a resume, {after!r:.300} after one",

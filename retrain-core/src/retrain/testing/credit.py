@@ -59,7 +59,7 @@ def follows_the_order_of_completions(bench: Bench) -> None:
                 by_completion = np.split(plain_G, ends)
                 wanted_G = np.concatenate([by_completion[number] for number in order])
             expect(
-                np.allclose(moved_G, wanted_G, rtol=1e-6, atol=1e-9),
+                np.allclose(moved_G, wanted_G, rtol=1e-6, atol=1e-9),  # means in another order round differently
                 f"{group.name}: {_show(group.rewards_G)} get {_show(plain_G)}, and {_show(moved_G)} in the order "
                 f"{_show(order)}",
                 why="an advantage that does not stay with its completion rewards the wrong text",

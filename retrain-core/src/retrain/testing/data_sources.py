@@ -77,7 +77,6 @@ def brings_a_sound_verifier(bench: Bench) -> None:
 
 
 def expect_examples(data: Any) -> None:
-    """Expect LoadedData that contains Examples."""
     expect(
         isinstance(data, LoadedData),
         f"load() returned {type(data).__name__}",
@@ -100,7 +99,6 @@ def expect_examples(data: Any) -> None:
 
 
 def expect_unique_ids(data: LoadedData) -> None:
-    """Expect every id to be a unique text."""
     counts = Counter(example.id for example in data.examples)
     bad = [name for name, count in counts.items() if count > 1 or not isinstance(name, str) or not name]
     expect(

@@ -17,7 +17,7 @@ from retrain.kernel.errors import BackendError
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 
-WAIT_S = 60.0
+WAIT_S = 60.0  # generous: a scheduler or a loaded machine takes its time to start a process
 PAUSE_S = 0.02
 CODE = 3
 TELLS = "import os, sys; print(os.environ['GREETING'], os.getcwd()); print('careful', file=sys.stderr); sys.exit(3)"
@@ -167,7 +167,6 @@ def _job(bench: Bench, program: str, *, name: str = "job") -> Job:
 
 
 def _ended(running: Any) -> Any:
-    """Return the exit code, once there is one."""
     try:
         code = _wait_for(running.poll, "poll() to return the exit code")
     except BaseException:

@@ -97,6 +97,7 @@ def reports_finite_metrics(bench: Bench) -> None:
 
 def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
     """Return scores from a run's scoring service: in another process, or in an event loop for a coroutine."""
+    # A retry would hide a reward that fails at times, and the cache a score that changes.
     settings: ScoringTable = bench.config.scoring.model_copy(update={"workers": 1, "retries": 0, "cache": False})
     service = ScoringService([NamedReward(name=bench.name, reward=reward)], settings)
     try:
@@ -109,7 +110,6 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 
 
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
-    """Expect none of these scores to be a failure."""
     for place, score in enumerate(scores_of(bench, reward, pairs)):
         shown = names[place] if names else repr(pairs[place][1])
         expect(
@@ -121,7 +121,6 @@ def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] =
 
 
 def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:
-    """Expect the text of `gold` to score 1."""
     gold = getattr(reward, "gold", None)
     if gold is None:
         return

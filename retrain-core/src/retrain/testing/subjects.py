@@ -120,7 +120,6 @@ def sampled(bench: Bench, subject: Subject) -> Sampled:
 
 
 def plain(groups: Iterable[Iterable[Sample]]) -> Sampled:
-    """Return completions as values that can be compared."""
     return [
         (np.asarray(s.tokens_T).tolist(), np.asarray(s.logprobs_T).tolist(), s.policy_version)
         for group in groups

@@ -79,7 +79,6 @@ def examples_for(bench: Bench) -> tuple[Example, ...]:
 
 
 def as_text(examples: Sequence[Example]) -> str:
-    """Return the examples as text, to detect a modification."""
     return json.dumps(
         [[e.id, e.prompt, e.reference, e.task, dict(e.info)] for e in examples], default=repr, sort_keys=True
     )
@@ -136,7 +135,6 @@ def rewarded_steps(*, whole: bool) -> list[list[CreditGroup]]:
 
 
 def reordered(group: CreditGroup, order: NDArray[np.int64]) -> CreditGroup:
-    """Return the group with its completions in another order."""
     lists = ("tokens_G", "texts_G", "token_rewards_G", "logprobs_G", "planning_G")
     moved: dict[str, Any] = {name: [getattr(group, name)[number] for number in order] for name in lists}
     named_rewards = {name: rewards_G[order] for name, rewards_G in group.named_rewards.items()}

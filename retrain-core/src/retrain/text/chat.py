@@ -12,7 +12,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example, Message
 from retrain.text.terminal_text import printable
 
-BATCH = 1000  # texts in one call of the tokenizer, which takes half the time of one by one
+BATCH = 1000  # texts in one call of the tokenizer: half the time of one by one
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
 OWN_ARGUMENTS = frozenset(
     {
@@ -120,7 +120,7 @@ def _with_plain_calls(message: Message) -> dict[str, Any]:
 def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mapping[str, Any], name: str) -> str:
     try:
         return chat_text(messages, tokenizer, template_args)
-    except Exception as error:  # templates raise what they like: roles that must alternate, no system message, ...
+    except Exception as error:  # templates raise any error: roles that must alternate, no system message, ...
         fix = "change the roles of the chat, [data] system_prompt or template_args"
         raise _refused("chat template", name, error, fix) from error
 

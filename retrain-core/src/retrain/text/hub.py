@@ -35,7 +35,7 @@ def hub_options(name: str, *, where: str) -> dict[str, Any]:
         return {}
     snapshots = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots"
     if not any(map(os.environ.get, OTHER_CACHES)) and not any(snapshots.glob("*/*")):
-        what = f"{name!r} is no folder here, is not in the cache, and the hub is not asked: {fault}"
+        what = f"{name!r} is no folder here and not in the cache, and the hub is out of reach: {fault}"
         way = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect once"
         fix = f"correct the name, give a local folder, or {way} so that it is downloaded"
         raise ConfigError(Problem(where=where, what=what, fix=fix))
@@ -53,10 +53,10 @@ def _unreachable(endpoint: str) -> str:
         try:
             get_session().head(endpoint, timeout=PROBE_TIMEOUT_S)
             return ""
-        except Exception as error:  # the HTTP library's own class, which depends on the version of huggingface_hub
+        except Exception as error:  # the HTTP library's own class; it depends on the version of huggingface_hub
             fault = _no_connection(error)
             if not fault:
-                LOG.info("%s did not answer within %g s; it is asked again", endpoint, PROBE_TIMEOUT_S)
+                LOG.info("%s did not answer within %g s; trying again", endpoint, PROBE_TIMEOUT_S)
                 return ""
     return f"{endpoint} cannot be reached ({fault})"
 

@@ -96,7 +96,7 @@ def prepare_streams() -> None:
 def wants_color() -> bool | None:
     """False for `NO_COLOR` or a dumb terminal, True for `FORCE_COLOR`; None: only if the stream is a terminal.
 
-    The rules are rich's, which prints tables and panels; an empty variable counts as absent.
+    The rules are rich's, since it prints tables and panels; an empty variable counts as absent.
     """
     if os.environ.get("NO_COLOR"):
         return False

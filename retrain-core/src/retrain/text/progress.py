@@ -10,7 +10,7 @@ from retrain.kernel.contracts.context import PhaseProgress, PluginContext
 from retrain.text.amounts import counted, duration
 from retrain.text.terminal_text import printable
 
-SCORES = "scores"  # the unit of scoring, which is counted where sampling is
+SCORES = "scores"  # the unit of scoring; sampling has the same counters
 MOST = 1e12  # larger numbers come from a damaged file
 
 
@@ -21,7 +21,7 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
     faster than the clock when they end early; without limit and tokens it follows from the share that is done.
     """
     shown = context.sampling_progress if phase in ("sampling", "scoring", "eval") else None
-    if phase in ("training", "starting"):  # what starts is the model: its tensors are counted
+    if phase in ("training", "starting"):  # the model starts: its tensors are counted
         shown = context.training_progress
     if shown is None or not shown.total or (phase == "scoring" and shown.unit != SCORES):
         return {}
@@ -35,7 +35,12 @@ def progress_data(shown: PhaseProgress) -> dict[str, Any]:
     tokens = max(shown.tokens, shown.drawn)
     data = {"unit": shown.unit, "done": shown.done, "total": shown.total}
     data |= {"tokens": tokens, "tokens_per_s": round(tokens / elapsed_s, 1)} if tokens else {}
-    left_s = _time_left_s(shown, elapsed_s)
+    missing, left_s = shown.total - shown.done, None
+    if shown.limit and shown.drawn > shown.tokens:  # tokens of unfinished completions are known
+        left = missing * shown.limit - (shown.drawn - shown.tokens)
+        left_s = max(left, 0) * elapsed_s / shown.drawn
+    elif shown.done:
+        left_s = missing * elapsed_s / shown.done
     return data | ({} if left_s is None else {"time_left_s": round(left_s, 1)})
 
 
@@ -79,11 +84,3 @@ def warm_up_left(step: float) -> str:
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in data.items() if type(value) in (int, float) and 0 <= value < MOST}
-
-
-def _time_left_s(progress: PhaseProgress, elapsed_s: float) -> float | None:
-    missing = progress.total - progress.done
-    if progress.limit and progress.drawn > progress.tokens:
-        left = missing * progress.limit - (progress.drawn - progress.tokens)
-        return max(left, 0) * elapsed_s / progress.drawn
-    return missing * elapsed_s / progress.done if progress.done else None

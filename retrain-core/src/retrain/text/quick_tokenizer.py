@@ -47,7 +47,7 @@ class QuickTokenizer:
     def __init__(
         self, backend: Tokenizer, special: Mapping[str, str], template: str | None, load: Callable[[], Any]
     ) -> None:
-        # not through `__setattr__`, which sets attributes of the real tokenizer
+        # not through `__setattr__`: that sets attributes of the real tokenizer
         self.__dict__.update(_backend=backend, _special=special, _template=template, _load=load, _loaded=None)
         self.__dict__.update(_compiled=compiled(template, special) if template else None)
 

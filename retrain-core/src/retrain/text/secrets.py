@@ -1,7 +1,7 @@
 """Keeps keys, tokens, passwords and URL logins out of everything that is recorded or shown.
 
 Configurations are hidden by the names of their keys (`hide`), messages by their form (`hide_text`). Everything that
-leaves the process (records, pages, console) passes `redacted`, which knows the secret *values*: those of the
+leaves the process (records, pages, console) passes `redacted`. It knows the secret *values*: of the
 environment's secret-looking variables, of `.env`, and of the configuration's secret keys.
 """
 
@@ -109,11 +109,11 @@ def redacted(value: Any) -> Any:
 
 
 def redacted_json(records: Iterable[Any], *, indent: int | None = None) -> list[str]:
-    """Each record as JSON without known secrets; ValueError on NaN or infinity, which JSON does not have."""
+    """Each record as JSON without known secrets; ValueError on NaN or infinity, unknown to JSON."""
     dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, indent=indent)
     forms = known_forms()
     pairs = ((record, dump(record)) for record in records)
-    # searching the text costs less than walking the record, which rarely holds a secret
+    # searching the text costs less than walking the record, and records rarely hold a secret
     return [dump(_redacted(record, forms)) if any(form in text for form in forms) else text for record, text in pairs]
 
 
@@ -138,7 +138,7 @@ def _without(text: str, forms: Sequence[str]) -> str:
 def _forms(values: frozenset[str]) -> tuple[str, ...]:
     """Every secret as such, and inside JSON, HTML, a template of jinja2, a URL and Python's `repr`."""
     forms: set[str] = set()
-    if values:  # rarely so in `retrain --help`, which must start fast
+    if values:  # rarely so in `retrain --help`, and that must start fast
         import html
         from urllib.parse import quote
     for value in values:

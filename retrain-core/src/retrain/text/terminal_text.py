@@ -42,9 +42,6 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BLOCKS[min(int(max(v, 0.0) * len(BLOCKS)), len(BLOCKS) - 1)] for v in means)
 
 
-# Writes the commands that a user may type next, so that they work from the current folder as they are.
-
-
 def program(name: str = "retrain") -> str:
     """A program of this Python environment as the user's shell finds it: its name, or a path if the name is not enough.
 

@@ -84,7 +84,7 @@ PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # one t
 
 
 def context_length(config: Config, plugins: Plugins) -> int | None:
-    """Length of the model's context in tokens, prompt and answer together; None when its configuration has none.
+    """Length of the model's context in tokens, prompt and answer together; None when its configuration lacks it.
 
     `max_position_embeddings` of the located folder or hub id; of the text part if a model has several.
     """
@@ -102,7 +102,7 @@ def context_length(config: Config, plugins: Plugins) -> int | None:
         options = {} if folder.is_dir() else hub_options(located, where="")
         found = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code, **options)
         limit = getattr(found.get_text_config(), "max_position_embeddings", None)
-    except Exception:  # unknown architecture, no configuration file, no network: the backend reports what it needs
+    except Exception:  # unknown architecture, no configuration file, no network: the backend will report the problem
         return None
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 

@@ -1,4 +1,4 @@
-"""The exact tokens of an episode over its turns, both observed and sampled."""
+"""The exact tokens of an episode over its turns, observed and sampled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Transcript:
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     _context: str = ""
-    _opening: int = 0  # tokens of the first prompt, the task, which is not part of the text
+    _opening: int = 0  # tokens of the first prompt, the task: not part of the text
 
     def observe(
         self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]], *, limit: int | None = None

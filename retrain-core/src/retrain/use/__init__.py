@@ -41,7 +41,7 @@ def retrain_register_commands(register: Callable[[PluginSpec], None]) -> None:
 
 @hookimpl
 def retrain_register_environments(register: Callable[[PluginSpec], None]) -> None:
-    summary = "your own agent, in its own process, whose calls to an OpenAI-compatible API the policy answers"
+    summary = "your own agent, in a separate process; the policy answers its calls to an OpenAI-compatible API"
     factory = "retrain.use.agents.player:make_agent"
     register(PluginSpec(name="agent", summary=summary, factory=factory, traits={"plays_data": True}))
 
@@ -54,8 +54,8 @@ def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> No
 
 @hookimpl
 def retrain_describe_metrics() -> list[MetricSpec]:
-    dropped = "Answers of the policy that no agent received, because it had gone or asked again; they are not trained."
-    of_sets = "What `eval_{field}` is to the held-out examples, for `[eval.sets.{set}]`."
+    dropped = "Answers of the policy that the agent did not receive (gone, or a retry); they are not trained."
+    of_sets = "As `eval_{field}` for the held-out examples, for `[eval.sets.{set}]`."
     absent = "except on lines with an evaluation; without [eval.sets]"
     return [
         MetricSpec(name="dropped_call_count", meaning=dropped, unit="requests", absent="without an agent"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,11 @@ HELP = """\
 /credit ANSWER       the credit that the run's algorithm gives to answers to your last question, ANSWER being right
 /save FILE           write the conversation, as `retrain sample --prompts FILE` reads it
 /quit                leave; so does Ctrl-D. Ctrl-C stops an answer"""
+UNSURE = 2.5  # nats; at this entropy the colour is full
+FAINTEST = 0.04  # of the full colour; below it none is given
+Colour = tuple[int, int, int]
+# The other end of a scale that begins at white; black text on them has a contrast of more than 7.
+ORANGE, GREEN, RED = (255, 145, 45), (70, 205, 110), (255, 130, 120)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,14 +116,13 @@ class Conversation:
         self._limit = context_length(source.config, source.plugins)
 
     def introduce(self) -> None:
-        notes = [f"{self._voices[0][0]}, temperature {self.temperature:g}. /help lists the commands."]
-        notes += [f"System prompt: {self.system}"] if self.system else []
-        notes += [f"As in training, each question ends with: {self._instruction}"] if self._instruction else []
-        for note in notes:
-            _say(note)
+        _say(f"{self._voices[0][0]}, temperature {self.temperature:g}. /help lists the commands.")
+        if self.system:
+            _say(f"System prompt: {self.system}")
+        if self._instruction:
+            _say(f"As in training, each question ends with: {self._instruction}")
 
     def hear(self, line: str) -> bool:
-        """Process one line of input; False ends the conversation."""
         if not line.startswith("/"):
             if line.strip():
                 self.ask(line)
@@ -126,27 +130,36 @@ class Conversation:
         word, _, rest = line[1:].strip().partition(" ")
         if word in ("quit", "exit", "q"):
             return False
-        actions: dict[str, Callable[[str], None]] = {
-            "help": lambda _: click.echo(HELP),
-            "reset": self._reset,
-            "system": self._set_system,
-            "temperature": self._set_temperature,
-            "compare": self.compare,
-            "entropy": self._toggle_entropy,
-            "credit": self._show_credit,
-            "save": self._save,
-        }
         try:
-            if word in actions:
-                actions[word](rest.strip())
-            else:
-                _say(f"there is no /{word}; /help lists the commands")
+            self._command(word, rest.strip())
         except RetrainError as error:
             _say(str(error))
         return True
 
+    def _command(self, word: str, rest: str) -> None:
+        match word:
+            case "help":
+                click.echo(HELP)
+            case "reset":
+                self.messages = []
+                _say("forgotten")
+            case "system":
+                self.system = rest
+                _say("another system prompt" if rest else "no system prompt")
+            case "temperature":
+                self._set_temperature(rest)
+            case "compare":
+                self.compare(rest)
+            case "entropy":
+                self._toggle_entropy(rest)
+            case "credit":
+                self._show_credit(rest)
+            case "save":
+                self._save(rest)
+            case _:
+                _say(f"there is no /{word}; /help lists the commands")
+
     def ask(self, question: str) -> None:
-        """Let every policy answer, and keep the first one's answer."""
         text = f"{question}\n{self._instruction}" if self._instruction else question
         turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
         try:
@@ -160,7 +173,6 @@ class Conversation:
         self.messages = [*turn, {"role": "assistant", "content": answers[0]}]
 
     def compare(self, name: str) -> None:
-        """Let another policy answer, too; ConfigError when it cannot."""
         if name in ("", "off"):
             del self._voices[1:]
             _say("one answer from now on")
@@ -187,12 +199,11 @@ class Conversation:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *turn]
 
     def _encoded(self, turn: Sequence[Message]) -> Tokens:
-        (ids,) = encode(
-            [self._with_system(turn)], self._source.tokenizer, self._source.config, names=["the conversation"]
-        )
+        source = self._source
+        (ids,) = encode([self._with_system(turn)], source.tokenizer, source.config, names=["the conversation"])
         if self._limit is not None and len(ids) >= self._limit:
             what = f"the conversation has {len(ids)} tokens, and the model reads {self._limit}"
-            raise ConfigError(Problem(what=what, fix="/reset, or ask something shorter"))
+            raise ConfigError(Problem(what=what, fix="/reset, or send something shorter"))
         return np.asarray(ids, dtype=np.int64)
 
     def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:
@@ -219,14 +230,6 @@ class Conversation:
         if self._is_shaded:
             _say(spoken.summary())
         return spoken.stream.text
-
-    def _reset(self, _: str) -> None:
-        self.messages = []
-        _say("forgotten")
-
-    def _set_system(self, text: str) -> None:
-        self.system = text
-        _say("another system prompt" if text else "no system prompt")
 
     def _set_temperature(self, text: str) -> None:
         value = -1.0
@@ -275,18 +278,7 @@ class Conversation:
 
 
 def _say(text: str) -> None:
-    """Print a line of the program, apart from the policy's words."""
     click.echo(click.style(harmless(text), fg=DIM), err=True)
-
-
-# A policy's words for a terminal: made harmless, and coloured by a number per token.
-
-
-UNSURE = 2.5  # nats; at this entropy the colour is full
-FAINTEST = 0.04  # of the full colour; below it none is given
-Colour = tuple[int, int, int]
-# The other end of a scale that begins at white; black text on them has a contrast of more than 7.
-ORANGE, GREEN, RED = (255, 145, 45), (70, 205, 110), (255, 130, 120)
 
 
 def harmless(text: str) -> str:
@@ -295,7 +287,6 @@ def harmless(text: str) -> str:
 
 
 def shaded(text: str, depth: float, colour: Colour) -> str:
-    """Return the text on a colour of this depth, in [0, 1]."""
     if depth < FAINTEST or not text:
         return harmless(text)
     red, green, blue = (round(255 - (255 - end) * min(depth, 1.0)) for end in colour)
@@ -310,13 +301,8 @@ def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
     return "".join(shaded(text, depth, GREEN if is_praise else RED) for text, depth, is_praise in pairs)
 
 
-# What the run's algorithm makes of a group of answers to a question of the user's own.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditedAnswer:
-    """An answer of the group with its score and the credit of each token."""
-
     score: Score
     texts: Sequence[str]
     credit_A: Floats
@@ -324,8 +310,6 @@ class CreditedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CreditedGroup:
-    """The answers, the condition that credits them, and whether such a group would be trained."""
-
     condition: str
     status: GroupStatus
     answers: Sequence[CreditedAnswer]
@@ -339,7 +323,7 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
     """
     config = source.config
     if config.environment.provider:
-        what = "the tasks of this run are those of an environment"
+        what = "the tasks of this run come from an environment"
         fix = "look at the credit of its steps: retrain credit"
         raise ConfigError(Problem(where=config.place("environment.provider"), what=what, fix=fix))
     algorithm = build_algorithm(build_flow(config, source.plugins), source.context)

@@ -29,7 +29,7 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 @subject_argument()
 @overrides_argument()
 @checkpoint_option()
-@click.option("--compare", metavar="NAME", default="", help="Answered by this one too: base, best, a run, an adapter.")
+@click.option("--compare", metavar="NAME", default="", help="Let this one answer, too: base, best, a run, an adapter.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
 @click.option("--entropy", is_flag=True, help="Shade what the policy was unsure of.")
 @click.option("--plain", is_flag=True, help="Without the system prompt and the instruction of training.")
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Talk to SUBJECT: a run, an adapter, or a model.
 
-    Answers appear as they are sampled; /help lists what else can be typed, such as /compare, /entropy and /credit. A
-    line that ends with a backslash goes on in the next one. Without a terminal, each line of stdin is a turn."""
+    Answers appear while they are sampled; /help lists what else can be typed, such as /compare, /entropy and /credit. A
+    line that ends with a backslash continues on the next one. Without a terminal, each line of stdin is a turn."""
     from retrain.use.chat import Conversation
 
     policy = find_subject(subject, checkpoint)
@@ -65,24 +65,20 @@ def command(
 
 
 def _read() -> str | None:
-    """Return the next input, None at its end."""
     parts: list[str] = []
-    asks = is_interactive()
-    if asks:
+    has_terminal = is_interactive()
+    if has_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401 - gives `input` a history and keys to edit with
     try:
         while True:
-            line = input(". " if parts else "> ") if asks else sys.stdin.readline()
-            if not asks and not line:
+            line = input(". " if parts else "> ") if has_terminal else sys.stdin.readline()
+            if not has_terminal and not line:
                 return "\n".join(parts) or None
             line = line.rstrip("\r\n")
             parts.append(line.removesuffix("\\"))
             if not line.endswith("\\"):
                 return "\n".join(parts)
-    except EOFError:
+    except (EOFError, KeyboardInterrupt) as error:
         click.echo()
-        return "\n".join(parts) or None
-    except KeyboardInterrupt:
-        click.echo()
-        return None
+        return "\n".join(parts) or None if isinstance(error, EOFError) else None

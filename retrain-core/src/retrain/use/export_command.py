@@ -29,13 +29,8 @@ from retrain.use.whole_model import WholeModel, lines_of, refuse_existing, usage
 
 TRANSFORMERS = "transformers"
 MERGED_TYPES = ("bf16", "fp32")
-TYPES = {
-    TRANSFORMERS: MERGED_TYPES,
-    "gguf": ("f32", "f16", "bf16", "q8_0"),
-    "mlx": MERGED_TYPES,
-    "vllm": MERGED_TYPES,
-}
-GGUF_FILE = "model.gguf"  # what the hook writes
+TYPES = {TRANSFORMERS: MERGED_TYPES, "gguf": ("f32", "f16", "bf16", "q8_0"), "mlx": MERGED_TYPES, "vllm": MERGED_TYPES}
+GGUF_FILE = "model.gguf"  # as the backend names it
 MLX_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank
 EPILOG = """\b
@@ -51,20 +46,18 @@ Examples:
   retrain export logs/train --push me/sums --format transformers   whole weights instead of the adapter
 
 \b
-Exit codes: 0 done; 1 what was written is not the trained model, so nothing is kept, or the upload failed; 2 usage or
-            configuration error.
+Exit codes: 0 done; 1 the written model differs from the trained one, so nothing is kept, or the upload failed; 2 usage
+            or configuration error.
 """
 
 
 @click.command("export", epilog=EPILOG)
 @subject_argument()
 @click.option("--format", "form", type=click.Choice(list(TYPES)), help="Which program is to load or run it.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="What to write: a file for gguf, otherwise a new or empty folder."
-)
-@click.option("--dtype", default="", help="Of the weights: f32, f16, bf16 or q8_0 in GGUF, else bf16 or fp32.")
+@click.option("--out", type=click.Path(path_type=Path), help="A new file for gguf, otherwise a new or empty folder.")
+@click.option("--dtype", default="", help="Of the weights: f32, f16, bf16 or q8_0 in GGUF, otherwise bf16 or fp32.")
 @checkpoint_option()
-@click.option("--no-check", is_flag=True, help="Do not compare logits, which loads one model after the other.")
+@click.option("--no-check", is_flag=True, help="Do not compare logits (this loads one model after the other).")
 @click.option("--push", "repo", metavar="REPO", help="Upload to this repository of the hub: NAME, or OWNER/NAME.")
 @click.option("--private", is_flag=True, help="With --push: a repository that is made is private.")
 @click.option("--dry-run", is_flag=True, help="With --push: write the folder (--out, or NAME), and upload nothing.")
@@ -83,10 +76,10 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Write SUBJECT, a run, an adapter or a model, for transformers, for llama.cpp and what is built on it (GGUF), for
-    MLX, or for vLLM, and say how to run it; or push it to the Hugging Face hub.
+    """Write SUBJECT, a run, an adapter or a model, for transformers, llama.cpp (GGUF), MLX or vLLM, and say how to run
+    it; or push it to the Hugging Face hub.
 
-    Its adapter is merged into its base, and the logits are compared with those of base and adapter before the result
+    Its adapter is merged into its base, and the logits of the result are compared with base and adapter before it
     appears; vLLM needs neither for a LoRA adapter.
 
     --push uploads the adapter, or with --format transformers whole weights, with a model card (data, reward, curves,
@@ -113,11 +106,9 @@ def _check_options(form: str | None, out: Path | None, dtype: str, repo: str | N
         raise click.UsageError(f"--push goes without --format or with --format {TRANSFORMERS}")
     form = form or TRANSFORMERS
     if dtype and dtype not in TYPES[form]:
-        raise usage_error(f"--dtype {dtype} is none of {form}'s", f"give one of {', '.join(TYPES[form])}")
+        raise usage_error(f"{form} has no --dtype {dtype}", f"give one of {', '.join(TYPES[form])}")
     if out is None and form != "vllm" and not repo:
-        raise usage_error(
-            f"--format {form} needs --out", f"--out {'model.gguf' if form == 'gguf' else f'{form}-model'}"
-        )
+        raise usage_error(f"--format {form} needs --out", "add --out PATH")
     if form == "mlx" and importlib.util.find_spec("mlx_lm") is None:
         raise usage_error("mlx-lm, whose converter writes MLX models, is missing", "pip install mlx-lm")
 
@@ -131,7 +122,13 @@ def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, A
     where = shlex.quote(str(out))
     purpose, run = "run it:", f"vllm serve {where}"
     if form == "gguf":
-        written, run = _write_gguf(whole, out), f"llama-cli -m {where} -cnv"
+        if out.exists() or out.is_symlink():
+            raise ConfigError(Problem(where=str(out), what="exists", fix="name a new file: nothing is written over"))
+        folder = out.with_name(f".{out.name}.folder")
+        shutil.rmtree(folder, ignore_errors=True)  # left by an export that was killed
+        written, run = whole.write(folder, "gguf"), f"llama-cli -m {where} -cnv"
+        (folder / GGUF_FILE).rename(out)
+        folder.rmdir()
     elif form == "mlx":
         written, run = _write_mlx(whole, out), f"mlx_lm.chat --model {where}"
     else:
@@ -140,17 +137,6 @@ def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, A
             purpose, run = "train on from it:", f"{program()} --model {where}"
     lines = lines_of(whole, out, written)
     return {**whole.as_data(out, written), "run": run, "lines": lines}, [*lines, purpose, f"  {run}"]
-
-
-def _write_gguf(whole: WholeModel, out: Path) -> ExportedModel:
-    if out.exists() or out.is_symlink():
-        raise ConfigError(Problem(where=str(out), what="exists", fix="name a new file: nothing is ever written over"))
-    folder = out.with_name(f".{out.name}.folder")
-    shutil.rmtree(folder, ignore_errors=True)  # left by an export that was killed
-    written = whole.write(folder, "gguf")
-    (folder / GGUF_FILE).rename(out)
-    folder.rmdir()
-    return written
 
 
 def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:

@@ -26,12 +26,19 @@ from retrain.text.terminal_text import printable
 from retrain.use.whole_model import WholeModel, fill_new, usage_error
 
 ADAPTER_FILE = "adapter_model.safetensors"
+MOST_ROWS = 12  # of the table of steps
+CURVES = {"mean_reward": "mean reward", "correct_rate": "correct", "mean_tokens": "tokens"}
+CI_LOW = "ci_low"
+# They say where a run was; a model card must not.
+LOCAL_TABLES = ("logging", "backpressure", "deadlines", "resume")
+LOCAL_KEYS = ("backend.adapter_path", "backend.devices", "backend.throttle_dir", "inference.adapter_dir")
+PATH_KEYS = ("data.path", "sft.path", "model.adapter", "teacher.adapter", "squeeze.adapter_path")
+RUN_FILE = "retrain.toml"
 
 
 def push(
     whole: WholeModel, repo: str, *, merged: bool, private: bool, dry_run: bool, out: Path | None
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """Write the folder and upload it, or only write it; returns the result as data and as lines."""
     if not HUB_ID.fullmatch(repo):
         raise usage_error(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
     if out and not dry_run:
@@ -52,7 +59,6 @@ def push(
 
 
 def _write_hub_folder(whole: WholeModel, out: Path, repo: str, *, merged: bool) -> list[str]:
-    """Write the repository's files into the new folder `out`; returns remarks for the user."""
     found, adapter = whole.subject, None if merged else whole.adapter
     if found.folder is None and found.run is None:
         raise usage_error(f"{found.named} is an untrained model: there is nothing to push", "name a run or an adapter")
@@ -85,30 +91,17 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     from huggingface_hub import HfApi, get_token
 
     if not get_token():
-        what, fix = "there is no token for the hub", "run `hf auth login`, or set HF_TOKEN; --dry-run needs none"
+        what, fix = "there is no token for the hub", "run `hf auth login`, or set HF_TOKEN, or add --dry-run"
         raise ConfigError(Problem(where="retrain export --push", what=what, fix=fix))
     api = HfApi()
     try:
         made = api.create_repo(repo, private=private or None, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="Trained with retrain")
-    except Exception as error:  # the HTTP library's own classes, which depend on the version of huggingface_hub
+    except Exception as error:  # the classes of HTTP errors depend on the version of huggingface_hub
         why = hide_text(" ".join(str(error).split())[:300])
         fix = "check the name, the connection and the rights of the token; --dry-run writes the folder only"
         raise BackendError(Problem(where=repo, what="the upload failed", why=why, fix=fix)) from error
     return str(made)
-
-
-# The model card of what a run trained: made of the run's own records, without secrets and without paths.
-
-
-MOST_ROWS = 12  # of the table of steps
-CURVES = {"mean_reward": "mean reward", "correct_rate": "correct", "mean_tokens": "tokens"}
-CI_LOW = "ci_low"
-# Where a run was, not what it was.
-LOCAL_TABLES = ("logging", "backpressure", "deadlines", "resume")
-LOCAL_KEYS = ("backend.adapter_path", "backend.devices", "backend.throttle_dir", "inference.adapter_dir")
-PATH_KEYS = ("data.path", "sft.path", "model.adapter", "teacher.adapter", "squeeze.adapter_path")
-RUN_FILE = "retrain.toml"
 
 
 def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[str]) -> tuple[str, str]:
@@ -120,29 +113,23 @@ def make_card(subject: Subject, *, repo: str, is_adapter: bool, notes: Sequence[
     values: dict[str, Any] = {"run": None, "checkpoint": subject.checkpoint, "steps": subject.steps}
     if subject.run is not None:
         values |= _about_run(Run(subject.run), subject.steps)
-    template = _environment().get_template("model_card.md.jinja")
-    name = repo.rpartition("/")[2]
-    readme = template.render(base=base, name=name, repo=repo, is_adapter=is_adapter, notes=notes, **values)
-    return redacted(readme), redacted(values.get("config", ""))
-
-
-def _environment() -> Environment:
-    """Return the environment of the template; its filters `code` and `cell` make texts harmless."""
     environment = Environment(
         loader=PackageLoader("retrain", "use"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {
+    environment.filters |= {  # `code` and `cell` make texts harmless
         "code": _code,
         "cell": lambda text: _code(str(text)).replace("|", r"\|"),
         "last_part": lambda path: Path(str(path)).name,
         "public": lambda text: _public(str(text)),
         "quoted": json.dumps,
     }
-    return environment
+    template = environment.get_template("model_card.md.jinja")
+    name = repo.rpartition("/")[2]
+    readme = template.render(base=base, name=name, repo=repo, is_adapter=is_adapter, notes=notes, **values)
+    return redacted(readme), redacted(values.get("config", ""))
 
 
 def _about_run(run: Run, steps: int | None) -> dict[str, Any]:
-    """Return the card's values about the run, up to the checkpoint after this many steps."""
     manifest = run.started_manifest()
     # -1 is the evaluation before training
     lines = [line for step, line in run.steps() if step >= -1 and (steps is None or step < steps)]
@@ -199,7 +186,6 @@ def _adapter_row(config: Mapping[str, Any]) -> str:
 
 
 def _held_out(lines: Sequence[Record]) -> str:
-    """Return every held-out rate with its interval, at the first and the last evaluation, as a table."""
     evaluated = [line for line in lines if any(key.endswith(CI_LOW) for key in line)]
     if not evaluated:
         return ""
@@ -224,19 +210,17 @@ def _rate(line: Record, stem: str) -> str:
 
 
 def _curves(lines: Sequence[Record]) -> str:
-    """Return a sample of the steps, the last one included, as a table."""
     steps = [line for line in lines if line.get("step", -1) >= 0]
     names = [name for name in CURVES if any(name in line for line in steps)]
     if not names:
         return ""
     shown = steps[:: math.ceil(len(steps) / MOST_ROWS)]
     shown += [] if shown[-1] is steps[-1] else [steps[-1]]
-    rows = [(str(line["step"]), *(_number(line.get(name)) for name in names)) for line in shown]
+    values = ((line["step"], *(line.get(name) for name in names)) for line in shown)
+    rows = [
+        tuple(f"{v:.3g}" if isinstance(v, float) else str(v if v is not None else "") for v in row) for row in values
+    ]
     return _table(("step", *(CURVES[name] for name in names)), rows)
-
-
-def _number(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -45,12 +45,13 @@ Examples:
 \b
 Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 """
+FIELDS = ("prompt", "messages", "question", "problem")
+TABLES = (".json", ".csv", ".parquet")  # which the source `files` reads
+Prompt = str | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Options of sampling and of the written lines."""
-
     samples: int
     greedy: bool
     seed: int
@@ -73,11 +74,11 @@ class Wanted:
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the completions.")
-@click.option("--raw", is_flag=True, help="Give the model each prompt as it stands, without chat template.")
+@click.option("--raw", is_flag=True, help="Give the model each prompt verbatim, without chat template.")
 @click.option("--tokens", is_flag=True, help="Write token ids too.")
 @click.option("--logprobs", is_flag=True, help="Write the log-probability of each token too.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write here; goes on where it was stopped."
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write here; continues where it was stopped."
 )
 @click.pass_obj
 def command(
@@ -92,9 +93,9 @@ def command(
 ) -> None:
     """Sample completions of every prompt in FILE from SUBJECT: a run, an adapter, or a model.
 
-    Prompts are rendered as in training. Temperature, token limit and all else are those of the run, and keys of the
-    configuration are flags here as anywhere: --temperature 0.7, --max-tokens 64. Each line of the output is an object
-    with the prompt and its completions."""
+    Prompts are rendered as in training. Temperature, token limit and all else come from the run; keys of the
+    configuration are flags: --temperature 0.7, --max-tokens 64. Each line of the output is an object with the prompt
+    and its completions."""
     policy = find_subject(subject, checkpoint)
     prompts = read_prompts(file, subject_config(policy, plugins, overrides).config, plugins)
     with opened(policy, plugins, overrides) as source:
@@ -141,8 +142,6 @@ def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: 
 
 
 class _Lines:
-    """Collects the completions of each prompt and writes its line once it has them all."""
-
     def __init__(
         self, source: Opened, prompts: Sequence[Prompt], wanted: Wanted, settings: str, target: IO[str]
     ) -> None:
@@ -152,7 +151,6 @@ class _Lines:
         self._written: set[int] = set()
 
     def take(self, number: int, index: int, sample: Sample) -> None:
-        """Add a completion of a prompt; a repeated one is ignored."""
         if number in self._written:
             return
         group = self._samples.setdefault(number, {})
@@ -206,11 +204,6 @@ def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
     return done
 
 
-FIELDS = ("prompt", "messages", "question", "problem")
-TABLES = (".json", ".csv", ".parquet")  # which the source `files` reads
-Prompt = str | Sequence[Mapping[str, Any]]
-
-
 def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
     """Read the prompts of a file, or of stdin for `-`; ConfigError names a line without one.
 
@@ -252,7 +245,6 @@ def prompts_of(entries: Iterable[tuple[str, Any]], config: Config) -> list[Promp
 
 
 def _prompt(row: Any, where: str, wanted: Mapping[str, str], known: Sequence[str], chats: str) -> Prompt:
-    """Return the prompt of a row; in the column `chats` the last message may be the answer, as in training."""
     names, entry = [*wanted.values()] or known, row
     if isinstance(row, Mapping):
         for path, key in wanted.items():

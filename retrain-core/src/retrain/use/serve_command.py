@@ -40,14 +40,14 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM; 1 failed; 2 usage or configuration e
 @subject_argument()
 @overrides_argument()
 @checkpoint_option()
-@click.option("--name", default="", help="Of the model in requests; default: that of the folder or the hub id.")
+@click.option("--name", default="", help="Of the model in requests; default: name of the folder, or hub id.")
 @click.option(
     "--adapter", "adapters", metavar="NAME=SUBJECT", multiple=True, help="Another one on the same base; again."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--token", envvar="RETRAIN_SERVE_TOKEN", help="What clients must send; default: a random one, printed.")
-@click.option("--no-token", is_flag=True, help="Let everybody in who can reach the address.")
+@click.option("--token", envvar="RETRAIN_SERVE_TOKEN", help="That clients must send; default: a random one, printed.")
+@click.option("--no-token", is_flag=True, help="Admit every client that can reach the address.")
 @click.pass_obj
 def command(
     plugins: Plugins,
@@ -103,7 +103,7 @@ def _serve(
         with suppress(ValueError):
             is_loopback = ipaddress.ip_address(host).is_loopback
         if no_token and not is_loopback:
-            click.echo("warning: everybody who can reach this address may use it", err=True)
+            click.echo("warning: every client that can reach this address may use it", err=True)
         stop.take_over()
         try:
             batcher.run(stop.is_set)
@@ -112,9 +112,8 @@ def _serve(
 
 
 def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Path | None]:
-    """Return the checkpoints by name: the subject, the others, and the base."""
     folder = policy.run or policy.folder or Path(policy.model)
-    own_name = folder.resolve().name if folder.is_dir() else policy.named  # a hub id or built-in name as it is
+    own_name = folder.resolve().name if folder.is_dir() else policy.named
     known = {name or own_name: policy.folder}
     for each in adapters:
         other_name, _, other = each.partition("=")
@@ -145,7 +144,6 @@ def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
 
 
 def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
-    """Print where the server engine serves the policy, and keep it there until a signal."""
     if others:
         what, fix = "a server engine holds one policy of a run", "load the others on the server itself"
         raise ConfigError(Problem(where="--adapter", what=what, fix=fix))
@@ -174,7 +172,6 @@ class _Stop(threading.Event):
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[_Stop]:
-    """End the block quietly on both signals; outside the main thread they do not arrive."""
     stop = _Stop()
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, stop.handle) for number in SIGNALS if is_main}

@@ -40,7 +40,6 @@ class WholeModel:
 
     @property
     def base(self) -> str:
-        """The model to write, or to merge the adapter into."""
         is_trained = self.subject.folder is not None and self.adapter is None
         return str(self.subject.folder) if is_trained else self.subject.model
 
@@ -96,7 +95,6 @@ class WholeModel:
 
 
 def fill_new(out: Path, fill: Callable[[Path], None]) -> None:
-    """Make the new folder `out`, complete at once; ConfigError when that is not possible."""
     refuse_existing(out)
     try:
         write_folder(out, fill)
@@ -119,7 +117,6 @@ def refuse_existing(out: Path) -> None:
 
 
 def lines_of(whole: WholeModel, out: Path, written: ExportedModel) -> list[str]:
-    """Describe the files written, and how they compare with the trained model."""
     label, adapter = whole.subject.label, whole.adapter
     what = f"{label} merged into {whole.base}" if adapter else f"{label}: a whole model, nothing to merge"
     shown = [f"{what}: {out}", f"  {written.tensors} tensors in {written.dtype}, {written.num_bytes / MIB:,.1f} MiB"]

@@ -29,7 +29,7 @@ from retrain.records.reading import Record, damaged, read_records, table_of
 from retrain.records.record_names import METRICS
 from retrain.records.run import Run, SettingsKey, is_run, settings_key
 from retrain.records.runs.campaign_status import scan
-from retrain.records.runs.metric import HELD_OUT, shown, shown_difference
+from retrain.records.runs.curves import HELD_OUT, shown, shown_difference
 from retrain.records.runs.run_status import DONE, status_of_run
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.chain import ledger_folder, name_in
@@ -66,10 +66,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Past:
-    """N finished runs at the evaluations that the forecast run has had, and their last rates.
-
-    `others` counts the finished runs of another task, or evaluated after other steps.
-    """
+    """N finished runs at the evaluations of the forecast run, and their last rates; `others` do not match it."""
 
     curves_NK: Floats
     finals_N: Floats
@@ -119,11 +116,8 @@ def task_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
 FILE = "forecasts.jsonl"
 SAID, CAME_TRUE = "forecast", "came_true"
 WRONGLY_WITHDRAWN = 0.05
-_ABOUT = (("run", str), ("started", str), ("step", int), ("level", float))
-NEEDED: Mapping[str, tuple[tuple[str, type], ...]] = {
-    SAID: (*_ABOUT, ("low", float), ("high", float)),
-    CAME_TRUE: (*_ABOUT, ("held", bool)),
-}
+ABOUT: Mapping[str, type] = {"run": str, "started": str, "step": int, "level": float}
+NEEDED = {SAID: {**ABOUT, "low": float, "high": float}, CAME_TRUE: {**ABOUT, "held": bool}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +155,13 @@ def settle(home: Path) -> None:
     for said in records:
         if said.get("event") != SAID or _key(said) in known:
             continue
-        final = _final(home / str(said["run"]), str(said["started"]))
-        if final is not None:
-            held = said["low"] <= final <= said["high"]
-            kept = {name: said[name] for name in ("run", "started", "step", "level")}
-            new.append({"event": CAME_TRUE, "time": _now(), **kept, "rate": final, "held": held})
-            known.add(_key(said))
+        with suppress(ConfigError):
+            curve = read_curve(home / str(said["run"]))
+            if curve.is_done and str(curve.record.get("started")) == str(said["started"]):
+                final, kept = float(curve.rates_K[-1]), {name: said[name] for name in ABOUT}
+                held = said["low"] <= final <= said["high"]
+                new.append({"event": CAME_TRUE, "time": _now(), **kept, "rate": final, "held": held})
+                known.add(_key(said))
     _append(home, new)
 
 
@@ -179,40 +174,24 @@ def track(home: Path, level: float) -> Track:
     return Track(level=level, held=sum(firsts.values()), ended=len(firsts))
 
 
-def note(home: Path, run: Curve, said: Forecast, *, conditions: int, runs: int) -> None:
-    record = {
-        "event": SAID,
-        "time": _now(),
-        "run": name_in(home, run.folder),
-        "started": str(run.record.get("started")),
-        "step": run.steps[-1],
-        **asdict(said),
-        "conditions": conditions,
-        "runs": runs,
-    }
+def note(home: Path, run: Curve, said: Forecast, counts: Mapping[str, int]) -> None:
+    about = {"run": name_in(home, run.folder), "started": str(run.record.get("started")), "step": run.steps[-1]}
+    record = {"event": SAID, "time": _now(), **about, **asdict(said), **counts}
     if not any(each.get("event") == SAID and _key(each) == _key(record) for each in _read(home)):
         _append(home, [record])
 
 
-def _final(run: Path, started: str) -> float | None:
-    with suppress(ConfigError):
-        curve = read_curve(run)
-        if curve.is_done and str(curve.record.get("started")) == started:
-            return float(curve.rates_K[-1])
-    return None
-
-
 def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(record.get(name) for name in ("run", "started", "step", "level"))
+    return tuple(map(record.get, ABOUT))
 
 
 def _read(home: Path) -> list[Record]:
     file = home / FILE
     found = []
     for number, record in read_records(file) if file.is_file() else ():
-        needed = NEEDED.get(str(record.get("event")), ())
-        if not all(isinstance(record.get(name), kind) for name, kind in needed):
-            raise damaged(f"{file}:{number}", "the line is no forecast, nor what came true")
+        needed = NEEDED.get(str(record.get("event")), {})
+        if not all(isinstance(record.get(name), kind) for name, kind in needed.items()):
+            raise damaged(f"{file}:{number}", "the line is neither a forecast nor its outcome")
         found.append(record)
     return found
 
@@ -226,15 +205,6 @@ def _append(home: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """Forecasts of the past runs themselves, each from the runs of all other conditions."""
-
-    held: int
-    runs: int
-    mean_width: float
 
 
 def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool) -> None:
@@ -254,15 +224,23 @@ def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool
         _print(data | {"rate": rate}, sentences, as_json=as_json)
         return
     if so_far.is_withdrawn:
-        raise _withdrawn(so_far, home)
+        what = f"forecasts of {100 * level:g} % are withdrawn: {so_far.held} of {so_far.ended} intervals held"
+        why = f"the chance of so few, if the promise were kept, is {100 * WRONGLY_WITHDRAWN:g} % at most"
+        fix = "these runs differ from those before them; forecast from other runs, in a separate folder"
+        raise ConfigError(Problem(where=str(home / FILE), what=what, why=why, fix=fix))
     past = find_past(curve, among or home)
-    _refuse_few(past, level, among or home)
+    needed, known = needed_conditions(level), len(set(past.conditions))
+    if known < max(2, needed):
+        what = f"{known} conditions have finished runs of this model, data, evaluation and number of steps"
+        why = f"a {100 * level:g} % interval needs {needed}; {past.others} finished runs do not match"
+        fix = f"finish runs of {needed - known} more conditions, lower --level, or name other runs: --among FOLDER"
+        raise ConfigError(Problem(where=str(among or home), what=what, why=why, fix=fix))
     said = within_range(forecast(past.curves_NK, past.finals_N, past.conditions, curve.rates_K, level=level))
-    note(home, curve, said, conditions=len(set(past.conditions)), runs=len(past.finals_N))
+    counts = {"conditions": known, "runs": len(past.finals_N)}
+    note(home, curve, said, counts)
     check = checked(past, level)
-    counts = {"runs": len(past.finals_N), "conditions": len(set(past.conditions))}
     counts["same_condition"] = past.conditions.count(curve.condition)
-    found = {"point": said.point, "interval": [said.low, said.high], "check": asdict(check) if check else None}
+    found = {"point": said.point, "interval": [said.low, said.high], "check": check}
     sentences = forecast_sentences(curve, past, said, check, so_far)
     _print({**data, **found, **counts, "rate": None}, sentences, as_json=as_json)
 
@@ -278,16 +256,18 @@ def within_range(said: Forecast) -> Forecast:
     return replace(said, point=point, low=low, high=high)
 
 
-def checked(past: Past, level: float) -> Check | None:
+def checked(past: Past, level: float) -> dict[str, float] | None:
     """Forecast every past run from the other conditions; None when those are too few for a finite interval."""
     if len(set(past.conditions)) <= needed_conditions(level):
         return None
     found = [within_range(each) for each in left_out(past.curves_NK, past.finals_N, past.conditions, level=level)]
     held = sum(bool(each.low <= final <= each.high) for each, final in zip(found, past.finals_N, strict=True))
-    return Check(held=held, runs=len(found), mean_width=float(np.mean([each.high - each.low for each in found])))
+    return {"held": held, "runs": len(found), "mean_width": float(np.mean([each.high - each.low for each in found]))}
 
 
-def forecast_sentences(run: Curve, past: Past, said: Forecast, check: Check | None, so_far: Track) -> list[str]:
+def forecast_sentences(
+    run: Curve, past: Past, said: Forecast, check: Mapping[str, float] | None, so_far: Track
+) -> list[str]:
     percent = f"{100 * said.level:g} %"
     lines = [
         f"Held-out rate after {run.max_steps} steps, forecast after {run.steps[-1]}: {shown(said.point, HELD_OUT)} "
@@ -298,35 +278,16 @@ def forecast_sentences(run: Curve, past: Past, said: Forecast, check: Check | No
     if same := past.conditions.count(run.condition):
         lines.append(f"{same} of them have this run's settings: for another seed of those the interval is too wide.")
     if check:
-        width = shown_difference(check.mean_width, HELD_OUT, signed=False)
+        held, width = check["held"], shown_difference(check["mean_width"], HELD_OUT, signed=False)
         lines.append(
-            f"Had each of those runs been forecast from the other conditions, {check.held} of {check.runs} intervals "
+            f"Had each of those runs been forecast from the other conditions, {held} of {check['runs']} intervals "
             f"would have held, at a mean width of {width}."
         )
     lines += _fared(so_far)
-    lines.append("It stops nothing: a planned run goes on to its end, since a verdict needs every run.")
+    lines.append("It stops nothing: a planned run continues to its end, since a verdict needs every run.")
     return lines
 
 
 def _fared(so_far: Track) -> list[str]:
     told = f"Of {so_far.ended} runs forecast here that have ended, the interval held for {so_far.held}."
     return [told] if so_far.ended else []
-
-
-def _refuse_few(past: Past, level: float, among: Path) -> None:
-    needed, there = needed_conditions(level), len(set(past.conditions))
-    if there >= max(2, needed):
-        return
-    more = f"; {past.others} finished runs are of another task, or were evaluated after other steps"
-    what = f"{there} conditions have finished runs of this model, data, evaluation and number of steps"
-    what += more if past.others else ""
-    why = f"a {100 * level:g} % interval needs {needed}: with fewer it would be everything"
-    fix = f"finish runs of {needed - there} more conditions, lower --level, or look elsewhere: --among FOLDER"
-    raise ConfigError(Problem(where=str(among), what=what, why=why, fix=fix))
-
-
-def _withdrawn(so_far: Track, home: Path) -> ConfigError:
-    what = f"forecasts of {100 * so_far.level:g} % are withdrawn: {so_far.held} of {so_far.ended} intervals held"
-    why = f"if the promise were kept, the chance of ever seeing so few would be {100 * WRONGLY_WITHDRAWN:g} % at most"
-    fix = "these runs are not like those before them; forecast from other runs, in a folder of their own"
-    return ConfigError(Problem(where=str(home / "forecasts.jsonl"), what=what, why=why, fix=fix))

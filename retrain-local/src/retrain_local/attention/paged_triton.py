@@ -2,7 +2,7 @@
 
 A read is flash decoding: every program handles one row, one key head with all its query heads, and one stretch of the
 row's keys; a second kernel joins the stretches. Lengths and block tables are read on the device and the grid depends on
-the number of rows alone, so that a captured CUDA graph stays right while rows grow.
+the number of rows only, so that a captured CUDA graph stays right while rows grow.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from retrain_local.attention.pages import LARGEST, PagedKernels, Pages, key_stretches
 from retrain_local.decoder import Scores
+from retrain_local.devices.kernel_trials import on_device_of
 
 TILE_HEADS = 16  # the least number of rows that a tensor core multiplies
 TILE_BYTES = 2**14  # of keys, as much of values, loaded while those before are worked on
@@ -66,7 +67,6 @@ class TritonPages(PagedKernels):
         return out_BHD
 
     def write(self, keys_NKD: Tensor, values_NKD: Tensor, pages: Pages, slots_N: Tensor) -> None:
-        """As defined, in one launch for both."""
         keys, values = pages.keys, pages.values
         tokens, kv_heads, size = keys_NKD.shape
         value_size = values_NKD.shape[2]
@@ -92,7 +92,6 @@ class TritonPages(PagedKernels):
 
 
 def _sizes(group: int, size: int, value_size: int, element_bytes: int) -> dict[str, int]:
-    """Those of a head, and of what a program works on at a time: `TILE_BYTES` of keys."""
     tile_size, tile_value = (max(16, triton.next_power_of_2(x)) for x in (size, value_size))
     return {
         "GROUP": group,
@@ -106,18 +105,13 @@ def _sizes(group: int, size: int, value_size: int, element_bytes: int) -> dict[s
 
 
 def _tensors(pages: Pages) -> list[Tensor]:
-    """Keys, values and their scales; the pools themselves stand for scales that are not there."""
+    """Return keys, values and their scales; a pool takes the place of missing scales."""
     scales = [pool if found is None else found for pool, found in pages.sides]
     return [pages.keys, pages.values, *scales]
 
 
 def _last_dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def on_device_of(x: Tensor) -> torch.cuda.device:
-    """Triton launches on the current device, whatever its arguments are on; -1 = leave it (the interpreter)."""
-    return torch.cuda.device(x.device if x.is_cuda else -1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -255,7 +249,7 @@ def join(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     TILE_VALUE: tl.constexpr,
 ):
-    # parts are averages over a stretch; what they weigh is the logarithm in `sums`, -inf for an empty one
+    # parts are averages over a stretch; their weight is the logarithm in `sums`, -inf for an empty one
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, TILE_VALUE)

@@ -1,4 +1,4 @@
-"""Paged keys and values, and the kernels over them; there are none for CPUs."""
+"""Paged keys and values, and the kernels over them; CPUs do not have them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retrain_local.attention.padded import dense_attention
+from retrain_local.attention.packed import dense_attention
 from retrain_local.decoder import Scores
 
 STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}  # `kv_cache_dtype`; auto: the model's
@@ -31,15 +31,11 @@ class Pages:
 
     @property
     def sides(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
-        """Keys and values, each with its scales."""
         return (self.keys, self.key_scales), (self.values, self.value_scales)
 
 
 class PagedKernels:
-    """Writes to and reads from a layer's pages. This is the definition: in fp32, and it waits for the device.
-
-    Kernels do not wait, and their launches depend on shapes only, so that both can be recorded in a CUDA graph.
-    """
+    """The definition that kernels agree with, in fp32; unlike it they never wait for the device (CUDA graphs)."""
 
     def write(self, keys_NKD: Tensor, values_NKD: Tensor, pages: Pages, slots_N: Tensor) -> None:
         """Write the keys and values of N tokens to their slots (int64); several may share a slot that is never read."""
@@ -54,10 +50,7 @@ class PagedKernels:
             as_bytes(pool).flatten(0, 1)[slots_N] = as_bytes(cells.to(pool.dtype))
 
     def read(self, queries_BHD: Tensor, pages: Pages, tables_BM: Tensor, lengths_B: Tensor, scores: Scores) -> Tensor:
-        """Attention output of the newest token of each row, [B, heads, value_size]; zeros where the length is 0.
-
-        `lengths_B` (int32) keys are seen, the first of its blocks `tables_BM` (int32).
-        """
+        """Attend to `lengths_B` (int32) keys in the blocks `tables_BM` (int32): [B, heads, value_size], 0 without."""
         most = tables_BM.shape[1] * pages.keys.shape[1]
         gathered = []
         for queries_HD, table_M, length in zip(queries_BHD.float(), tables_BM.long(), lengths_B.tolist(), strict=True):
@@ -66,35 +59,31 @@ class PagedKernels:
                 gathered.append(queries_HD.new_zeros(len(queries_HD), pages.values.shape[-1]))
                 continue
             first = max(0, length - (scores.window or length))
-            keys, values = (
-                _read(*side, table_M).flatten(0, 1)[first:length].transpose(0, 1)[None] for side in pages.sides
-            )
+            states = []
+            for pool, scales in pages.sides:
+                cells = as_bytes(pool)[table_M].view(pool.dtype).float()
+                cells = cells if scales is None else cells * scales[table_M][..., None]
+                states.append(cells.flatten(0, 1)[first:length].transpose(0, 1)[None])
+            keys, values = states
             gathered.append(dense_attention(queries_HD[None, :, None], keys, values, None, scores)[0, :, 0])
         return torch.stack(gathered).to(queries_BHD.dtype)
 
 
-def _read(pool: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
-    cells = as_bytes(pool)[blocks].view(pool.dtype).float()
-    return cells if scales is None else cells * scales[blocks][..., None]
-
-
 def key_stretches(programs: int, heads: int, max_keys: int) -> int:
-    """Stretches, a power of two, into which the keys of each of `heads` (rows x key heads) are cut for `programs`.
+    """Return the number of stretches, a power of two, for the keys of each of `heads` (rows x key heads).
 
-    Two stretches cost a second launch per layer, which joins them, so the ratio is rounded to the nearest power rather
-    than up: an H100 asks for 8 x 132 = 1,056 programs, and 128 rows of 8 key heads fill 1,024 of them uncut. No stretch
-    is meant for fewer than 128 keys.
+    Two stretches cost a second launch per layer to join them, so the ratio is rounded to the nearest power, not up: an
+    H100 takes 8 x 132 = 1,056 `programs`, and 128 rows of 8 key heads fill 1,024 of them uncut.
     """
     wanted = 1 << round(math.log2(max(1.0, programs / heads)))
     return max(1, min(wanted, MAX_STRETCHES, (1 << max(0, max_keys - 1).bit_length()) // SHORTEST_STRETCH))
 
 
 def as_bytes(stored: Tensor) -> Tensor:
-    """8-bit numbers viewed as integers, others unchanged: not every device can fill, index or move 8-bit floats."""
+    """View 8-bit numbers as integers: not every device can fill, index or move 8-bit floats."""
     return stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
 
 
 def zeros(size: tuple[int, ...], stored: torch.dtype, device: torch.device) -> Tensor:
-    """An empty pool."""
     filled = torch.int8 if stored.itemsize == 1 else stored
     return torch.zeros(size, dtype=filled, device=device).view(stored)

@@ -1,28 +1,28 @@
-"""Selects the attention kernels for a device by `[inference] attention_kernel`."""
+"""The attention kernels of `[inference] attention_kernel`, each compared with plain PyTorch before it is used."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from retrain.api import Config, ConfigError, Problem
 from retrain_local.attention import varlen
-from retrain_local.attention.kernel_check import packed_fault, paged_fault
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.pages import STORED, PagedKernels
-from retrain_local.attention.spans import Spans
-from retrain_local.decoder import Attend, Shape
+from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
+from retrain_local.attention.pages import STORED, PagedKernels, Pages, zeros
+from retrain_local.decoder import Attend, Scores, Shape
+from retrain_local.devices.kernel_trials import difference, first_fault
 
 log = logging.getLogger("retrain")
 T = TypeVar("T")
 KEY = "inference.attention_kernel"
-MakeAttend = Callable[[Spans, torch.device], Attend]
 LARGEST_GROUP = 64  # query heads per key head that one Triton program can hold
 FA4 = "flash_attn.cute.interface"  # what PyTorch itself looks for
 
@@ -42,11 +42,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where attention is computed, on what; `stored` is what the pool of keys and values holds.
-
-    `exact`: the same bits every time. It needs PyTorch's process-wide deterministic mode for the length of a call, and
-    has to be False where another thread uses PyTorch.
-    """
+    """A device and the numbers that attention computes with there; `stored`: dtype of the pool, `exact`: same bits."""
 
     device: torch.device
     dtype: torch.dtype
@@ -58,19 +54,15 @@ class Site:
 def kernels_for(
     config: Config, device: torch.device, dtype: torch.dtype, shape: Shape, *, exact: bool = True
 ) -> Kernels:
-    """The kernels that `attention_kernel` names, each checked on small cases on this device before it is used.
-
-    `default` takes the best available kernel, or plain PyTorch, with a warning if one should have worked; any other
-    name is honoured, or refused with a ConfigError that gives the reason.
-    """
+    """Return the kernels that `attention_kernel` names, or for `default` the best ones; ConfigError if unavailable."""
     name = config.value(KEY, "default")
     stored = STORED.get(config.inference.kv_cache_dtype, dtype)
     site = Site(device=device, dtype=dtype, shape=shape, stored=stored, exact=exact)
-    asked = {"flash": _flash, "cutlass": _cutlass}
+    required = {"flash": _flash, "cutlass": _cutlass}
     try:
         if name == "tk":
             raise _RefusedError("ThunderKittens has no release to install, so its attention is not served")
-        packed = asked[name](site) if name in asked else _at_hand("flash", _flash, site) or PaddedAttend
+        packed = required[name](site) if name in required else _at_hand("flash", _flash, site) or PaddedAttend
         paged = _triton(site) if name == "triton" else _at_hand("triton", _triton, site)
     except _RefusedError as refused:
         what, why = f"attention_kernel = {name!r} is refused on {device}", str(refused)
@@ -80,11 +72,11 @@ def kernels_for(
 
 
 class _RefusedError(Exception):
-    """Why a kernel is unavailable."""
+    """A kernel is unavailable."""
 
 
 class _WrongError(_RefusedError):
-    """A kernel that should work here, but does not."""
+    """A kernel has a fault, though this device supports it."""
 
 
 def _at_hand(name: str, get: Callable[[Site], T], site: Site) -> T | None:
@@ -102,7 +94,10 @@ def _flash(site: Site) -> MakeAttend:
         raise _RefusedError(refusal)
     if site.dtype not in varlen.DTYPES:
         raise _RefusedError(f"flash attention computes in 16 bits, the model is {site.dtype}")
-    return _proven(partial(varlen.VarlenAttend, exact=site.exact), site)
+    make = partial(varlen.VarlenAttend, exact=site.exact)
+    if fault := packed_fault(make, site.shape, site.device, site.dtype):
+        raise _WrongError(fault)
+    return make
 
 
 def _triton(site: Site) -> PagedKernels:
@@ -125,10 +120,14 @@ def _triton(site: Site) -> PagedKernels:
 
 
 def _cutlass(site: Site) -> MakeAttend:
-    """Flash attention 4, written in CUTLASS's Python, takes the place of the kernel behind `varlen_attn`."""
-    _need_cuda(site, (9, 0), "flash attention 4, which is what PyTorch has of CUTLASS's Python,")
-    if not _is_installed(FA4):
-        raise _RefusedError(f"looked for the module {FA4}, of the package flash-attn-4: it is not installed")
+    """Put flash attention 4, written in CUTLASS's Python, in place of the kernel behind `varlen_attn`."""
+    _need_cuda(site, (9, 0), "flash attention 4")
+    try:
+        is_installed = find_spec(FA4) is not None
+    except ImportError:  # a parent package that is not installed
+        is_installed = False
+    if not is_installed:
+        raise _RefusedError(f"the module {FA4}, of the package flash-attn-4, is not installed")
     from torch.nn import attention
 
     if not hasattr(attention, "activate_flash_attention_impl"):
@@ -144,12 +143,6 @@ def _cutlass(site: Site) -> MakeAttend:
         raise
 
 
-def _proven(make: MakeAttend, site: Site) -> MakeAttend:
-    if fault := packed_fault(make, site.shape, site.device, site.dtype):
-        raise _WrongError(fault)
-    return make
-
-
 def _need_cuda(site: Site, least: tuple[int, int], what: str) -> None:
     if site.device.type != "cuda":
         raise _RefusedError(f"{what} needs CUDA, this is {site.device.type!r}")
@@ -159,8 +152,76 @@ def _need_cuda(site: Site, least: tuple[int, int], what: str) -> None:
         raise _RefusedError(f"{what} needs compute capability {wanted}, this GPU has {has}")
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ImportError:  # a parent package that is not installed
-        return False
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest element
+TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}  # half a unit in the last place, plus the rounding of bf16
+CASE = Spans(lengths=(40, 1, 19, 130, 3, 5), prefixes=(-1, 0, 0, -1, 3, 3))
+ROW_LENGTHS = 1, 16, 45, 300, 0
+BLOCK_SIZE = 16
+WINDOWS = None, 7
+
+
+def packed_fault(make: MakeAttend, shape: Shape, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return where outputs and gradients differ from `PaddedAttend`; None if they agree."""
+    return first_fault(_packed_faults(make, shape, device, dtype))
+
+
+def paged_fault(
+    kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
+) -> str | None:
+    """Return where these kernels differ from the definition over a pool of `stored`; None if they agree."""
+    return first_fault(_paged_faults(kernels, shape, device, dtype, stored))
+
+
+def _packed_faults(make: MakeAttend, shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[str]:
+    for window in WINDOWS:
+        scores = Scores(scale=shape.head_size**-0.5, window=window)
+        got, wanted = (
+            _differentiated(maker(CASE, device), shape, device, dtype, scores) for maker in (make, PaddedAttend)
+        )
+        for name, one, other in zip(("output", "dq", "dk", "dv"), got, wanted, strict=True):
+            yield from difference(name, one, other, TOLERANCE[dtype])
+
+
+def _differentiated(
+    attend: Attend, shape: Shape, device: torch.device, dtype: torch.dtype, scores: Scores
+) -> tuple[Tensor, ...]:
+    tokens = CASE.num_tokens
+    sizes = (shape.heads, shape.head_size), (shape.kv_heads, shape.head_size), (shape.kv_heads, shape.value_size)
+    inputs = [_numbers((tokens, *size), dtype, device, at).requires_grad_() for at, size in enumerate(sizes)]
+    queries_NHD, keys_NKD, values_NKD = inputs
+    with torch.enable_grad():
+        out = attend(0, queries_NHD, keys_NKD, values_NKD, scores)
+        weighed = (out.float() * _numbers((tokens, shape.heads, shape.value_size), torch.float32, device, 3)).sum()
+        return out.detach(), *torch.autograd.grad(weighed, inputs)
+
+
+def _paged_faults(
+    kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
+) -> Iterator[str]:
+    blocks = [-(-length // BLOCK_SIZE) for length in ROW_LENGTHS]
+    table = 1 + torch.arange(sum(blocks), dtype=torch.int32).flip(0)  # block 0 is scratch
+    tables_BM = torch.nn.utils.rnn.pad_sequence(list(table.split(blocks)), batch_first=True).to(device)
+    lengths_B = torch.tensor(ROW_LENGTHS, dtype=torch.int32, device=device)
+    cells = 1 + sum(blocks), BLOCK_SIZE, shape.kv_heads
+    new_keys, new_values = (
+        _numbers((math.prod(cells[:2]), shape.kv_heads, size), dtype, device, at)
+        for at, size in enumerate((shape.head_size, shape.value_size))
+    )
+    pools = (zeros((*cells, new.shape[2]), stored, device) for new in (new_keys, new_values))
+    pages = Pages(*pools, *(torch.zeros(cells, device=device) for _ in range(2) if stored.itemsize == 1))
+    kernels.write(new_keys, new_values, pages, torch.arange(len(new_keys), device=device))
+    for name, new, (pool, scales) in zip(("keys", "values"), (new_keys, new_values), pages.sides, strict=True):
+        found = pool.float() if scales is None else pool.float() * scales[..., None]
+        yield from difference(f"stored {name}", found.flatten(0, 1), new, TOLERANCE[stored])
+    queries_BHD = _numbers((len(ROW_LENGTHS), shape.heads, shape.head_size), dtype, device, 2)
+    for window in WINDOWS:
+        scores = Scores(scale=shape.head_size**-0.5, window=window)
+        got, wanted = (one.read(queries_BHD, pages, tables_BM, lengths_B, scores) for one in (kernels, PagedKernels()))
+        yield from difference("output", got, wanted, TOLERANCE[dtype])
+
+
+def _numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    """Return random numbers between -1 and 1, equal on every device."""
+    # Numbers of a formula cancel in the sums over heads and tokens: in 16 bits rounding was most of a gradient.
+    random = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (2 * random - 1).to(device, dtype)

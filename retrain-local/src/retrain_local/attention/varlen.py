@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.attention.ordered import Picks
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Picks, Spans
 from retrain_local.decoder import Scores
-from retrain_local.devices.torch_modes import deterministic
+from retrain_local.devices.torch_devices import deterministic
 
 DTYPES = torch.float16, torch.bfloat16
 LARGEST_HEAD = 256
@@ -27,12 +25,12 @@ BACKWARD_TAKES += ["is_causal", "rng_state", "scale", "window_size"]
 
 
 class Rows:
-    """R rows of queries and of keys, each packed: the last query of a row is at the position of its last key."""
+    """Packed rows of queries and of keys; the last query of a row is at the position of its last key."""
 
     def __init__(self, new_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device) -> None:
         self.query_ends = _ends(new_lengths, device)
         self.key_ends = _ends(key_lengths, device)
-        # with one query per row the kernel stores what the backward pass needs in another order
+        # with one query per row the kernel stores the numbers for the backward pass in another order
         self.max_queries = max(2, *new_lengths)
         self.max_keys = max(2, *key_lengths)
 
@@ -40,10 +38,8 @@ class Rows:
 class VarlenAttend:
     """`Attend` over the segments of one packed row; differentiable, and the same bits every time if `exact`.
 
-    Keys and values of a prefix are repeated for each segment that continues it; where each stands is worked out once
-    and serves every layer. Layers that flash attention cannot compute (fp32, soft-capped scores, sinks) go through
-    `PaddedAttend`. `exact` makes PyTorch's deterministic mode hold for the length of a backward call, in the whole
-    process: it has to be off while another thread uses PyTorch.
+    Layers that flash attention cannot compute (fp32, soft-capped scores, sinks) go through `PaddedAttend`. `exact`
+    turns on PyTorch's process-wide deterministic mode in a backward call, so no other thread may use PyTorch.
     """
 
     def __init__(self, spans: Spans, device: torch.device, *, exact: bool = True) -> None:
@@ -64,7 +60,7 @@ class VarlenAttend:
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why `varlen_attn` cannot be used on this device; None if it can."""
+    """Return why `varlen_attn` cannot be used on this device; None if it can."""
     if device.type != "cuda":
         return f"flash attention runs on CUDA, not on {device.type!r}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -81,7 +77,7 @@ def refusal(device: torch.device) -> str | None:
 
 
 def flash_computes(queries_NHD: Tensor, values_NKD: Tensor, scores: Scores) -> bool:
-    """Whether flash attention supports the dtype, sizes and scores of a layer."""
+    """True if flash attention supports the dtype, sizes and scores of a layer."""
     size = queries_NHD.shape[2]
     fits = size % 8 == 0 and size <= LARGEST_HEAD and size == values_NKD.shape[2]
     return fits and queries_NHD.dtype in DTYPES and scores.softcap is None and scores.sinks_H is None
@@ -90,7 +86,7 @@ def flash_computes(queries_NHD: Tensor, values_NKD: Tensor, scores: Scores) -> b
 def attend_rows(
     queries_NHD: Tensor, keys_MKD: Tensor, values_MKD: Tensor, rows: Rows, scores: Scores, *, exact: bool = True
 ) -> Tensor:
-    """Causal attention within each row, [N, heads, size]; see `flash_computes`."""
+    """Return causal attention within each row, [N, heads, size], for layers that `flash_computes`."""
     # a window of w keys includes the query's own, so w - 1 keys to its left
     window = (-1 if scores.window is None else scores.window - 1, 0)
     out: Tensor = _Flash.apply(queries_NHD, keys_MKD, values_MKD, rows, scores.scale, window, exact)
@@ -99,7 +95,7 @@ def attend_rows(
 
 @functools.cache
 def _options() -> dict[str, Any]:
-    """The argument with which this version enables grouped heads; earlier ones infer them from the shapes."""
+    # earlier versions of PyTorch infer grouped heads from the shapes
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -154,15 +150,14 @@ class _Flash(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _deterministic(wanted: bool) -> AbstractContextManager[None]:
-    """Flash attention's backward pass sums in a fixed order in PyTorch's deterministic mode."""
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()  # warn-only mode does not fix the order
+    # flash attention's backward pass sums in a fixed order in PyTorch's deterministic mode, unless that only warns
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     if not wanted or (torch.are_deterministic_algorithms_enabled() and not warns):
         return nullcontext()
     return deterministic(warn_only=False)
 
 
 def _copies(spans: Spans, device: torch.device) -> Picks:
-    """The keys of a packed row when every segment is preceded by its own copy of its prefix."""
     starts = spans.starts
     index: list[np.ndarray] = []
     for segment, prefix in enumerate(spans.prefixes):

@@ -1,4 +1,4 @@
 """The devices of a run: which sample and which train, threads and determinism, and sums over ranks.
 
-Begin with `choose.py`. The processes of ranks are in `retrain_local.ranks`.
+Begin with `torch_devices.py`. The processes of ranks are in `retrain_local.ranks`.
 """

@@ -1,9 +1,9 @@
-"""The ranks of one policy as a rank sees them: what each has found, put together, and gradients summed."""
+"""The ranks of one policy as a rank sees them: results gathered, gradients summed, tensors whole or sharded."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, Config, Problem
-from retrain_local.devices.choose import Devices, parallel_mode
+from retrain_local.devices.torch_devices import Devices, parallel_mode
+from retrain_local.memory.sizes import runs
 
 T = TypeVar("T")
-TensorT = TypeVar("TensorT", bound=Tensor)
 BUCKET = 2**26  # numbers that are summed at a time: a copy of all gradients would be as large as the model
-TIMEOUT_S = 1800.0  # PyTorch's own: how long a rank waits for one that is alive and slow
+TIMEOUT_S = 1800.0  # PyTorch's own limit for waiting for a rank that is alive and slow
 
 
 class PeerFailedError(BackendError):
-    """Another rank failed, so this one could not go on; the failure of that rank is the one to report."""
+    """Another rank failed, so this one could not continue; the failure of that rank is the one to report."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(Problem(where=f"rank {rank}", what=text, fix="see the error of that rank"))
@@ -33,12 +33,12 @@ class PeerFailedError(BackendError):
 
 
 class Group:
-    """All ranks, this one being `rank` of `size`; here the one process of a run without ranks.
+    """All ranks; this one is `rank` of `size`. The base class is the one process of a run without ranks.
 
     Every rank calls the same methods in the same order.
-    `shards`: whether each rank holds a part of every trained weight, so that all must compute at the same time.
-    `is_broken`: this rank failed where the others cannot know it, so none can go on.
-    `mesh`: the device mesh of the shards, None without.
+    `shards`: each rank holds a part of every trained weight, so that all must compute at the same time.
+    `is_broken`: this rank failed where the others cannot know it, so no rank can continue.
+    `mesh`: the device mesh of the shards, if any.
     """
 
     rank = 0
@@ -48,12 +48,12 @@ class Group:
     mesh: Any = None
 
     def gathered(self, work: Callable[[], T]) -> list[T]:
-        """The results of `work` on each rank, in order; where it raises, all ranks raise and nothing is summed."""
+        """Return the results of `work` on each rank, in order; where it raises, all ranks raise."""
         return [work()]
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around work in which ranks compute together: an error that only this rank has breaks the group."""
+        """Surround work in which ranks compute together: an error on this rank only breaks the group."""
         yield
 
     def add(self, gradients: Sequence[Tensor]) -> None:
@@ -69,10 +69,9 @@ class _Failed:
 
 
 class ProcessGroup(Group):
-    """Ranks joined through `torch.distributed`: gloo for what is said, and for sums gloo on CPUs and NCCL on GPUs."""
+    """Ranks of `torch.distributed`: gloo for objects, and for sums gloo on CPUs and NCCL on GPUs; one per process."""
 
     def __init__(self, store: Any, *, rank: int, size: int, devices: Sequence[torch.device], shards: bool) -> None:
-        """`store` is the `TCPStore` of rank 0. BackendError where this process has a process group already."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -81,7 +80,7 @@ class ProcessGroup(Group):
         self.rank, self.size, self.shards = rank, size, shards
         timeout = timedelta(seconds=TIMEOUT_S)
         self.uses_gpus = devices[0].type == "cuda"
-        # NCCL takes a GPU once; gloo sums tensors of a GPU through the host
+        # NCCL accepts each GPU once; gloo sums tensors of a GPU through the host
         is_nccl = self.uses_gpus and len(set(devices)) == size
         given = {"rank": rank, "world_size": size, "store": store, "timeout": timeout}
         dist.init_process_group("nccl" if is_nccl else "gloo", **given)
@@ -96,7 +95,7 @@ class ProcessGroup(Group):
             self._agreed = error
             if self.is_broken:
                 raise
-            with suppress(RuntimeError):  # a rank that is gone: the error at hand is the one to report
+            with suppress(RuntimeError):  # if a rank is gone, this error is still the one to report
                 self._exchanged(_Failed(text=f"{type(error).__name__}: {error}"))
             raise
         found = self._exchanged(own)
@@ -115,24 +114,22 @@ class ProcessGroup(Group):
             raise
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """In buckets, each summed at once."""
         import torch.distributed as dist
 
-        for some in buckets(gradients, BUCKET):
+        for some in runs(gradients, BUCKET, Tensor.numel):
             flat = torch.cat([each.reshape(-1) for each in some])
             dist.all_reduce(flat)
             for each, total in zip(some, flat.split([each.numel() for each in some]), strict=True):
                 each.copy_(total.view_as(each))
 
     def abort(self) -> None:
-        """Give up what is waiting for a rank that is gone; gloo notices by itself, NCCL does not."""
+        """Abort operations that wait for a rank that is gone; gloo notices by itself, NCCL does not."""
         import torch.distributed as dist
 
         if dist.is_initialized() and dist.get_backend() == "nccl":
             dist.distributed_c10d._abort_process_group()
 
     def leave(self) -> None:
-        """Leave the group; safe to call twice."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -146,28 +143,13 @@ class ProcessGroup(Group):
         return found
 
 
-def buckets(tensors: Iterable[TensorT], most: int) -> Iterator[list[TensorT]]:
-    """Runs of tensors with at most `most` numbers, or one tensor that has more."""
-    some: list[TensorT] = []
-    numbers = 0
-    for each in tensors:
-        numbers += each.numel()
-        if some and numbers > most:
-            yield some
-            some, numbers = [], each.numel()
-        some.append(each)
-    if some:
-        yield some
-
-
 def join(store: Any, rank: int, devices: Devices, config: Config) -> ProcessGroup:
-    """The group of these devices' ranks, once all have called this."""
     shards = parallel_mode(config) == "fsdp"
     return ProcessGroup(store, rank=rank, size=len(devices.ranks), devices=devices.ranks, shards=shards)
 
 
 def open_store(port: int, *, is_master: bool) -> Any:
-    """The store through which ranks find each other on this machine; `port` 0 lets the system choose."""
+    """Open the store through which ranks find each other on this machine; `port` 0 lets the system choose."""
     from torch.distributed import TCPStore
 
     given = {"is_master": is_master, "wait_for_workers": False, "timeout": timedelta(seconds=TIMEOUT_S)}
@@ -175,6 +157,47 @@ def open_store(port: int, *, is_master: bool) -> Any:
 
 
 def torchrun_environment(rank: int, size: int, port: int) -> Mapping[str, str]:
-    """What torchrun sets for the processes that it starts on one machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {**os.environ, **{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": "127.0.0.1"}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, or all parts of a sharded one together; every rank calls it."""
+    gather = getattr(tensor, "full_tensor", None)
+    found: Tensor = tensor if gather is None else gather()
+    return found
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, or this rank's part of a sharded one, in the same memory."""
+    part = getattr(tensor, "to_local", None)
+    found: Tensor = tensor if part is None else part()
+    return found
+
+
+def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Return whole tensors by name, sharded ones in CPU memory; without `keep` only contribute this rank's parts."""
+    found = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if keep:
+            found[name] = full if full is tensor else full.cpu()
+    return found
+
+
+def like(parameter: Tensor, full: Tensor) -> Tensor:
+    """Move a whole tensor to the device of the parameter, and shard it in the same way; each rank has all numbers."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return full.to(parameter.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = parameter
+    found: Tensor = distribute_tensor(full.to(own_part(parameter).device), mesh, sharded.placements)
+    return found
+
+
+def put(target: Tensor, full: Tensor) -> None:
+    """Copy a whole tensor into a parameter, or this rank's part of it into its part."""
+    with torch.no_grad():
+        own_part(target.detach()).copy_(own_part(like(target, full)))

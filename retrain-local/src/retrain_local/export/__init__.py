@@ -1,1 +1,1 @@
-"""Whole models out of what was trained: merged weights as a folder of transformers, or as a GGUF file."""
+"""Whole models from trained weights: merged as a folder of transformers, or as a GGUF file."""

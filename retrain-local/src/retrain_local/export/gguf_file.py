@@ -1,14 +1,14 @@
-"""Writes merged weights as one GGUF file, for llama.cpp and what is built on it: the Llama family.
+"""Writes merged weights of the Llama family as one GGUF file, for llama.cpp and programs built on it.
 
-llama.cpp rotates pairs of neighbouring channels where transformers rotates channels half a head apart. Of its
-architecture `llama` the rows of queries and keys are therefore written in another order; those of `qwen2` and `qwen3`
-are not, whose heads it rotates as transformers does.
+llama.cpp rotates pairs of neighbouring channels, and transformers channels half a head apart. The rows of queries and
+keys of its architecture `llama` are therefore written in another order. It rotates `qwen2` and `qwen3` as transformers.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,34 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain_local.export.adapter_file import refusal
-from retrain_local.export.check import load
-from retrain_local.export.merged import MergedWeights, in_order
+from retrain_local.export.merged import MergedWeights, in_order, refusal
 from retrain_local.model.architecture import Architecture, read_architecture
 from retrain_local.model.model_files import Folder
 
 FILE = "model.gguf"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-WIDTHS = {
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "q8_0": torch.float16,
-}  # for sizes: upper bounds
+# for sizes: upper bounds
+WIDTHS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.float16}
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 CONVERTER = "convert_hf_to_gguf.py of llama.cpp, given a folder of --format transformers, may know it"
 
 
 def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> tuple[str, ...]:
-    """Write `model.gguf` into a folder, one tensor in memory at a time; matrices in `kind`, vectors in f32.
-
-    Returns notes for the user.
-    ConfigError for a model or a tokenizer that the format cannot hold, and without the package gguf.
-    """
+    """Write `model.gguf`, matrices in `kind`, vectors in f32; return notes. ConfigError where not possible."""
     architecture = _architecture(folder)
     if importlib.util.find_spec("gguf") is None:
         fix = 'pip install "retrain-local[gguf]"'
-        raise refusal("retrain export", "the package gguf, which writes GGUF, is missing", fix=fix)
+        raise refusal("retrain export", "the package gguf is missing", fix=fix)
     import gguf
 
     name = ARCHITECTURES[folder.document["model_type"]]
@@ -55,9 +45,14 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
         tensors = _tensors(weights, architecture, name)
         types = {gguf_name: _type_of(weights, own, kind) for gguf_name, (own, _) in tensors.items()}
         for gguf_name, (own, _) in tensors.items():
-            _announce(writer, gguf_name, weights.reader.shape(own), types[gguf_name])
-        frequencies = _frequency_factors(architecture)
-        if frequencies is not None:
+            shape, raw = weights.reader.shape(own), types[gguf_name]
+            num_bytes = math.prod(gguf.quant_shape_to_byte_shape(shape, raw))
+            writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=raw)
+        frequencies = None
+        if architecture.rotation.kind == "llama3":  # llama.cpp divides the frequencies by these
+            size, theta = architecture.head_size, architecture.rotation.theta
+            plain = theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+            frequencies = (plain / architecture.rotation.frequencies(size)[0]).numpy()
             writer.add_tensor_info("rope_freqs.weight", frequencies.shape, frequencies.dtype, frequencies.nbytes)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -73,16 +68,15 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
     return notes
 
 
-def read_back(out: Path, folder: Folder) -> Any:
-    """The model in the file as transformers reads it."""
+def read_options(folder: Folder) -> dict[str, Any]:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder.source.path, local_files_only=folder.source.offline)
-    if config.model_type == "mistral":  # GGUF calls it llama, which is the same without windows
+    if config.model_type == "mistral":  # GGUF calls it llama: the same without windows
         left_out = ("model_type", "architectures", "sliding_window")
         values = {key: value for key, value in config.to_dict().items() if key not in left_out}
         config = AutoConfig.for_model("llama", **values)
-    return load(str(out), folder, gguf_file=FILE, config=config)
+    return {"gguf_file": FILE, "config": config}
 
 
 def _architecture(folder: Folder) -> Architecture:
@@ -93,7 +87,7 @@ def _architecture(folder: Folder) -> Architecture:
         raise refusal(folder.name, f"GGUF is not written for {kind}", why=f"only for {served}", fix=CONVERTER)
     if any(window is not None and window < (found.context or 0) for window in found.windows):
         what = f"its {kind} layers see a window of {min(filter(None, found.windows))} tokens"
-        raise refusal(folder.name, what, why="GGUF has no place for that here", fix=CONVERTER)
+        raise refusal(folder.name, what, why="GGUF cannot store that", fix=CONVERTER)
     if found.rotation.kind not in ("default", "linear", "llama3", "yarn"):
         raise refusal(folder.name, f"GGUF is not written for rope_type {found.rotation.kind!r}", fix=CONVERTER)
     return found
@@ -126,7 +120,6 @@ def _add_sizes(writer: Any, a: Architecture, folder: Folder, kind: str) -> None:
 
 
 def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tuple[str, int | None]]:
-    """By name in the file: the name in the model, and the number of heads whose rows are to be arranged, if any."""
     import gguf
 
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
@@ -140,7 +133,7 @@ def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tu
         gguf_name = known.get_name(full, try_suffixes=(".weight", ".bias"))
         if gguf_name is None:
             if own.endswith("rotary_emb.inv_freq"):
-                continue  # of old files: computed from the configuration
+                continue  # in old files: computed from the configuration
             raise refusal(own, "GGUF has no name for this tensor", fix=CONVERTER)
         heads = {"q_proj": a.heads, "k_proj": a.kv_heads}.get(own.split(".")[-2]) if name == "llama" else None
         found[gguf_name] = own, heads
@@ -148,7 +141,7 @@ def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tu
 
 
 def _neighbouring(x: Tensor, heads: int) -> Tensor:
-    """Rows of each head from (first halves, second halves) to pairs of neighbours."""
+    """Reorder the rows of each head from (first halves, second halves) to pairs of neighbours."""
     return x.view(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
@@ -163,28 +156,8 @@ def _type_of(weights: MergedWeights, name: str, kind: str) -> Any:
     return gguf.GGMLQuantizationType[kind.upper()]
 
 
-def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: Any) -> None:
-    import gguf
-
-    plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}.get(kind)
-    if plain is None:
-        shape = gguf.quant_shape_to_byte_shape(shape, kind)
-    dtype = np.dtype(plain or np.uint8)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    writer.add_tensor_info(name, shape, dtype, num_bytes, raw_dtype=None if plain else kind)
-
-
-def _frequency_factors(a: Architecture) -> np.ndarray[Any, Any] | None:
-    """What llama.cpp divides the frequencies of Llama 3 by."""
-    if a.rotation.kind != "llama3":
-        return None
-    plain = a.rotation.theta ** (-torch.arange(0, a.head_size, 2, dtype=torch.float32) / a.head_size)
-    factors: np.ndarray[Any, Any] = (plain / a.rotation.frequencies(a.head_size)[0]).numpy()
-    return factors
-
-
 # llama.cpp knows pre-tokenizers by name only. These are the expressions of each one, as tokenizer.json spells them;
-# `Digits` stands for its part that sets digits apart, `ByteLevel` for that of GPT-2's own expression.
+# `Digits` is its step that separates digits, `ByteLevel` the one with GPT-2's expression.
 _ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS: dict[tuple[str, ...], str] = {
@@ -194,13 +167,11 @@ PRE_TOKENIZERS: dict[tuple[str, ...], str] = {
     (_ANY_CASE + r"\p{N}{1,3}" + _REST,): "llama-bpe",
 }
 UNKNOWN_PRE = "default"
-UNKNOWN_NOTE = (
-    "llama.cpp has no name for how this tokenizer cuts text before its merges: some text gets other tokens there"
-)
+UNKNOWN_NOTE = "llama.cpp has no name for this tokenizer's pre-tokenizer: some text gets other tokens there"
 
 
 def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ...]:
-    """Add tokens, merges, special ids and the chat template; returns notes. ConfigError for one that is no BPE."""
+    """Add tokens, merges, special ids and the chat template; return notes. ConfigError unless it is a BPE."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -212,7 +183,7 @@ def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ..
     document = json.loads(backend.to_str()) if backend is not None else {}
     model = document.get("model", {})
     if model.get("type") != "BPE":
-        raise refusal(folder.name, "GGUF is not written for its tokenizer", why="it is no BPE", fix=CONVERTER)
+        raise refusal(folder.name, "GGUF is not written for its tokenizer", why="it is not a BPE", fix=CONVERTER)
     tokens, types = _tokens(model, document.get("added_tokens", []), vocabulary, folder)
     is_bytes = not model.get("byte_fallback")
     writer.add_tokenizer_model("gpt2" if is_bytes else "llama")
@@ -237,7 +208,7 @@ def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ..
 
 
 def pre_tokenizer(document: Mapping[str, Any]) -> str:
-    """llama.cpp's name of what cuts text before the merges; "default" where it has none for it."""
+    """Return llama.cpp's name of the pre-tokenizer; "default" for an unknown one."""
     given = document.get("pre_tokenizer") or {}
     steps = given.get("pretokenizers", [given] if given else [])
     parts = []
@@ -257,7 +228,7 @@ def pre_tokenizer(document: Mapping[str, Any]) -> str:
 def _tokens(
     model: Mapping[str, Any], added: list[dict[str, Any]], vocabulary: int, folder: Folder
 ) -> tuple[list[str], list[int]]:
-    """Text and type of every row of the embedding; rows without a token are filled up."""
+    """Return text and type of every row of the embedding; rows without a token are padding."""
     import gguf
 
     kinds = gguf.TokenType

@@ -1,27 +1,40 @@
-"""Writes a whole model: merge, write, compare, in this order, and refuse a model that does not compare."""
+"""Writes a whole model: merge, write, compare logits with the trained model, and refuse a model that differs."""
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from retrain.api import BackendError, Config, ConfigError, ExportedModel, ModelExport, Problem
-from retrain_local.export import check, gguf_file
-from retrain_local.export.adapter_file import AdapterFile, read_adapter_file
-from retrain_local.export.check import quantised_logits
-from retrain_local.export.merged import MergedWeights, can_stream, in_order, open_merged
-from retrain_local.memory.sizes import AUTO_DTYPE
+from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Problem
+from retrain_local.attention.packed import PaddedAttend, Spans
+from retrain_local.export import gguf_file
+from retrain_local.export.merged import (
+    AdapterFile,
+    MergedWeights,
+    can_stream,
+    in_order,
+    open_merged,
+    read_adapter_file,
+    refusal,
+)
+from retrain_local.memory.sizes import AUTO_DTYPE, runs
+from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
+from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import CONFIG_FILE, Folder, find_source, open_folder
 from retrain_local.model.qlora import without_advice
 from retrain_local.model.weights import INDEX, SINGLE
@@ -30,22 +43,25 @@ from retrain_local.options import ModelKeys
 log = logging.getLogger("retrain")
 CPU = torch.device("cpu")
 SPARE_BYTES = 64 * 2**20
-# Of the largest logit. Weights are rounded once, to the dtype of the files; what is beyond that is a fault.
+# Of the largest logit. Weights are rounded once, to the dtype of the files; a larger gap is a fault.
 BOUNDS = {"fp32": 1e-5, "f32": 1e-5, "f16": 0.02, "bf16": 0.1, "q8_0": 0.2}
 
 
 def export_model(export: ModelExport) -> ExportedModel:
-    """See the hook. ConfigError when the parts do not fit together, BackendError when the result is not the model."""
+    """Write the model; ConfigError when its parts do not fit together, BackendError when the result differs from it."""
     source = find_source(export.base, export.config.place("model.model"), export.plugins)
     folder = open_folder(export.config, source, export.base)
     adapter = None if export.adapter is None else read_adapter_file(export.adapter)
     quantize = "none" if export.adapter is None else export.config.table("model", ModelKeys).quantize
-    dtype, is_gguf = _run_dtype(export.config), export.form == "gguf"
+    dtype: str = export.config.table("model", ModelKeys).dtype
+    if dtype == "auto":
+        dtype = AUTO_DTYPE["cuda" if "gpu" in export.config.backend.devices else "cpu"]
+    is_gguf = export.form == "gguf"
     with ExitStack() as stack:
         weights = None
         with folder.refusals(CPU):
             if can_stream(folder, adapter):
-                options = {"quantize": quantize, "dtype": dtype, "progress": export.progress}
+                options = {"quantize": quantize, "dtype": DTYPES[dtype], "progress": export.progress}
                 weights = stack.enter_context(open_merged(folder, adapter, **options))
         kind = _chosen_dtype(export, folder, adapter, weights)
         width = gguf_file.WIDTHS[kind] if is_gguf else DTYPES[kind]
@@ -76,17 +92,10 @@ def export_model(export: ModelExport) -> ExportedModel:
     )
 
 
-def _run_dtype(config: Config) -> torch.dtype:
-    """What the run computed in, as far as its configuration says, wherever it is merged."""
-    asked = config.table("model", ModelKeys).dtype
-    auto = AUTO_DTYPE["cuda" if "gpu" in config.backend.devices else "cpu"]
-    return {"bf16": torch.bfloat16, "fp32": torch.float32}[auto if asked == "auto" else asked]
-
-
 def _chosen_dtype(
     export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights | None
 ) -> str:
-    """The dtype to write; a warning where the base's is narrower than the trained numbers and nobody chose it."""
+    """Return the dtype to write; warn if the default, the base's, is narrower than the trained numbers."""
     wide = "f32" if export.form == "gguf" else "fp32"
     if weights is None:
         is_narrow = str(folder.document.get("dtype") or folder.document.get("torch_dtype")) == "bfloat16"
@@ -102,29 +111,28 @@ def _chosen_dtype(
 
 def _compared(
     export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights | None, kind: str
-) -> tuple[check.Gap, float | None]:
+) -> tuple[Gap, float | None]:
     tokenizer = folder.source.path if export.form == "gguf" else str(export.out)
-    ids = check.texts_ids(tokenizer, folder, int((folder.document.get("text_config") or folder.document)["vocab_size"]))
+    ids = texts_ids(tokenizer, folder, int((folder.document.get("text_config") or folder.document)["vocab_size"]))
 
-    def written() -> Any:
-        if export.form == "gguf":
-            return gguf_file.read_back(export.out, folder)
-        return check.load(str(export.out), folder)
-
-    where = adapter.folder if adapter else None
-    gap = check.measure(lambda: check.trained_logits(folder, where, weights, ids), written, ids)
+    options = gguf_file.read_options(folder) if export.form == "gguf" else {}
+    # both models are loaded one after the other, never at once
+    expected, change = trained_logits(folder, adapter.folder if adapter else None, weights, ids)
+    gc.collect()
+    found = logits_of(load(str(export.out), folder, **options), ids)
+    size = max(float(logits.abs().max()) for logits in expected)
+    gap = Gap(written=largest_difference(expected, found), trained=change, size=size)
     refuse_gap(gap, kind, export)
     if adapter is None or weights is None or not weights.replaced:
         return gap, None
-    found = check.logits_of(written(), ids)
-    return gap, check.largest_difference(quantised_logits(export, folder, adapter.folder, ids), found)
+    return gap, largest_difference(quantised_logits(export, folder, adapter.folder, ids), found)
 
 
-def refuse_gap(gap: check.Gap, kind: str, export: ModelExport) -> None:
-    """BackendError when what was written is not the trained model, rounded to its dtype."""
+def refuse_gap(gap: Gap, kind: str, export: ModelExport) -> None:
+    """Raise BackendError when the written model is not the trained one, rounded to its dtype."""
     if gap.relative <= BOUNDS[kind]:  # False for NaN
         return
-    what = f"the logits of what was written differ by {gap.written:.3g} from those of the trained model"
+    what = f"the logits of the written model differ by {gap.written:.3g} from the trained model's"
     why = f"in {kind} at most {BOUNDS[kind] * max(gap.size, 1.0):.3g} is rounding"
     fix = "nothing was kept; an adapter of an embedding that the head shares cannot be merged, anything else is a fault"
     if not math.isfinite(gap.written):
@@ -135,7 +143,7 @@ def refuse_gap(gap: check.Gap, kind: str, export: ModelExport) -> None:
 def _write_by_peft(
     export: ModelExport, folder: Folder, adapter: AdapterFile | None, dtype: torch.dtype
 ) -> tuple[int, tuple[str, ...]]:
-    """Merged by PEFT, in memory: for more than factors of matrices in the base's files. Returns tensors and notes."""
+    """Let PEFT merge in memory, for more than factors of matrices in the base's files; return tensors and notes."""
     if export.form == "gguf" or adapter is None:
         what = f"the adapter in {export.adapter} changes more than matrices of {export.base}"
         fix = "merge it into a folder first: --format transformers"
@@ -143,7 +151,7 @@ def _write_by_peft(
     with without_advice():
         from peft import PeftModel
 
-    model = check.load(folder.source.path, folder)
+    model = load(folder.source.path, folder)
     _check_space(export.out, sum(p.numel() for p in model.parameters()) * dtype.itemsize)
     merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
     with _writing(export.out):
@@ -161,7 +169,6 @@ def _check_space(out: Path, num_bytes: int) -> None:
 
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
-    """BackendError for a failed write, which every library reports in its own way."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -172,7 +179,7 @@ def _writing(out: Path) -> Iterator[None]:
 SHARD_BYTES = 4 * 2**30
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 STORED_AS = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-# What a model's folder may hold beside its weights and is not to be copied: other weights, and a checkpoint's state.
+# Files of a model's folder that are not copied: other weights, and a checkpoint's state.
 NOT_COPIED = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx"),
     *("adapter_config.json", "backend_state.json", "checkpoint.json", "checksums.json", "sampler_limits.json"),
@@ -186,18 +193,12 @@ def write_model(weights: MergedWeights, folder: Folder, out: Path, dtype: torch.
     document = {key: value for key, value in folder.document.items() if key != "torch_dtype"}
     _write_json(out / CONFIG_FILE, document | {"dtype": STORED_AS[dtype]})
     copy_companions(folder, out)
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name in in_order(weights.names()):
-        size += weights.num_bytes(name, dtype)
-        if shards[-1] and size > SHARD_BYTES:
-            shards.append([])
-            size = weights.num_bytes(name, dtype)
-        shards[-1].append(name)
+    shards = list(runs(in_order(weights.names()), SHARD_BYTES, lambda name: weights.num_bytes(name, dtype)))
     index: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: _as(weights.tensor(name), dtype) for name in names}
+        merged = ((name, weights.tensor(name)) for name in names)
+        tensors = {name: (x.to(dtype) if x.is_floating_point() else x).contiguous() for name, x in merged}
         save_file(tensors, out / file, metadata={"format": "pt"})
         index |= dict.fromkeys(names, file)
     if len(shards) > 1:
@@ -206,7 +207,6 @@ def write_model(weights: MergedWeights, folder: Folder, out: Path, dtype: torch.
 
 
 def copy_companions(folder: Folder, out: Path) -> None:
-    """Copy tokenizer, chat template, generation config, licence and code of the model, not its weights."""
     source = Path(folder.source.path)
     if not source.is_dir():
         files = [*folder.companions()]
@@ -217,9 +217,106 @@ def copy_companions(folder: Folder, out: Path) -> None:
             shutil.copyfile(file, out / file.name)
 
 
-def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
-
-
 def _write_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+TEXTS = (
+    "What is 17 + 25?",
+    "Solve 3x + 4 = 19 for x, and show each step.",
+    "def add(a, b):\n    return",
+    "The capital of France is",
+)
+MOST_TOKENS = 48
+MOST_IN_64 = 300_000_000  # parameters; larger models are compared in fp32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Largest differences of logits, written to trained model and trained model to base, and largest logit."""
+
+    written: float
+    trained: float
+    size: float
+
+    @property
+    def relative(self) -> float:
+        return self.written / max(self.size, 1.0)
+
+
+def trained_logits(
+    folder: Folder, adapter: Path | None, weights: MergedWeights | None, ids: Sequence[Sequence[int]]
+) -> tuple[list[Tensor], float]:
+    """Return logits of base plus adapter in fp32, and their distance from the base's."""
+    # matrices that the run quantised have the numbers that it computed with
+    model = load(folder.source.path, folder)
+    parameters = dict(model.named_parameters())
+    for name in weights.replaced if weights else ():
+        own = name if name in parameters else f"{model.base_model_prefix}.{name}"
+        parameters[own].data.copy_(weights.base(name) if weights else 0)
+    if adapter is None:
+        return logits_of(model, ids), 0.0
+    with without_advice():
+        from peft import PeftModel
+
+    base = logits_of(model, ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft = PeftModel.from_pretrained(model, str(adapter)).eval()
+    trained = logits_of(peft, ids)
+    return trained, largest_difference(base, trained)
+
+
+def load(path: str, folder: Folder, **options: Any) -> Any:
+    """Load a causal language model of transformers on the CPU, a small one in fp64, so that rounding hides nothing."""
+    with without_advice():
+        from transformers import AutoModelForCausalLM
+
+        from retrain_local.model.hf_model import quiet
+    with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):  # a bar of GGUF's reader
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            trust_remote_code=folder.trust_remote_code,
+            local_files_only=folder.source.offline,
+            attn_implementation="eager",
+            **options,
+        )
+    is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
+    is_packed = getattr(model, "is_quantized", False)  # GGUF's weights in newer versions cannot be widened
+    return (model.double() if is_small and not is_packed else model).eval()
+
+
+def logits_of(model: Any, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+    with torch.no_grad():
+        return [model(input_ids=torch.tensor([list(row)]), use_cache=False).logits[0] for row in ids]
+
+
+def largest_difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
+
+
+def texts_ids(path: str, folder: Folder, vocabulary: int) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=folder.trust_remote_code)
+    rows = tokenizer(list(TEXTS), add_special_tokens=True)["input_ids"]
+    return [[token for token in row if token < vocabulary][:MOST_TOKENS] for row in rows]
+
+
+def quantised_logits(export: ModelExport, folder: Folder, adapter: Path, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return [tokens, vocabulary] of each text, by the run's decoder on the CPU; ConfigError for another adapter."""
+    device = torch.device("cpu")
+    pair = create_pair(
+        export.config, folder.source, trainer_device=device, samples=False, seed=0, role="quantised model"
+    )
+    if misfit := set_adapter(pair, load_file(adapter / ADAPTER_FILE)):
+        raise refusal(adapter, misfit, fix="name the run that trained it")
+    found = []
+    with torch.no_grad():
+        for row in ids:
+            spans = Spans(lengths=(len(row),), prefixes=(-1,))
+            positions_N = torch.from_numpy(spans.positions())
+            hidden_ND = pair.trained.hidden(torch.tensor(list(row)), positions_N, PaddedAttend(spans, device))
+            found.append(pair.trained.logits(hidden_ND).float())
+    return found

@@ -1,4 +1,4 @@
-"""Peak memory of a run on the backend `local`, phase by phase, from sizes alone: weights, sampling, optimizer step.
+"""Peak memory of a run on the backend `local`, phase by phase, from sizes only: weights, sampling, optimizer step.
 
 Sampling has a cache of blocks with one copy of each prompt, and a batch of as many rows as fit it. An optimizer step
 has packs without padding, activations kept or recomputed, and the head in chunks.
@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from retrain.api import Config, ConfigError, MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
 from retrain_local.memory import sizes
 from retrain_local.memory.shape import ModelShape, read_shape
-from retrain_local.memory.sizes import plan_cpu_packs
 
 HERE = "pytorch"  # the engine of a teacher in this process
-NONE: Mapping[str, ModelShape] = MappingProxyType({})
 
 
 def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
-    """Peak memory of sampling and training in this process; ConfigError when `config.json` does not say the sizes."""
-
-    def locate(name: str) -> str | None:
-        try:
-            return str(model_folder(name))
-        except ConfigError:  # a teacher of unknown size is left out
-            return None
-
     shape = read_shape(model_folder(), where=config.place("model.model"))
-    rank, others = config.model.lora_rank, other_models(config, shape, locate)
+    rank, others = config.model.lora_rank, other_models(config, shape, model_folder)
 
     def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
         return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes, others=others)
@@ -48,18 +39,19 @@ def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> Memory
     )
 
 
-def other_models(config: Config, own: ModelShape, locate: Callable[[str], str | None]) -> dict[str, ModelShape]:
-    """The models beside the trained one: a teacher in this process, and the reference where all weights are trained.
-
-    A teacher whose `config.json` is not at hand is left out.
-    """
+def other_models(config: Config, own: ModelShape, model_folder: Callable[..., Path]) -> dict[str, ModelShape]:
+    """Return a teacher in this process, if its `config.json` is on this machine, and the reference of all weights."""
     found = {}
     name, adapter = config.teacher.model, config.teacher.adapter
     if (name or adapter) and config.teacher.engine == HERE:
         if name in ("", config.model.model):
             found["teacher"] = own
-        elif (folder := Path(locate(name) or name).expanduser()).is_dir():
-            found["teacher"] = read_shape(folder, where=config.place("teacher.model"))
+        else:
+            folder = None
+            with suppress(ConfigError):
+                folder = model_folder(name)
+            if folder is not None:
+                found["teacher"] = read_shape(folder, where=config.place("teacher.model"))
     if config.kl.coef and not config.model.lora_rank:
         found["reference"] = own
     return found
@@ -71,12 +63,11 @@ def estimate(
     *,
     runtime_bytes: int | None = None,
     device_bytes: int | None = None,
-    others: Mapping[str, ModelShape] = NONE,
+    others: Mapping[str, ModelShape] | None = None,
 ) -> MemoryEstimate:
-    """Peak memory if every completion reaches `max_tokens`, with the weights of `others` beside those of the model.
+    """Estimate the peak if every completion reaches `max_tokens`, with the weights of `others` next to the model.
 
-    A measured `runtime_bytes` replaces the known need of an empty process. `device_bytes` is the memory of the GPU, of
-    which activations and the key-value cache take their shares. On a GPU the estimate is of device memory only.
+    A measured `runtime_bytes` replaces the need of an empty process. `device_bytes` is the memory of the GPU, if any.
     """
     runtime = runtime_bytes
     if runtime is None:
@@ -84,7 +75,7 @@ def estimate(
     apart = bool(work.samplers)
     trainer = {"runtime": runtime} | _trained(shape, work)
     element = sizes.weight_bytes(work.device, work.model_dtype)
-    trainer |= {name: _frozen(other, work, element) for name, other in others.items()}
+    trainer |= {name: _frozen(other, work, element) for name, other in (others or {}).items()}
     sampler = {"runtime": runtime} | _sampled(shape, work, is_apart=apart)
     if not (apart and work.device == "cuda"):
         trainer = sampler = trainer | sampler
@@ -93,7 +84,13 @@ def estimate(
     pool = cache_budget(work, _free(device_bytes, sampler))
     sampling = sampling_phase(shape, work, pool, resident=sampler)
     if work.device == "cpu":
-        phases = (training,) if work.is_served else _in_one_process(work, sampling, training)
+        # both phases share a heap and retain some memory of each other; in split mode both run at once
+        is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
+        kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
+        phases: tuple[MemoryPhase, ...] = (sampling.with_part("heap_kept", kept), training)
+        if work.samplers:
+            phases = (training.together_with(sampling, name="both at once"),)
+        phases = (training,) if work.is_served else phases
         needed = max(phase.peak_bytes for phase in phases)
     else:
         phases = (training,) if work.is_served else (sampling, training)
@@ -106,17 +103,15 @@ def estimate(
 
 
 def _free(device_bytes: int | None, resident: Mapping[str, int]) -> int | None:
-    """Free memory before the first step, when the optimizer has no moments yet."""
+    # before the first step the optimizer has no moments
     if device_bytes is None:
         return None
     return max(0, device_bytes - sum(size for name, size in resident.items() if name != "optimizer"))
 
 
 def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
-    """The base model, the adapter with its moments, and on a CPU the host's records of every sampled token.
-
-    Without an adapter the weights are trained in fp32, whatever dtype computes.
-    """
+    """Return the base model, the adapter with its moments, and on a CPU the host's records of every sampled token."""
+    # without an adapter the weights are trained in fp32, whatever the dtype of computation
     adapter = shape.lora_parameters(work.lora_rank) * sizes.ADAPTER_BYTES
     element = sizes.weight_bytes(work.device, work.model_dtype) if work.lora_rank else sizes.ADAPTER_BYTES
     weights = _frozen(shape, work, element)
@@ -127,13 +122,13 @@ def _trained(shape: ModelShape, work: Workload) -> dict[str, int]:
 
 
 def _frozen(shape: ModelShape, work: Workload, element: int) -> int:
-    """All weights, `element` bytes each, with the adapted matrices in fewer bits where they are quantised."""
+    """Return all weights, `element` bytes each, with the adapted matrices in fewer bits where they are quantised."""
     spared = element - sizes.QUANTISED_BYTES.get(work.quantize, element)
     return shape.parameters * element - int(shape.adapted_elements * spared)
 
 
 def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, int]:
-    """Memory of the sampler beside the frozen weights, which it shares on the same device in the same dtype."""
+    """Return the sampler's memory without frozen weights that it shares (same device, same dtype)."""
     if work.is_served:
         return {}
     trained = sizes.weight_bytes(work.device, work.model_dtype)
@@ -154,19 +149,10 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
 
 
 def _prepacked(shape: ModelShape, device: str) -> int:
-    """Elements of the head, which a CPU holds again in the layout of its product if the model is small."""
+    """Return the elements of the head that a CPU holds again in the layout of its product, for small models."""
     head = shape.vocabulary * shape.hidden
     is_copied = device == "cpu" and shape.is_native and head >= sizes.PREPACK_FROM
     return head if is_copied and shape.adapted_elements <= sizes.MERGE_LIMIT else 0
-
-
-def _in_one_process(work: Workload, sampling: MemoryPhase, training: MemoryPhase) -> tuple[MemoryPhase, ...]:
-    """On a CPU both phases share a heap, which retains some memory of the other; in split mode both run at once."""
-    if work.samplers:
-        return (training.together_with(sampling, name="both at once"),)
-    is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
-    kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
-    return sampling.with_part("heap_kept", kept), training
 
 
 STORED_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
@@ -174,7 +160,6 @@ SCALE_BYTES = 4
 
 
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
-    """Bytes of a token's keys and values in all layers; 8-bit ones have a scale per head."""
     computed = 2 if work.dtype == "bf16" else sizes.weight_bytes(work.device, work.model_dtype)
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
     vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
@@ -182,7 +167,6 @@ def bytes_per_token(shape: ModelShape, work: Workload) -> int:
 
 
 def cache_budget(work: Workload, free_bytes: int | None) -> int:
-    """Bytes of the pool, 0 = unknown; `free_bytes` is what everything else on the device leaves free."""
     if work.cache_bytes:
         return work.cache_bytes // (2 if work.device == "cpu" else 1)
     if work.device == "cpu":
@@ -192,10 +176,7 @@ def cache_budget(work: Workload, free_bytes: int | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Number of blocks needed by rows of full length.
-
-    Each group needs the blocks of its prompt, if prompts are shared, and each row those that it does not share.
-    """
+    """Blocks of rows of full length: of each group's prompt, if prompts are shared, and the others of each row."""
 
     group: int
     of_prompt: int
@@ -203,7 +184,6 @@ class Blocks:
 
     @classmethod
     def needed(cls, work: Workload) -> Blocks:
-        """The blocks for the rows of a step."""
         whole = work.prompt_tokens // sizes.BLOCK_SIZE if work.is_sharing else 0
         return cls(
             group=work.group_size,
@@ -212,25 +192,17 @@ class Blocks:
         )
 
     def of(self, rows: int) -> int:
-        """Blocks of the first `rows` rows, group by group."""
         return rows * self.of_row + math.ceil(rows / self.group) * self.of_prompt
 
     def rows_in(self, blocks: int, most: int) -> int:
-        """The most rows, from one to `most`, that fit into `blocks`."""
-        low, high = 1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.of(middle) <= blocks else (low, middle - 1)
-        return low
+        return max(1, bisect_right(range(1, most + 1), blocks, key=self.of))
 
 
 def row_blocks(work: Workload) -> int:
-    """Blocks of a row of full length."""
     return math.ceil((work.prompt_tokens + work.max_tokens) / sizes.BLOCK_SIZE)
 
 
 def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, resident: Mapping[str, int]) -> MemoryPhase:
-    """All rows at full length, as many at a time as fit the cache; one always does."""
     element = sizes.weight_bytes(work.device, work.model_dtype)
     per_block = bytes_per_token(shape, work) * sizes.BLOCK_SIZE
     devices, is_cpu = max(1, work.samplers), work.device == "cpu"
@@ -245,11 +217,11 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     held = min(pool, needed.of(rows)) if is_cpu else pool  # on a CPU memory is allocated when it is first written
     prefill = min(work.batch_size * work.prompt_tokens, max(sizes.PREFILL_TOKENS, work.prompt_tokens))
     wide = max(rows, prefill) * (3 * shape.inner + 4 * shape.hidden) * element
-    drawn = min(rows * shape.vocabulary, max(sizes.DRAW_CHUNK, shape.vocabulary))
+    chunk = min(rows * shape.vocabulary, max(sizes.DRAW_CHUNK, shape.vocabulary))
     parts = {
         "kv_cache": held * per_block,
         "activations": wide,
-        "draw": drawn * sizes.DRAW_BYTES + rows * shape.vocabulary * element,
+        "draw": chunk * sizes.DRAW_BYTES + rows * shape.vocabulary * element,
     }
     if is_cpu:
         plain = 2 * shape.layers * shape.kv_heads * shape.head_size * element * sizes.BLOCK_SIZE
@@ -269,59 +241,42 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     )
 
 
-THREADS = "OMP_NUM_THREADS"  # what PyTorch takes its number of threads from
-
-
 def activation_elements(shape: ModelShape, *, recompute: bool, device: str = "cuda") -> int:
-    """Elements that one token of a pack occupies until the backward pass and in it, as in the backend's own plan."""
+    """Return the elements that one token of a pack occupies, as in the backend's own plan."""
     attention = (4 * shape.heads + 2 * shape.kv_heads) * shape.head_size
     given = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner * max(1, shape.active_experts)}
     return sizes.activation_elements(shape.layers, **given, recompute=recompute, device=device)
 
 
 def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
-    """How many packs are computed in parallel."""
     if work.device != "cpu":
         return 1
-    cores, asked = os.cpu_count() or 1, os.environ.get(THREADS, "")
+    cores, threads = os.cpu_count() or 1, os.environ.get("OMP_NUM_THREADS", "")  # read by PyTorch
     if shape.parameters < sizes.ONE_THREAD_BELOW:
         return min(sizes.PACKS_AT_A_TIME, cores)
-    return min(sizes.MOST_PACKS_AT_A_TIME, cores, int(asked) if asked.isdecimal() and int(asked) else cores)
+    return min(sizes.MOST_PACKS_AT_A_TIME, cores, int(threads) if threads.isdecimal() and int(threads) else cores)
 
 
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
-    """Tokens that a pack may hold, and whether activations are recomputed; `room_bytes` None = unknown."""
+    """Return the tokens that a pack may hold, and True if activations are recomputed; `room_bytes` None = unknown."""
     element = sizes.weight_bytes(work.device, work.model_dtype)
     kept, recomputed = (
         activation_elements(shape, recompute=again, device=work.device) * element for again in (False, True)
     )
-    longest_row = work.prompt_tokens + work.max_tokens - 1  # a longer one than fits is recomputed
+    free, option = math.inf if room_bytes is None else room_bytes, work.gradient_checkpointing
     if work.device == "cpu":
-        plan = plan_cpu_packs(
-            kept,
-            recomputed,
-            math.inf if room_bytes is None else room_bytes,
-            asked=work.gradient_checkpointing,
-            at_a_time=packs_at_a_time(shape, work),
-            prompt=work.prompt_tokens,
-            context=shape.context,
-        )
-        tokens = work.micro_batch_tokens or plan.tokens
-        return tokens, plan.recompute or 0 < plan.kept_tokens < max(tokens, longest_row)
-    room = math.inf if room_bytes is None else int(sizes.ACTIVATION_SHARE_GPU * room_bytes)
-    plain = room / kept
-    asked = work.gradient_checkpointing
-    recompute = asked == "on" or (asked == "auto" and plain < sizes.FULL_SPEED_TOKENS)
-    fitting = room / (recomputed if recompute else kept)
-    tokens = work.micro_batch_tokens or max(1, int(min(sizes.TOKEN_BUDGET[work.device], fitting)))
-    return tokens, recompute or (asked == "auto" and plain < max(tokens, longest_row))
+        given = {"prompt": work.prompt_tokens, "at_a_time": packs_at_a_time(shape, work)}
+        plan = sizes.plan_cpu_packs(kept, recomputed, free, checkpointing=option, context=shape.context, **given)
+    else:
+        plan = sizes.plan_gpu_packs(kept, recomputed, free, checkpointing=option)
+    tokens = work.micro_batch_tokens or plan.tokens
+    longest_row = work.prompt_tokens + work.max_tokens - 1  # a longer row than fits is recomputed
+    return tokens, plan.recompute or 0 < plan.kept_tokens < max(tokens, longest_row)
 
 
 def _gradient_elements(shape: ModelShape, rank: int, at_a_time: int, is_summed: bool) -> int:
-    """Of the packs computed in parallel, and of all weights also their sum; the head's is summed from chunks.
-
-    The gradient of the first pack becomes the sum, so there is none beside it until more packs follow.
-    """
+    """Return the gradients of the packs computed in parallel, and for all weights also their sum."""
+    # the first pack's gradient becomes the sum: it is separate only when more packs follow; the head's is of chunks
     if rank:
         return at_a_time * shape.lora_parameters(rank)
     head = 2 * shape.vocabulary * shape.hidden
@@ -331,7 +286,6 @@ def _gradient_elements(shape: ModelShape, rank: int, at_a_time: int, is_summed: 
 def training_phase(
     shape: ModelShape, work: Workload, budget: int, *, recompute: bool, resident: Mapping[str, int]
 ) -> MemoryPhase:
-    """The largest packs of the step, as many as run in parallel, with the gradients of the adapter."""
     element = sizes.weight_bytes(work.device, work.model_dtype)
     own = max(1, work.max_tokens - 1)  # the last token predicts nothing
     row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own

@@ -19,10 +19,7 @@ MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer; `parameters` counts all weights, exactly if `is_counted`.
-
-    `is_native`: the local backend has its own decoder for the model.
-    """
+    """Sizes of a decoder-only model; `is_counted`: `parameters` is exact; `is_native`: this backend has its decoder."""
 
     layers: int
     hidden: int
@@ -42,7 +39,7 @@ class ModelShape:
 
     @property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
-        """(inputs, outputs, how many) of the linear layers of one block, including experts."""
+        """(inputs, outputs, count) of the linear layers of one block, including experts."""
         attention = self.heads * self.head_size
         keys = self.kv_heads * self.head_size
         experts, ups = max(1, self.experts), 2 if self.has_gate else 1
@@ -50,21 +47,19 @@ class ModelShape:
         return ((self.hidden, attention, 1), (self.hidden, keys, 2), (attention, self.hidden, 1), *mlp)
 
     def embedding(self, element_bytes: int) -> TensorSize:
-        """The embedding matrix, resident in every phase."""
         size = self.vocabulary * self.hidden * element_bytes
         return TensorSize(name="embedding", shape=(self.vocabulary, self.hidden), bytes=size)
 
     @property
     def adapted_elements(self) -> int:
-        """Elements of all matrices with an adapter."""
         return self.layers * sum(inputs * outputs * count for inputs, outputs, count in self.linears)
 
     def lora_parameters(self, rank: int) -> int:
-        """rank x (inputs + outputs), over every linear layer but the head."""
+        """Return rank x (inputs + outputs), over every linear layer but the head."""
         return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
 
     def sampler_adapter_elements(self, rank: int) -> int:
-        """Elements of a sampler's unmerged adapter: layers with one input share a product with block-diagonal B."""
+        """Return the elements of a sampler's unmerged adapter, whose B is block-diagonal over layers with one input."""
         if self.experts:
             return self.lora_parameters(rank)
         attention, keys, ups = self.heads * self.head_size, self.kv_heads * self.head_size, 2 if self.has_gate else 1
@@ -82,14 +77,11 @@ def _refused(where: str, what: str) -> ConfigError:
 
 
 def read_shape(folder: Path, *, where: str) -> ModelShape:
-    """The sizes of the model in a folder; ConfigError if its `config.json` does not say."""
     file = folder / "config.json"
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _refused(where, f"{file} cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise _refused(where, f"{file} is not valid JSON: {error}") from None
     text = document.get("text_config", document) if isinstance(document, dict) else None
     if not isinstance(text, dict):
         raise _refused(where, f"{file} is not the configuration of a model")
@@ -97,7 +89,7 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
 
 
 def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: int | None = None) -> ModelShape:
-    """The sizes that a configuration names, under today's names or GPT-2's; `counted` parameters beat the formula."""
+    """Read the sizes under current names or GPT-2's; `counted` parameters take precedence over the formula."""
 
     def size(*names: str, default: int | None = None) -> int:
         for name in names:
@@ -134,11 +126,16 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
         context=size("max_position_embeddings", "n_positions", default=MAX_SIZE),
         is_native=document.get("model_type") in NATIVE,
     )
-    return _with_parameters(shape, counted)
+    # embedding, head unless tied, linear layers, routers, and two norms per block and one at the end
+    embeddings = shape.vocabulary * hidden * (1 if shape.is_tied else 2)
+    norms, routers = hidden * (2 * shape.layers + 1), shape.layers * shape.experts * hidden
+    formula = embeddings + shape.adapted_elements + norms + routers
+    context = None if shape.context == MAX_SIZE else shape.context
+    return replace(shape, parameters=counted or formula, context=context)
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Elements in all safetensors files of a folder, from their headers; None when there is none or one is damaged."""
+    """Count the elements in the safetensors files of a folder, from their headers; None if a file is damaged."""
     total = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -150,13 +147,3 @@ def count_parameters(folder: Path) -> int | None:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
     return total or None
-
-
-def _with_parameters(shape: ModelShape, counted: int | None) -> ModelShape:
-    """Embedding, head unless tied, linear layers, routers, and two norms per block and one at the end."""
-    embeddings = shape.vocabulary * shape.hidden * (1 if shape.is_tied else 2)
-    norms = shape.hidden * (2 * shape.layers + 1)
-    routers = shape.layers * shape.experts * shape.hidden
-    formula = embeddings + shape.adapted_elements + norms + routers
-    context = None if shape.context == MAX_SIZE else shape.context
-    return replace(shape, parameters=counted or formula, context=context)

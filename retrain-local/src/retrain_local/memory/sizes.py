@@ -1,40 +1,44 @@
-"""Sizes that decide how much memory backend `local` takes, in one place for the backend and for its estimate."""
+"""Sizes that decide how much memory backend `local` takes, shared by the backend and its estimate."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
-# ---------------------------------------------------------------- what the backend sets
+T = TypeVar("T")
+
+# ---------------------------------------------------------------- set by the backend
 
 BLOCK_SIZE = 16  # tokens of a block of keys and values
 CACHE_BYTES_CPU = 2**32  # half of it the pool, half the copy that a segment reads
-CACHE_SHARE_GPU = 0.8  # of what is free before the first step
+CACHE_SHARE_GPU = 0.8  # of the free memory before the first step
 PREFILL_TOKENS = 2**13  # prompt tokens read in one forward
 DRAW_CHUNK = 2**25  # logits turned to probabilities at a time
 TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the options say more
 # On a GPU a smaller pack is not worth keeping all activations for. Computing them again costs 2 W operations a token
-# beside 4 W. A product with a matrix of 2,560 outputs is 160 tiles of 128 x 256 for 2,048 tokens and 240 for 3,072: 61
-# and 91 % of two rounds of 132 multiprocessors. Reading a weight takes as long as 300 tokens' products with it.
+# on top of 4 W. A product with a matrix of 2,560 outputs is 160 tiles of 128 x 256 for 2,048 tokens and 240 for 3,072:
+# 61 and 91 % of two rounds of 132 multiprocessors. Reading a weight takes as long as 300 tokens' products with it.
 FULL_SPEED_TOKENS = 3072
 FULL_SPEED_TOKENS_CPU = 384  # from here on a CPU multiplies no faster
-ACTIVATION_BYTES_CPU = 2**30  # of all packs computed at a time, as long as these are large enough
-ACTIVATION_SHARE_CPU = 0.5  # of what is free before the first step: beyond it activations are recomputed
-PROMPTS_PER_PACK = 4  # a pack on a CPU holds this many times the longest prompt, which each pack computes again
-ACTIVATION_SHARE_GPU = 0.7  # of what is free before the first step
+ACTIVATION_BYTES_CPU = 2**30  # of all packs computed at a time, unless these get too small
+ACTIVATION_SHARE_CPU = 0.5  # of the free memory before the first step: beyond it activations are recomputed
+PROMPTS_PER_PACK = 4  # a pack on a CPU holds this many times the longest prompt: each pack computes it again
+ACTIVATION_SHARE_GPU = 0.7  # of the free memory before the first step
 ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of its packs are computed at a time
-PACKS_AT_A_TIME, MOST_PACKS_AT_A_TIME = 2, 8  # of a small model; of a larger one, which has a pack for every core
+PACKS_AT_A_TIME, MOST_PACKS_AT_A_TIME = 2, 8  # of a small model; of a larger one, with a pack for every core
 LOGIT_CHUNK = {"cpu": 2**22, "cuda": 2**26}  # logits of a step's action tokens held at a time
 FUSED_CHUNK = 2**27  # with a fused softmax: 4 bytes each in bf16, less than LOGIT_BYTES of a plain chunk
-MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has merged copies of its own
+MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has its own merged copies
 PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of its product; below, calls cost more
-AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # what [model] dtype = "auto" means
+AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # [model] dtype = "auto"
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32, as are weights that are trained
 QUANTISED_BYTES = {"nf4": 0.5625, "int8": 1.0}  # of a frozen number: 4 bits and a scale for every 64; 8 bits
 FULL_CHECKPOINT_BYTES = 14  # of a trained weight: bf16 for users, the fp32 number itself, both moments
 
-# ---------------------------------------------------------------- what was measured, for the estimate
+# ---------------------------------------------------------------- measured, for the estimate
 
 MIB = 2**20
 # Python, torch and tokenizers in a process that has not sampled yet: CPU build of torch 2.13 on Linux. A past run or a
@@ -46,14 +50,14 @@ NATIVE = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 # entropies.
 DRAW_BYTES = 16
 # Bytes per element of a chunk of logits in training, with its gradient, by the bytes of a weight: two fp32 pieces; in
-# bf16 two of these beside.
+# bf16 two bf16 pieces on top.
 LOGIT_BYTES = {4: 8, 2: 12}
 # A sampled token on the host: token id, log-probability and entropy as Python numbers, then as arrays of rows, credit
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
 # glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
-# steps resident memory settled at 1.05 to 1.15 times that of the living tensors, and at 1.4 where layers are computed
-# again between those that are kept. Larger blocks are mapped one by one and cost what they hold.
+# steps resident memory settled at 1.05 to 1.15 times the living tensors, and at 1.4 where layers are computed
+# again between those that are kept. Larger blocks are mapped one by one and cost their size.
 HEAP_BLOCK_BYTES = 32 * MIB
 HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
 HEAP_KEPT = 0.6  # of what training had in that heap, while the next step samples
@@ -62,19 +66,18 @@ SCRATCH_BYTES = 20 * MIB  # of matrix products and the backward pass, for each p
 
 
 def weight_bytes(device: str, dtype: str) -> int:
-    """Bytes of a frozen weight under `[model] dtype`."""
     return DTYPE_BYTES[AUTO_DTYPE[device] if dtype == "auto" else dtype]
 
 
 def activation_elements(
     layers: int, *, hidden: int, attention: int, inner: int, recompute: bool, device: str = "cuda"
 ) -> int:
-    """Elements that one token of a pack occupies until the backward pass, and in it.
+    """Return the elements that one token of a pack occupies until the backward pass, and in it.
 
     A layer keeps its input twice (before and after the norm, again around the feed-forward part), the vectors of
     `attention` (queries, keys and values before and after their rotation, the output) and three of the inner size. With
     `recompute` a layer keeps only its input, and one layer at a time the rest. The head keeps a vector of the hidden
-    size. Without it a CPU keeps neither normed inputs nor gated products.
+    size. Without recomputation a CPU keeps neither normed inputs nor gated products.
     """
     layer = 6 * hidden + attention + 4 * inner
     spared = 2 * hidden + inner if device == "cpu" and not recompute else 0
@@ -83,15 +86,15 @@ def activation_elements(
 
 
 def is_on_heap(block_bytes: int, device: str) -> bool:
-    """Whether blocks of this size come from the C library's heap: see `HEAP_BLOCK_BYTES`."""
+    """True if blocks of this size come from the C library's heap, see `HEAP_BLOCK_BYTES`."""
     return device == "cpu" and block_bytes < HEAP_BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """Maximum tokens of a pack, and whether its activations are recomputed in the backward pass.
+    """Maximum tokens of a pack, and True if its activations are recomputed in the backward pass.
 
-    If they are kept, those of a row of more than `kept_tokens` are recomputed nevertheless; 0 = no such limit.
+    A row of more than `kept_tokens` is recomputed in any case; 0 = no such limit.
     """
 
     tokens: int
@@ -100,20 +103,50 @@ class PackPlan:
 
 
 def plan_cpu_packs(
-    kept: int, recomputed: int, free_bytes: float, *, asked: str, at_a_time: int, prompt: int, context: int | None
+    kept: int,
+    recomputed: int,
+    free_bytes: float,
+    *,
+    checkpointing: str,
+    at_a_time: int,
+    prompt: int,
+    context: int | None,
 ) -> PackPlan:
-    """Activations are kept where packs of full speed fit into half of the memory that is free.
+    """Plan packs on a CPU: activations are kept where packs of full speed fit into half of the free memory.
 
-    `kept` and `recomputed` are the bytes of a token either way, `asked` is `gradient_checkpointing`, `prompt` the
-    length of the longest one, `context` that of the longest row there can be, if known. A pack is no larger than full
-    speed needs, which keeps memory low, unless the prompt, which every pack computes again, would be most of it. The
-    limit of a row is a power of two: checkpoints hold it, and two runs seldom find the same memory free.
+    `kept` and `recomputed` are the bytes of a token either way, `checkpointing` is `gradient_checkpointing`, `prompt`
+    the length of the longest prompt, `context` the longest possible row, if known. A pack is no larger than full speed
+    needs, to keep memory low, unless the prompt would be most of it. The limit of a row is a power of two:
+    checkpoints hold it, and two runs seldom find the same memory free.
     """
-    room = ACTIVATION_SHARE_CPU * free_bytes / at_a_time
-    recompute = asked == "on" or (asked == "auto" and FULL_SPEED_TOKENS_CPU * kept > room)
+    room, is_auto = ACTIVATION_SHARE_CPU * free_bytes / at_a_time, checkpointing == "auto"
+    recompute = checkpointing == "on" or (is_auto and FULL_SPEED_TOKENS_CPU * kept > room)
     each = recomputed if recompute else kept
     wanted = max(ACTIVATION_BYTES_CPU // at_a_time // each, FULL_SPEED_TOKENS_CPU, PROMPTS_PER_PACK * prompt)
     tokens = max(1, int(min(TOKEN_BUDGET["cpu"], wanted, room / each)))
-    limit = room / kept if asked == "auto" and not recompute else math.inf
+    limit = room / kept if is_auto and not recompute else math.inf
     limit = 0 if limit >= (context or math.inf) else max(tokens, 2 ** int(math.log2(limit)))
     return PackPlan(tokens=tokens, recompute=recompute, kept_tokens=limit)
+
+
+def plan_gpu_packs(kept: int, recomputed: int, free_bytes: float, *, checkpointing: str) -> PackPlan:
+    """Plan packs on a GPU: activations are kept where packs of full speed fit. Arguments as above."""
+    room, is_auto = ACTIVATION_SHARE_GPU * free_bytes, checkpointing == "auto"
+    recompute = checkpointing == "on" or (is_auto and room / kept < FULL_SPEED_TOKENS)
+    tokens = max(1, int(min(TOKEN_BUDGET["cuda"], room / (recomputed if recompute else kept))))
+    has_limit = is_auto and not recompute and room < math.inf
+    return PackPlan(tokens=tokens, recompute=recompute, kept_tokens=int(room / kept) if has_limit else 0)
+
+
+def runs(items: Iterable[T], most: float, size: Callable[[T], float]) -> Iterator[list[T]]:
+    """Yield runs of items with sizes of at most `most` together, or one larger item."""
+    run: list[T] = []
+    total = 0.0
+    for item in items:
+        total += size(item)
+        if run and total > most:
+            yield run
+            run, total = [], size(item)
+        run.append(item)
+    if run:
+        yield run

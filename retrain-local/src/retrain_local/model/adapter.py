@@ -17,10 +17,10 @@ PREFIX, ADAPTER = "base_model.model.", "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
-    """What is added to the fused matrices of a `Linear`: part p gets scale B_p A_p.
+    """The sum that the fused matrices of a `Linear` get: scale B_p A_p for part p.
 
-    `a` [parts x rank, inputs] and `b` [sum of outputs, rank] are the memory of all parts; `parts_a` and `parts_b` are
-    views of it, one pair for each original matrix, and these are what is trained.
+    `a` [parts x rank, inputs] and `b` [sum of outputs, rank] are the memory of all parts. `parts_a` and `parts_b`, the
+    trained tensors, are views of it, one pair for each original matrix.
     """
 
     a: Tensor
@@ -32,11 +32,9 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """Rows of each A."""
         return int(self.b.shape[1])
 
     def named(self) -> dict[str, nn.Parameter]:
-        """The trained parameters, by PEFT's names."""
         found = {}
         for name, a, b in zip(self.linear.names, self.parts_a, self.parts_b, strict=True):
             assert isinstance(a, nn.Parameter)
@@ -46,12 +44,12 @@ class Adapter:
         return found
 
     def copied(self) -> Adapter:
-        """The same numbers in memory of their own, with no gradient."""
+        """Return a copy without a gradient."""
         a, b = self.a.detach().clone(), self.b.detach().clone()
         return replace(self, a=a, b=b, parts_a=a.split(self.rank), parts_b=b.split(self.linear.sizes))
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Adapter:
-        """The same adapter with other values, given by their names in adapter_model.safetensors."""
+        """Return the adapter with other values, by their names in adapter_model.safetensors."""
         parts_a = tuple(tensors[f"{PREFIX}{name}.lora_A.weight"] for name in self.linear.names)
         parts_b = tuple(tensors[f"{PREFIX}{name}.lora_B.weight"] for name in self.linear.names)
         return replace(self, a=torch.cat(parts_a), b=torch.cat(parts_b), parts_a=parts_a, parts_b=parts_b)
@@ -60,22 +58,19 @@ class Adapter:
 def create_adapters(
     linears: Iterable[Linear], *, rank: int, alpha: int, seed: int, rslora: bool = False
 ) -> list[Adapter]:
-    """An adapter for each, in fp32 on the device of its matrices; A is drawn from `seed` alone and B is zero.
-
-    The numbers are those that PEFT draws after `torch.manual_seed(seed)`: each of its layers makes two linear layers,
-    whose own initialisation is drawn and thrown away, before A gets its values.
-    """
+    """Create an adapter for each, in fp32 on the device of its matrices; A depends on `seed` only and B is zero."""
     generator = torch.Generator().manual_seed(seed)
     adapters = []
     for linear in linears:
         inputs, device = linear.weight.shape[1], linear.weight.device
-        drawn = []
+        sampled = []
         for outputs in linear.sizes:
+            # PEFT's numbers: each of its layers initialises two linear layers, before A gets its values
             torch.empty(rank, inputs).uniform_(generator=generator)
             torch.empty(outputs, rank).uniform_(generator=generator)
             bound = math.sqrt(3.0) * math.sqrt(2.0 / 6.0) / math.sqrt(inputs)  # kaiming_uniform with a = sqrt(5)
-            drawn.append(torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator))
-        a, b = torch.cat(drawn).to(device), torch.zeros(sum(linear.sizes), rank, device=device)
+            sampled.append(torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator))
+        a, b = torch.cat(sampled).to(device), torch.zeros(sum(linear.sizes), rank, device=device)
         adapters.append(
             Adapter(
                 a=a,
@@ -90,7 +85,7 @@ def create_adapters(
 
 
 def merge(adapter: Adapter, frozen: Tensor, out: Tensor) -> Tensor:
-    """frozen + scale B A of every part, written into `out`."""
+    """Write frozen + scale B A of every part into `out`, and return it."""
     rows, frozen_rows = out.split(adapter.linear.sizes), frozen.split(adapter.linear.sizes)
     parts = zip(rows, frozen_rows, adapter.parts_a, adapter.parts_b, strict=True)
     for merged, before, a, b in parts:
@@ -100,8 +95,8 @@ def merge(adapter: Adapter, frozen: Tensor, out: Tensor) -> Tensor:
 
 
 def file_names(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """The same parameters by the names that they have in adapter_model.safetensors."""
-    magnitude = f".lora_magnitude_vector.{ADAPTER}.weight"  # of DoRA, which PEFT's file has without an ending
+    """Return the same parameters by their names in adapter_model.safetensors."""
+    magnitude = f".lora_magnitude_vector.{ADAPTER}.weight"  # of DoRA; PEFT's file has the name without an ending
     names = {name: name.replace(magnitude, ".lora_magnitude_vector") for name in sorted(parameters)}
     return {file_name.replace(f".{ADAPTER}.", "."): parameters[name] for name, file_name in names.items()}
 
@@ -116,7 +111,6 @@ def adapter_config(
     rslora: bool = False,
     dora: bool = False,
 ) -> dict[str, Any]:
-    """The adapter_config.json that PEFT needs to read the adapter; all other fields have their defaults."""
     return {
         "base_model_name_or_path": base,
         "bias": "none",

@@ -1,7 +1,4 @@
-"""Reads the architecture of a Llama-family decoder from `config.json`, its rotary embeddings included.
-
-None for any other architecture, and for scaling of rotary embeddings that depends on the length.
-"""
+"""Reads the architecture of a Llama-family decoder from `config.json`, its rotary embeddings included."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ class Rotation:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Rotation | None:
-        """From `rope_parameters`, or `rope_scaling` and `rope_theta` of older files; None for a type not known here.
+        """Read `rope_parameters`, or `rope_scaling` and `rope_theta` of older files; None for an unknown type.
 
-        Types whose angles depend on the length of the row (dynamic, longrope) are not.
+        Types whose angles depend on the length of the row (dynamic, longrope) are unknown.
         """
         given = values.get("rope_scaling") or values.get("rope_parameters") or {}
         theta = given.get("rope_theta", values.get("rope_theta", DEFAULT_THETA))
@@ -43,17 +40,9 @@ class Rotation:
         return cls(kind=kind, theta=float(theta), context=context, parameters=parameters)
 
     def frequencies(self, head_size: int) -> tuple[Tensor, float]:
-        """Radians per position of each of the head_size / 2 pairs, in fp32, and the factor on cosine and sine."""
+        """Return radians per position of the head_size / 2 pairs, in fp32, and the factor on cosine and sine."""
         powers = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
         return FREQUENCIES[self.kind](self, self.theta**powers)
-
-
-def _default(rotation: Rotation, wavelengths: Tensor) -> tuple[Tensor, float]:
-    return 1.0 / wavelengths, 1.0
-
-
-def _linear(rotation: Rotation, wavelengths: Tensor) -> tuple[Tensor, float]:
-    return 1.0 / wavelengths / rotation.parameters["factor"], 1.0
 
 
 def _llama3(rotation: Rotation, wavelengths: Tensor) -> tuple[Tensor, float]:
@@ -86,31 +75,31 @@ def _yarn(rotation: Rotation, wavelengths: Tensor) -> tuple[Tensor, float]:
     ramp = (torch.arange(pairs, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
     extrapolated = 1 - ramp.clamp(0, 1)
     frequencies = 1.0 / (factor * wavelengths) * (1 - extrapolated) + 1.0 / wavelengths * extrapolated
-    return frequencies, _attention_factor(given, factor)
-
-
-def _attention_factor(given: Mapping[str, Any], factor: float) -> float:
-    if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
 
     def magnitude(share: float) -> float:
         return 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+    if given.get("attention_factor") is not None:
+        return frequencies, float(given["attention_factor"])
     if given.get("mscale") and given.get("mscale_all_dim"):
-        return magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
-    return magnitude(1.0)
+        return frequencies, magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
+    return frequencies, magnitude(1.0)
 
 
 FREQUENCIES: dict[str, Callable[[Rotation, Tensor], tuple[Tensor, float]]] = {
-    "default": _default,
-    "linear": _linear,
+    "default": lambda rotation, wavelengths: (1.0 / wavelengths, 1.0),
+    "linear": lambda rotation, wavelengths: (1.0 / wavelengths / rotation.parameters["factor"], 1.0),
     "llama3": _llama3,
     "yarn": _yarn,
 }
 
 
-# the defaults of transformers; sizes without a default are not in this list
-COMMON: dict[str, Any] = {
+Values = Mapping[str, Any]  # of a config.json, with defaults
+SLIDING, FULL = "sliding_attention", "full_attention"
+ATTENTION_INPUTS = frozenset({"q_proj", "k_proj", "v_proj"})
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+# The defaults of transformers; sizes without a default are not in these lists.
+COMMON: Values = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -120,23 +109,67 @@ COMMON: dict[str, Any] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": None, "max_position_embeddings": 2048},
-    "qwen2": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
-    "qwen3": {
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "head_dim": 128,
-    },
-    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 4096 * 32, "sliding_window": 4096},
-}
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mistral": "MistralForCausalLM",
+QWEN: Values = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
+
+
+def _llama_biases(values: Values) -> frozenset[str]:
+    attention = ATTENTION_INPUTS | {"o_proj"} if values.get("attention_bias") else frozenset()
+    return attention | (frozenset({"gate_proj", "up_proj", "down_proj"}) if values.get("mlp_bias") else frozenset())
+
+
+def _mistral_windows(values: Values) -> tuple[int | None, ...] | None:
+    return None if values["layer_types"] else (values["sliding_window"] or None,) * values["num_hidden_layers"]
+
+
+def _qwen_windows(values: Values) -> tuple[int | None, ...] | None:
+    window = (values["sliding_window"] or None) if values["use_sliding_window"] else None
+    layers, first = values["num_hidden_layers"], values["max_window_layers"]
+    types = values["layer_types"] or [SLIDING if window and at >= first else FULL for at in range(layers)]
+    if len(types) != layers or set(types) - {SLIDING, FULL}:
+        return None
+    return tuple(window if name == SLIDING else None for name in types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A `model_type` that `LlamaDecoder` computes, and its differences from Llama.
+
+    `saved_by` is its class in transformers. `biased` returns the projections with a bias, `windows` the `windows` of an
+    `Architecture`, or None for layers that are not computed here.
+    """
+
+    saved_by: str
+    defaults: Values
+    biased: Callable[[Values], frozenset[str]] = lambda values: frozenset()
+    windows: Callable[[Values], tuple[int | None, ...] | None] = lambda values: (None,) * values["num_hidden_layers"]
+    normalises_heads: bool = False
+
+
+# The door for another model of this kind; `memory.sizes.NATIVE` lists the same names without torch.
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        saved_by="LlamaForCausalLM",
+        defaults={"num_key_value_heads": None, "max_position_embeddings": 2048},
+        biased=_llama_biases,
+    ),
+    "qwen2": Family(
+        saved_by="Qwen2ForCausalLM",
+        defaults=QWEN,
+        biased=lambda values: ATTENTION_INPUTS,
+        windows=_qwen_windows,
+    ),
+    "qwen3": Family(
+        saved_by="Qwen3ForCausalLM",
+        defaults={**QWEN, "head_dim": 128},
+        biased=lambda values: ATTENTION_INPUTS | {"o_proj"} if values.get("attention_bias") else frozenset(),
+        windows=_qwen_windows,
+        normalises_heads=True,
+    ),
+    "mistral": Family(
+        saved_by="MistralForCausalLM",
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 4096 * 32, "sliding_window": 4096},
+        windows=_mistral_windows,
+    ),
 }
 
 
@@ -144,7 +177,7 @@ CLASSES = {
 class Architecture:
     """A decoder of the Llama family: RMS norms, rotary positions, grouped queries, SwiGLU.
 
-    `windows` holds, for each layer, how many keys a token sees, itself included, None for all of them.
+    `windows`: for each layer the number of keys that a token sees, itself included; None for all of them.
     """
 
     vocabulary: int
@@ -163,22 +196,25 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """Number of layers."""
         return len(self.windows)
 
 
-def read_architecture(document: Mapping[str, Any]) -> Architecture | None:
-    """The architecture that a config.json describes; None if only the modules of transformers can compute it."""
-    kind = document.get("model_type")
-    if kind not in DEFAULTS or not _is_plain(document, kind):
+def read_architecture(document: Values) -> Architecture | None:
+    """Return the architecture that a config.json describes; None if only the modules of transformers can compute it.
+
+    This includes quantised weights, custom code and models that another class has saved.
+    """
+    family = FAMILIES.get(str(document.get("model_type")))
+    if family is None or document.get("quantization_config") or document.get("auto_map"):
         return None
-    values = COMMON | DEFAULTS[kind] | dict(document)
+    if family.saved_by not in (document.get("architectures") or [family.saved_by]):
+        return None
+    values = {**COMMON, **family.defaults, **document}
     sizes = [values.get(name) for name in SIZES]
     rotation = Rotation.of(values)
     if rotation is None or values["hidden_act"] != "silu" or not all(type(size) is int and size > 0 for size in sizes):
         return None
-    heads = values["num_attention_heads"]
-    windows = _windows(kind, values)
+    heads, windows = values["num_attention_heads"], family.windows(values)
     kv_heads = values["num_key_value_heads"] or heads
     if windows is None or type(kv_heads) is not int or heads % kv_heads:
         return None
@@ -195,42 +231,6 @@ def read_architecture(document: Mapping[str, Any]) -> Architecture | None:
         rotation=rotation,
         windows=windows,
         is_tied=bool(values["tie_word_embeddings"]),
-        normalises_heads=kind == "qwen3",
-        biased=_biased(kind, values),
+        normalises_heads=family.normalises_heads,
+        biased=family.biased(values),
     )
-
-
-def _is_plain(document: Mapping[str, Any], kind: str) -> bool:
-    """Whether the model is unquantised, without custom code, and saved by the standard class."""
-    classes = document.get("architectures") or [CLASSES[kind]]
-    special = document.get("quantization_config") or document.get("auto_map")
-    return not special and CLASSES[kind] in classes
-
-
-def _windows(kind: str, values: Mapping[str, Any]) -> tuple[int | None, ...] | None:
-    layers: int = values["num_hidden_layers"]
-    window: int | None = values["sliding_window"] or None
-    given: list[str] | None = values["layer_types"]
-    if kind == "llama":
-        return (None,) * layers
-    if kind == "mistral":
-        return (window,) * layers if given is None else None
-    if not values["use_sliding_window"]:
-        window = None
-    sliding, full = "sliding_attention", "full_attention"
-    types: list[str] = given or [
-        sliding if window and at >= values["max_window_layers"] else full for at in range(layers)
-    ]
-    if len(types) != layers or set(types) - {sliding, full}:
-        return None
-    return tuple(window if name == sliding else None for name in types)
-
-
-def _biased(kind: str, values: Mapping[str, Any]) -> frozenset[str]:
-    attention = {"q_proj", "k_proj", "v_proj"}
-    if kind == "qwen2":
-        return frozenset(attention)
-    found: set[str] = attention | {"o_proj"} if kind in ("llama", "qwen3") and values.get("attention_bias") else set()
-    if kind == "llama" and values.get("mlp_bias"):
-        found |= {"gate_proj", "up_proj", "down_proj"}
-    return frozenset(found)

@@ -1,4 +1,4 @@
-"""Trained weights and optimizer on disk, read and written: safetensors and JSON, nothing pickled."""
+"""Reads and writes trained weights and the optimizer: safetensors and JSON, nothing pickled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from retrain.api import BackendError, Config, ConfigError, Problem, locate_adapter
-from retrain_local.devices.group import ALONE, Group
+from retrain_local.devices.group import ALONE, Group, gathered, like, put
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model.adapter import file_names
 from retrain_local.model.model_files import MASTER_FILE, save_model, save_tensors
 from retrain_local.model.pair import Pair
-from retrain_local.model.whole import gathered, like, put
 from retrain_local.options import ModelKeys
 
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -34,10 +33,9 @@ log = logging.getLogger("retrain")
 
 
 class PublishedHistory:
-    """Copies, in CPU memory, of the adapter published last and of the `earlier` ones before it, by version.
+    """Copies in CPU memory of the adapter published last and of the `earlier` ones before it, by version.
 
-    With overlap a step trains on completions sampled from an earlier adapter, while coming steps are sampled from later
-    ones. A resumed run samples them again, so the earlier adapters are part of a checkpoint.
+    With overlap a resumed run samples coming steps again from earlier adapters, so they are part of a checkpoint.
     """
 
     def __init__(self, pair: Pair, earlier: int = 1) -> None:
@@ -45,16 +43,14 @@ class PublishedHistory:
         self.kept: dict[int, Adapter] = {0: _copied(pair.adapter)}  # the oldest first
 
     def record(self, pair: Pair, version: int) -> None:
-        """Note that the trained adapter was published as `version`."""
         self.kept.pop(version, None)
         self.reset({**self.kept, version: _copied(pair.adapter)})
 
     def reset(self, published: Mapping[int, Adapter]) -> None:
-        """Start again from the adapters that an interrupted run had published."""
+        """Keep the last of these, the adapters that an interrupted run had published."""
         self.kept = dict(list(published.items())[-self._most :])
 
     def find(self, version: int) -> Adapter:
-        """The adapter published as `version`; BackendError when it is not kept."""
         if version not in self.kept:
             what = f"policy version {version} is not kept, only {', '.join(map(str, self.kept))}"
             fix = "resume with the [training] max_staleness of the run"
@@ -63,10 +59,7 @@ class PublishedHistory:
 
 
 def save_adapter(pair: Pair, folder: Path, *, writes: bool = True) -> None:
-    """Write the trained adapter as plain PEFT files; where all weights are trained, a model of transformers.
-
-    A rank that does not write gives the others its part of sharded weights.
-    """
+    """Write PEFT files, or all trained weights as a model; a rank that does not write contributes its shards."""
     adapter = gathered(pair.adapter, keep=writes)
     if writes:
         _write_adapter(pair, adapter, folder)
@@ -91,7 +84,7 @@ def save_state(
     *,
     group: Group = ALONE,
 ) -> None:
-    """Write all that a resume needs: adapter, AdamW moments by parameter name, step count, limits, older adapters."""
+    """Write everything that a resume needs: weights, AdamW's moments by parameter name, step count, limits."""
     is_writer = not group.rank
     adapter = gathered(pair.adapter, keep=is_writer)
     updated = ((name, p) for name, p in pair.parameters.items() if p in moments)
@@ -117,11 +110,10 @@ def save_state(
 def load_state(
     pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits | None = None
 ) -> tuple[int, dict[int, Adapter], int]:
-    """Restore parameters, moments and limits from what `save_state` wrote; publishing is left to the caller.
+    """Restore parameters, moments and limits from the files of `save_state`; the caller publishes.
 
     Returns the number of optimizer steps in the adapter, the adapters published before it, the oldest first, and the
-    number of processes that trained it. BackendError, and nothing changed, when a file is missing, broken, or does not
-    fit this model and rank.
+    number of processes that trained it. BackendError, with nothing changed, when a file is missing, broken or unfit.
     """
     weights_file = folder / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
     try:
@@ -139,9 +131,8 @@ def load_state(
     for name, each in (files | {PUBLISHED_FILE: state.get("published_version")}).items():
         if each is not None:
             published[int(each)] = _loaded(folder / name, targets)
-    with torch.no_grad():
-        for name, target in targets.items():
-            put(target, adapter[name])
+    for name, target in targets.items():
+        put(target, adapter[name])
     moments.clear()
     for name, p in pair.parameters.items() if stored else ():
         loaded = {m: stored[f"{name}.{m}"] for m in MOMENTS}
@@ -152,17 +143,14 @@ def load_state(
 
 
 def beginning_of(pair: Pair) -> Mapping[str, Tensor]:
-    """A copy of the adapter before training; of a whole model none is kept, which would hold it twice."""
+    """Return a copy of the adapter before training; {} for a whole model, to hold it only once."""
     return {} if pair.files is not None else _copied(pair.adapter)
 
 
 def load_weights(pair: Pair, folder: Path | None, beginning: Mapping[str, Tensor]) -> None:
-    """Give the trained parameters the numbers in `folder`, or those of `beginning` where it is None.
-
-    BackendError, and nothing changed, when they cannot be read or do not fit.
-    """
+    """Copy the numbers in `folder`, or `beginning`, into the trained parameters; BackendError, unchanged, if unfit."""
     if folder is None and not beginning:
-        what, fix = "all weights were trained, so the base model is not here", "open the base model by its name"
+        what, fix = "all weights were trained, so the base model is not kept", "open the base model by its name"
         raise BackendError(Problem(what=what, fix=fix))
     file = (folder or Path()) / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
     tensors = _loaded(file, file_names(pair.parameters)) if folder else beginning
@@ -171,18 +159,16 @@ def load_weights(pair: Pair, folder: Path | None, beginning: Mapping[str, Tensor
 
 
 def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
-    """Copy these tensors into the trained adapter; returns why they do not fit, with nothing changed, or ""."""
+    """Copy these tensors into the trained adapter; return why they do not fit, with nothing changed, or ""."""
     targets = file_names(pair.parameters)
     if misfit := _misfit(targets, tensors):
         return misfit
-    with torch.no_grad():
-        for name, target in targets.items():
-            put(target, tensors[name])
+    for name, target in targets.items():
+        put(target, tensors[name])
     return ""
 
 
 def _loaded(file: Path, wanted: Mapping[str, Tensor | None], *, may_be_empty: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file; BackendError unless they are those that are wanted."""
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -193,7 +179,7 @@ def _loaded(file: Path, wanted: Mapping[str, Tensor | None], *, may_be_empty: bo
 
 
 def _misfit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor]) -> str:
-    """How the tensors found differ from those wanted in name or shape, or that one is not finite; else ""."""
+    """Return how the tensors found differ from the wanted ones in name or shape, or which is not finite, or ""."""
     if odd := sorted(wanted.keys() ^ found.keys()):
         return f"{len(odd)} tensors are missing or unknown, first {odd[0]}"
     for name, tensor in wanted.items():
@@ -213,11 +199,8 @@ def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in adapter.items()}
 
 
-def load_start(pair: Pair, config: Config, *, told: str = "Starting from the adapter in") -> None:
-    """Give the adapter the numbers of `[model] adapter`, and publish them; ConfigError when they do not fit.
-
-    `told` is how the console's line about it begins.
-    """
+def load_start(pair: Pair, config: Config, *, line: str = "Starting from the adapter in") -> None:
+    """Copy `[model] adapter` into the adapter, publish it, and log `line` and its folder; ConfigError if unfit."""
     file = locate_adapter(config.table("model", ModelKeys).adapter) / ADAPTER_FILE
     try:
         tensors = load_file(file)
@@ -230,4 +213,4 @@ def load_start(pair: Pair, config: Config, *, told: str = "Starting from the ada
         raise ConfigError(Problem(where=config.place("model.adapter"), what=f"{file}: {misfit}", fix=fix))
     pair.trained.keep_reference()
     pair.publish()
-    log.info("%s %s", told, file.parent)
+    log.info("%s %s", line, file.parent)

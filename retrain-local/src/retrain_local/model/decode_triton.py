@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from retrain_local.attention.paged_triton import on_device_of
 from retrain_local.decoder import Target
-from retrain_local.model.decode_kernels import DecodeKernels
+from retrain_local.devices.kernel_trials import on_device_of
+from retrain_local.model.fused import DecodeKernels
 from retrain_local.model.operations import Turn
 from retrain_local.model.operations_triton import add_norm
-from retrain_local.model.stacked import LowRankSum
+from retrain_local.model.projection import LowRankSum
 
-TILE_ROWS = 16, 32  # the least that a tensor core multiplies, and what shares a tile of B where there are more rows
+TILE_ROWS = 16, 32  # the least that a tensor core multiplies, and more rows that share a tile of B
 TILE_RANKS = 16, 32
 TILE_COLUMNS = 64
 

@@ -1,46 +1,51 @@
-"""Llama-family decoder for packed rows: few operations per layer, and no GPU synchronisation."""
+"""Llama-family decoder for packed rows: few operations per layer, and no GPU synchronisation.
+
+Below it the pair of a trained decoder and its samplers over one set of frozen tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retrain_local.decoder import Attend, PagedAttend, Scores, Shape
+from retrain_local.decoder import Attend, PagedAttend, Scores, Shape, Target
+from retrain_local.memory import sizes
+from retrain_local.model.adapter import adapter_config, create_adapters
 from retrain_local.model.architecture import Architecture
-from retrain_local.model.decode_kernels import DecodeKernels, fused_decode, scratch_target
-from retrain_local.model.fused import fused_operations
+from retrain_local.model.fused import DecodeKernels, fused_decode, fused_operations
+from retrain_local.model.model_files import Folder
 from retrain_local.model.operations import Operations, Turn
-from retrain_local.model.prepacked import Matrix
-from retrain_local.model.projection import Projection, Trained
-from retrain_local.model.stacked import SampledInParts
-from retrain_local.model.weights import LayerWeights, Weights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Projections:
-    """The four fused projections of a layer."""
-
-    qkv: Projection
-    output: Projection
-    gate_up: Projection
-    down: Projection
-
-    def trained(self) -> Iterator[Trained]:
-        """Those with a trained adapter, and a reference."""
-        return (p for p in (self.qkv, self.output, self.gate_up, self.down) if isinstance(p, Trained))
+from retrain_local.model.pair import Lora, Pair, Placement
+from retrain_local.model.projection import (
+    Matrix,
+    Projection,
+    Sampled,
+    SampledInParts,
+    SampledLowRank,
+    SampledMerged,
+    SampledStacked,
+    Trained,
+    TrainedLowRank,
+    TrainedMerged,
+    frozen_matrix,
+)
+from retrain_local.model.qlora import QuantisedLinear, quantiser
+from retrain_local.model.weights import LayerWeights, Linear, Reader, Weights, matrices, read_weights
 
 
 class LlamaDecoder:
-    """Llama, Qwen2, Qwen3, Mistral; see `Decoder`.
+    """A `TrainedDecoder` for the families of `architecture.FAMILIES`.
 
-    `recompute` keeps one activation per layer in a pass that is differentiated and makes the others again.
-    `padding` is a token whose embedding gets no gradient as an input, as in transformers' modules.
+    `projections` are four for each layer: qkv, output, gate and up, down. `head` has the numbers of `weights.head`, for
+    sampling. Weights that are trained may be wider than `dtype`, the activations' dtype; they are rounded when
+    used. `padding` is a token whose embedding gets no gradient as an input, as in transformers' modules.
     """
 
     padding: int | None = None
@@ -55,13 +60,20 @@ class LlamaDecoder:
         parameters: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`projections` are four for each layer; `head` has the numbers of `weights.head`, for sampling.
-
-        Weights that are trained may be wider than `dtype`, the one of the activations; they are rounded when used.
-        """
         self.device, self.dtype = weights.embedding.device, dtype or weights.embedding.dtype
         self.head_parameters = tuple(p for p in (weights.head,) if isinstance(p, nn.Parameter))
-        self.shape = _shape(architecture, parameters)
+        self.shape = Shape(
+            layers=architecture.layers,
+            heads=architecture.heads,
+            kv_heads=architecture.kv_heads,
+            head_size=architecture.head_size,
+            value_size=architecture.head_size,
+            hidden=architecture.hidden,
+            inner=architecture.inner,
+            vocabulary=architecture.vocabulary,
+            context=architecture.context,
+            parameters=parameters,
+        )
         self.recompute, self.is_ordered = False, True
         self._operations = Operations()
         self._embedding, self._norm, self._head = weights.embedding, weights.norm, weights.head
@@ -71,31 +83,29 @@ class LlamaDecoder:
         frequencies_P, self._magnitude = architecture.rotation.frequencies(architecture.head_size)
         self._frequencies_P = frequencies_P.to(self.device)
         self._layers = [
-            _Layer(at, architecture, layer, Projections(*projections[4 * at : 4 * at + 4]), self.dtype)
+            _Layer(at, architecture, layer, projections[4 * at : 4 * at + 4], self.dtype)
             for at, layer in enumerate(weights.layers)
         ]
+        self._adapted = [p for p in projections if isinstance(p, Trained)]
 
     def keep_reference(self) -> None:
-        for projection in self._trained():
-            projection.keep_reference()
+        for adapted in self._adapted:
+            adapted.keep_reference()
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        for projection in self._trained():
-            projection.is_reference = True
+        for adapted in self._adapted:
+            adapted.is_reference = True
         try:
             yield
         finally:
-            for projection in self._trained():
-                projection.is_reference = False
-
-    def _trained(self) -> Iterator[Trained]:
-        return (projection for layer in self._layers for projection in layer.projections.trained())
+            for adapted in self._adapted:
+                adapted.is_reference = False
 
     def fuse(self) -> None:
         """Use fused kernels between the products where this device has them."""
         self._operations = fused_operations(self.device, self.dtype, self.shape)
-        products = [p for layer in self._layers for p in (layer.projections.qkv, layer.projections.gate_up)]
+        products = [p for layer in self._layers for p in (layer.qkv, layer.gate_up)]
         ranks = {p.rank if isinstance(p, SampledInParts) else None for p in products}
         if len(ranks) == 1 and (rank := ranks.pop()) is not None:
             self._decode = fused_decode(self.device, self.dtype, self.shape, rank)
@@ -111,10 +121,10 @@ class LlamaDecoder:
                 added_ND = layer.decoded(x_ND, added_ND, cos_N1P, sin_N1P, attend, self._decode)
             return self._decode.add_norm(x_ND, added_ND, self._norm, self._eps)
         if not x_ND.is_cuda:
-            x_ND = x_ND.float()  # the sum over all layers: rounding it in each cost bf16 a quarter of its gap
+            x_ND = x_ND.float()  # rounding the sum over layers in each of them cost bf16 a quarter of its gap
         is_trained = torch.is_grad_enabled()
         again = self.recompute and is_trained
-        # nothing is saved without a gradient, and a checkpoint saves by hooks of its own
+        # nothing is saved without a gradient, and a checkpoint saves by its own hooks
         do = self._operations if is_trained and not again else replace(self._operations, spares=nullcontext)
         given = cos_N1P, sin_N1P, attend, do
         for layer in self._layers:
@@ -132,23 +142,28 @@ class LlamaDecoder:
 
 class _Layer:
     def __init__(
-        self, at: int, architecture: Architecture, weights: LayerWeights, projections: Projections, dtype: torch.dtype
+        self,
+        at: int,
+        architecture: Architecture,
+        weights: LayerWeights,
+        projections: Sequence[Projection],
+        dtype: torch.dtype,
     ) -> None:
-        self._at, self._weights, self.projections, self._dtype = at, weights, projections, dtype
+        self._at, self._weights, self._dtype = at, weights, dtype
+        self.qkv, self._output, self.gate_up, self._down = projections
         self._eps = architecture.norm_eps
         self._scores = Scores(scale=architecture.head_size**-0.5, window=architecture.windows[at])
         self._heads, self._kv_heads = architecture.heads, architecture.kv_heads
         self._size = architecture.head_size
 
     def __call__(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
-        weights, project = self._weights, self.projections
-        x_ND = x_ND + project.output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
-        normed_ND = do.rms_norm(x_ND, weights.inner_norm.to(self._dtype), self._eps)
+        x_ND = x_ND + self._output(self._attended(x_ND, cos_N1P, sin_N1P, attend, do))
+        normed_ND = do.rms_norm(x_ND, self._weights.inner_norm.to(self._dtype), self._eps)
         with do.spares(normed_ND):
-            gate_up = project.gate_up(normed_ND)
+            gate_up = self.gate_up(normed_ND)
         inner = do.swiglu(gate_up)
         with do.spares(inner):
-            return x_ND + project.down(inner)
+            return x_ND + self._down(inner)
 
     def decoded(
         self,
@@ -159,31 +174,30 @@ class _Layer:
         attend: PagedAttend,
         do: DecodeKernels,
     ) -> Tensor:
-        """The same for one token per row, without a gradient: `added_ND` is still to be added to x, so is what returns.
-
-        The projections have to be `SampledInParts`; x is changed in place.
-        """
-        weights, project = self._weights, self.projections
+        """Compute the layer for one token per row, no gradient; `added_ND` and the result are yet to be added to x."""
+        weights = self._weights
         normed_ND = do.add_norm(x_ND, added_ND, weights.attention_norm, self._eps)
-        assert isinstance(project.qkv, SampledInParts)
-        assert isinstance(project.gate_up, SampledInParts)
-        product, turn, target = project.qkv.parts(normed_ND), self._turn(cos_N1P, sin_N1P), attend.target(self._at)
+        assert isinstance(self.qkv, SampledInParts)
+        assert isinstance(self.gate_up, SampledInParts)
+        product, turn, target = self.qkv.parts(normed_ND), self._turn(cos_N1P, sin_N1P), attend.target(self._at)
         if target is not None:
             queries_NHD = do.heads(product, turn, target)
             gathered = attend.read(self._at, queries_NHD, self._scores)
         else:
-            own = scratch_target(len(x_ND), self._kv_heads, self._size, product.y_NO)
+            keys, values = product.y_NO.new_empty(2, len(x_ND), self._kv_heads, self._size)
+            own = Target(keys_SKD=keys, values_SKD=values, slots_B=torch.arange(len(x_ND), device=x_ND.device))
             queries_NHD = do.heads(product, turn, own)
             gathered = attend(self._at, queries_NHD, own.keys_SKD, own.values_SKD, self._scores)
-        normed_ND = do.add_norm(x_ND, project.output(gathered.flatten(1)), weights.inner_norm, self._eps)
-        return project.down(do.swiglu(project.gate_up.parts(normed_ND)))
+        normed_ND = do.add_norm(x_ND, self._output(gathered.flatten(1)), weights.inner_norm, self._eps)
+        return self._down(do.swiglu(self.gate_up.parts(normed_ND)))
 
     def _attended(self, x_ND: Tensor, cos_N1P: Tensor, sin_N1P: Tensor, attend: Attend, do: Operations) -> Tensor:
+        # apart from `__call__`, so that queries, keys and values are freed before the feed-forward part
         normed_ND = do.rms_norm(x_ND, self._weights.attention_norm.to(self._dtype), self._eps)
         with do.spares(normed_ND):
-            qkv = self.projections.qkv(normed_ND).view(len(x_ND), -1, self._size)
-        queries_NHD, keys_NKD, values_NKD = do.split_heads(qkv, self._turn(cos_N1P, sin_N1P))
-        return attend(self._at, queries_NHD, keys_NKD, values_NKD, self._scores).flatten(1)
+            qkv = self.qkv(normed_ND).view(len(x_ND), -1, self._size)
+        heads = do.split_heads(qkv, self._turn(cos_N1P, sin_N1P))
+        return attend(self._at, *heads, self._scores).flatten(1)
 
     def _turn(self, cos_N1P: Tensor, sin_N1P: Tensor) -> Turn:
         norm_HD = self._weights.norm_HD
@@ -197,16 +211,61 @@ class _Layer:
         )
 
 
-def _shape(architecture: Architecture, parameters: int) -> Shape:
-    return Shape(
-        layers=architecture.layers,
-        heads=architecture.heads,
-        kv_heads=architecture.kv_heads,
-        head_size=architecture.head_size,
-        value_size=architecture.head_size,
-        hidden=architecture.hidden,
-        inner=architecture.inner,
-        vocabulary=architecture.vocabulary,
-        context=architecture.context,
+def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, place: Placement) -> Pair:
+    """Create the pair of a Llama-family model with an adapter; imports neither transformers nor PEFT."""
+    pack = quantiser(place.quantize)
+    spare_rows = lora.rank if place.is_stacked and pack is None else 0
+    device, dtype = place.trainer, place.trainer_dtype
+    with Reader(folder.weights(), device, dtype, spare_rows=spare_rows, progress=place.progress) as reader:
+        weights = read_weights(reader, architecture, pack=pack)
+    linears = [linear for layer in weights.layers for linear in layer.linears]
+    adapters = create_adapters(linears, rank=lora.rank, alpha=lora.alpha, seed=lora.seed, rslora=lora.rslora)
+    parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
+    total = weights.count + sum(p.numel() for p in parameters.values())
+    targets = (name.rpartition(".")[2] for name in matrices(architecture))
+    is_light = sum(linear.weight.numel() for linear in linears) <= sizes.MERGE_LIMIT
+    is_merged = is_light and weights.embedding.dtype == torch.float32 and pack is None
+    kind = TrainedMerged if is_merged else TrainedLowRank
+    head = frozen_matrix(weights.head, may_copy=is_light)
+    products = [kind(adapter) for adapter in adapters]
+    trained = LlamaDecoder(architecture, weights, products, head=head, parameters=total)
+    trained.fuse()
+    samplers: list[LlamaDecoder] = []
+    published: list[list[Sampled]] = []
+    for device in place.samplers:
+        with folder.refusals(device):
+            moved = weights.mapped(partial(Tensor.to, device=device, dtype=place.sampler_dtype))
+            may_copy = is_light or moved.embedding is not weights.embedding
+            there = (linear.to(device, place.sampler_dtype) for linear in linears)
+            how = {"is_merged": is_merged, "is_light": is_light, "may_copy": may_copy}
+            published.append([_sampled(linear, lora.rank, **how) for linear in there])
+            moved_head = head if moved.head is weights.head else frozen_matrix(moved.head, may_copy=may_copy)
+            samplers.append(LlamaDecoder(architecture, moved, published[-1], head=moved_head, parameters=total))
+            samplers[-1].fuse()
+
+    def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
+        with torch.no_grad():
+            for number, given in enumerate(adapters):
+                values = given if adapter is None else given.holding(adapter)
+                for sampled in published:
+                    sampled[number].take(values)
+
+    return Pair(
+        trained=trained,
+        samplers=tuple(samplers),
         parameters=parameters,
+        total=total,
+        eos_ids=folder.eos_ids(),
+        adapter_config=adapter_config(targets, rank=lora.rank, alpha=lora.alpha, base=lora.name, rslora=lora.rslora),
+        publish=publish,
     )
+
+
+def _sampled(linear: Linear, rank: int, *, is_merged: bool, is_light: bool, may_copy: bool) -> Sampled:
+    if isinstance(linear, QuantisedLinear):
+        return SampledLowRank(linear, rank, expands=not is_light)
+    if is_merged and linear.weight.dtype == torch.float32:
+        return SampledMerged(linear)
+    if linear.stacked is not None:
+        return SampledStacked(linear, linear.stacked, rank)
+    return SampledLowRank(linear, rank, may_copy=may_copy)

@@ -1,6 +1,6 @@
-"""Loads a base model in the dtype of `[model] dtype` and attaches the adapter: our own decoder for the Llama family.
+"""Loads the base model and attaches the adapter: the one door through which a model of any architecture comes in.
 
-Other architectures go through transformers. bf16 is refused where the CPU only emulates it.
+The families of `architecture.FAMILIES` get the decoder of this backend; others go through transformers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import timeit
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,33 +38,42 @@ def create_pair(
 ) -> Pair:
     """Load the base once, from safetensors only, attach LoRA to every linear layer except the head, and publish it.
 
-    With [model] lora_rank = 0 there is no adapter: all weights are trained, and sharded over a `mesh` if there is one.
-    One sampler is made for each of `sampler_devices`, in `sampler_dtype`; both default to the trainer's. None is made
-    without `samples`. `role` is what the console calls the model.
-    ConfigError when the model cannot be loaded completely or cannot be computed exactly; BackendError when it does not
-    fit on a device.
+    With [model] lora_rank = 0 all weights are trained, sharded over `mesh` if there is one. `sampler_devices` and
+    `sampler_dtype` default to the trainer's. ConfigError when the model cannot be loaded completely or computed
+    exactly, BackendError when it does not fit on a device.
     """
     log.info("Loading %s: %s on %s...", role, config.model.model, trainer_device)
     rank = config.model.lora_rank
     kinds = {name: config.value(f"lora.{name}", False) for name in ("rslora", "dora")}
     lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, **kinds)
-    samplers = (tuple(sampler_devices) or (trainer_device,)) if samples else ()
-    place = replace(
-        _placement(config, trainer_device, samplers, sampler_dtype), mesh=mesh, progress=progress or PhaseProgress()
+    trainer_dtype = trained_dtype(config, trainer_device)
+    place = Placement(
+        trainer=trainer_device,
+        trainer_dtype=trainer_dtype,
+        samplers=(tuple(sampler_devices) or (trainer_device,)) if samples else (),
+        sampler_dtype=sampler_dtype or trainer_dtype,
+        quantize=config.table("model", ModelKeys).quantize,
+        mesh=mesh,
+        progress=progress or PhaseProgress(),
     )
     folder = open_folder(config, source)
     with folder.refusals(trainer_device):
         architecture = read_architecture(folder.document)
         if architecture is not None and not rank:
-            from retrain_local.model.full_pair import create_full_pair
+            from retrain_local.model.full import create_full_pair
 
-            pair = create_full_pair(folder, architecture, place)
+            if mesh is None:
+                pair = create_full_pair(folder, architecture, place)
+            else:
+                from retrain_local.model.sharded import shard  # FSDP takes seconds to import
+
+                pair = create_full_pair(folder, architecture, place, shard)
         elif architecture is not None and not lora.dora:
-            from retrain_local.model.llama_pair import create_llama_pair
+            from retrain_local.model.llama import create_llama_pair
 
             pair = create_llama_pair(folder, architecture, lora, place)
         elif not rank:
-            from retrain_local.model.hf_full import create_hf_full_pair  # transformers and PEFT: seconds to import
+            from retrain_local.model.hf_model import create_hf_full_pair  # transformers and PEFT: seconds to import
 
             pair = create_hf_full_pair(folder, place)
         else:
@@ -76,28 +84,15 @@ def create_pair(
     return pair
 
 
-def _placement(
-    config: Config, trainer: torch.device, samplers: tuple[torch.device, ...], dtype: torch.dtype | None
-) -> Placement:
-    trainer_dtype = trained_dtype(config, trainer)
-    return Placement(
-        trainer=trainer,
-        trainer_dtype=trainer_dtype,
-        samplers=samplers,
-        sampler_dtype=dtype or trainer_dtype,
-        quantize=config.table("model", ModelKeys).quantize,
-    )
-
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS, WIDTH = 128, 512  # of the product that is timed: under a millisecond where bf16 is native
 ROUNDS = 5
 
 
 def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """`[model] dtype` on this device; ConfigError when bf16 is slower than fp32 there."""
-    asked = config.table("model", ModelKeys).dtype
-    dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if asked == "auto" else asked]
+    """Return `[model] dtype` on this device; ConfigError when bf16 is slower than fp32 there."""
+    name = config.table("model", ModelKeys).dtype
+    dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if name == "auto" else name]
     if device.type == "cpu" and dtype == torch.bfloat16 and (why := bf16_refusal()):
         what, fix = "bf16 would be slower than fp32 on this CPU", 'set it to "fp32", or to "auto"'
         raise ConfigError(Problem(where=config.place("model.dtype"), what=what, why=why, fix=fix))
@@ -105,7 +100,7 @@ def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
 
 
 def bf16_refusal() -> str | None:
-    """Why bf16 does not pay on this CPU, by a product timed both ways; None where the CPU has instructions for it."""
+    """Return why bf16 does not pay on this CPU, by a product timed both ways; None where it has instructions for it."""
     if has_instructions():
         return None
     fp32_s, bf16_s = product_s(torch.float32), product_s(torch.bfloat16)
@@ -116,13 +111,12 @@ def bf16_refusal() -> str | None:
 
 
 def has_instructions() -> bool:
-    """True for products of bf16 numbers by AVX-512 BF16 or AMX, as far as PyTorch can tell; other CPUs are timed."""
+    """True for products of bf16 numbers by AVX-512 BF16 or AMX, if PyTorch reports them; other CPUs are timed."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, bool)() for name in names)
 
 
 def product_s(dtype: torch.dtype) -> float:
-    """Seconds of one product, the fastest of a few, which a busy machine disturbs least."""
     x, weight = torch.ones(ROWS, WIDTH, dtype=dtype), torch.ones(WIDTH, WIDTH, dtype=dtype)
     with torch.no_grad():
         return min(timeit.repeat(lambda: functional.linear(x, weight), number=1, repeat=ROUNDS))

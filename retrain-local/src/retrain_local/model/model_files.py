@@ -1,4 +1,4 @@
-"""Files of a base model: found in a folder, at the hub or in its cache, and those of a checkpoint of all weights."""
+"""Files of a base model, in a folder, at the hub or in its cache, and the model that a run of all weights writes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,14 @@ LAYERS_SERVED = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where weights come from: `path` is a folder or hub id; `offline`: do not contact the hub, use its cache."""
+    """The source of weights: `path` is a folder or hub id; `offline`: do not contact the hub, use its cache."""
 
     path: str
     offline: bool
 
 
-def find_model(config: Config, plugins: Plugins) -> Source:
-    """The source of `[model] model`; see `find_source`."""
-    return find_source(config.model.model, config.place(KEY), plugins)
-
-
 def find_source(name: str, where: str, plugins: Plugins) -> Source:
-    """A local folder with safetensors, a model that a plugin ships, or a hub id; ConfigError if it is none of them."""
+    """Find a local folder with safetensors, a model that a plugin ships, or a hub id; ConfigError otherwise."""
     located = plugins.locate_model(name)
     path = Path(located or name).expanduser()
     if located is not None or path.is_dir():
@@ -62,7 +57,6 @@ def find_source(name: str, where: str, plugins: Plugins) -> Source:
 
 
 def check_folder(folder: Path, where: str) -> None:
-    """ConfigError unless the folder holds a readable config.json and safetensors weights."""
     file, why, fix = folder / "config.json", "", "give the complete folder of a transformers model"
     try:
         names = sorted(entry.name for entry in folder.iterdir())
@@ -106,14 +100,13 @@ def _on_the_hub(name: str, where: str) -> Source:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error, for a message to the user."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """`document` is config.json; `name` is what the user wrote, `where` the place it was written."""
+    """A model's folder: `document` is config.json, `name` the user's text, `where` its place in the configuration."""
 
     source: Source
     document: dict[str, Any]
@@ -122,32 +115,31 @@ class Folder:
     trust_remote_code: bool
 
     def weights(self) -> Path:
-        """The folder that holds every safetensors file, downloaded first if it comes from the hub."""
+        """Return the folder of the safetensors files, downloaded first if it comes from the hub."""
         first = Path(self.source.path)
         if first.is_dir():
             return first
-        index = _fetched(self.source, INDEX, required=False)
+        index = _optional(self.source, INDEX)
         if index is None:
-            return _required(self.source, SINGLE).parent
+            return _fetched(self.source, SINGLE).parent
         for name in file_names(index.parent):
-            _required(self.source, name)
+            _fetched(self.source, name)
         return index.parent
 
     def eos_ids(self) -> frozenset[int]:
-        """End-of-sequence ids of generation_config.json, or of config.json where there is none."""
-        path = _fetched(self.source, "generation_config.json", required=False)
+        """Return the end-of-sequence ids of generation_config.json, or of config.json if it does not exist."""
+        path = _optional(self.source, "generation_config.json")
         document = self.document if path is None else json.loads(path.read_text(encoding="utf-8"))
         configured = document.get("eos_token_id")
         ids = configured if isinstance(configured, list) else [configured]
         return frozenset(int(id_) for id_ in ids if id_ is not None)
 
     def companions(self) -> tuple[Path, ...]:
-        """The files of the tokenizer and of generation, for a checkpoint that is a model."""
-        return tuple(path for name in COMPANIONS if (path := _fetched(self.source, name, required=False)) is not None)
+        return tuple(path for name in COMPANIONS if (path := _optional(self.source, name)) is not None)
 
     @contextmanager
     def refusals(self, device: torch.device) -> Iterator[None]:
-        """Turn any error while reading the model into one that says what to do."""
+        """Turn any error while reading the model into a ConfigError, or a BackendError if memory ran out."""
         try:
             yield
         except (ConfigError, BackendError):
@@ -168,14 +160,13 @@ def open_folder(config: Config, source: Source, name: str = "") -> Folder:
     where, trust = config.place(KEY), config.model.trust_remote_code
     folder = Folder(source=source, document={}, name=name or config.model.model, where=where, trust_remote_code=trust)
     with folder.refusals(torch.device("cpu")):
-        document = json.loads(_required(source, CONFIG_FILE).read_text(encoding="utf-8"))
+        document = json.loads(_fetched(source, CONFIG_FILE).read_text(encoding="utf-8"))
     folder.document.update(document)
     refuse_recurrent(document, where)
     return folder
 
 
 def refuse_recurrent(document: dict[str, Any], where: str) -> None:
-    """ConfigError when a layer is not attention over all or a window of the earlier tokens."""
     text = document.get("text_config") or document
     kinds = set(text.get("layer_types") or ()) - LAYERS_SERVED
     if kinds:
@@ -184,34 +175,33 @@ def refuse_recurrent(document: dict[str, Any], where: str) -> None:
         raise ConfigError(Problem(where=where, what=what, why=why, fix="use a model with attention layers only"))
 
 
-def _required(source: Source, name: str) -> Path:
-    path = _fetched(source, name, required=True)
-    assert path is not None
-    return path
-
-
-def _fetched(source: Source, name: str, *, required: bool) -> Path | None:
-    """A file of the folder, or of the hub's repository, downloaded unless `source` is offline."""
+def _fetched(source: Source, name: str) -> Path:
+    """Return a file of the folder, or of the hub's repository, downloaded unless `source` is offline."""
     folder = Path(source.path)
     if folder.is_dir():
-        return folder / name if required or (folder / name).is_file() else None
+        return folder / name
     from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(source.path, name, local_files_only=source.offline))
+
+
+def _optional(source: Source, name: str) -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(source.path, name, local_files_only=source.offline))
-    except LocalEntryNotFoundError:  # not cached, and the hub was not asked or did not answer
-        if required or not source.offline:
+        file = _fetched(source, name)
+        return file if file.is_file() else None
+    except LocalEntryNotFoundError:  # not in the cache, or the hub did not answer
+        if not source.offline:
             raise
     except EntryNotFoundError:
-        if required:
-            raise
+        pass
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What a model's folder holds beside its weights: config.json, files to copy, and the dtype of each tensor."""
+    """The rest of a model's folder: config.json, files to copy, and the dtype of each tensor."""
 
     document: Mapping[str, Any]
     companions: tuple[Path, ...]
@@ -219,17 +209,16 @@ class ModelFiles:
 
     @property
     def is_exact(self) -> bool:
-        """Whether model.safetensors holds the trained fp32 numbers themselves."""
+        """True if model.safetensors holds the trained fp32 numbers themselves."""
         return all(dtype == torch.float32 for dtype in self.dtypes.values())
 
     @property
     def weights_file(self) -> str:
-        """The file of a checkpoint that holds the trained numbers without rounding."""
+        """The file of a checkpoint with the unrounded trained numbers."""
         return SINGLE if self.is_exact else MASTER_FILE
 
 
 def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the trained weights as a model of transformers, in the dtypes that it came in."""
     # on the host: a GPU that is full of weights and moments has no room for another copy
     rounded = {name: tensor.cpu().to(files.dtypes[name]) for name, tensor in tensors.items()}
     save_tensors(rounded, folder / SINGLE)
@@ -240,7 +229,6 @@ def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write a safetensors file, in the order of the names."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     # without tensors safetensors 0.4 writes a header with metadata that it cannot read
     save_file(plain, file, metadata={"format": "pt"} if plain else None)

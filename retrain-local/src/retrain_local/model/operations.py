@@ -16,9 +16,9 @@ Heads = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn:
-    """How queries and keys are made: how many there are, cosine and sine [N, 1, D / 2] of every position's angles.
+    """The number of heads, their rotation, and their norms before it if `norm_HD` is given.
 
-    Before they are turned they are normalised and multiplied by `norm_HD` if there is one.
+    `cos_N1P` and `sin_N1P` belong to every position's angles, [N, 1, D / 2].
     """
 
     heads: int
@@ -32,8 +32,8 @@ class Turn:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in fp32 inside.
 
-    The quotient is rounded to the weight's dtype before it is multiplied, as transformers' modules do; x may be wider.
-    `weight` has the size of the last axis, or of the last two where heads have weights of their own.
+    The quotient is rounded to the weight's dtype before the product, as in transformers' modules; x may be wider.
+    `weight` has the size of the last axis, or of the last two for separate weights of each head.
     """
     if x.is_cuda:
         return _fused_norm(x, weight, eps)
@@ -44,10 +44,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
-    """Queries and keys, rotated by their positions, and values, of [N, heads + 2 kv_heads, D].
-
-    The pairs (x[p], x[p + D/2]) of a head are turned by the angle whose cosine and sine are given.
-    """
+    """Split [N, heads + 2 kv_heads, D] into queries and keys, rotated by their positions, and values."""
+    # the pairs (x[p], x[p + D/2]) of a head are rotated by the angle with the given cosine and sine
     is_norm_trained = turn.norm_HD is not None and turn.norm_HD.requires_grad
     if not qkv_NHD.is_cuda and torch.is_grad_enabled() and not is_norm_trained:
         heads: Heads = _SplitHeads.apply(qkv_NHD, turn)
@@ -61,7 +59,7 @@ def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of the two halves of the last axis."""
+    """Return silu(gate) * up of the two halves of the last axis."""
     if torch.is_grad_enabled():
         y: Tensor = _SwiGlu.apply(gate_up)
         return y
@@ -71,9 +69,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 @contextmanager
 def made_again(y: Tensor) -> Iterator[None]:
-    """Save no `y` for the backward pass: there it is made once more, from what the operation that made it has saved.
+    """Do not save `y` for the backward pass: there it is computed again from the saved inputs of its operation.
 
-    One element-wise pass each way spares a quarter of a layer's activations. Operations that cannot do it are saved.
+    One element-wise pass each way spares a quarter of a layer's activations. Results of other operations are saved.
     """
     node = y.grad_fn
     operation = getattr(node, "_forward_cls", None)
@@ -81,7 +79,7 @@ def made_again(y: Tensor) -> Iterator[None]:
         yield
         return
 
-    address, shape = y.data_ptr(), y.shape  # not y itself, which the hooks would keep alive
+    address, shape = y.data_ptr(), y.shape  # the hooks would keep y itself alive
 
     def pack(saved: Tensor) -> Tensor | None:
         return None if saved.data_ptr() == address and saved.shape == shape else saved
@@ -95,7 +93,7 @@ def made_again(y: Tensor) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """The three together, and in which context a product reads what the first or the last of them made."""
+    """The three operations, and the context in which a product reads the result of `rms_norm` or `swiglu`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     split_heads: Callable[[Tensor, Turn], Heads] = split_heads
@@ -104,10 +102,7 @@ class Operations:
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    """With r = 1 / sqrt(mean(x^2) + eps) and g' = g w: the gradient is r (g' - x r^2 mean(g' x)).
-
-    That of w, where it is trained, is the sum of g x r over all rows.
-    """
+    """With r = 1 / sqrt(mean(x^2) + eps), g' = g w: x gets r (g' - x r^2 mean(g' x)), w the sum of g x r over rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -125,7 +120,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def again(x: Tensor, weight: Tensor, r: Tensor) -> Tensor:
-        """The result, bit by bit, from what is saved."""
+        """Return the result, bit by bit, from the saved tensors."""
         return _weighed(x.float(), weight, r)
 
 
@@ -144,7 +139,7 @@ class _Rotate(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
-    """The gradients of all three are written to one tensor, and those of queries and keys rotated in place."""
+    """Its backward pass writes all three gradients to one tensor, and rotates queries and keys in place."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, turn: Turn) -> Heads:
@@ -173,7 +168,7 @@ class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
-    """Stores silu(gate) on a CPU, where recomputing it is slow."""
+    """Saves silu(gate) on a CPU, where recomputing it is slow."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -194,13 +189,12 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def again(gate_up: Tensor, gated: Tensor | None) -> Tensor:
-        """The result, bit by bit, from what is saved."""
         gate, up = gate_up.chunk(2, dim=-1)
         return (functional.silu(gate) if gated is None else gated) * up
 
 
 def _fused_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """One kernel on CUDA, several on a CPU; given the weight, it would round once, after the product with it."""
+    # one kernel on CUDA; given the weight, it would round once, after the product with it
     return functional.rms_norm(x, (x.shape[-1],), None, eps) * weight
 
 
@@ -216,7 +210,7 @@ def _weighed(wide: Tensor, weight: Tensor, r: Tensor) -> Tensor:
 
 
 def _norm_gradient(scaled: Tensor, x: Tensor, r: Tensor) -> Tensor:
-    """`scaled` = the output's gradient times the weight, in fp32; it is overwritten."""
+    """Return the gradient of x; `scaled`, the output's gradient times the weight in fp32, is overwritten."""
     wide = x.float()
     along = (scaled * wide).mean(-1, keepdim=True).mul_(r).mul_(r).neg_()
     return scaled.addcmul_(wide, along).mul_(r)

@@ -18,19 +18,18 @@ from retrain_local.model.model_files import ModelFiles
 
 
 class Publish(Protocol):
-    """Copies the adapter to the samplers, in memory."""
+    """Copies an adapter to the samplers: the current trained one, or one of the same names as `Pair.adapter`."""
 
-    def __call__(self, adapter: Mapping[str, Tensor] | None = None) -> None:
-        """Sample with the trained adapter as it is now, or with a given one of the same names as `Pair.adapter`."""
+    def __call__(self, adapter: Mapping[str, Tensor] | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pair:
-    """A trained decoder and its samplers; training affects no sampler before `publish`, which updates all of them.
+    """A trained decoder and its samplers; training affects no sampler before `publish` updates all of them.
 
     `parameters` are the trained ones, by PEFT's names and in a fixed order; they are only changed in place. `total`
-    counts all parameters, those of the adapter included. `files` are those of the model where all weights are trained:
-    then `parameters` have transformers' names, and there is no adapter.
+    counts all parameters, including the adapter. With all weights trained, `files` describes the model's folder,
+    `parameters` have transformers' names, and there is no adapter.
     """
 
     trained: TrainedDecoder
@@ -44,19 +43,14 @@ class Pair:
 
     @property
     def sampler(self) -> Decoder:
-        """The first sampler."""
         return self.samplers[0]
 
     @property
     def adapter(self) -> dict[str, Tensor]:
-        """The trained tensors, not copied, by their names in the file of the adapter or of the model."""
         return {name: p.detach() for name, p in file_names(self.parameters).items()}
 
     def stop_ids(self, tokenizer: Any) -> frozenset[int]:
-        """Every end-of-sequence id of the model's generation config, and the tokenizer's.
-
-        A tokenizer may have more tokens than the model's head. Those are never sampled, and vLLM refuses their ids.
-        """
+        # A tokenizer may have more tokens than the head. These are never sampled, and vLLM refuses their ids.
         own = getattr(tokenizer, "eos_token_id", None)
         ids = self.eos_ids if own is None else self.eos_ids | {int(own)}
         return frozenset(token for token in ids if token < self.trained.shape.vocabulary)
@@ -64,11 +58,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied elsewhere.
+    """Devices and dtypes of the decoders; frozen weights are shared where both agree, and copied where they do not.
 
-    `quantize` is `[model] quantize`, of both sides.
-    With a `mesh`, a `torch.distributed.DeviceMesh`, what is trained is sharded over it. `progress` counts
-    the tensors that are loaded.
+    Trained weights are sharded over `mesh`, a `DeviceMesh`, if given. `progress` counts the tensors that are loaded.
     """
 
     trainer: torch.device
@@ -81,13 +73,13 @@ class Placement:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether samplers keep A below the matrix that it belongs to: on GPUs, where launches cost."""
+        """True if samplers keep A below the rows of its matrix: on GPUs, where launches cost time."""
         return bool(self.samplers) and all(device.type == "cuda" for device in self.samplers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Settings of the adapter: A is initialised from `seed` alone, `name` is the base in adapter_config.json.
+    """Settings of the adapter; `name` is the base in adapter_config.json.
 
     `rslora` divides alpha by the root of the rank (arXiv:2312.03732), `dora` trains magnitudes too (arXiv:2402.09353).
     """
@@ -105,9 +97,8 @@ class LocalPolicy:
     """The policy as last published, a `retrain.api.Policy`.
 
     `sampler` is a `retrain_local.decoder.Decoder`, None once the backend is closed; `version` counts the optimizer
-    steps in it. Engines that run elsewhere load `model_path` (folder or hub id of the base model), write the adapter
-    with `save_adapter`, and compare the log-probabilities they sample with against `logprobs`, which come from the
-    model being trained. `limits` are the sizes that sampling has settled on.
+    steps in it. Servers load `model_path` (folder or hub id of the base model), write the adapter with `save_adapter`,
+    and compare their log-probabilities with `logprobs` of the model being trained.
     """
 
     sampler: Any

@@ -1,4 +1,4 @@
-"""Our attention behind transformers' AttentionInterface, and a small forward pass that verifies it for a model.
+"""The function behind transformers' AttentionInterface, and a small forward pass that verifies it for a model.
 
 Every layer calls the `Attend` of the forward pass; logits over packed rows are compared with the model's own.
 """
@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, Decoder, Scores, Shape
 
 ATTENTION, KEYWORD = "retrain", "retrain_attend"
@@ -25,16 +24,13 @@ class UnsupportedAttentionError(Exception):
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in place of its own attention, with tensors [1, heads, N, size].
-
-    The name is unknown to its table of masks, so that none is built; a mask that arrives all the same is one that the
-    architecture made itself, and means something that is not known here.
-    """
+    """Replace attention in transformers, with tensors [1, heads, N, size]."""
+    # transformers builds no mask for this unknown name, so a mask was made by the architecture, with unknown meaning
     attend: Attend | None = given.get(KEYWORD)
     if attend is None:
-        raise UnsupportedAttentionError("it hands no keyword arguments on to its attention")
+        raise UnsupportedAttentionError("it passes no keyword arguments to its attention")
     if attention_mask is not None:
-        raise UnsupportedAttentionError("it builds attention masks of its own")
+        raise UnsupportedAttentionError("it builds its own attention masks")
     scale = given.get("scaling")
     scores = Scores(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -46,13 +42,6 @@ def attention(
     return attend(module.layer_idx, queries_NHD, keys_NKD, values_NKD, scores)[None], None
 
 
-def register() -> None:
-    """Register the name `ATTENTION` with transformers."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, attention)
-
-
 SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))  # two rows of 9 and 7 tokens that share their first four
 TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
 LOOSE = 0.1  # in bf16, where routing may pick other experts
@@ -60,7 +49,7 @@ LOOSE = 0.1  # in bf16, where routing may pick other experts
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """An `Attend` that records which layers called it, and with what shapes."""
+    """An `Attend` that records the layers that called it, and their shapes."""
 
     attend: PaddedAttend
     layers: list[int] = field(default_factory=list)
@@ -76,7 +65,6 @@ class Recorder:
 
 
 def own_logits(model: Any, vocabulary: int) -> list[Tensor]:
-    """Logits of the rows of `SPANS`, computed one at a time with the model's own attention."""
     shared, *endings = _ids(vocabulary, model.device).split(SPANS.lengths)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -87,10 +75,7 @@ def own_logits(model: Any, vocabulary: int) -> list[Tensor]:
 
 
 def measured(decoder: Decoder, own: list[Tensor], parameters: int, context: int | None, inner: int) -> Shape:
-    """The decoder's sizes, as seen in the calls of its attention.
-
-    UnsupportedAttentionError unless its logits over packed rows equal its own.
-    """
+    """Return the decoder's sizes; UnsupportedAttentionError unless its logits over packed rows equal `own`."""
     device, vocabulary = decoder.device, own[0].shape[-1]
     recorder = Recorder(PaddedAttend(SPANS, device))
     positions_N = torch.from_numpy(SPANS.positions()).to(device)

@@ -1,17 +1,90 @@
-"""Linear projections with the adapter applied: differentiable for training, without a gradient for sampling."""
+"""Linear projections with the adapter applied: differentiable for training, without a gradient for sampling.
+
+At the top matrices without an adapter, some in the layout that oneDNN multiplies by.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import platform
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from retrain_local.memory.sizes import MERGE_LIMIT as MERGE_LIMIT
+from retrain_local.memory.sizes import PREPACK_FROM
 from retrain_local.model.adapter import Adapter, merge
-from retrain_local.model.prepacked import frozen_matrix, own_matrix
 from retrain_local.model.weights import Linear
+
+LAYOUT_ROWS = 32  # rows of x that the layout is chosen for; on the CPUs measured it is the best one for any number
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest element of a product
+
+
+class Matrix(Protocol):
+    """A matrix W [outputs, inputs] that rows are multiplied by; no gradient flows through it."""
+
+    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """x W^T + bias, [N, outputs] in x's dtype."""
+
+    def take(self, weight_OI: Tensor) -> None:
+        """Hold these numbers from now on."""
+
+
+class Plain:
+    """The caller's tensor itself, rounded to the dtype of the rows."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self._weight_OI = weight_OI
+
+    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return functional.linear(x_NI, self._weight_OI.detach().to(x_NI.dtype), bias_O)
+
+    def take(self, weight_OI: Tensor) -> None:
+        self._weight_OI.copy_(weight_OI)  # in place, so that CUDA graphs see it
+
+
+class Prepacked:
+    """A copy in oneDNN's blocked layout, as large as the matrix; with 8 to 32 rows its product takes half the time."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self.take(weight_OI)
+
+    def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, bias_O, "none", [], "")
+        return y_NO
+
+    def take(self, weight_OI: Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), LAYOUT_ROWS)
+
+
+def frozen_matrix(weight_OI: Tensor, *, may_copy: bool = True) -> Matrix:
+    """Return the tensor as a matrix, or a prepacked copy of it if `may_copy` and the copy is worth its memory."""
+    is_worth_it = weight_OI.device.type == "cpu" and weight_OI.numel() >= PREPACK_FROM
+    return Prepacked(weight_OI) if may_copy and is_worth_it and can_prepack(weight_OI.dtype) else Plain(weight_OI)
+
+
+def own_matrix(weight_OI: Tensor) -> Matrix:
+    found = frozen_matrix(weight_OI)
+    return Plain(weight_OI.clone()) if isinstance(found, Plain) else found
+
+
+@cache
+def can_prepack(dtype: torch.dtype) -> bool:
+    """True if oneDNN's product of a prepacked matrix works here; measured to be faster on x86 only."""
+    if dtype not in TOLERANCE or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    weight_OI = torch.arange(48 * 32, dtype=torch.float32).mul_(1.7).sin_().view(48, 32).to(dtype)
+    x_NI = torch.arange(3 * 32, dtype=torch.float32).cos_().view(3, 32).to(dtype)
+    bias_O = weight_OI[:, 0].contiguous()
+    wanted_NO = functional.linear(x_NI.float(), weight_OI.float(), bias_O.float())
+    try:
+        with torch.no_grad():
+            found_NO = Prepacked(weight_OI).linear(x_NI, bias_O).float()
+    except (AttributeError, NotImplementedError, RuntimeError):  # PyTorch without oneDNN, or a CPU it does not support
+        return False
+    return bool((found_NO - wanted_NO).abs().max() <= TOLERANCE[dtype] * wanted_NO.abs().max())
 
 
 class Projection(Protocol):
@@ -25,11 +98,11 @@ class Sampled(Projection, Protocol):
     """A projection that sampling uses."""
 
     def take(self, adapter: Adapter) -> None:
-        """Use these matrices from now on; copied in place, so that CUDA graphs see them."""
+        """Copy these matrices in place, where CUDA graphs read them."""
 
 
 class Trained:
-    """A projection with its adapter. `is_reference`: with the one kept as reference, or x W^T as if B were zero."""
+    """A projection with its adapter, or if `is_reference` with the adapter kept as reference (none: B = 0)."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
@@ -37,7 +110,6 @@ class Trained:
         self.is_reference = False
 
     def keep_reference(self) -> None:
-        """Make the adapter as it is now the reference."""
         self._reference = self._adapter.copied()
 
     def __call__(self, x_NI: Tensor) -> Tensor:
@@ -63,7 +135,7 @@ class TrainedMerged(Trained):
 
 
 class TrainedLowRank(Trained):
-    """x W^T + (x A^T) (scale B)^T in the dtype of W, which keeps an update that rounding of W + BA would lose."""
+    """x W^T + (x A^T) (scale B)^T in the dtype of W, to keep an update that rounding of W + BA would lose."""
 
     def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
         y_NO: Tensor = _LowRank.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
@@ -86,13 +158,12 @@ class SampledMerged:
 
 
 class SampledLowRank:
-    """x W^T + (x A^T) (scale B)^T with shared W: two products more for all parts, B being block-diagonal."""
+    """x W^T + (x A^T) (scale B)^T with shared W: two more products for all parts, since B is block-diagonal.
+
+    `may_copy` allows a prepacked copy of W. `expands` reads W from `linear` at each use, for a quantised one.
+    """
 
     def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True, expands: bool = False) -> None:
-        """`may_copy`: whether W may be prepacked, which takes its size again where others hold the tensor.
-
-        With `expands` W is taken from `linear` at each use, for one that makes it from fewer bits.
-        """
         self._bias, self._source = linear.bias, linear if expands else None
         if not expands:
             self._frozen = frozen_matrix(linear.weight, may_copy=may_copy)
@@ -109,27 +180,18 @@ class SampledLowRank:
 
     def take(self, adapter: Adapter) -> None:
         self._a.copy_(adapter.a)
-        spread(adapter, self._b)
+        rows, columns = self._b.split(adapter.linear.sizes), range(0, self._b.shape[1], adapter.rank)
+        for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
+            block[:, at : at + adapter.rank].copy_(_scaled(b, adapter, self._b.dtype))
 
 
-def spread(adapter: Adapter, out: Tensor) -> None:
-    """Write scale B of every part into its rows of `out` [sum of outputs, parts x rank], and its own columns."""
-    rows, columns = out.split(adapter.linear.sizes), range(0, out.shape[1], adapter.rank)
-    for block, at, b in zip(rows, columns, adapter.parts_b, strict=True):
-        block[:, at : at + adapter.rank].copy_(scaled(b, adapter, out.dtype))
-
-
-def scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
-    """scale B in the dtype of the product, so that both sides round at the same point."""
+def _scaled(b: Tensor, adapter: Adapter, dtype: torch.dtype) -> Tensor:
+    # rounded to the dtype of the product, so that trainer and sampler round at the same point
     return (b.detach() * adapter.scale).to(dtype)
 
 
 class _Merged(torch.autograd.Function):  # type: ignore[misc]
-    """Stores only x for the backward pass.
-
-    There W' is made again, which costs rank / N of a product with it, or, for fewer rows than outputs, B and A are
-    multiplied one after the other, for the gradients of A and B need the first product anyway.
-    """
+    """Stores only x: the backward pass computes W' again, for rank / N of a product with it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
@@ -145,7 +207,7 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
         g_inner, of_parts = _adapter_gradients(x, x @ adapter.a.T, g, adapter.b * adapter.scale, adapter)
         if not ctx.needs_input_grad[0]:
             return None, None, *of_parts
-        if len(g) < len(weight):
+        if len(g) < len(weight):  # the gradients of A and B need the product with B anyway
             return (g @ weight).addmm_(g_inner, adapter.a), None, *of_parts
         return g @ merge(adapter, weight, torch.empty_like(weight)), None, *of_parts
 
@@ -153,29 +215,24 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
 class _LowRank(torch.autograd.Function):  # type: ignore[misc]
     """Stores x and x A^T for the backward pass.
 
-    Of a layer of Qwen3-4B at rank 32 the second is 224 numbers a token beside 72,000 activations; made again it would
-    read x once more, a tenth of what all products with A and B read and write (218,000 numbers a token).
+    In a layer of Qwen3-4B at rank 32 the second takes 224 numbers a token next to 72,000 activations. Computing it
+    again would read x once more, a tenth of all that products with A and B read and write (218,000 numbers a token).
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
-        linear, rank = adapter.linear, adapter.rank
+        linear = adapter.linear
         y = functional.linear(x, linear.weight, linear.bias)
         inner = x @ adapter.a.to(x.dtype).T
         ctx.save_for_backward(x, inner)
         ctx.adapter = adapter
-        scaled_b = scaled(adapter.b, adapter, x.dtype)
-        parts_of = zip(
-            y.split(linear.sizes, dim=1), inner.split(rank, dim=1), scaled_b.split(linear.sizes), strict=True
-        )
-        for part, inside, b in parts_of:
-            part.addmm_(inside, b.T)
-        return y
+        scaled_b = _scaled(adapter.b, adapter, x.dtype)
+        return LowRankSum(y_NO=y, inner_NR=inner, b_OR=scaled_b, sizes=linear.sizes).total()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x, inner), adapter, g = ctx.saved_tensors, ctx.adapter, gradients[0]
-        a, scaled_b = adapter.a.to(x.dtype), scaled(adapter.b, adapter, x.dtype)
+        a, scaled_b = adapter.a.to(x.dtype), _scaled(adapter.b, adapter, x.dtype)
         g_inner, of_parts = _adapter_gradients(x, inner, g, scaled_b, adapter)
         g_x = (g @ adapter.linear.weight).addmm_(g_inner, a) if ctx.needs_input_grad[0] else None
         return g_x, None, *of_parts
@@ -184,7 +241,7 @@ class _LowRank(torch.autograd.Function):  # type: ignore[misc]
 def _adapter_gradients(
     x: Tensor, inner: Tensor, g: Tensor, scaled_b: Tensor, adapter: Adapter
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Gradient of `inner`, which is x A^T, [N, parts x rank], and those of every A, then of every B."""
+    """Return the gradient of `inner` = x A^T, [N, parts x rank], and the gradients of every A, then of every B."""
     sizes, rank = adapter.linear.sizes, adapter.rank
     g_inner = torch.empty_like(inner)
     g_b = adapter.b.new_empty(adapter.b.shape)
@@ -201,3 +258,69 @@ def _adapter_gradients(
         of_b.copy_(of_y.T @ inside)
     g_a = (g_inner.T @ x).to(adapter.a.dtype)
     return g_inner, (*g_a.split(rank), *g_b.mul_(adapter.scale).split(sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LowRankSum:
+    """Y + T_p (scale B_p)^T for every part p of a product, before the addition.
+
+    `y_NO` holds the products with the frozen matrices, `inner_NR` the columns T_p = x A_p^T side by side, `b_OR`
+    scale B of the parts, [sum of outputs, rank]; `sizes` are the outputs of the parts.
+    """
+
+    y_NO: Tensor
+    inner_NR: Tensor
+    b_OR: Tensor
+    sizes: tuple[int, ...]
+
+    def total(self) -> Tensor:
+        """Add to `y_NO` in place, one product per part, and return it."""
+        parts = zip(
+            self.y_NO.split(self.sizes, dim=1),
+            self.inner_NR.split(self.b_OR.shape[1], dim=1),
+            self.b_OR.split(self.sizes),
+            strict=True,
+        )
+        for part, inner, b in parts:
+            part.addmm_(inner, b.T)
+        return self.y_NO
+
+
+@runtime_checkable
+class SampledInParts(Sampled, Protocol):
+    """A projection that can leave the addition to the kernel that reads its product."""
+
+    rank: int
+
+    def parts(self, x_NI: Tensor) -> LowRankSum: ...
+
+
+class SampledStacked:
+    """x [W; A]^T in one product, with W shared with the trainer and A in the rows below it; then (x A^T) (scale B)^T.
+
+    In decoding a product of few rows costs the reading of its matrix, or a launch. A separate product with A costs a
+    launch for 1 % of the bytes of W: 4 of 21 launches of a layer. A fused kernel that reads the product also adds B.
+    """
+
+    def __init__(self, linear: Linear, stacked_OI: Tensor, rank: int) -> None:
+        self._stacked, self._sizes, outputs = stacked_OI, linear.sizes, len(linear.weight)
+        self.rank = rank
+        stacked_OI[outputs:].zero_()
+        self._a = stacked_OI[outputs : outputs + len(linear.sizes) * rank]
+        self._b = linear.weight.new_zeros(outputs, rank)
+        self._bias = None
+        if linear.bias is not None:
+            self._bias = torch.cat([linear.bias, linear.bias.new_zeros(len(stacked_OI) - outputs)])
+
+    def parts(self, x_NI: Tensor) -> LowRankSum:
+        outputs = len(self._b)
+        product = functional.linear(x_NI, self._stacked, self._bias)
+        inner_NR = product[:, outputs : outputs + len(self._a)]
+        return LowRankSum(y_NO=product[:, :outputs], inner_NR=inner_NR, b_OR=self._b, sizes=self._sizes)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return self.parts(x_NI).total()
+
+    def take(self, adapter: Adapter) -> None:
+        self._a.copy_(adapter.a)
+        self._b.copy_(_scaled(adapter.b, adapter, self._b.dtype))

@@ -1,6 +1,6 @@
 """`[model] quantize`: frozen matrices of 4 or 8 bits, expanded whenever they are used (QLoRA, arXiv:2305.14314).
 
-Trainer and sampler expand the same stored numbers, so both compute with the same matrix W' beside the same adapter.
+Trainer and sampler expand the same stored numbers, so both compute with the same matrix W' and the same adapter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,19 +19,9 @@ from retrain_local.model.weights import Linear
 BLOCK = 64  # numbers of a row that share a scale in nf4
 
 
-class Stored(Protocol):
-    """A matrix in fewer bits."""
-
-    def expanded(self, dtype: torch.dtype) -> Tensor:
-        """W' [outputs, inputs]."""
-
-    def to(self, device: torch.device) -> Stored:
-        """The same there."""
-
-
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """While bitsandbytes is imported: on some CPUs it warns that it lacks a kernel, which nothing here would use."""
+    """Silence bitsandbytes while it is imported: on some CPUs it warns of a missing kernel that is not used here."""
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -48,7 +38,7 @@ class Nf4:
         with without_advice():
             from bitsandbytes.functional import quantize_4bit  # seconds to import
 
-        # as one row: on a CPU bitsandbytes 0.50 expands a matrix wrongly whose rows are not whole blocks
+        # as one row: bitsandbytes 0.50 on a CPU expands a matrix wrongly if its rows are not whole blocks
         self._shape, flat = weight_OI.shape, weight_OI.reshape(1, -1)
         self._packed, self._state = quantize_4bit(flat, blocksize=BLOCK, quant_type="nf4")
 
@@ -68,7 +58,7 @@ class Nf4:
 
 
 class Int8:
-    """Whole numbers of -127 to 127 times a scale for each row, rounded to the nearest."""
+    """Integers from -127 to 127 times a scale for each row, rounded to the nearest."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         largest_O1 = weight_OI.float().abs().amax(dim=1, keepdim=True).clamp_(min=1e-12)
@@ -84,11 +74,12 @@ class Int8:
         return moved
 
 
+Stored: TypeAlias = Nf4 | Int8  # a matrix in fewer bits; `expanded` is W' [outputs, inputs]
 KINDS: dict[str, Callable[[Tensor], Stored]] = {"nf4": Nf4, "int8": Int8}
 
 
 class QuantisedLinear(Linear):
-    """A `Linear` that keeps `stored` in place of its weight, which is made anew for every use."""
+    """A `Linear` that keeps `stored` in place of its weight W', and expands it for every use."""
 
     _stored: Stored
     _dtype: torch.dtype
@@ -100,17 +91,14 @@ class QuantisedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:
-        """W' [sum of outputs, inputs]."""
         return self._stored.expanded(self._dtype)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Linear:
-        """The same stored numbers, expanded there and to that dtype."""
         bias = None if self.bias is None else self.bias.to(device, dtype)
         return QuantisedLinear(self, self._stored.to(device), bias, dtype)
 
 
 def quantiser(kind: str) -> Callable[[Linear], Linear] | None:
-    """What turns a layer just read into one of `[model] quantize`; None for "none"."""
     if kind not in KINDS:
         return None
     make = KINDS[kind]

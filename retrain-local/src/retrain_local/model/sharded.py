@@ -6,7 +6,7 @@ backward; embedding, final norm and head stay gathered from the beginning of a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,14 +17,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 
 from retrain_local.decoder import Attend
+from retrain_local.devices.group import whole
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.full import EMBEDDING, HEAD, NORM, FullDecoder, TrainedLinear, norm_names
 from retrain_local.model.weights import HeadsNorm, LayerWeights, Weights
-from retrain_local.model.whole import whole
 
 
 class ShardedLinear(nn.Module):  # type: ignore[misc]
-    """x W^T + bias of every part, side by side: a fused matrix would have to be put together again for each pass."""
+    """x W^T + bias of every part, side by side: parts are gathered one by one, so a fused matrix would be a copy."""
 
     def __init__(self, linear: TrainedLinear) -> None:
         super().__init__()
@@ -56,13 +56,10 @@ class ShardedLayer(nn.Module):  # type: ignore[misc]
         return HeadsNorm(queries_D=self.queries_norm, keys_D=self.keys_norm, **self._heads).expanded()
 
     def forward(self, x_ND: Tensor, *given: Any) -> Tensor:
-        """The layer's output."""
         return self.compute(x_ND, *given)
 
 
 class _Root(nn.Module):  # type: ignore[misc]
-    """All layers with what stands before and behind them."""
-
     def __init__(self, decoder: ShardedDecoder, layers: Sequence[ShardedLayer], weights: Weights) -> None:
         super().__init__()
         self._hidden, self.layers = decoder.hidden_of, nn.ModuleList(layers)
@@ -74,7 +71,7 @@ class _Root(nn.Module):  # type: ignore[misc]
 
 
 class ShardedDecoder(FullDecoder):
-    """A `FullDecoder` of which this rank holds a part; all ranks call the same methods at the same time."""
+    """A `FullDecoder` that this rank holds a part of; all ranks call the same methods at the same time."""
 
     def __init__(
         self, architecture: Architecture, weights: Weights, linears: Sequence[TrainedLinear], *, mesh: Any, **given: Any
@@ -99,7 +96,6 @@ class ShardedDecoder(FullDecoder):
         fully_shard(self._root, mesh=mesh, mp_policy=precision)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """This rank's parts, as DTensors, by transformers' names."""
         root = self._root
         found = {EMBEDDING: root.embedding, NORM: root.norm} | ({} if root.head is None else {HEAD: root.head})
         for at, layer in enumerate(root.layers):
@@ -117,22 +113,21 @@ class ShardedDecoder(FullDecoder):
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         if self._is_reference:
             return super().hidden(ids_N, positions_N, attend)
-        self._root.reshard()  # of a pass without a gradient, which has no end that FSDP knows of
+        self._root.reshard()  # FSDP does not see the end of a pass without a gradient
         hidden_ND: Tensor = self._root(ids_N, positions_N, attend)
         return hidden_ND
 
     def hidden_of(self, root: _Root, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """The same, while embedding, norm and head of `root` are gathered."""
+        """Compute `hidden` while embedding, norm and head of `root` are gathered."""
         self._embedding, self._norm = root.embedding, root.norm
         self._head = root.embedding if root.head is None else root.head
         self.head_parameters = (self._head,)
         return super().hidden(ids_N, positions_N, attend)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """See `Decoder`; after `hidden`, which gathers the head."""
         if self._is_reference:
             return super().logits(hidden_MD)
-        return functional.linear(hidden_MD, self._head.to(hidden_MD.dtype))
+        return functional.linear(hidden_MD, self._head.to(hidden_MD.dtype))  # gathered by `hidden`
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
@@ -142,6 +137,16 @@ class ShardedDecoder(FullDecoder):
                 yield
             finally:
                 self._is_reference = False
+
+
+def shard(
+    names: Iterable[str], *parts: Any, **given: Any
+) -> tuple[ShardedDecoder, dict[str, nn.Parameter], Mapping[str, Tensor]]:
+    """Create the decoder; return also its parameters under `names`, sharded and whole."""
+    decoder = ShardedDecoder(*parts, **given)
+    found = decoder.parameters()
+    parameters = {name: found[name] for name in names}
+    return decoder, parameters, Gathered(parameters)
 
 
 class Gathered(Mapping[str, Tensor]):

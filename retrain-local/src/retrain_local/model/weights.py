@@ -23,8 +23,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 class Linear:
     """One or more matrices with the same input, stacked: [sum of outputs, inputs].
 
-    `names` are the modules of transformers' causal language model that hold them, `sizes` their numbers of outputs.
-    `stacked` is the tensor whose first rows `weight` is, where more rows follow, in which sampling keeps the adapter.
+    `names` are their modules in transformers, `sizes` their outputs. `stacked` has the adapter's rows below `weight`.
     """
 
     weight: Tensor
@@ -34,7 +33,7 @@ class Linear:
     stacked: Tensor | None = None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Linear:
-        """The same tensors if device and dtype already match, otherwise copies."""
+        """Return the same tensors if device and dtype already match, otherwise copies."""
         bias = None if self.bias is None else self.bias.to(device, dtype)
         if self.stacked is None:
             return replace(self, weight=self.weight.to(device, dtype), bias=bias)
@@ -44,7 +43,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeadsNorm:
-    """The norm weights of queries and keys where both are trained: two vectors, each for all of its heads."""
+    """Trained norm weights of queries and keys: two vectors, each for all of its heads."""
 
     queries_D: Tensor
     keys_D: Tensor
@@ -52,7 +51,6 @@ class HeadsNorm:
     kv_heads: int
 
     def expanded(self) -> Tensor:
-        """[heads + kv_heads, head_size], differentiable."""
         return torch.cat([self.queries_D.expand(self.heads, -1), self.keys_D.expand(self.kv_heads, -1)])
 
 
@@ -70,12 +68,10 @@ class LayerWeights:
 
     @property
     def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        """In the order of the forward pass."""
         return self.qkv, self.output, self.gate_up, self.down
 
     @property
     def norm_HD(self) -> Tensor | None:
-        """`heads_norm` as one tensor."""
         return self.heads_norm.expanded() if isinstance(self.heads_norm, HeadsNorm) else self.heads_norm
 
 
@@ -89,7 +85,7 @@ class Weights:
     head: Tensor
 
     def mapped(self, moved: Callable[[Tensor], Tensor]) -> Weights:
-        """`moved` applied to embedding, head and norms; linear layers, owned by the projections, stay as they are."""
+        """Apply `moved` to embedding, head and norms; linear layers belong to the projections."""
         layers = tuple(
             replace(
                 layer,
@@ -105,7 +101,6 @@ class Weights:
 
     @property
     def count(self) -> int:
-        """Number of parameters, the tied head counted once."""
         tensors = [self.embedding, self.norm] + ([self.head] if self.head is not self.embedding else [])
         for layer in self.layers:
             tensors += [layer.attention_norm, layer.inner_norm]
@@ -119,15 +114,13 @@ class UnfitWeightsError(Exception):
 
     @classmethod
     def missing(cls, names: Sequence[str]) -> UnfitWeightsError:
-        """The error for tensors that are not there."""
         return cls(f"{len(names)} weights are missing, first {names[0]}; they would stay random")
 
 
 class Reader:
-    """Tensors by name out of the safetensors files of one folder; a context manager, one tensor in memory at a time.
+    """Tensors by name from the safetensors files of one folder; a context manager, one tensor in memory at a time.
 
-    `spare_rows` are allocated below every matrix that goes into a `Linear`, see `Linear.stacked`. `names` are the files
-    to read, if not those of a model. `progress` counts the tensors that are read.
+    `spare_rows` are allocated below every matrix of a `Linear`, for `Linear.stacked`. `progress` counts tensors.
     """
 
     def __init__(
@@ -137,19 +130,17 @@ class Reader:
         dtype: torch.dtype,
         *,
         spare_rows: int = 0,
-        names: Sequence[str] = (),
         progress: PhaseProgress | None = None,
     ) -> None:
         self._folder, self._device, self._dtype, self.spare_rows = folder, device, dtype, spare_rows
-        self._names, self._progress = names, progress or PhaseProgress()
+        self._progress = progress or PhaseProgress()
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        self._open: dict[str, Any] = {}
 
     def __enter__(self) -> Reader:
         from safetensors import safe_open
 
-        for name in self._names or file_names(self._folder):
+        for name in file_names(self._folder):
             file = self._stack.enter_context(safe_open(self._folder / name, framework="pt", device="cpu"))
             self._files |= dict.fromkeys(file.keys(), file)
         self._progress.begin("tensors", len(self._files))
@@ -162,29 +153,23 @@ class Reader:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, read from its file's header."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def names(self) -> list[str]:
-        """Every tensor of the files."""
         return sorted(self._files)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Dtype of a tensor in its file."""
         return self._files[name].get_slice(name)[:1].dtype
 
     def empty(self, *shape: int) -> Tensor:
-        """A tensor to read into."""
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
     def read(self, name: str, into: Tensor) -> Tensor:
-        """Fill a tensor of the same shape."""
         self._progress.add(1)
         return into.copy_(self._files[name].get_tensor(name))
 
 
 def file_names(folder: Path) -> list[str]:
-    """The safetensors files of a folder, in order."""
     if not (folder / INDEX).is_file():
         return [SINGLE]
     return sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
@@ -193,10 +178,7 @@ def file_names(folder: Path) -> list[str]:
 def read_weights(
     reader: Reader, architecture: Architecture, *, pack: Callable[[Linear], Linear] | None = None
 ) -> Weights:
-    """All weights of a decoder, fused; UnfitWeightsError when the files do not hold them.
-
-    `pack` is applied to every layer as soon as it is read, so that the model is never whole in memory before it.
-    """
+    """Read all weights of a decoder, fused and quantised by `pack`; UnfitWeightsError when the files lack some."""
     prefix = "" if "embed_tokens.weight" in reader else "model."
     shapes = dict(_shapes(architecture, prefix))
     is_tied = architecture.is_tied and "lm_head.weight" not in reader
@@ -240,7 +222,7 @@ def _shapes(a: Architecture, prefix: str) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def matrices(a: Architecture) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the linear layers within one layer, by module name, in the order of their modules."""
+    """Return outputs and inputs of the matrices of one layer, by module name, in the order of their modules."""
     queries, keys = a.heads * a.head_size, a.kv_heads * a.head_size
     return {
         "self_attn.q_proj": (queries, a.hidden),

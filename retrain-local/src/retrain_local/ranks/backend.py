@@ -1,4 +1,4 @@
-"""Backend `local` on several devices that all sample and train: rank 0, which the run sees, and its workers."""
+"""Backend `local` on several devices that all sample and train: rank 0, the backend of the run, and its workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,20 +33,21 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.backend import LocalBackend
-from retrain_local.devices.choose import Devices
 from retrain_local.devices.group import Group, PeerFailedError, ProcessGroup, join, open_store
-from retrain_local.ranks.messages import Delivered, Start, Stop
-from retrain_local.ranks.workers import POLL_S, LostRankError, Worker, Workers
+from retrain_local.devices.torch_devices import Devices
+from retrain_local.ranks.workers import POLL_S, Delivered, LostRankError, Start, Stop, Worker, Workers
 from retrain_local.sampling.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
 
+if TYPE_CHECKING:
+    from retrain_local.backend import LocalBackend
+
 log = logging.getLogger("retrain")
-CreateLocal = Callable[[PluginContext, Devices, Group], LocalBackend]
-LEAVE_S = 10.0  # for rank 0 to leave what it computed together with a rank that is gone
+CreateLocal = Callable[[PluginContext, Devices, Group], "LocalBackend"]
+LEAVE_S = 10.0  # for rank 0 to leave a computation with a rank that is gone
 
 
 def create_ranked(context: PluginContext, devices: Devices, create_local: CreateLocal) -> RankedBackend:
-    """Start the other ranks, and load the model on all of them at the same time, here by `create_local`."""
+    """Start the other ranks, and load the model on all of them at the same time, on rank 0 by `create_local`."""
     size, before = len(devices.ranks), torch.get_num_threads()
     threads = max(1, before // size) if devices.trainer.type == "cpu" else before
     store = open_store(0, is_master=True)
@@ -86,7 +87,7 @@ def create_ranked(context: PluginContext, devices: Devices, create_local: Create
 
 
 class RemoteEngine:
-    """The engine of another rank; see `Engine`."""
+    """The engine of another rank; LostRankError when that rank is gone."""
 
     delivers_early = True
 
@@ -96,7 +97,6 @@ class RemoteEngine:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """See `DeliversEarly.sample`; LostRankError when that rank is gone."""
         if not requests:
             return []
         worker, check = self._worker, self._cancellation.check
@@ -122,14 +122,14 @@ class RemoteEngine:
         return found
 
     def close(self) -> None:
-        """Nothing: its process ends with the backend."""
+        """Do nothing: its process ends with the backend."""
 
 
 class RankedBackend:
-    """The same model on every rank: requests are dealt out, rows are shared by their tokens, gradients summed.
+    """`LocalBackend` on every rank: request i goes to rank i mod n, rows are shared by their tokens, gradients summed.
 
     Every rank makes the same update, so that all hold the same weights. With FSDP each holds a part of the trained
-    ones and of the optimizer's moments. Only rank 0 writes.
+    weights and of the optimizer's moments. Only rank 0 writes, the same files as one process.
     """
 
     delivers_early = True
@@ -145,7 +145,7 @@ class RankedBackend:
         threads: int,
     ) -> None:
         self.capabilities = local.capabilities
-        if group.uses_gpus:  # sums over GPUs are in an order of NCCL's
+        if group.uses_gpus:  # NCCL chooses the order of its sums
             self.capabilities = replace(local.capabilities, determinism=Determinism.NONE)
         self._local, self._workers, self._group, self._cancellation = local, workers, group, cancellation
         self._check_stop, self._threads, self._thread = check_stop, threads, OwnThread()
@@ -157,7 +157,6 @@ class RankedBackend:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """As `LocalBackend.sample`; request i is rank i mod n's, whatever the speed of each."""
         self._open()
         try:
             return self._engine.sample(requests, params, deliver)
@@ -165,12 +164,11 @@ class RankedBackend:
             raise self._given_up(error) from None
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
-        """See `retrain.api.StreamsTokens`; this process streams alone, as one more completion would wait for all."""
-        self._open()
+        self._open()  # on rank 0 only: one more completion on another rank would make all others wait
         stream_from(self._local, requests, params, feed)
 
     def train(self, batch: TrainBatch) -> TrainReport:
-        """As `LocalBackend.train`, of all ranks' rows together; BackendError when their weights are not the same."""
+        """Update every rank by the rows of all; BackendError when their weights differ."""
         report, *others = self._together("train", batch)
         for rank, other in enumerate(others, start=1):
             if other.grad_norm != report.grad_norm:
@@ -182,7 +180,6 @@ class RankedBackend:
         return found
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As `LocalBackend.logprobs`."""
         found: list[Floats] = self._together("logprobs", rows, temperature)[0]
         return found
 
@@ -191,40 +188,31 @@ class RankedBackend:
         return found
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As `LocalBackend.reference_logprobs`."""
         found: list[Floats] = self._together("reference_logprobs", rows, temperature)[0]
         return found
 
     def publish(self) -> int:
-        """As `LocalBackend.publish`, on every rank."""
         return int(self._together("publish")[0])
 
     def settle_sizes(self) -> None:
-        """As `LocalBackend.settle_sizes`."""
         self._together("settle_sizes")
 
     def metrics(self) -> Mapping[str, float]:
-        """The engines' measurements since the last call, averaged over the ranks."""
         return self._engine.metrics()
 
     def save_adapter(self, folder: Path) -> None:
-        """As `LocalBackend.save_adapter`: the same files as of one process."""
         self._write("save_adapter", folder)
 
     def save(self, folder: Path) -> None:
-        """As `LocalBackend.save`: the same files as of one process."""
         self._write("save", folder)
 
     def load(self, folder: Path) -> None:
-        """Continue on every rank from what `save` wrote, whatever the number of ranks was."""
         self._together("load", folder)
 
     def sample_from(self, folder: Path | None) -> None:
-        """As `LocalBackend.sample_from`."""
         self._together("sample_from", folder)
 
     def close(self) -> None:
-        """End the other ranks and release the model; safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -235,17 +223,16 @@ class RankedBackend:
         torch.set_num_threads(self._threads)
 
     def _write(self, name: str, folder: Path) -> None:
-        """Rank 0 writes; the others are needed only where they hold parts of what is written."""
+        # the other ranks are needed only where they hold parts of the weights
         if self._group.shards:
             self._together(name, folder)
         else:
             getattr(self._local, name)(folder)
 
     def _together(self, name: str, *args: Any) -> list[Any]:
-        """What this method of the local backend returns on every rank, called on all of them at once.
+        """Call this method of the local backend on every rank at once, and return the results.
 
-        A stop ends it on every rank before anything has changed, or comes too late and is left to the caller. Where a
-        rank failed, its error is raised, not that of one which only waited for it.
+        A stop ends it on every rank before anything has changed, or comes too late and is left to the caller.
         """
         self._open()
         self._cancellation.clear()
@@ -293,7 +280,7 @@ class RankedBackend:
         return values
 
     def _given_up(self, error: RetrainError) -> RetrainError:
-        """End every other rank; nothing but `close` works from now on."""
+        """End every other rank; only `close` works from now on."""
         self._lost = self._lost or error
         self._workers.kill()
         self._group.abort()
@@ -307,20 +294,18 @@ class RankedBackend:
 
 
 class OwnThread:
-    """One thread for all tasks, since PyTorch keeps threads of its own for each; it does not outlive the process."""
+    """One daemon thread for all tasks, since PyTorch keeps a pool of threads for each thread that uses it."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="rank 0", daemon=True).start()
 
     def begin(self, work: Callable[[], Any]) -> Future[Any]:
-        """Begin this once all earlier work has ended."""
         future: Future[Any] = Future()
         self._tasks.put((future, work))
         return future
 
     def close(self) -> None:
-        """End the thread after what it is doing."""
         self._tasks.put(None)
 
     def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m retrain_local.ranks.worker FD`: another rank, which executes what rank 0 calls and ends with it."""
+"""`python -m retrain_local.ranks.worker FD`: another rank, executing the calls of rank 0 until it ends."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from typing import Any
 
 from retrain.api import BackendError, PluginContext, Problem, RetrainError, Sample, load_plugins
 from retrain_local.devices.group import join, open_store
-from retrain_local.ranks.messages import Answer, Call, Delivered, Start, Stop, StoppedError, receive, send
+from retrain_local.ranks.workers import Answer, Call, Delivered, Start, Stop, StoppedError, receive, send
 
 PARENT_S = 0.5
 log = logging.getLogger("retrain")
 
 
 class Caller:
-    """Rank 0 as seen from here."""
-
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def check_stop(self) -> None:
-        """StoppedError when rank 0 wants no more of the call in progress."""
+        """Raise StoppedError when rank 0 has stopped the call in progress."""
         if self._connection.poll():
             message = receive(self._connection)
             assert isinstance(message, Stop), f"{message} during a call"
@@ -56,7 +54,6 @@ class Caller:
 
 
 def main() -> None:
-    """Join the group, load the model, serve."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # rank 0 handles these for all
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -68,7 +65,7 @@ def main() -> None:
     except BaseException:
         log.exception("this rank ends")
         os._exit(1)
-    os._exit(0)  # without waiting for the other ranks, which may be gone
+    os._exit(0)  # without waiting for other ranks that may be gone
 
 
 def _serve(connection: Connection) -> None:
@@ -77,8 +74,8 @@ def _serve(connection: Connection) -> None:
     logging.basicConfig(level=logging.WARNING, format=f"rank {start.rank}: %(message)s")
     import torch  # seconds, in which rank 0 waits
 
-    from retrain_local.create import create_local
-    from retrain_local.devices.choose import choose_devices
+    from retrain_local.backend import create_local
+    from retrain_local.devices.torch_devices import choose_devices
 
     caller = Caller(connection)
     context = PluginContext(
@@ -103,7 +100,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has; also in the middle of a collective operation."""
+    """End this process when its parent has ended, even in the middle of a collective operation."""
     while os.getppid() == parent:
         time.sleep(PARENT_S)
     os._exit(1)

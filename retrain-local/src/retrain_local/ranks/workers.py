@@ -1,21 +1,102 @@
-"""Rank 0's side of the other ranks: starts them, calls them, notices when one is gone, and leaves none behind."""
+"""Rank 0's side of the other ranks: their processes, and the messages, pickled from process to child."""
 
 from __future__ import annotations
 
+import io
 import logging
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from retrain.api import BackendError, Problem, RetrainError
+from pydantic import BaseModel
+
+from retrain.api import BackendError, Config, Problem, RetrainError, Sample, Seeds
 from retrain_local.devices.group import PeerFailedError, torchrun_environment
-from retrain_local.ranks.messages import Answer, Call, Start, Stop, receive, send
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The first message to a worker: its rank, and the inputs of the backend."""
+
+    rank: int
+    size: int
+    port: int
+    threads: int
+    config: Config
+    seeds: Seeds
+    params: BaseModel | None
+    stop_id: int | None  # end-of-sequence id of the tokenizer, all that a backend reads of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A method of the worker's backend, and its arguments; the answer has the same number."""
+
+    number: int
+    name: str
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends the call in progress where it may stop; the worker ignores it after the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    number: int
+    request: int
+    place: int
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The result of a call, or its error; -1 answers `Start`."""
+
+    number: int = -1
+    value: Any = None
+    error: RetrainError | None = None
+
+
+class StoppedError(BackendError):
+    """Rank 0 has stopped the call in progress."""
+
+
+def send(connection: Connection, message: Any) -> None:
+    """Send one message; BrokenPipeError when the other process is gone."""
+    text = io.BytesIO()
+    _Pickler(text, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    connection.send_bytes(text.getbuffer())
+
+
+def receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles config tables, whose classes are made at run time from the keys of several plugins."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
+        if not isinstance(value, BaseModel) or found is kind:
+            return NotImplemented
+        return _empty, (kind.__name__, kind.__bases__), value.__getstate__()
+
+
+def _empty(name: str, bases: tuple[type[BaseModel], ...]) -> BaseModel:
+    kind: type[BaseModel] = type(name, bases, {})
+    return kind.__new__(kind)
+
 
 log = logging.getLogger("retrain")
 POLL_S = 0.2
@@ -24,30 +105,26 @@ FIX = "look for its own messages above and for the system's (out of memory?), th
 
 
 class LostRankError(BackendError):
-    """A worker has ended, so the run cannot go on."""
+    """A worker has ended, so the run cannot continue."""
 
 
 class Worker:
-    """One other rank: its process and the socket to it."""
-
     def __init__(self, rank: int, process: subprocess.Popen[bytes], connection: Connection) -> None:
         self.rank, self.process, self._connection = rank, process, connection
         self._numbers, self._current = count(), -1
 
     def call(self, name: str, *args: Any) -> None:
-        """Begin a call; `answer` waits for its end."""
         self._current = next(self._numbers)
         self.send(Call(number=self._current, name=name, args=args))
 
     def send(self, message: Any) -> None:
-        """LostRankError when it is gone."""
         try:
             send(self._connection, message)
         except OSError:
             raise self.lost() from None
 
     def next(self, check: Callable[[], None] = lambda: None) -> Any:
-        """Its next message of the call in progress; `check` is called while there is none. LostRankError when gone."""
+        """Return the next message of the call in progress, calling `check` while waiting; LostRankError when gone."""
         while True:
             try:
                 while not self._connection.poll(POLL_S):
@@ -55,11 +132,10 @@ class Worker:
                 found = receive(self._connection)
             except (EOFError, ConnectionError):
                 raise self.lost() from None
-            if found.number == self._current:  # else of a call whose caller was interrupted
+            if found.number == self._current:  # others belong to a call whose caller was interrupted
                 return found
 
     def answer(self, check: Callable[[], None] = lambda: None) -> Any:
-        """What the call returned; its error is raised."""
         found = self.next(check)
         while not isinstance(found, Answer):
             found = self.next(check)
@@ -68,12 +144,10 @@ class Worker:
         return found.value
 
     def check_alive(self) -> None:
-        """LostRankError when its process has ended."""
         if self.process.poll() is not None:
             raise self.lost()
 
     def lost(self) -> LostRankError:
-        """The error for a worker that has ended, or whose end of the socket is closed."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(CLOSE_S)
         code = self.process.returncode
@@ -83,8 +157,7 @@ class Worker:
         return LostRankError(Problem(where="[backend] devices", what=what, fix=FIX))
 
     def end(self) -> None:
-        """Let it end, kill it if it does not; it is gone afterwards."""
-        self._connection.close()  # it ends when it reads that
+        self._connection.close()
         try:
             self.process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -93,8 +166,6 @@ class Worker:
 
 
 class Workers:
-    """All other ranks of a run; iterable."""
-
     def __init__(self) -> None:
         self._all: list[Worker] = []
 
@@ -102,7 +173,17 @@ class Workers:
         """Start ranks 1 to `size` - 1, and wait until they are ready to join the group."""
         for rank in range(1, size):
             message = start(rank)
-            self._all.append(_started(message))
+            here, there = Pipe()
+            with there:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "retrain_local.ranks.worker", str(there.fileno())],
+                    env=dict(torchrun_environment(rank, size, message.port)),
+                    pass_fds=[there.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # a terminal's interrupt is for rank 0
+                )
+            log.info("Rank %d of %d is process %d.", rank, size, process.pid)
+            self._all.append(Worker(rank, process, here))
             self._all[-1].send(message)
         self.answers()
 
@@ -110,15 +191,12 @@ class Workers:
         return iter(self._all)
 
     def check_alive(self) -> None:
-        """LostRankError when one has ended."""
         for worker in self._all:
             worker.check_alive()
 
     def answers(self) -> list[Any]:
-        """What the call in progress returned on each.
-
-        An error of theirs is raised once all have answered: that of the rank that failed, not of one that it stopped.
-        """
+        """Return the results of the call in progress, once all have answered."""
+        # a rank that failed is reported, not one that waited for it
         found, errors = [], list[RetrainError]()
         for worker in self._all:
             try:
@@ -132,7 +210,7 @@ class Workers:
         return found
 
     def fault(self) -> RetrainError | None:
-        """Why one of them has failed, if it has: asked when rank 0 got no more than a broken connection."""
+        """Return why one of them has failed, if it has; rank 0 itself sees no more than a broken connection."""
         last = time.monotonic() + CLOSE_S
 
         def check() -> None:
@@ -150,33 +228,15 @@ class Workers:
         return None
 
     def stop(self) -> None:
-        """Ask all to end the call in progress."""
         for worker in self._all:
             worker.send(Stop())
 
     def kill(self) -> None:
-        """End all of them at once."""
         for worker in self._all:
             worker.process.kill()
         self.end()
 
     def end(self) -> None:
-        """Let all of them end; safe to call twice."""
         workers, self._all = self._all, []
         for worker in workers:
             worker.end()
-
-
-def _started(start: Start) -> Worker:
-    here, there = Pipe()
-    with there:
-        command = [sys.executable, "-m", "retrain_local.ranks.worker", str(there.fileno())]
-        process = subprocess.Popen(
-            command,
-            env=dict(torchrun_environment(start.rank, start.size, start.port)),
-            pass_fds=[there.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's interrupt is for rank 0
-        )
-    log.info("Rank %d of %d is process %d.", start.rank, start.size, process.pid)
-    return Worker(start.rank, process, here)

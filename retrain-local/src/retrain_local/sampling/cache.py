@@ -1,19 +1,159 @@
-"""What sampling holds besides the weights: pool, owners of its blocks, and finished rows kept for their prefixes."""
+"""The memory of sampling: the pool of keys and values, owners of its blocks, and finished rows kept as prefixes."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from retrain.api import Tokens
-from retrain_local.decoder import Decoder
+from retrain_local.attention.pages import LARGEST, STORED, Pages, as_bytes, zeros
+from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_bytes
 from retrain_local.memory.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU
-from retrain_local.sampling.pool import Blocks, Pool, bytes_per_token
-from retrain_local.sampling.rows import Row
+
+SCALE_BYTES = 4
+
+
+class Pool:
+    """Per layer keys [num_blocks, block_size, kv_heads, head_size] and values of the same form; block 0 is scratch.
+
+    `kind` "auto" stores them in the dtype of the model, "bf16" rounds them. "int8" and "fp8" (e4m3) store one fp32
+    scale per token and head, [num_blocks, block_size, kv_heads], that maps the vector's largest magnitude to the
+    largest number of the storage. Slot s is position s % block_size of block s // block_size. The pool starts as zeros:
+    reads beyond the end of a row are masked, so they must be finite.
+    """
+
+    def __init__(
+        self, shape: Shape, *, tokens: int, block_size: int, kind: str, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = 1 + max(1, tokens // block_size)
+        self.dtype = dtype
+        self._stored = stored = STORED.get(kind, dtype)
+        slots, sizes = (self.num_blocks, block_size, shape.kv_heads), (shape.head_size, shape.value_size)
+        self.layers = [
+            Pages(
+                *(_zeros((*slots, size), dtype=stored, device=device) for size in sizes),
+                *(_zeros(slots, dtype=torch.float32, device=device) for _ in sizes if stored in LARGEST),
+            )
+            for _ in range(shape.layers)
+        ]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if reads return the numbers written, without rounding."""
+        return self._stored is self.dtype
+
+    def write(self, layer: int, slots_N: Tensor, keys_NKD: Tensor, values_NKD: Tensor) -> None:
+        for states_NKD, (stored, scales) in zip((keys_NKD, values_NKD), self.layers[layer].sides, strict=True):
+            cells, scales_NK = self._encoded(states_NKD)
+            as_bytes(stored).flatten(0, 1).index_copy_(0, slots_N, as_bytes(cells))
+            if scales is not None and scales_NK is not None:
+                scales.flatten(0, 1).index_copy_(0, slots_N, scales_NK)
+
+    def read(self, layer: int, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values at any vectors (`vectors_of`), [*vectors.shape, size] in the model's dtype."""
+        found = []
+        for stored, scales in self.layers[layer].sides:
+            cells = as_bytes(stored).flatten(0, 2).index_select(0, vectors.flatten()).view(stored.dtype)
+            taken = None if scales is None else scales.flatten().index_select(0, vectors.flatten())
+            found.append(self._decoded(cells, taken).unflatten(0, vectors.shape))
+        return found[0], found[1]
+
+    def rounded(self, states_NKD: Tensor) -> Tensor:
+        """Return these states as they would be read back."""
+        return states_NKD if self.is_exact else self._decoded(*self._encoded(states_NKD))
+
+    def vectors_of(self, slots: Tensor) -> Tensor:
+        """Return the vectors in these slots, slot x kv_heads + head: [rows, tokens] to [rows, kv_heads, tokens]."""
+        heads = self.layers[0].keys.shape[2]
+        return slots[:, None] * heads + torch.arange(heads, device=slots.device)[:, None]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if not sources:
+            return
+        device = self.layers[0].keys.device
+        sources_R, targets_R = (torch.tensor(list(blocks), device=device) for blocks in (sources, targets))
+        for stored in (tensor for pages in self.layers for side in pages.sides for tensor in side):
+            if stored is not None:
+                as_bytes(stored).index_copy_(0, targets_R, as_bytes(stored).index_select(0, sources_R))
+
+    def _encoded(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        stored = self._stored
+        if stored not in LARGEST:
+            return states.to(stored), None
+        wide = states.float()
+        scales = wide.abs().amax(dim=-1) / LARGEST[stored]
+        # a zero vector keeps scale 0; a NaN or infinity makes the scale non-finite and so stays visible
+        cells = wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+        return (cells.round() if stored is torch.int8 else cells).to(stored), scales
+
+    def _decoded(self, cells: Tensor, scales: Tensor | None) -> Tensor:
+        return cells.to(self.dtype) if scales is None else (cells.float() * scales[..., None]).to(self.dtype)
+
+
+def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
+    stored = STORED.get(kind, dtype)
+    vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (stored in LARGEST)
+    return int(shape.layers * shape.kv_heads * vectors)
+
+
+def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":  # numpy's zeros commit memory only when it is first written
+        return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.int8)).view(dtype).view(size)
+    return zeros(size, dtype, device)
+
+
+class Blocks:
+    """Blocks 1 to `capacity`, each free or held by one or more owners; block 0 takes unwanted tokens.
+
+    The blocks taken depend only on the calls so far; released ones come first, so that unused memory stays uncommitted.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._owners: dict[int, int] = {}
+        self._released: list[int] = []
+        self._unused = 1  # the lowest number never handed out
+
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self._owners)
+
+    def take(self, count: int) -> list[int]:
+        if not 0 <= count <= self.free:
+            raise ValueError(f"{count} blocks wanted, {self.free} are free")
+        reused = [self._released.pop() for _ in range(min(count, len(self._released)))]
+        first, self._unused = self._unused, self._unused + count - len(reused)
+        taken = [*reused, *range(first, self._unused)]
+        self._owners.update(dict.fromkeys(taken, 1))
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._owners[block] = self._owned(block) + 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Remove an owner from each of these; a block without owners is free. ValueError for a free block."""
+        for block in blocks:
+            owners = self._owned(block)
+            if owners > 1:
+                self._owners[block] = owners - 1
+            else:
+                del self._owners[block]
+                self._released.append(block)
+
+    def _owned(self, block: int) -> int:
+        owners = self._owners.get(block)
+        if owners is None:
+            raise ValueError(f"block {block} is not in use")
+        return owners
+
 
 KEPT_ROWS = 256  # of earlier calls: enough for the conversations of many agents that are busy with their tools
 TAIL = 16  # trailing tokens of a prefix that serve as its lookup key
@@ -28,14 +168,13 @@ class Prefix:
 
     @property
     def cached(self) -> int:
-        """Tokens with keys and values."""
         return len(self.tokens_T) - 1
 
 
 class PrefixCache:
-    """Finished rows, prompt and completion, until their blocks are needed: the next turn of an episode continues one.
+    """Finished rows, prompt and completion, kept until their blocks are needed: the next turn of an episode uses one.
 
-    Only whole rows match, so what is computed depends on the requests alone and not on block boundaries.
+    Only whole rows match, so the computation depends on the requests and not on block boundaries.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -47,7 +186,6 @@ class PrefixCache:
         return len(self._prefixes)
 
     def add(self, prefix: Prefix) -> None:
-        """Take over the blocks of a finished row; equal tokens are stored once."""
         key = prefix.tokens_T.tobytes()
         if key in self._prefixes:
             self._blocks.release(prefix.blocks)
@@ -56,7 +194,6 @@ class PrefixCache:
         self._by_tail.setdefault(_tail(prefix.tokens_T), []).append(prefix)
 
     def longest(self, prompt_T: Tokens) -> Prefix | None:
-        """The longest cached row that is a prefix of the prompt."""
         for length in sorted({length for length, _ in self._by_tail if length <= len(prompt_T)}, reverse=True):
             for prefix in self._by_tail.get(_tail(prompt_T[:length]), ()):
                 if np.array_equal(prefix.tokens_T, prompt_T[:length]):
@@ -64,7 +201,7 @@ class PrefixCache:
         return None
 
     def drop_oldest(self) -> bool:
-        """Release the blocks of the oldest row; False when there is none."""
+        """Release the blocks of the oldest row; False without rows."""
         if not self._prefixes:
             return False
         prefix = self._prefixes.pop(next(iter(self._prefixes)))
@@ -76,13 +213,8 @@ class PrefixCache:
         return True
 
     def keep_youngest(self, count: int) -> None:
-        """Release the blocks of all rows but the last `count`."""
         while len(self) > count:
             self.drop_oldest()
-
-    def clear(self) -> None:
-        """Release all blocks."""
-        self.keep_youngest(0)
 
 
 def _tail(tokens_T: Tokens) -> tuple[int, bytes]:
@@ -90,7 +222,7 @@ def _tail(tokens_T: Tokens) -> tuple[int, bytes]:
 
 
 class Cache:
-    """Keys and values of `tokens` tokens; on a CPU memory is committed when it is first written."""
+    """A pool for `tokens` tokens, the owners of its blocks, and finished rows kept for their prefixes."""
 
     def __init__(self, decoder: Decoder, tokens: int, kind: str) -> None:
         self.tokens = tokens
@@ -107,10 +239,7 @@ class Cache:
 
 
 def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_copied: bool) -> int:
-    """Tokens that a pool of `cache_bytes`, by default most of the free memory of the device, can hold.
-
-    `is_copied`: half of it is for the copy that decoding in plain PyTorch reads.
-    """
+    """Return the tokens that a pool of `cache_bytes` (None: most free memory) can hold; `is_copied`: half."""
     if cache_bytes is None:
         cache_bytes = CACHE_BYTES_CPU
         if decoder.device.type == "cuda":
@@ -118,27 +247,3 @@ def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_co
     if is_copied:
         cache_bytes //= 2
     return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))
-
-
-def enough_tokens(rows: Sequence[Row], pool_tokens: int, *, share: bool, keep_rows: bool) -> int:
-    """Size of a pool in which these rows run at once to their full length, by way of the one there is.
-
-    A pool that holds them stays as it is, since another one means recording every CUDA graph again. A new one has room
-    for all rows at the length of the longest, and for the partial last block of each prompt: 128 rows of 256 + 1,024
-    tokens of a 4B model take 24 GB where 80 % of a free H100 are 57. As groups share their prompts, that leaves room
-    for the longer prompts of later steps. Rows of episodes grow from turn to turn: theirs is twice as large.
-    """
-    groups = Counter(row.prompt_key for row in rows)
-    shared = {key: share and count > 1 for key, count in groups.items()}
-    prompts = {row.prompt_key: len(row.prompt_T) - 1 for row in rows}
-    needed = sum(_blocks(prompts[key]) for key in groups if shared[key])
-    for row in rows:
-        needed += _blocks(row.cached + row.room) - shared[row.prompt_key] * (prompts[row.prompt_key] // BLOCK_SIZE)
-    if needed * BLOCK_SIZE <= pool_tokens:
-        return pool_tokens
-    longest = max(row.cached + row.room for row in rows)
-    return (1 + keep_rows) * (len(rows) * _blocks(longest) + len(groups)) * BLOCK_SIZE
-
-
-def _blocks(tokens: int) -> int:
-    return -(-tokens // BLOCK_SIZE)

@@ -1,9 +1,11 @@
-"""The decoding step: one more token for every row of a batch."""
+"""The decoding step, one more token for every row of a batch, and its capture as a CUDA graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,18 +13,19 @@ from torch import Tensor
 
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import Attend, Decoder, Scores, Target
+from retrain_local.memory.limits import is_out_of_memory
+from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.draw import Draw, draw_tokens
-from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.rows import Row, uniforms
+from retrain_local.sampling.schedule import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """All that a segment of S steps over B rows reads and writes, in tensors at fixed addresses.
+    """Inputs and outputs of a segment of S steps over B rows, in tensors at fixed addresses.
 
     `ids_B` is the token to read next and `positions_B` its position in its row; `tables_BM` (int32) are the block
-    tables and `lengths_B` (int32) the number of visible keys, the token being read included. `slots_SB` are the slots
-    each step writes to; a row without a block there writes to the scratch block. `column_1` is the number of the step.
+    tables and `lengths_B` (int32) the number of visible keys, including the token being read. Each step writes to
+    `slots_SB`; a row without a block there writes to the scratch block. `column_1` is the number of the step.
     """
 
     ids_B: Tensor
@@ -40,7 +43,7 @@ class Batch:
 
     @classmethod
     def allocate(cls, rows: int, width: int, steps: int, device: torch.device) -> Batch:
-        """Rows that read token 0 and write to scratch; `width` is the longest table."""
+        """Allocate rows that read token 0 and write to scratch; `width` is the longest table."""
 
         def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
@@ -62,15 +65,13 @@ class Batch:
 
     @property
     def advanced(self) -> tuple[Tensor, ...]:
-        """Tensors that a step changes and the next one reads."""
         return self.ids_B, self.positions_B, self.lengths_B, self.column_1
 
     def load(self, rows: Sequence[Row], temperature: float, steps: int, block_size: int) -> None:
-        """Prepare `steps` steps of these rows; the rest of the batch is padding."""
         size, width = self.tables_BM.shape
         tables = np.zeros((size, width), dtype=np.int32)
         for place, row in enumerate(rows):
-            seen = row.blocks[:width]  # of those ahead none is needed yet
+            seen = row.blocks[:width]  # blocks beyond the longest row are reserved, and not needed yet
             tables[place, : len(seen)] = seen
         cached = np.zeros(size, dtype=np.int64)
         cached[: len(rows)] = [row.cached for row in rows]
@@ -79,7 +80,7 @@ class Batch:
         ids = np.zeros(size, dtype=np.int64)
         ids[: len(rows)] = [row.last for row in rows]
         drawn = np.zeros((steps, size))
-        drawn[:, : len(rows)] = uniforms(rows, steps).T
+        drawn[:, : len(rows)] = np.stack([row.stream.random(steps) for row in rows]).T
         for target, array in (
             (self.ids_B, ids),
             (self.positions_B, cached),
@@ -93,7 +94,7 @@ class Batch:
         self.column_1.zero_()
 
     def cached_slots(self, block_size: int) -> Tensor:
-        """Slots [B, L] of the tokens before the one to read, as `load` left them; scratch behind the end of a row."""
+        """Return the slots [B, L] of the tokens before the one to read; scratch behind the end of a row."""
         columns_L = torch.arange(int(self.positions_B.max()), device=self.positions_B.device)
         slots_BL = self.tables_BM.long()[:, columns_L // block_size] * block_size + columns_L % block_size
         return slots_BL * (columns_L < self.positions_B[:, None])
@@ -123,10 +124,8 @@ class PagedAttention:
 def decode_step(
     decoder: Decoder, attend: Attend, batch: Batch, *, entropy: bool, draw_tokens: Draw = draw_tokens
 ) -> None:
-    """Read one token per row, sample the next one, and prepare to read that.
-
-    Sizes depend on the batch alone and nothing is copied to the host, so that CUDA graphs can capture the step.
-    """
+    """Read one token per row, sample the next one, and prepare to read that."""
+    # sizes depend on the batch only and nothing is copied to the host, so that CUDA graphs can capture the step
     torch.index_select(batch.slots_SB, 0, batch.column_1, out=batch.slots_B.view(1, -1))
     positions_B = batch.positions_B
     if decoder.shape.context is not None:
@@ -142,3 +141,96 @@ def decode_step(
     batch.ids_B.copy_(draw.tokens_B)
     for counter in (batch.positions_B, batch.lengths_B, batch.column_1):
         counter.add_(1)
+
+
+log = logging.getLogger("retrain")
+MIDDLE, LARGE = 8, 32  # steps between buckets up to 32 rows and above
+WARM_UP = 2  # calls before the capture, to initialise libraries and compile Triton's kernels
+
+
+def bucket(rows: int) -> int:
+    """Return the padded batch size for `rows` rows: 1, 2, 4, 8, 16, 24, 32, 64, 96, 128, 160 and so on."""
+    if rows <= MIDDLE:
+        return 1 << (rows - 1).bit_length()
+    step = MIDDLE if rows <= LARGE else LARGE
+    return -(-rows // step) * step
+
+
+class Graphs:
+    """Captured steps by key.
+
+    They share one memory pool, since they run one after another and only write to tensors allocated before the capture.
+    A step takes no argument and returns nothing; it works on tensors at fixed addresses, never synchronises, and does
+    the same for the same key. If a capture fails, steps run without graphs, after one warning.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._stream: Any = None
+        # with the tensors that a graph updates, to keep them alive
+        self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._records = device.type == "cuda"
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def run(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor]) -> None:
+        """Run `step` once; `state` lists the tensors that it updates. It is captured again where they have moved."""
+        if not self._records:
+            step()
+            return
+        with torch.cuda.device(self._device):
+            graph, recorded = self._recordings.get(key, (None, ()))
+            if graph is None or [x.data_ptr() for x in recorded] != [x.data_ptr() for x in state]:
+                graph = self._captured(step, state)
+                if graph is None:
+                    step()
+                    return
+                self._recordings[key] = graph, tuple(state)
+            graph.replay()
+
+    def forget(self) -> None:
+        self._recordings.clear()
+        self._pool = None
+
+    def _captured(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph | None:
+        before = [tensor.clone() for tensor in state]
+        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
+        try:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    step()
+                    _put_back(state, before)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            # another thread may be training: its CUDA calls must not invalidate this capture
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError as error:
+            if _ran_out(error):
+                raise torch.OutOfMemoryError(str(error)) from error
+            log.warning("CUDA graphs are off, decoding step by step: %s", str(error).splitlines()[0])
+            self._records = False
+            self.forget()
+            torch.cuda.synchronize()
+            _put_back(state, before)
+            return None
+        return graph
+
+
+def _ran_out(error: BaseException | None) -> bool:
+    """True if running out of memory is the root cause: ending a broken capture raises another error."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            return True
+        error = error.__context__
+    return False
+
+
+def _put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    for tensor, old in zip(state, before, strict=True):
+        tensor.copy_(old)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrain_local.devices.kernel_trials import difference, numbers, proven
 from retrain_local.memory.sizes import DRAW_CHUNK
-from retrain_local.model.fused import numbers, proven
 
 SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
 LEAST_LOGPROB = -1e4  # of a token of probability zero, so that zero times it is zero
@@ -22,7 +22,7 @@ BELOW_ONE = 1.0 - 2.0**-52  # a float64 times this is smaller than the float64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnTokens:
-    """Token ids, natural log-probabilities and, if asked for, entropies in nats: one per row."""
+    """Token ids, natural log-probabilities and, if requested, entropies in nats: one per row."""
 
     tokens_B: Tensor
     logprobs_B: Tensor
@@ -35,9 +35,9 @@ def draw_tokens(
     """Sample from softmax(logits / temperature) by inverting its distribution function.
 
     `uniforms_B` are float64 in [0, 1). The token is the first whose cumulative probability exceeds the uniform's share
-    of the total, so a token of probability zero is never drawn and a row depends on its own logits and uniform alone.
-    `greedy` takes the likeliest token instead; log-probabilities and entropies stay those of the temperature.
-    A row with a NaN or +inf among its logits yields a non-finite log-probability, which the caller must check for.
+    of the total, so a token of probability zero is never drawn and a row depends on its logits and uniform only.
+    `greedy` takes the likeliest token instead; log-probabilities and entropies are still at the temperature.
+    A row with a NaN or +inf among its logits yields a non-finite log-probability; the caller must check for it.
     """
     rows = max(1, DRAW_CHUNK // logits_BV.shape[1])
     if len(logits_BV) <= rows:
@@ -46,12 +46,11 @@ def draw_tokens(
         _draw(logits, temperature, uniforms, entropy, greedy)
         for logits, uniforms in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
     ]
+    entropies = [part.entropies_B for part in parts if part.entropies_B is not None]
     return DrawnTokens(
         tokens_B=torch.cat([part.tokens_B for part in parts]),
         logprobs_B=torch.cat([part.logprobs_B for part in parts]),
-        entropies_B=torch.cat([part.entropies_B for part in parts if part.entropies_B is not None])
-        if entropy
-        else None,
+        entropies_B=torch.cat(entropies) if entropies else None,
     )
 
 
@@ -68,11 +67,8 @@ def _draw(
 
 
 def _inverted(probabilities_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """Tokens [B, 1], in two levels: the piece of the vocabulary that the uniform falls into, then the token in it.
-
-    Probabilities stay in fp32. Only the sums of the pieces and one piece per row, a few hundred numbers each, are
-    converted to float64 and summed in order.
-    """
+    """Return tokens [B, 1], in two levels: the piece of the vocabulary that the uniform falls into, then its token."""
+    # Only the sums of the pieces and one piece per row, a few hundred numbers each, are float64 and summed in order.
     vocabulary = probabilities_BV.shape[1]
     wanted_size = 2 ** math.ceil(math.log2(max(vocabulary, 2)) / 2)
     size = math.gcd(vocabulary, wanted_size)
@@ -88,12 +84,9 @@ def _inverted(probabilities_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def _first_above(weights_BN: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first whose cumulative weight exceeds the uniform's share of the total, and how far into it, [0, 1).
-
-    A weight of zero is never that one.
-    """
+    """Return the first index whose cumulative weight exceeds the uniform's share, and the place in it, [0, 1)."""
     ends_BN = weights_BN.cumsum(dim=-1)
-    # u < 1, yet u * total could round up to the total, which no cumulative weight exceeds
+    # u < 1, yet u * total could round up to the total, and no cumulative weight exceeds it
     wanted_B1 = uniforms_B1.clamp(min=0.0, max=BELOW_ONE).mul_(ends_BN[:, -1:])
     # past the end only where a NaN is among the weights
     index_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=weights_BN.shape[1] - 1)
@@ -102,23 +95,21 @@ def _first_above(weights_BN: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tenso
 
 
 class Draw(Protocol):
-    """See `draw_tokens`."""
+    """Draws as `draw_tokens` does, one token per row."""
 
     def __call__(
         self, logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool
-    ) -> DrawnTokens:
-        """One token per row."""
+    ) -> DrawnTokens: ...
 
 
 def draw_for(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Draw:
-    """What draws from logits [rows, vocabulary] of this dtype; a kernel that should work and does not is left out."""
     place, given = "retrain_local.sampling.draw_triton:draw_tokens", (device, dtype, vocabulary)
     kernel: Draw | None = proven("drawing kernels", device, place, lambda made: draw_faults(made, *given))
     return kernel or draw_tokens
 
 
 def draw_faults(made: Draw, device: torch.device, dtype: torch.dtype, vocabulary: int) -> Iterator[str]:
-    """Where it differs from `draw_tokens`, for uniforms in the middle of the share of a likely token."""
+    """Yield where it differs from `draw_tokens`, for uniforms in the middle of the share of a likely token."""
     at_3 = torch.tensor([0, vocabulary // 2, vocabulary - 1], device=device)
     logits_3V = 4 * numbers((3, vocabulary), torch.float32, device)
     logits_3V[torch.arange(3, device=device), at_3] = 14.0
@@ -132,8 +123,5 @@ def draw_faults(made: Draw, device: torch.device, dtype: torch.dtype, vocabulary
         yield f"it drew {got.tokens_B.tolist()}, not {at_3.tolist()}"
     assert got.entropies_B is not None
     assert wanted.entropies_B is not None
-    pairs = (got.logprobs_B, wanted.logprobs_B), (got.entropies_B, wanted.entropies_B)
-    for name, (one, other) in zip(("log-probability", "entropy"), pairs, strict=True):
-        gap = float((one - other).abs().max())
-        if not gap <= CHECK_TOLERANCE * float(other.abs().max()):  # True for a NaN as well
-            yield f"{name} off by {gap:.2g}"
+    yield from difference("log-probability", got.logprobs_B, wanted.logprobs_B, CHECK_TOLERANCE)
+    yield from difference("entropy", got.entropies_B, wanted.entropies_B, CHECK_TOLERANCE)

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from retrain_local.attention.paged_triton import on_device_of
+from retrain_local.devices.kernel_trials import on_device_of
 from retrain_local.sampling.draw import BELOW_ONE, DrawnTokens
 
 PIECE = 4096  # logits that one program reads
 
 
 def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool) -> DrawnTokens:
-    """See `retrain_local.sampling.draw.draw_tokens`; logits in any dtype, rows dense."""
+    """As `retrain_local.sampling.draw.draw_tokens`, for logits of any dtype with dense rows."""
     rows, vocabulary = logits_BV.shape
     pieces = triton.cdiv(vocabulary, PIECE)
     if not isinstance(temperature, Tensor):
@@ -101,7 +101,7 @@ def _choose(  # type: ignore[no-untyped-def]
     tops = tl.load(found + place, mask=is_piece, other=0.0)
     sums = tl.load(found + rows * PIECES + place, mask=is_piece, other=0.0)
     slopes = tl.load(found + 2 * rows * PIECES + place, mask=is_piece, other=0.0)
-    # a piece without a token that can be drawn must not be the largest: its 0 stands for -inf
+    # a piece without a token that can be drawn must not be the largest: its 0 means -inf
     top = tl.max(tl.where(sums == 0.0, float("-inf"), tops), 0)
     shrink = tl.where(sums == 0.0, 0.0, tl.exp(tops - top))
     weights = (sums * shrink).to(tl.float64)

@@ -29,14 +29,12 @@ from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_memory, is_out_of_memory
 from retrain_local.memory.sizes import BLOCK_SIZE, PREFILL_TOKENS
 from retrain_local.model.pair import LocalPolicy
-from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens, enough_tokens
-from retrain_local.sampling.decode import Batch, PagedAttention, decode_step
+from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens
+from retrain_local.sampling.decode import Batch, Graphs, PagedAttention, bucket, decode_step
 from retrain_local.sampling.draw import draw_for, draw_tokens
 from retrain_local.sampling.gathered_decoding import GatheredDecoding
-from retrain_local.sampling.graphs import Graphs, bucket
 from retrain_local.sampling.prefill import fill
-from retrain_local.sampling.rows import Row, new_rows
-from retrain_local.sampling.schedule import NoRoomError, Prefill, Schedule
+from retrain_local.sampling.schedule import NoRoomError, Prefill, Row, Schedule, enough_tokens, new_rows
 
 if TYPE_CHECKING:
     from retrain_local.attention.select_kernels import Kernels
@@ -49,14 +47,11 @@ SEGMENT = 8  # tokens decoded between two checks for finished rows
 
 
 def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
-    """The engine for this policy, by `[inference]` and `[backend.options] cache_gb`.
-
-    Finished rows stay in the prefix cache where an environment may continue them.
-    """
+    """Create the engine; finished rows stay in the prefix cache where an environment may continue them."""
     from retrain_local.attention.select_kernels import kernels_for
 
     config, sampler = context.config, policy.sampler
-    given = float(config.backend.options.get("cache_gb", 0.0))  # `context.params` may be those of an engine around it
+    given = float(config.backend.options.get("cache_gb", 0.0))  # `context.params` are the engine's
     share = config.inference.prefix_caching
     return PytorchEngine(
         policy,
@@ -72,7 +67,7 @@ def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Counts since the metrics were last read."""
+    """Counts since the last call of `metrics`."""
 
     steps: int = 0
     row_steps: int = 0
@@ -80,31 +75,14 @@ class EngineCounters:
     prompt_tokens: int = 0
     computed_tokens: int = 0
 
-    def add(self, schedule: Schedule) -> None:
-        """Add the counts of a schedule."""
-        self.preempted += schedule.preempted
-        self.prompt_tokens += schedule.prompt_tokens
-        self.computed_tokens += schedule.computed_tokens
-
-    def fields(self) -> Mapping[str, float]:
-        """Finite numbers by the names of the plugin's `METRICS`; nothing when nothing was sampled."""
-        if not self.steps:
-            return {}
-        return {
-            "engine_prompt_reuse": 1.0 - self.computed_tokens / max(1, self.prompt_tokens),
-            "engine_rows_put_aside": float(self.preempted),
-            "engine_live_rows_mean": self.row_steps / self.steps,
-        }
-
 
 class PytorchEngine:
     """Continuous batching over a pool of keys and values, with an inverse-distribution draw per token.
 
     A completion depends only on its prompt, its seed and the weights, not on the rest of its batch (up to rounding of
     batched matrix products). The composition of batches depends on the requests since the last `publish` and on the
-    size of the pool, which is part of checkpoints. Rows that outgrow the pool are preempted, keep their tokens and are
-    resumed later; each time memory runs out, the pool is halved. Where it is allocated at once, that is where kernels
-    read it in place, it is no larger than what a call needs.
+    size of the pool, a part of checkpoints. Rows that outgrow the pool are preempted and resumed later; each time
+    memory runs out, the pool is halved. Kernels read a pool that is allocated at once, no larger than a call needs.
     """
 
     delivers_early = True
@@ -121,14 +99,10 @@ class PytorchEngine:
         check_stop: Callable[[], None] = lambda: None,
         progress: PhaseProgress | None = None,
     ) -> None:
-        self._policy = policy
+        self._policy, self._kernels = policy, kernels
         self._decoder: Decoder = policy.sampler
-        self._kernels = kernels
-        self._share = prefix_caching
-        self._keep_rows = keep_rows
-        self._cache_dtype = cache_dtype
-        self._check_stop = check_stop
-        self._progress = progress or PhaseProgress()
+        self._share, self._keep_rows, self._cache_dtype = prefix_caching, keep_rows, cache_dtype
+        self._check_stop, self._progress = check_stop, progress or PhaseProgress()
         self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes, is_copied=kernels.paged is None)
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         self._cache: Cache | None = None
@@ -146,8 +120,8 @@ class PytorchEngine:
         policy = self._policy
         rows = new_rows(requests, params, policy.context_limit, self._decoder.shape.vocabulary)
         if self._cache is not None and not any(self._cache.prefixes.longest(request.prompt_T) for request in requests):
-            # new episodes: a resumed run, which never sampled the earlier ones, has an empty cache too
-            self._cache.prefixes.clear()
+            # new episodes: a resumed run has not sampled the earlier ones, so its cache is empty too
+            self._cache.prefixes.keep_youngest(0)
         if self._kernels.paged is not None and rows:
             limits, options = policy.limits, {"share": self._share, "keep_rows": self._keep_rows}
             limits.pool_tokens = enough_tokens(rows, limits.pool_tokens, **options)
@@ -160,13 +134,9 @@ class PytorchEngine:
         return samples
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
-        """See `retrain.api.StreamsTokens`: pieces of up to `SEGMENT` tokens, and new rows join between two of them.
-
-        The whole pool is allocated, since the rows to come are unknown.
-        """
         policy, vocabulary = self._policy, self._decoder.shape.vocabulary
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
-        policy.limits.pool_tokens = policy.limits.cache_tokens
+        policy.limits.pool_tokens = policy.limits.cache_tokens  # all of it, since the rows to come are unknown
         if self._cache is not None:  # agents continue older rows, but steps that train nothing never publish
             self._cache.prefixes.keep_youngest(KEPT_ROWS)
         known, sent = len(requests), Counter[Row]()
@@ -188,22 +158,26 @@ class PytorchEngine:
             self._finish(rows, params, lambda row: None, after)
 
     def publish(self) -> None:
-        """New weights give new keys and values: drop those of finished rows."""
+        """Drop keys and values of finished rows: new weights make them invalid."""
         if self._cache is not None:
-            self._cache.prefixes.clear()
+            self._cache.prefixes.keep_youngest(0)
 
     def free_cache(self) -> None:
-        """Release the memory of the pool; the next `sample` allocates one of the same size."""
         self._forget()
         free_memory(self._policy.device)
 
     def metrics(self) -> Mapping[str, float]:
-        """The metrics of `METRICS` in the plugin since the last call."""
-        measured, self._counters = self._counters, EngineCounters()
-        return measured.fields()
+        """Return the plugin's `METRICS` since the last call; nothing when nothing was sampled."""
+        counted, self._counters = self._counters, EngineCounters()
+        if not counted.steps:
+            return {}
+        return {
+            "engine_prompt_reuse": 1.0 - counted.computed_tokens / max(1, counted.prompt_tokens),
+            "engine_rows_put_aside": float(counted.preempted),
+            "engine_live_rows_mean": counted.row_steps / counted.steps,
+        }
 
     def close(self) -> None:
-        """Release the pool."""
         self._forget()
         self._gathered.close()
 
@@ -223,7 +197,10 @@ class PytorchEngine:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            tokens = self._halved()
+            tokens = self._pool_tokens
+            if self._batch_size.rows and self._policy.device.type == "cpu":  # which commits the pool lazily
+                tokens = min(tokens, self._batch_size.rows * self._batch_size.width)
+            tokens //= 2
             if tokens < max(BLOCK_SIZE, self._batch_size.width):
                 decoder = self._decoder
                 raise too_big_to_sample(self._batch_size, decoder.shape, decoder.dtype, decoder.device) from error
@@ -261,13 +238,6 @@ class PytorchEngine:
         limits = self._policy.limits
         return limits.cache_tokens if self._kernels.paged is None else min(limits.cache_tokens, limits.pool_tokens)
 
-    def _halved(self) -> int:
-        """Half the tokens in memory: those of the pool or, on a CPU, which commits the pool lazily, of the batch."""
-        tokens = self._pool_tokens
-        if self._batch_size.rows and self._policy.device.type == "cpu":
-            tokens = min(tokens, self._batch_size.tokens)
-        return tokens // 2
-
     def _decode(
         self, cache: Cache, rows: list[Row], params: SamplingParams, hand_over: HandOver, after: AfterSegment
     ) -> None:
@@ -283,21 +253,22 @@ class PytorchEngine:
             self._check_stop()
             fills = schedule.advance(SEGMENT)
             for part in (fills.prompts, fills.rest):
-                max_tokens = min(PREFILL_TOKENS, cache.tokens)
-                fill(part, self._decoder, cache.pool, self._kernels.packed, max_tokens=max_tokens, note=self._note)
+                given, most = (self._decoder, cache.pool, self._kernels.packed), min(PREFILL_TOKENS, cache.tokens)
+                fill(part, *given, max_tokens=most, note=self._note)
             self._segment(cache, schedule.running, params)
             after(schedule)
             for row in [row for row in schedule.running if not row.room]:
                 schedule.retire(row)
                 hand_over(row)
         self._gathered.forget()
-        self._counters.add(schedule)
+        self._counters.preempted += schedule.preempted
+        self._counters.prompt_tokens += schedule.prompt_tokens
+        self._counters.computed_tokens += schedule.computed_tokens
 
     def _note(self, fills: Sequence[Prefill]) -> None:
         self._batch_size = BatchSize(rows=len(fills), width=max(f.past + len(f.tokens_T) for f in fills), drawn=SEGMENT)
 
     def _segment(self, cache: Cache, rows: Sequence[Row], params: SamplingParams) -> None:
-        """Sample up to `SEGMENT` tokens for every row."""
         steps = min(SEGMENT, max(row.room for row in rows))
         width = max(row.cached for row in rows) + steps
         self._batch_size = BatchSize(rows=len(rows), width=width, drawn=max(len(row.tokens) for row in rows) + steps)
@@ -307,23 +278,19 @@ class PytorchEngine:
             decoded = [(rows, self._steps_paged(cache, rows, params, steps, width))]
         before = sum(len(row.tokens) for row in rows)
         for part, batch in decoded:
-            self._take(part, batch, steps, entropy=params.entropy)
+            found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if params.entropy else [])]
+            tokens, logprobs, *entropies = (drawn_SB[:steps, : len(part)].T.tolist() for drawn_SB in found)
+            for place, row in enumerate(part):
+                drawn = entropies[0][place] if entropies else []
+                row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
+                _refuse_non_finite(row, steps)
         self._counters.steps += steps
         count = sum(len(row.tokens) for row in rows) - before
         self._counters.row_steps += count
         self._progress.add(drawn=count)
 
-    def _take(self, rows: Sequence[Row], batch: Batch, steps: int, *, entropy: bool) -> None:
-        """Append the tokens of a segment to their rows."""
-        found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if entropy else [])]
-        tokens, logprobs, *entropies = (drawn_SB[:steps, : len(rows)].T.tolist() for drawn_SB in found)
-        for place, row in enumerate(rows):
-            drawn = entropies[0][place] if entropies else []
-            row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
-            _refuse_non_finite(row, steps)
-
     def _steps_paged(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int, width: int) -> Batch:
-        """In tensors at fixed addresses and of few different sizes, so that CUDA graphs can be reused."""
+        """Decode in tensors at fixed addresses and of few different sizes, so that CUDA graphs can be reused."""
         assert self._kernels.paged is not None
         size, blocks = bucket(len(rows)), 1 << (-(-width // BLOCK_SIZE) - 1).bit_length()
         if (size, blocks) not in self._batches:
@@ -339,7 +306,6 @@ class PytorchEngine:
 
 
 def _hand_over(deliver: Deliver | None, version: int, entropy: bool, row: Row) -> None:
-    """Pass a finished row to `deliver`, once."""
     if deliver is not None and not row.is_delivered:
         row.is_delivered = True
         deliver(row.request, row.place, row.sample(version, entropy=entropy))
@@ -360,25 +326,20 @@ def _refuse_non_finite(row: Row, last: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """`rows` of at most `width` tokens each, of which the one with most had `drawn` tokens sampled."""
+    """`rows` of at most `width` tokens each; the longest completion has `drawn` tokens."""
 
     rows: int
     width: int
     drawn: int
 
-    @property
-    def tokens(self) -> int:
-        """Tokens if all were as long as the longest."""
-        return self.rows * self.width
-
     def __str__(self) -> str:
         if not self.rows:
-            return "keys and values alone"
+            return "only keys and values"
         return f"one row of {self.width} tokens" if self.rows == 1 else f"{self.rows} rows of {self.width} tokens"
 
 
 def too_big_to_sample(batch: BatchSize, shape: Shape, dtype: torch.dtype, device: torch.device) -> OutOfMemoryError:
-    """The error when the batch does not fit and a pool half as large could not hold one of its rows."""
+    """Return the error when the batch does not fit and a pool of half the size could not hold one of its rows."""
     size = [2, shape.layers, batch.rows, shape.kv_heads, batch.width, shape.head_size]
     mebibytes = math.prod(size) * dtype.itemsize / 2**20
     what = f"sampling ran out of memory on {device} with {batch}; "
@@ -388,7 +349,7 @@ def too_big_to_sample(batch: BatchSize, shape: Shape, dtype: torch.dtype, device
 
 
 def pool_too_small(tokens: int, batch: BatchSize, device: torch.device) -> OutOfMemoryError:
-    """The error when a pool of `tokens` tokens cannot hold the one remaining row."""
+    """Return the error when a pool of `tokens` tokens cannot hold the one remaining row."""
     what = f"sampling ran out of memory on {device}: "
     what += f"keys and values have room for {tokens} tokens, and {batch} is too long"
     fix = f"raise [backend.options] cache_gb, lower [training] max_tokens to {max(1, batch.drawn // 2)}, "

@@ -1,4 +1,4 @@
-"""Decoding in plain PyTorch: keys and values of the running rows gathered into padded copies, in two parts on a CPU."""
+"""Decoding in plain PyTorch over padded copies of keys and values, on a CPU in two parts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from retrain.api import SamplingParams
-from retrain_local.attention.padded import dense_attention
+from retrain_local.attention.packed import dense_attention
 from retrain_local.decoder import Decoder, Scores
-from retrain_local.devices.torch_modes import limited_threads
+from retrain_local.devices.torch_devices import limited_threads
 from retrain_local.memory.sizes import BLOCK_SIZE
+from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.draw import draw_tokens
-from retrain_local.sampling.pool import Pool
-from retrain_local.sampling.rows import Row
+from retrain_local.sampling.schedule import Row
 
 COLUMNS = 32  # tokens a copy has room for: more means fewer gathers, and more to move when rows are dropped
 
@@ -27,14 +27,14 @@ COLUMNS = 32  # tokens a copy has room for: more means fewer gathers, and more t
 class GatheredAttention:
     """`Attend` of one token per row and step, over a copy of the keys and values of these rows.
 
-    Gathering from the pool for every token would move all keys and values twice as often as attention itself does. The
-    copy is made once; every step appends one column, the same for all rows whatever their lengths, and finished rows
-    are dropped. It is made again when a row joins or its `columns` are full. Except in fp32, the memory
-    of keys is [rows, kv_heads, size, columns]: products of 16 bits would copy them to that layout every time.
+    Gathering from the pool for every token would move all keys and values twice as often as attention itself does.
+    Every step appends one column to the copy, the same for all rows whatever their lengths, and finished rows are
+    dropped. The copy is made again when a row joins or its `columns` are full. Except in fp32, the memory of keys is
+    [rows, kv_heads, size, columns]: products of 16 bits would copy them to that layout every time.
     """
 
     def __init__(self, pool: Pool, rows: Sequence[Row], batch: Batch, columns: int) -> None:
-        """`batch` has been loaded with these rows; room for `columns` more tokens."""
+        """Copy from the pool, with room for `columns` more tokens; `batch` has been loaded with these rows."""
         self._pool = pool
         self._rows = list(rows)
         slots_BL = batch.cached_slots(pool.block_size)
@@ -81,7 +81,6 @@ class GatheredAttention:
         return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
 
     def finish(self, slots_SB: Tensor) -> None:
-        """End a segment: write its columns to these slots of the pool."""
         slots_N = slots_SB[: self._seen - self._first].flatten()
         for layer, copies in self._layers.items():
             new = (states[:, :, self._first : self._seen].permute(2, 0, 1, 3).flatten(0, 1) for states in copies)
@@ -93,7 +92,7 @@ class GatheredAttention:
         return keys_BKCD.transpose(2, 3).contiguous().transpose(2, 3)
 
     def _mask(self, window: int | None) -> Tensor:
-        """0 where a row sees a column and -inf elsewhere, [B, kv_heads, 1, seen]; once for all layers of a step."""
+        """Return 0 for a visible column and -inf for others, [B, kv_heads, 1, seen], for all layers of a step."""
         if window not in self._masks:
             mask_BC = self._mask_BC[:, : self._seen]
             if window is not None:
@@ -104,7 +103,7 @@ class GatheredAttention:
 
 
 def _plain(queries_BHD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """`dense_attention` of one query per head, in few calls; this is most of the time of decoding a small model."""
+    """Compute `dense_attention` of one query per head in few calls, where a small model spends most of its time."""
     rows, heads, size = queries_BHD.shape
     kv_heads = keys_BKCD.shape[1]
     queries = queries_BHD.reshape(rows * kv_heads, heads // kv_heads, size)
@@ -126,9 +125,8 @@ Decoded = list[tuple[Sequence[Row], Batch]]
 class GatheredDecoding:
     """Segments of decoding steps over a pool.
 
-    On a CPU the rows are decoded in two parts, each by a thread of its own with half of PyTorch's threads. The parts
-    never wait for each other within a segment, as threads that share an operation do after each one, so a busy machine
-    slows them down by no more than what it takes away; and the work between two operations is shared as well.
+    On a CPU the rows are decoded in two parts, each by its own thread with half of PyTorch's threads. Threads that
+    share an operation wait for each other after each one; these parts do not, so a busy machine costs only its share.
     """
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
@@ -137,7 +135,6 @@ class GatheredDecoding:
         self._threads: ThreadPoolExecutor | None = None
 
     def segment(self, pool: Pool, rows: Sequence[Row], params: SamplingParams, steps: int) -> Decoded:
-        """Sample `steps` tokens for each of the rows, part by part."""
         parts = [list(rows)]
         if self._device.type == "cpu" and len(rows) >= PARTS * PART_ROWS:
             parts = [part for number in range(PARTS) if (part := [row for row in rows if row.parity == number])]
@@ -150,11 +147,9 @@ class GatheredDecoding:
         return list(zip(parts, self._side_by_side(decode, len(parts)), strict=True))
 
     def forget(self) -> None:
-        """Drop the copies of keys and values."""
         self._copies.clear()
 
     def close(self) -> None:
-        """Drop the copies and stop the threads."""
         self.forget()
         if self._threads is not None:
             self._threads.shutdown()

@@ -1,6 +1,6 @@
 """Prefill: computes the keys and values of the tokens that rows start from.
 
-A row may begin in the pool already: the next turn of an episode, or a row that was put aside.
+The beginning of a row may be in the pool: of the next turn of an episode, or of a preempted row.
 """
 
 from __future__ import annotations
@@ -15,50 +15,36 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain.api import Tokens
-from retrain_local.attention.padded import dense_attention
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import MakeAttend, Spans, dense_attention
 from retrain_local.decoder import Attend, Decoder, Scores
-from retrain_local.sampling.pool import Pool
+from retrain_local.memory.sizes import runs
+from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.schedule import Prefill
-
-Packed = Callable[[Spans, torch.device], Attend]
 
 
 def fill(
     fills: Sequence[Prefill],
     decoder: Decoder,
     pool: Pool,
-    packed: Packed,
+    packed: MakeAttend,
     *,
     max_tokens: int,
     note: Callable[[Sequence[Prefill]], None],
 ) -> None:
     """Copy the partial blocks, then compute the rest in forward passes of at most `max_tokens` tokens or one row.
 
-    Rows without a cached prefix use the attention that `packed` makes, the others `ContinuedAttention`. `note` is
-    called with the rows of each forward pass before it starts.
+    `note` is called with the rows of each forward pass before it starts.
     """
     pool.copy(*([pair[side] for f in fills if (pair := f.copied)] for side in (0, 1)))
     work = [f for f in fills if len(f.tokens_T)]
     for is_fresh in (True, False):
-        for part in _split([f for f in work if (f.past == 0) == is_fresh], max_tokens):
+        for part in runs((f for f in work if (f.past == 0) == is_fresh), max_tokens, lambda f: len(f.tokens_T)):
             note(part)
             _forward(part, decoder, pool, packed)
 
 
-def _split(fills: Sequence[Prefill], max_tokens: int) -> Iterator[list[Prefill]]:
-    part: list[Prefill] = []
-    for each in fills:
-        if part and sum(len(f.tokens_T) for f in part) + len(each.tokens_T) > max_tokens:
-            yield part
-            part = []
-        part.append(each)
-    if part:
-        yield part
-
-
-def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Packed) -> None:
-    """One forward pass over the packed tokens, for the keys and values that its layers write to the pool."""
+def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: MakeAttend) -> None:
+    """Run a forward pass over the packed tokens; its layers write keys and values to the pool."""
     lengths, pasts = [len(f.tokens_T) for f in fills], [f.past for f in fills]
 
     def on_device(parts: Sequence[np.ndarray]) -> torch.Tensor:
@@ -76,19 +62,16 @@ def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Pac
 
 
 def slots_of(blocks: Sequence[int], start: int, stop: int, block_size: int) -> Tokens:
-    """Slots of the tokens `start` to `stop` of a row."""
     positions = np.arange(start, stop)
     table = np.asarray(blocks, dtype=np.int64)
     return table[positions // block_size] * block_size + positions % block_size
 
 
 class FreshAttention:
-    """Packed rows without a cached prefix: another `Attend` computes them, and their keys and values are stored."""
+    """Packed rows without a cached prefix: `attend` computes them, and their keys and values are stored."""
 
     def __init__(self, pool: Pool, slots_N: Tensor, attend: Attend) -> None:
-        self._pool = pool
-        self._slots_N = slots_N
-        self._attend = attend
+        self._pool, self._slots_N, self._attend = pool, slots_N, attend
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
@@ -96,7 +79,7 @@ class FreshAttention:
 
 
 MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
-KEYS = 2**15  # gathered for one call; a longer row has a call of its own
+KEYS = 2**15  # gathered for one call; a longer row has its own call
 SHORTEST_SHARE = 0.6  # of the longest keys of a call: bounds the cost of padding
 PADDED_QUERIES = 256  # per call, or as many again as there are, before another call costs less
 
@@ -128,11 +111,7 @@ class _Bucket:
 
 
 class ContinuedAttention:
-    """Packed rows with a cached prefix: `pasts[r]` tokens are in the pool, and `lengths[r]` new ones follow.
-
-    Rows of about the same length are attended to in one call; which they are, and what they see, is worked out once for
-    all layers.
-    """
+    """Packed rows: `pasts[r]` tokens are in the pool, `lengths[r]` follow; similar rows share a call."""
 
     def __init__(
         self, pool: Pool, slots_N: Tensor, tables: Sequence[Sequence[int]], pasts: Sequence[int], lengths: Sequence[int]
@@ -184,7 +163,7 @@ class ContinuedAttention:
         )
 
     def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where a query sees a key and -inf elsewhere, [R, 1, Q, T]; once for all layers."""
+        """Return 0 for a visible key and -inf for others, [R, 1, Q, T], for all layers."""
         if (number, window) not in self._masks:
             bucket = self._buckets[number]
             keys_T = torch.arange(bucket.vectors_RKT.shape[2], device=bucket.positions_RQ.device)

@@ -1,15 +1,129 @@
-"""Continuous batching: which rows are decoded next, and which blocks they own."""
+"""Continuous batching: the completions being sampled, the running ones, and the blocks that they own."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from retrain.api import Tokens
-from retrain_local.sampling.cache import Prefix, PrefixCache
-from retrain_local.sampling.pool import Blocks
-from retrain_local.sampling.rows import Row
+import numpy as np
+
+from retrain.api import (
+    BackendError,
+    ConfigError,
+    Problem,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    StopReason,
+    Tokens,
+    generator,
+)
+from retrain_local.memory.sizes import BLOCK_SIZE
+from retrain_local.sampling.cache import Blocks, Prefix, PrefixCache
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Row:
+    """One completion: its prompt, its stream of uniforms, and the tokens sampled so far.
+
+    `request` and `place` are the indices of its request and of its seed. `prompt_key` is equal for equal prompts.
+    `room` is the number of tokens it may still get. Each token consumes one number of the stream, in order, so a
+    preempted row continues exactly where it stopped. `blocks` of the pool hold every token of a running row except the
+    last, the next one to read.
+    """
+
+    request: int
+    place: int
+    prompt_T: Tokens
+    prompt_key: bytes
+    seed: int
+    room: int
+    ended_by_room: bool = True
+    is_delivered: bool = False
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    stream: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Move the stream to the first number that no token has consumed."""
+        self.stream = generator(self.seed)
+        self.stream.random(len(self.tokens))
+
+    @property
+    def prefix_T(self) -> Tokens:
+        return np.concatenate([self.prompt_T, np.asarray(self.tokens, dtype=np.int64)])
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose keys and values are cached before the next step: all but the last."""
+        return len(self.prompt_T) + len(self.tokens) - 1
+
+    @property
+    def parity(self) -> int:
+        """The half of the rows that it belongs to, 0 or 1: every other one of a group and of the requests."""
+        return (self.request + self.place) % 2
+
+    @property
+    def last(self) -> int:
+        return self.tokens[-1] if self.tokens else int(self.prompt_T[-1])
+
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float], *, stop: Collection[int]
+    ) -> None:
+        used = min(len(tokens), self.room)
+        end = next((i for i in range(used) if tokens[i] in stop), None)
+        if end is not None:
+            used, self.ended_by_room = end + 1, False
+        self.tokens += tokens[:used]
+        self.logprobs += logprobs[:used]
+        self.entropies += entropies[:used]
+        self.room = 0 if end is not None else self.room - used
+
+    def sample(self, version: int, *, entropy: bool, since: int = 0) -> Sample:
+        return Sample(
+            tokens_T=np.asarray(self.tokens[since:], dtype=np.int64),
+            logprobs_T=np.asarray(self.logprobs[since:], dtype=np.float64),
+            stop_reason=StopReason.LENGTH if self.ended_by_room else StopReason.EOS,
+            policy_version=version,
+            entropies_T=np.asarray(self.entropies[since:], dtype=np.float64) if entropy else None,
+        )
+
+
+def new_rows(
+    requests: Sequence[SampleRequest], params: SamplingParams, limit: int | None, vocabulary: int, *, first: int = 0
+) -> list[Row]:
+    """Create a row per seed of each request, numbered from `first`; an error if the model cannot read a prompt."""
+    rows = []
+    for index, request in enumerate(requests, start=first):
+        prompt_T = np.asarray(request.prompt_T, dtype=np.int64)
+        _check(prompt_T, index, limit, vocabulary)
+        room = params.max_tokens if limit is None else min(params.max_tokens, limit - len(prompt_T))
+        key = prompt_T.tobytes()
+        rows += [
+            Row(request=index, place=place, prompt_T=prompt_T, prompt_key=key, seed=seed, room=room)
+            for place, seed in enumerate(request.seeds_G)
+        ]
+    return rows
+
+
+def _check(prompt_T: Tokens, index: int, limit: int | None, vocabulary: int) -> None:
+    if prompt_T.ndim != 1 or not len(prompt_T):
+        what = f"prompt {index} must be a non-empty row of token ids"
+        raise BackendError(Problem(what=what, fix="correct the data source or environment that made it"))
+    if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:
+        what = f"prompt {index} holds a token id that is not among the model's {vocabulary}"
+        raise BackendError(Problem(what=what, fix="use the tokenizer that belongs to the model"))
+    if limit is not None and len(prompt_T) >= limit:
+        what = f"prompt {index} has {len(prompt_T)} tokens, and the model's context of {limit} leaves no room to answer"
+        fix = "use shorter prompts or a model with a longer context"
+        raise ConfigError(Problem(where="[data]", what=what, fix=fix))
+
 
 HEADROOM = 64  # tokens that every running row must have room for before another one is admitted
 
@@ -20,10 +134,7 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefill:
-    """Tokens whose keys and values must be computed; those of the `past` tokens before them are in `blocks` already.
-
-    `copied` is a pair of blocks, source and target, to copy first.
-    """
+    """Tokens to compute, after `past` ones in `blocks`; `copied`: a block to copy first, and its target."""
 
     tokens_T: Tokens
     past: int
@@ -33,7 +144,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefills:
-    """What must be computed before a segment: shared `prompts` first, then the `rest` of each row."""
+    """Work before a segment: shared `prompts` first, then the `rest` of each row."""
 
     prompts: list[Prefill] = field(default_factory=list)
     rest: list[Prefill] = field(default_factory=list)
@@ -42,10 +153,9 @@ class Prefills:
 class Schedule:
     """Runs the oldest rows, as many as there are blocks for.
 
-    Every running row is older than every waiting one. When blocks run out, what can be recomputed is evicted first:
-    cached rows of earlier turns, then prompts without a running row, then the youngest row, which is preempted: it
-    keeps its tokens and waits. All decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of
-    rows times the longest.
+    Every running row is older than every waiting one. When blocks run out, cached rows of earlier turns are evicted
+    first, then prompts without a running row. Then the youngest row is preempted: it keeps its tokens and waits. All
+    decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of rows times the longest.
     """
 
     def __init__(
@@ -60,14 +170,9 @@ class Schedule:
     ) -> None:
         self.running: list[Row] = []
         self.waiting = deque(row for row in rows if row.room)
-        self.preempted = 0
-        self.prompt_tokens = 0  # of all rows started, and how many of these had to be computed
-        self.computed_tokens = 0
-        self._blocks = blocks
-        self._size = block_size
-        self._cache = cache
-        self._share = share
-        self._batch_tokens = batch_tokens
+        self.preempted = self.prompt_tokens = self.computed_tokens = 0  # the last are the part not in the cache
+        self._blocks, self._size, self._cache = blocks, block_size, cache
+        self._share, self._batch_tokens = share, batch_tokens
         self._prompts: dict[bytes, Prefix] = {}
         self._unfinished = Counter(row.prompt_key for row in self.waiting if share)
 
@@ -93,7 +198,6 @@ class Schedule:
         return fills
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Let more rows wait, behind those that do."""
         for row in rows:
             self.waiting.append(row)
             if self._share:
@@ -135,8 +239,8 @@ class Schedule:
 
     def _admit(self, row: Row, steps: int, reserved: int, fills: Prefills) -> bool:
         """Allocate the blocks of a row, leaving `reserved` for the running ones; False when it does not fit."""
-        alone = not self.running
-        count = self._count(row.cached + min(steps if alone else HEADROOM, row.room))
+        is_only = not self.running
+        count = self._count(row.cached + min(steps if is_only else HEADROOM, row.room))
         before_last = len(row.prompt_T) - 1
         is_shared = self._unfinished[row.prompt_key] > 1
         while True:
@@ -144,19 +248,25 @@ class Schedule:
             base = prompt or (self._cache.longest(row.prompt_T) if self._cache is not None else None)
             missing = count - (base.cached // self._size if base else 0)
             if is_shared and prompt is None:
-                # the prompt gets blocks of its own; the row shares all of them except the last, partial one
+                # the prompt gets its own blocks; the row shares all of them except the last, partial one
                 missing += self._count(before_last) - before_last // self._size
             if missing + reserved <= self._blocks.free:
                 break
             if not self._evict_one():
-                if not alone:
+                if not is_only:
                     return False
                 if not is_shared:
                     raise NoRoomError
-                is_shared = False  # on its own, without a copy of the partial block
+                is_shared = False  # without a copy of the partial block
         if is_shared and prompt is None:
             base = self._begin_prompt(row, base, fills)
-        self._begin(row, base, count, fills)
+        row.blocks, copied = self._fork(base, count)
+        past = base.cached if base else 0
+        fills.rest.append(Prefill(tokens_T=row.prefix_T[past:-1], past=past, blocks=row.blocks, copied=copied))
+        if not row.tokens:
+            self.prompt_tokens += before_last
+            self.computed_tokens += before_last - past
+        row.rewind()
         return True
 
     def _begin_prompt(self, row: Row, base: Prefix | None, fills: Prefills) -> Prefix:
@@ -168,17 +278,8 @@ class Schedule:
         self._prompts[row.prompt_key] = prefix
         return prefix
 
-    def _begin(self, row: Row, base: Prefix | None, count: int, fills: Prefills) -> None:
-        row.blocks, copied = self._fork(base, count)
-        past = base.cached if base else 0
-        fills.rest.append(Prefill(tokens_T=row.prefix_T[past:-1], past=past, blocks=row.blocks, copied=copied))
-        if not row.tokens:
-            self.prompt_tokens += len(row.prompt_T) - 1
-            self.computed_tokens += len(row.prompt_T) - 1 - past
-        row.rewind()
-
     def _fork(self, base: Prefix | None, count: int) -> tuple[list[int], tuple[int, int] | None]:
-        """`count` blocks with the prefix `base`: its full blocks are shared, its partial last one is to be copied."""
+        """Take `count` blocks with the prefix `base`: its full blocks are shared, its partial last one is copied."""
         if base is None:
             return self._blocks.take(count), None
         whole = base.cached // self._size
@@ -209,7 +310,6 @@ class Schedule:
             self._blocks.release(prompt.blocks)
 
     def _reserved(self, row: Row) -> int:
-        """Blocks that the row still needs for its next tokens."""
         return max(0, self._count(row.cached + min(HEADROOM, row.room)) - len(row.blocks))
 
     def _width(self, rows: Iterable[Row]) -> int:
@@ -217,3 +317,27 @@ class Schedule:
 
     def _count(self, tokens: int) -> int:
         return -(-tokens // self._size)
+
+
+def enough_tokens(rows: Sequence[Row], pool_tokens: int, *, share: bool, keep_rows: bool) -> int:
+    """Return the size of a pool in which these rows run at once to their full length: `pool_tokens` if it is enough.
+
+    Another pool means recording every CUDA graph again. A new one has room for all rows at the length of the longest,
+    and for the partial last block of each prompt: 128 rows of 256 + 1,024 tokens of a 4B model take 24 GB where 80 % of
+    a free H100 are 57. As groups share their prompts, that leaves room for the longer prompts of later steps. Rows of
+    episodes grow from turn to turn, so their pool is twice as large.
+    """
+    groups = Counter(row.prompt_key for row in rows)
+    shared = {key: share and count > 1 for key, count in groups.items()}
+    prompts = {row.prompt_key: len(row.prompt_T) - 1 for row in rows}
+    needed = sum(_blocks(prompts[key]) for key in groups if shared[key])
+    for row in rows:
+        needed += _blocks(row.cached + row.room) - shared[row.prompt_key] * (prompts[row.prompt_key] // BLOCK_SIZE)
+    if needed * BLOCK_SIZE <= pool_tokens:
+        return pool_tokens
+    longest = max(row.cached + row.room for row in rows)
+    return (1 + keep_rows) * (len(rows) * _blocks(longest) + len(groups)) * BLOCK_SIZE
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK_SIZE)

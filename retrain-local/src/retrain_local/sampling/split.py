@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
+from statistics import fmean
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,25 +30,22 @@ from retrain.api import (
     resolve,
 )
 from retrain_local.checks import ENGINE, foreign_engine
-from retrain_local.devices.choose import Devices, working_on
+from retrain_local.devices.torch_devices import Devices, working_on
 from retrain_local.model.pair import LocalPolicy
 
 Drawn = list[list[Sample]]
 
 
 class SamplingCancelledError(BaseException):
-    """Stops an engine whose samples are no longer wanted; never leaves this module."""
+    """Stops an engine whose samples are not needed any more; never leaves this module."""
 
 
 class Cancellation(threading.Event):
-    """Set when sampling is cancelled."""
-
     def __init__(self, check_stop: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._check_stop = check_stop
 
     def check(self) -> None:
-        """Raise if it is set, or if the run is to stop; passed to engines as `check_stop` of their context."""
         if self.is_set():
             raise SamplingCancelledError
         self._check_stop()
@@ -55,7 +53,7 @@ class Cancellation(threading.Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceEngine:
-    """An engine, and the context its thread works in: its device and its number of CPU threads."""
+    """An engine, and the context of its thread: its device and its number of CPU threads."""
 
     engine: Engine
     on_device: Callable[[], AbstractContextManager[None]]
@@ -74,7 +72,7 @@ class ParallelEngine:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> Drawn:
-        """See `Engine.sample`; when several engines fail, the error of the first is raised once all have stopped."""
+        """Sample; when several engines fail, the error of the first is raised once all have stopped."""
         arrived: SimpleQueue[tuple[int, int, Sample] | None] = SimpleQueue()  # None: an engine is done
         shares = [range(number, len(requests), len(self._engines)) for number in range(len(self._engines))]
 
@@ -111,23 +109,20 @@ class ParallelEngine:
         return [next(drawn[number % len(drawn)]) for number in range(len(requests))]
 
     def publish(self) -> None:
-        """Update every engine that keeps a copy of the policy."""
         for worker in self._engines:
             if isinstance(worker.engine, Publishing):
                 with worker.on_device():
                     worker.engine.publish()
 
     def metrics(self) -> Mapping[str, float]:
-        """The engines' measurements, each averaged over the engines that report it."""
+        """Return each measurement averaged over the engines that report it."""
         found: dict[str, list[float]] = {}
         for worker in self._engines:
-            fields = worker.engine.metrics() if isinstance(worker.engine, Measuring) else {}
-            for name, value in fields.items():
+            for name, value in worker.engine.metrics().items() if isinstance(worker.engine, Measuring) else ():
                 found.setdefault(name, []).append(value)
-        return {name: sum(values) / len(values) for name, values in found.items()}
+        return {name: fmean(values) for name, values in found.items()}
 
     def close(self) -> None:
-        """Close the engines and stop the threads; safe to call twice."""
         self._threads.shutdown()
         for worker in self._engines:
             worker.engine.close()
@@ -145,7 +140,6 @@ def sample_with(
 
 
 def find_engine(context: PluginContext, devices: Devices) -> Found:
-    """The engine of `[inference]`; ConfigError when it cannot sample on the listed devices."""
     config = context.config
     name, where = config.inference.engine, config.place("inference.engine")
     found = resolve(context.plugins, Kind.INFERENCE_ENGINE, name, where=where, search_paths=config.plugins.search_paths)
@@ -155,7 +149,7 @@ def find_engine(context: PluginContext, devices: Devices) -> Found:
 
 
 def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
-    """`[inference] options` as the model that the engine declares; ConfigError when they do not fit."""
+    """Validate `[inference] options` by the model that the engine declares; ConfigError when they do not fit."""
     options: dict[str, object] = context.config.inference.options
     where = context.config.place("inference.options")
     try:
@@ -167,7 +161,6 @@ def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
 
 
 def create_engine(context: PluginContext, found: Found, policies: Sequence[LocalPolicy], threads: int) -> Engine:
-    """One engine, or one per policy behind a `ParallelEngine`."""
     context = replace(context, params=_engine_params(context, found))
     if len(policies) == 1:
         engine: Engine = found.target(context, policies[0])

@@ -1,42 +1,34 @@
-"""Log-probabilities of sampled tokens straight from hidden states, in chunks: no tensor [tokens, vocabulary] exists.
-
-Entropies are made in the same pass where a term needs their gradient.
-"""
+"""Log-probabilities and entropies of sampled tokens from hidden states, in chunks: no tensor [tokens, vocabulary]."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, Protocol
+from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from retrain_local.devices.kernel_trials import difference, numbers, proven
 from retrain_local.memory.sizes import FUSED_CHUNK, LOGIT_CHUNK
-from retrain_local.model.fused import proven
 
 ROWS = 3
 SLOPE_TOLERANCE = 1e-2  # of the largest element: two units in the last place of bf16
 
 
-class Softmax(Protocol):
-    """log softmax(logits / temperature) at one token per row, fp32 [M], and its derivative by the logits.
-
-    The slope is (onehot - softmax) / temperature, [M, V] in the dtype of the logits; without `slope` it means nothing.
-    """
-
-    def __call__(
-        self, logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool, /
-    ) -> tuple[Tensor, Tensor]:
-        """Both."""
+# Of logits [M, V], tokens [M], temperature: log softmax(logits / temperature) at one token per row, fp32 [M], and its
+# slope by the logits, (onehot - softmax) / temperature, [M, V] in their dtype; undefined unless the last is True.
+Softmax = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
+# Numbers of each row, [M] each, and their derivatives by the logits, [M, V] each; arguments as for `Softmax`.
+Outputs = Callable[[Tensor, Tensor, float, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
-class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
-    """log softmax(head(hidden) / temperature) at one token per row, in fp32.
+class _HeadOutputs(torch.autograd.Function):  # type: ignore[misc]
+    """Numbers of the rows of head(hidden), in fp32.
 
-    The log-probability of a row depends on its own hidden state alone. Its gradient, the head's backward pass of
-    (onehot - softmax) / temperature, is therefore computed in the forward pass while the chunk's logits are available:
-    the head runs once in each direction, and one vector of the hidden size is stored per row.
+    They depend on a row's hidden state only. So their gradients, the head's backward pass of the slopes, are computed
+    in the forward pass while the chunk's logits are available: the head runs once forward and once backward for each
+    number, and for each a vector of the hidden size is stored per row.
     """
 
     @staticmethod
@@ -47,33 +39,33 @@ class _SelectedLogprobs(torch.autograd.Function):  # type: ignore[misc]
         head: Callable[[Tensor], Tensor],
         temperature: float,
         rows: int,
-        softmax: Softmax,
-    ) -> Tensor:
+        outputs: Outputs,
+    ) -> tuple[Tensor, ...]:
         wanted = ctx.needs_input_grad[0]
-        logprobs, slopes = list[Tensor](), list[Tensor]()
+        values, slopes = list[Sequence[Tensor]](), list[list[Tensor]]()
         for hidden, tokens in zip(hidden_MD.split(rows), tokens_M.split(rows), strict=True):
             chunk = hidden.detach().requires_grad_(wanted)
             with torch.set_grad_enabled(wanted):
                 logits = head(chunk)
-            found_M, slope_MV = softmax(logits.detach(), tokens, temperature, wanted)
-            logprobs.append(found_M)
+            found, slopes_MV = outputs(logits.detach(), tokens, temperature, wanted)
+            values.append(found)
             if wanted:
-                slopes += pulled_back(logits, slope_MV, (chunk,))
+                last = len(slopes_MV) - 1
+                pulled = (pulled_back(logits, s, (chunk,), keep=at < last) for at, s in enumerate(slopes_MV))
+                slopes.append([each[0] for each in pulled])
         if wanted:
-            ctx.save_for_backward(torch.cat(slopes))
-        return torch.cat(logprobs)
+            ctx.save_for_backward(*map(torch.cat, zip(*slopes, strict=True)))
+        return tuple(map(torch.cat, zip(*values, strict=True)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        (slopes_MD,) = ctx.saved_tensors
-        return (slopes_MD * gradients[0][:, None]).to(slopes_MD.dtype), None, None, None, None, None
+        slopes = ctx.saved_tensors
+        weighed = (slope_MD * back_M[:, None] for slope_MD, back_M in zip(slopes, gradients, strict=True))
+        return reduce(torch.add, weighed).to(slopes[0].dtype), None, None, None, None, None
 
 
 class _TrainedHeadLogprobs(torch.autograd.Function):  # type: ignore[misc]
-    """The same where the head is trained: its gradient sums over rows, each weighted by what comes back to it.
-
-    So the chunk's logits are made once more in the backward pass, and none are kept.
-    """
+    """Log-probabilities where the head is trained: the chunk's logits are computed again in the backward pass."""
 
     @staticmethod
     def forward(
@@ -112,8 +104,7 @@ class _TrainedHeadLogprobs(torch.autograd.Function):  # type: ignore[misc]
 class _Seeded(torch.autograd.Function):  # type: ignore[misc]
     """A zero whose gradient with respect to `logits` is `slope`.
 
-    Passing `slope` to torch.autograd.grad would give the same result, but imports sympy: half a second in the first
-    step.
+    Passing `slope` to torch.autograd.grad gives the same result, but imports sympy: half a second in the first step.
     """
 
     @staticmethod
@@ -129,7 +120,7 @@ class _Seeded(torch.autograd.Function):  # type: ignore[misc]
 def pulled_back(
     logits_MV: Tensor, slope_MV: Tensor, inputs: Sequence[Tensor], *, keep: bool = False
 ) -> tuple[Tensor, ...]:
-    """The gradients of (logits * slope) summed, slope held fixed, by the inputs; `keep` the graph for another slope."""
+    """Return the gradients of sum(logits * slope), slope held fixed, by the inputs; `keep` the graph for another."""
     with torch.enable_grad():
         seeded = _Seeded.apply(logits_MV, slope_MV)
     gradients: tuple[Tensor, ...] = torch.autograd.grad(seeded, inputs, retain_graph=keep)
@@ -148,33 +139,26 @@ def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope
 
 
 def softmax_of(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Softmax:
-    """The fused kernel where this device has it and it agrees with PyTorch's operations on a few rows, else those."""
     faults_of = partial(softmax_faults, device=device, dtype=dtype, vocabulary=vocabulary)
     place = "retrain_local.training.head_triton:triton_softmax"
     return proven("the fused softmax of training", device, place, faults_of) or plain_softmax
 
 
 def softmax_faults(softmax: Softmax, *, device: torch.device, dtype: torch.dtype, vocabulary: int) -> Iterator[str]:
-    """Where this differs from PyTorch's operations: on logits of any size, some of them -inf, and on the last token."""
-    numbers = torch.sin(torch.arange(ROWS * vocabulary, device=device, dtype=torch.float64) * 1.7)
-    logits = (12.0 * numbers).view(ROWS, vocabulary).to(dtype)
+    """Yield where this differs from PyTorch's operations, on large logits, some of them -inf, and the last tokens."""
+    logits = (6.0 * numbers((ROWS, vocabulary), torch.float64, device)).to(dtype)
     logits[1, : vocabulary // 2] = -torch.inf
     tokens = torch.arange(vocabulary - ROWS, vocabulary, device=device)
     for temperature in (1.0, 0.7):
         (got_M, got_MV), (wanted_M, wanted_MV) = (
             do(logits, tokens, temperature, True) for do in (softmax, plain_softmax)
         )
-        # apart: the slope of the token is about 1, that of all others one part in as many as there are
-        column = tokens[:, None]
-        pairs = (
-            ("value", got_M, wanted_M, 1e-4),
-            ("slope", got_MV.gather(1, column), wanted_MV.gather(1, column), SLOPE_TOLERANCE),
-            ("slope of the others", got_MV.scatter(1, column, 0.0), wanted_MV.scatter(1, column, 0.0), SLOPE_TOLERANCE),
-        )
-        for name, got, wanted, tolerance in pairs:
-            gap, largest = float((got - wanted).abs().max()), float(wanted.abs().max())
-            if not gap <= tolerance * largest:  # True for a NaN as well
-                yield f"{name} off by {gap:.2g}, of {largest:.2g} at most"
+        # separately: the token's slope is about 1, and all others share the same sum
+        at = tokens[:, None]
+        yield from difference("value", got_M, wanted_M, 1e-4)
+        yield from difference("slope", got_MV.gather(1, at), wanted_MV.gather(1, at), SLOPE_TOLERANCE)
+        others = got_MV.scatter(1, at, 0.0), wanted_MV.scatter(1, at, 0.0)
+        yield from difference("slope of the others", *others, SLOPE_TOLERANCE)
 
 
 def selected_logprobs(
@@ -186,20 +170,30 @@ def selected_logprobs(
     softmax: Softmax = plain_softmax,
     parameters: tuple[nn.Parameter, ...] = (),
 ) -> Tensor:
-    """Natural log-probability of each token under softmax(head(hidden) / temperature), fp32 [M], differentiable.
+    """Return log softmax(head(hidden) / temperature) of each token, natural, fp32 [M], differentiable.
 
-    `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself; `parameters` are what is
-    trained of it. Memory is bounded by `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`), whatever M and the
-    vocabulary are (Liger kernels, arXiv:2410.10989, chunk the same way; here the log-probabilities are an output, so
-    that any loss can follow).
+    `head` turns hidden states [m, hidden] into logits [m, vocabulary], each row by itself; `parameters` are its trained
+    ones. Memory is bounded by `LOGIT_CHUNK` logits (`FUSED_CHUNK` with a fused `softmax`). Liger kernels,
+    arXiv:2410.10989, chunk the same way; here log-probabilities are an output, so that any loss can follow.
     """
     if not len(tokens_M):
         return hidden_MD.new_zeros(0, dtype=torch.float32)
-    plain = LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"])
-    rows = max(1, (plain if softmax is plain_softmax else FUSED_CHUNK) // vocabulary)
-    function = _TrainedHeadLogprobs if parameters else _SelectedLogprobs
-    result: Tensor = function.apply(hidden_MD, tokens_M, head, temperature, rows, softmax, *parameters)
+    rows = _chunk_rows(hidden_MD, vocabulary) if softmax is plain_softmax else max(1, FUSED_CHUNK // vocabulary)
+    result: Tensor
+    if parameters:
+        result = _TrainedHeadLogprobs.apply(hidden_MD, tokens_M, head, temperature, rows, softmax, *parameters)
+        return result
+
+    def outputs(*given: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        logprobs_M, slope_MV = softmax(*given)
+        return (logprobs_M,), (slope_MV,)
+
+    (result,) = _HeadOutputs.apply(hidden_MD, tokens_M, head, temperature, rows, outputs)
     return result
+
+
+def _chunk_rows(hidden_MD: Tensor, vocabulary: int) -> int:
+    return max(1, LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"]) // vocabulary)
 
 
 def ranked_logprobs(
@@ -210,8 +204,8 @@ def ranked_logprobs(
     temperature: float,
     top: int,
 ) -> Tensor:
-    """As `selected_logprobs`, no gradient: [M, 1 + 2 top] in fp64, a token's own, then the likeliest and their ids."""
-    rows = max(1, LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"]) // vocabulary)
+    """Return [M, 1 + 2 top] in fp64, no gradient: a token's log-probability, then the likeliest and their ids."""
+    rows = _chunk_rows(hidden_MD, vocabulary)
     parts = [hidden_MD.new_zeros(0, 1 + 2 * top, dtype=torch.float64)]
     for hidden, tokens in zip(hidden_MD.split(rows), tokens_M.split(rows), strict=True):
         logprobs_MV = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
@@ -223,60 +217,19 @@ def ranked_logprobs(
 def logprobs_and_entropies(
     hidden_MD: Tensor, tokens_M: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Both of softmax(head(hidden) / temperature), in nats, fp32 [M]; the first is `head.selected_logprobs`.
-
-    Memory is bounded as there: no tensor [tokens, vocabulary] exists.
-    """
+    """Return both of softmax(head(hidden) / temperature), in nats, fp32 [M]; the first is `selected_logprobs`."""
     if not len(tokens_M):
         nothing_M = hidden_MD.new_zeros(0, dtype=torch.float32)
         return nothing_M, nothing_M
-    rows = max(1, LOGIT_CHUNK.get(hidden_MD.device.type, LOGIT_CHUNK["cuda"]) // vocabulary)
-    logprobs_M, entropies_M = _LogprobsAndEntropies.apply(hidden_MD, tokens_M, head, temperature, rows)
+    rows = _chunk_rows(hidden_MD, vocabulary)
+    logprobs_M, entropies_M = _HeadOutputs.apply(hidden_MD, tokens_M, head, temperature, rows, _values_and_slopes)
     return logprobs_M, entropies_M
 
 
-class _LogprobsAndEntropies(torch.autograd.Function):  # type: ignore[misc]
-    """Both depend on a row's own hidden state alone, so both gradients are taken while the chunk's logits are there.
-
-    By the logits z, d log p_t / dz = (onehot - p) / T and dH / dz_j = -p_j (log p_j + H) / T. The head runs once
-    forward and twice backward, and two vectors of the hidden size are stored per row.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_MD: Tensor,
-        tokens_M: Tensor,
-        head: Callable[[Tensor], Tensor],
-        temperature: float,
-        rows: int,
-    ) -> tuple[Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[0]
-        values: tuple[list[Tensor], list[Tensor]] = [], []
-        slopes: tuple[list[Tensor], list[Tensor]] = [], []
-        for hidden, tokens in zip(hidden_MD.split(rows), tokens_M.split(rows), strict=True):
-            chunk = hidden.detach().requires_grad_(wanted)
-            with torch.set_grad_enabled(wanted):
-                logits = head(chunk)
-            found, slopes_MV = _values_and_slopes(logits.detach(), tokens, temperature)
-            for at in range(2):
-                values[at].append(found[at])
-                if wanted:
-                    slopes[at].extend(pulled_back(logits, slopes_MV[at], (chunk,), keep=at == 0))
-        if wanted:
-            ctx.save_for_backward(*map(torch.cat, slopes))
-        return torch.cat(values[0]), torch.cat(values[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        of_logprobs_MD, of_entropies_MD = ctx.saved_tensors
-        found_MD = of_logprobs_MD * gradients[0][:, None] + of_entropies_MD * gradients[1][:, None]
-        return found_MD.to(of_logprobs_MD.dtype), None, None, None, None
-
-
 def _values_and_slopes(
-    logits_MV: Tensor, tokens_M: Tensor, temperature: float
+    logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """By the logits z, d log p_t / dz = (onehot - p) / T and dH / dz_j = -p_j (log p_j + H) / T."""
     scaled_MV = logits_MV.float()
     scaled_MV = torch.log_softmax(scaled_MV if temperature == 1.0 else scaled_MV / temperature, dim=-1)
     logprobs_M = scaled_MV.gather(1, tokens_M[:, None])[:, 0]

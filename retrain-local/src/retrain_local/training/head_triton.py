@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from retrain_local.attention.paged_triton import on_device_of
+from retrain_local.devices.kernel_trials import on_device_of
 
 TILE = 4096  # logits of a row that are worked on at a time
 FLOOR = tl.constexpr(-3.0e38)  # below every finite logit, and finite: a tile of -inf adds 0, not NaN

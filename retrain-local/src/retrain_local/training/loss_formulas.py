@@ -1,4 +1,4 @@
-"""The policy losses that come with `local`: importance_sampling, ppo, cispo, gspo, likelihood.
+"""The policy losses of backend `local`: importance_sampling, ppo, cispo, gspo, likelihood.
 
 With rho = exp(log p now - log p when sampled) of one token, A its advantage, sg = no gradient.
 """

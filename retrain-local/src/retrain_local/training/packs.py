@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,16 +12,14 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, Floats, Problem, TrainRow
-from retrain_local.attention.ordered import Picks
-from retrain_local.attention.spans import Spans
+from retrain_local.attention.packed import Picks, Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionTokens:
     """The action tokens of several rows, row by row, with their numbers; each row is one sequence of the loss.
 
-    `rows` are the indices of the rows in the step, and `sequences_M` numbers them from 0 here. `engine_logprobs_M`
-    equal `behaviour_logprobs_M` unless the rows distinguish them.
+    `rows` are the indices of the rows in the step; `sequences_M` numbers the rows from 0.
     """
 
     rows: tuple[int, ...]
@@ -39,8 +38,6 @@ class ActionTokens:
         device: torch.device | str = "cpu",
         **more: Any,
     ) -> Self:
-        """The action tokens of `rows`, whose indices are `numbers`."""
-
         def actions(values: Sequence[np.ndarray]) -> Tensor:
             return joined([v[row.action_T] for v, row in zip(values, rows, strict=True)], dtype, device)
 
@@ -73,7 +70,7 @@ class Pack(ActionTokens):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A row of a group, by its index among the rows: its first action is at index `first`, its last one at `last`."""
+    """A row of a group and its index among the rows; its first action is at index `first`, its last one at `last`."""
 
     number: int
     row: TrainRow
@@ -84,31 +81,27 @@ class Member:
 def pack_rows(
     rows: Sequence[TrainRow], *, device: torch.device, max_tokens: int, share: bool = True, multiple: int = 1
 ) -> list[Pack]:
-    """All rows with action tokens, in packs of at most `max_tokens`; a longer row gets a pack of its own.
+    """Pack all rows with action tokens, at most `max_tokens` in a pack; a longer row gets its own.
 
-    With `share`, rows that agree up to their first action store that prefix once; a group split over packs stores it
-    once in each. Packs are of about equal size, and their number is a multiple of `multiple` as far as the rows allow.
-    The order depends on the rows alone.
+    With `share`, rows that agree up to their first action store that prefix once in each pack. Packs are of about equal
+    size, and their number is a multiple of `multiple` if the rows allow it. The order depends on the rows only.
     """
     groups = grouped_rows(rows, share=share)
-    return [_pack(cut, device) for cut in _cut_evenly(groups, max_tokens, multiple)]
-
-
-def _cut_evenly(groups: list[list[Member]], max_tokens: int, multiple: int) -> list[list[list[Member]]]:
-    """The fewest packs that `max_tokens` and `multiple` allow, with the largest of them as small as possible."""
     cuts = list(cut_groups(groups, max_tokens))
-    if len(cuts) < 2:
-        return cuts
-    num_packs = -(-len(cuts) // multiple) * multiple
-    low, high = 1, max_tokens  # the largest pack is above `low` and at most `high`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if sum(1 for _ in cut_groups(groups, middle)) <= num_packs else (middle, high)
-    return list(cut_groups(groups, high))
+    if len(cuts) > 1:
+        cuts = _cut_evenly(groups, -(-len(cuts) // multiple) * multiple, max_tokens)
+    return [_pack(cut, device) for cut in cuts]
+
+
+def _cut_evenly(groups: list[list[Member]], count: int, most: int) -> list[list[list[Member]]]:
+    """Cut into at most `count` packs, the largest as small as possible; packs of `most` tokens are few enough."""
+    sizes = range(1, most)
+    best = bisect_left(sizes, True, key=lambda size: sum(1 for _ in cut_groups(groups, size)) <= count)
+    return list(cut_groups(groups, sizes[best] if best < len(sizes) else most))
 
 
 def grouped_rows(rows: Sequence[TrainRow], *, share: bool = True) -> list[list[Member]]:
-    """Rows with actions by what precedes their first one, the longest first; without `share` each by itself."""
+    """Group rows with actions by the tokens before the first one, the longest first; without `share` each by itself."""
     groups: dict[bytes | int, list[Member]] = {}
     for number, row in enumerate(rows):
         actions = np.flatnonzero(row.action_T)
@@ -121,7 +114,7 @@ def grouped_rows(rows: Sequence[TrainRow], *, share: bool = True) -> list[list[M
 
 
 def cut_groups(groups: list[list[Member]], max_tokens: int) -> Iterator[list[list[Member]]]:
-    """Runs of rows of at most `max_tokens`, what a group shares counted once in each; a longer row is alone."""
+    """Yield runs of rows of at most `max_tokens`, with a group's prefix counted once in each, or one longer row."""
     pack: list[list[Member]] = []
     used = 0
     for members in groups:
@@ -157,13 +150,13 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
         return start - len(tokens_T)
 
     for group in groups:
-        alone = len(group) == 1
+        is_single = len(group) == 1
         member = group[0]
-        prompt_start = segment(member.row.tokens_T[: member.last if alone else member.first], -1)
+        prompt_start = segment(member.row.tokens_T[: member.last if is_single else member.first], -1)
         prompt = len(lengths) - 1
         for member in group:
             begun = prompt_start + member.first
-            if not alone and member.last > member.first:
+            if not is_single and member.last > member.first:
                 begun = segment(member.row.tokens_T[member.first : member.last], prompt)
             # -1: predicted from the last token of the prompt
             at_M = np.flatnonzero(member.row.action_T) - 1 - member.first
@@ -186,12 +179,10 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
 
 
 def joined(values: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Arrays one after another, as a tensor."""
     return torch.from_numpy(np.concatenate(values)).to(device=device, dtype=dtype)
 
 
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
-    """BackendError, naming row and token, on malformed or non-finite rows."""
     for index, row in enumerate(rows):
         length = len(row.tokens_T)
         if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
@@ -218,12 +209,11 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
 
 
 def engine_logprobs(row: TrainRow) -> Floats:
-    """Those that the sampler itself reported."""
     return row.logprobs_T if row.engine_logprobs_T is None else row.engine_logprobs_T
 
 
 def reference_logprobs(row: TrainRow) -> Floats:
-    """Those of the reference; those that it was sampled with where there is none."""
+    """Return the log-probabilities of the reference, or of the sampler if there is no reference."""
     return row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T
 
 
@@ -232,16 +222,12 @@ def _refused(what: str) -> BackendError:
 
 
 def share_rows(rows: Sequence[TrainRow], size: int) -> list[list[int]]:
-    """The indices of each rank's rows, which depends on the rows alone.
+    """Return the indices of each rank's rows. They depend on the rows only.
 
-    Rows of one prompt stay together as far as that allows, since whoever computes one of them computes the prompt. The
-    largest share is as small as that order permits; with fewer rows than ranks some shares are empty. Rows without an
-    action are in none.
+    Rows of one prompt are neighbours, since a rank that computes one of them computes the prompt. The largest share is
+    as small as that order permits. Rows without an action are left out.
     """
     groups = grouped_rows(rows)
-    low, high = 0, sum(member.last for members in groups for member in members) + 1
-    while high - low > 1:  # the largest share is above `low` and at most `high`
-        middle = (low + high) // 2
-        low, high = (low, middle) if sum(1 for _ in cut_groups(groups, middle)) <= size else (middle, high)
-    cuts = [[member.number for group in cut for member in group] for cut in cut_groups(groups, high)]
+    total = sum(member.last for members in groups for member in members) + 1
+    cuts = [[member.number for group in cut for member in group] for cut in _cut_evenly(groups, size, total)]
     return cuts + [[] for _ in range(size - len(cuts))]

@@ -1,4 +1,4 @@
-"""What is added to the policy's loss, token by token: KL to the reference, entropy, and the two covariance terms."""
+"""Terms added to the policy's loss, token by token: KL to the reference, entropy, and the two covariance terms."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ class Regularisers:
 
     @classmethod
     def of(cls, config: Config) -> Regularisers:
-        """The settings of a run."""
         given = config.entropy.model_dump()
         return cls(estimator=config.kl.estimator or "k3", entropy=given.pop("coef"), **given)
 
     @property
     def has_marks(self) -> bool:
-        """Whether tokens are chosen by their covariance."""
+        """True if tokens are selected by their covariance."""
         return self.kl_cov > 0.0 or self.clip_cov > 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """What these terms need to know of a pack's action tokens; None where no row asks for it.
+    """Inputs of these terms for a pack's action tokens; None where no row needs them.
 
-    `held_M` are the tokens of kl_cov, `dropped_M` those of clip_cov, which get no gradient from the policy's term.
+    `held_M` are the tokens of kl_cov, `dropped_M` the ones of clip_cov, without a gradient from the policy's term.
     """
 
     reference_M: Tensor | None = None
@@ -59,16 +58,15 @@ NO_COLUMNS = Columns()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Marked:
-    """Tokens of every row that kl_cov or clip_cov chose, over the whole optimizer step; [] with neither.
+    """Tokens of every row that kl_cov or clip_cov selected, over the whole optimizer step; [] with neither.
 
-    Their log-probability and advantage move together, which lowers the entropy (arXiv:2505.22617).
+    Their log-probability and advantage move together and so lower the entropy (arXiv:2505.22617).
     """
 
     held: Sequence[Mask] = ()
     dropped: Sequence[Mask] = ()
 
     def of(self, numbers: Sequence[int]) -> Marked:
-        """Those of the rows with these indices."""
         held, dropped = ([marks[number] for number in numbers] if marks else () for marks in (self.held, self.dropped))
         return Marked(held=held, dropped=dropped)
 
@@ -76,7 +74,7 @@ class Marked:
 def added_terms(
     settings: Regularisers, columns: Columns, new_M: Tensor, old_M: Tensor, ratios_M: Tensor, entropies_M: Tensor | None
 ) -> Tensor | None:
-    """What each token adds to the loss, before its weight; None when nothing does."""
+    """Return the sum of a token's terms, before its weight; None without terms."""
     added: list[Tensor] = []
     if columns.reference_M is not None and columns.kl_coefs_M is not None:
         added.append(columns.kl_coefs_M * kl_terms(settings.estimator, new_M, columns.reference_M, ratios_M))
@@ -88,11 +86,11 @@ def added_terms(
 
 
 def kl_terms(estimator: str, new_M: Tensor, reference_M: Tensor, ratios_M: Tensor) -> Tensor:
-    """An estimate per token of the KL divergence from the reference, whose gradient is that of the divergence.
+    """Estimate the KL divergence from the reference per token; the gradient is the divergence's.
 
     With d = reference - new, clamped to [-20, 20], and rho the ratio to the policy that sampled: k1: -rho d;
-    k3: rho (e^d - 1 - d); k2: sg(rho) d²/2. Without its weight the gradient of k1 is 0 and that of k3 is the forward
-    divergence's; k2 has the right one as it is, and a weight with a gradient would spoil it (arXiv:2510.01555).
+    k3: rho (e^d - 1 - d); k2: sg(rho) d²/2. Without its weight the gradient of k1 is 0 and k3's is the forward
+    divergence's. The gradient of k2 is right, and a weight with a gradient would spoil it (arXiv:2510.01555).
     ValueError for k1 or k3 whose weight has no gradient.
     """
     d_M = (reference_M - new_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -104,13 +102,12 @@ def kl_terms(estimator: str, new_M: Tensor, reference_M: Tensor, ratios_M: Tenso
 
 
 def distances(new_M: Tensor, old_M: Tensor) -> Tensor:
-    """|new - old|, without a gradient where both come from the same weights: its sign is only rounding there."""
+    """Return |new - old|, without a gradient where both come from the same weights: its sign is only rounding."""
     gaps_M = (new_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).abs()
     return gaps_M * (gaps_M > SAME_POLICY)
 
 
 def columns_of(rows: Sequence[TrainRow], pack: Pack, marked: Marked) -> Columns:
-    """The columns of one pack of an optimizer step."""
     own, device = [rows[number] for number in pack.rows], pack.tokens_M.device
     held_M, dropped_M = (
         joined([marks[number] for number in pack.rows], torch.bool, device) if marks else None
@@ -125,20 +122,20 @@ def columns_of(rows: Sequence[TrainRow], pack: Pack, marked: Marked) -> Columns:
 
 
 def covariances(logprobs_N: Floats, advantages_N: Floats) -> Floats:
-    """(log p - mean)(A - mean) of every action token of an optimizer step (arXiv:2505.22617)."""
+    """Return (log p - mean)(A - mean) of every action token of an optimizer step (arXiv:2505.22617)."""
     result: Floats = (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
     return result
 
 
 def highest(covariances_N: Floats, share: float) -> Mask:
-    """The max(1, int(share N)) tokens of the highest covariance; of equal ones the first."""
+    """Mark the max(1, int(share N)) tokens of the highest covariance; of equal ones the first."""
     chosen_N = np.zeros(len(covariances_N), np.bool_)
     chosen_N[np.argsort(-covariances_N, kind="stable")[: max(1, int(share * len(covariances_N)))]] = True
     return chosen_N
 
 
 def drawn_between(covariances_N: Floats, free_N: Mask, share: float, low: float, high: float, rng: Generator) -> Mask:
-    """Up to max(1, int(share N)) tokens, drawn among the `free_N` ones whose covariance lies in (low, high)."""
+    """Draw up to max(1, int(share N)) tokens among the `free_N` ones with a covariance in (low, high)."""
     chosen_N = np.zeros(len(covariances_N), np.bool_)
     candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high) & free_N)
     count = min(max(1, int(share * len(covariances_N))), len(candidates))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from retrain.api import (
+    ActionRow,
     Config,
     Floats,
     LossClip,
@@ -27,7 +28,6 @@ from retrain.api import (
     Problem,
     Seeds,
     TrainBatch,
-    TrainRow,
     find_loss,
 )
 from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, LIKELIHOOD, MAX_LOG_RATIO
@@ -46,10 +46,10 @@ from retrain_local.training.regularisers import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """How the mismatch with the sampler is weighted: w = exp(log p_trainer,before the step - log p_sampler).
+    """The weight of the mismatch with the sampler, w = exp(log p_trainer,before the step - log p_sampler).
 
     `level` token: each by itself; sequence: the product over the sequence; geometric: its T-th root. Outside
-    [`low`, `high`], `mode` truncate moves w to the bound and mask makes it 0, which changes no denominator.
+    [`low`, `high`], `mode` truncate moves w to the bound and mask makes it 0, without changing the denominator.
     """
 
     level: str = "token"
@@ -58,7 +58,7 @@ class Mismatch:
     high: float = float("inf")
 
     def weights(self, before_M: Tensor, pack: ActionTokens) -> tuple[Tensor, Tensor]:
-        """Weight of each token, and whether it was outside the bounds; without gradient."""
+        """Return the weight of each token, and True where it was outside the bounds; without gradient."""
         logs_M = before_M - pack.engine_logprobs_M
         if self.level != "token":
             zeros_S = logs_M.new_zeros(len(pack.rows))
@@ -87,7 +87,6 @@ class PolicyLoss:
 
     @classmethod
     def of(cls, config: Config, plugins: Plugins) -> PolicyLoss:
-        """The loss that `[algorithm]` names, imported now; PluginError when it is none."""
         algorithm = config.algorithm
         spec, params = find_loss(config, plugins)
         low, high = algorithm.is_bounds or (0.0, algorithm.tis_cap)
@@ -104,30 +103,24 @@ class PolicyLoss:
         )
 
     def is_fixed(self, batch: TrainBatch) -> bool:
-        """Whether the behaviour log-probabilities of its rows are the trainer's own before the step."""
+        """True if the behaviour log-probabilities of its rows are the trainer's before the step."""
         return batch.updates > 1 and self.mismatch is not None
 
     def denominator(self, batch: TrainBatch) -> int:
-        """What the step's sum is divided by: its action tokens, its sequences, or those times `max_tokens`.
-
-        Sequences that were masked count in the last two.
-        """
+        """Return the step's divisor: its actions, or its sequences (masked ones too), or these x `max_tokens`."""
         if self.aggregation == "token_mean":
             return batch.num_actions
         sequences = sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
         return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
 
     def marked(self, batch: TrainBatch, now: Sequence[Floats], seeds: Seeds) -> Marked:
-        """The tokens of kl_cov or clip_cov, chosen among all action tokens of the optimizer step, however it is packed.
-
-        `now` are the log-probabilities of the policy that is about to be updated.
-        """
+        """Select the step's tokens of kl_cov or clip_cov; `now` are log-probabilities before the update."""
         settings, rows = self.regularisers, batch.rows
         logprobs_N = np.concatenate([now_T[row.action_T] for now_T, row in zip(now, rows, strict=True)])
         advantages_N = np.concatenate([row.advantages_T[row.action_T] for row in rows])
         cov_N = covariances(logprobs_N, advantages_N)
         if settings.kl_cov:
-            return Marked(held=_by_row(highest(cov_N, settings.kl_cov), rows))
+            return Marked(held=split_by_row(highest(cov_N, settings.kl_cov), rows))
         free_N = np.ones(len(cov_N), np.bool_)
         if batch.update:  # before the first one nothing has moved
             new_N, tokens = torch.from_numpy(logprobs_N).float(), ActionTokens.of(range(len(rows)), rows)
@@ -136,7 +129,7 @@ class PolicyLoss:
             free_N = ~clipped_N.numpy()
         rng = seeds.stream("clip_cov", batch.step, batch.update)
         low, high = settings.clip_cov_low, settings.clip_cov_high
-        return Marked(dropped=_by_row(drawn_between(cov_N, free_N, settings.clip_cov, low, high, rng), rows))
+        return Marked(dropped=split_by_row(drawn_between(cov_N, free_N, settings.clip_cov, low, high, rng), rows))
 
     def of_pack(
         self,
@@ -148,12 +141,12 @@ class PolicyLoss:
         entropies_M: Tensor | None = None,
         is_fixed: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a pack, -sum_m weight_m factor_m term_m, and how many of its tokens were clipped.
+        """Return the loss of a pack, -sum_m weight_m factor_m term_m, and the number of clipped tokens.
 
         weight = 1 / denominator, and for `sequence_mean` also 1 / (tokens of the sequence); factor = the weight of
-        `mismatch`, 1 without. The losses of the packs add up to that of the step, however it was cut. With `is_fixed`
-        the pack's behaviour log-probabilities are the trainer's own before the first of several updates. What
-        `regularisers` add has the same weights; `entropies_M` carry a gradient, None without a bonus.
+        `mismatch`, or 1. The losses of all packs add up to the loss of the step, however it was cut. With `is_fixed`
+        the pack's behaviour log-probabilities are the trainer's before the first of several updates. The terms of
+        `regularisers` have the same weights; `entropies_M` carry a gradient, None without a bonus.
         """
         terms_M, clipped_M = self._terms(new_M, pack, columns, entropies_M, is_fixed=is_fixed)
         if self.aggregation == "sequence_mean":
@@ -163,7 +156,7 @@ class PolicyLoss:
     def _terms(
         self, new_M: Tensor, pack: ActionTokens, columns: Columns, entropies_M: Tensor | None, *, is_fixed: bool
     ) -> tuple[Tensor, Tensor]:
-        """Term times factor of each token less what is added to the loss, and whether it was clipped."""
+        """Return each token's term times factor, less the regularisers, and True for clipped tokens."""
         old_M = pack.behaviour_logprobs_M
         factor_M, outside_M = torch.ones_like(old_M), torch.zeros_like(old_M, dtype=torch.bool)
         if self.mismatch is not None:
@@ -188,30 +181,28 @@ class PolicyLoss:
         return terms_M if added_M is None else terms_M - added_M, clipped_M
 
     def _checked(self, found: Any, new_M: Tensor) -> LossTerms:
-        """What a loss returned, as `LossTerms`; PluginError unless there is one number per token."""
         terms = found if isinstance(found, LossTerms) else LossTerms(terms_M=found)
-        for what, values_M in (("terms", terms.terms_M), ("clipped tokens", terms.clipped_M)):
-            if values_M is None and what != "terms":
+        for name, values_M in (("terms", terms.terms_M), ("clipped tokens", terms.clipped_M)):
+            if values_M is None and name != "terms":
                 continue
             if not isinstance(values_M, Tensor) or values_M.shape != new_M.shape:
                 got = f"shape {tuple(values_M.shape)}" if isinstance(values_M, Tensor) else type(values_M).__name__
-                told = f"loss {self.spec.name!r} returned {what} of {got}, expected {tuple(new_M.shape)}"
+                what = f"loss {self.spec.name!r} returned {name} of {got}, expected {tuple(new_M.shape)}"
                 fix = "return one number per token of the pack, not summed or averaged"
-                raise PluginError(Problem(where="[algorithm] loss", what=told, fix=fix))
+                raise PluginError(Problem(where="[algorithm] loss", what=what, fix=fix))
         return terms
 
 
-def _by_row(values_N: np.ndarray, rows: Sequence[TrainRow]) -> list[np.ndarray]:
-    """The numbers of each row's action tokens."""
+def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.ndarray]:
     ends = np.cumsum([np.count_nonzero(row.action_T) for row in rows])
     return np.split(values_N, ends[:-1])
 
 
-NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # what `TrainBatch.loss` may name: nothing is added to these
+NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # names of `TrainBatch.loss`, without regularisers
 
 
 def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue:
-    """Value, gradient and clipped tokens, as the trainer would find them if its model gave these log-probabilities."""
+    """Compute value, gradient and clipped tokens as the trainer would if its model gave these log-probabilities."""
     loss, batch = PolicyLoss.of(config, plugins), trial.batch
     denominator = loss.denominator(batch)
     gradients: list[Floats] = [np.zeros(len(row.tokens_T)) for row in batch.rows]
@@ -224,6 +215,6 @@ def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossVal
         value, count = loss.of_pack(new_M, tokens, denominator, is_fixed=loss.is_fixed(batch))
         total, clipped = total + float(value.detach()), clipped + int(count)
         (gradient_M,) = torch.autograd.grad(value, new_M)
-        for number, row, part in zip(numbers, rows, _by_row(gradient_M.numpy(), rows), strict=True):
+        for number, row, part in zip(numbers, rows, split_by_row(gradient_M.numpy(), rows), strict=True):
             gradients[number][row.action_T] = part
     return LossValue(loss=total, gradients=gradients, clipped=clipped)

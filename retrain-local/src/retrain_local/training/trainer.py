@@ -1,4 +1,4 @@
-"""One optimizer step on the adapter."""
+"""One optimizer step on the trained parameters, over packs of rows and over ranks."""
 
 from __future__ import annotations
 
@@ -31,23 +31,20 @@ from retrain.api import (
     TrainReport,
     TrainRow,
 )
-from retrain_local.attention.padded import PaddedAttend
-from retrain_local.attention.spans import Spans
-from retrain_local.decoder import Attend, TrainedDecoder
-from retrain_local.devices.group import ALONE, Group
-from retrain_local.devices.torch_modes import deterministic, pack_workers, packs_at_a_time
+from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
+from retrain_local.decoder import TrainedDecoder
+from retrain_local.devices.group import ALONE, Group, own_part
+from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
-from retrain_local.model.whole import own_part
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.head import logprobs_and_entropies, ranked_logprobs, selected_logprobs, softmax_of
 from retrain_local.training.packs import Pack, check_rows, pack_rows, share_rows
 from retrain_local.training.regularisers import Marked, columns_of
-from retrain_local.training.step_loss import NAMED, PolicyLoss
+from retrain_local.training.step_loss import NAMED, PolicyLoss, split_by_row
 
 T = TypeVar("T")
-MakeAttend = Callable[[Spans, torch.device], Attend]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +59,7 @@ class _PackResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Share:
-    """What one rank has found of a step: loss and gaps of its rows, which parameters got a gradient, its limits."""
+    """One rank's part of a step: loss and gaps of its rows, the parameters that got a gradient, its limits."""
 
     loss: float
     clipped: int
@@ -72,16 +69,13 @@ class _Share:
 
 
 class Trainer:
-    """AdamW on the LoRA parameters with the loss of `[algorithm]`.
+    """AdamW on the trained parameters with the loss of `[algorithm]`.
 
     Rows are packed without padding, with the prompt of a group stored once. Free memory decides how many tokens a pack
     holds and whether activations are recomputed in the backward pass; neither changes the gradient. When a pack does
-    not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` remembers that for
-    later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's deterministic mode, which
-    is slow and process-wide: decoder and attention need none, or another thread uses PyTorch.
-
-    With several ranks, `group`, each computes a share of the rows; every method is called on all of them, with the same
-    arguments, and finds the same.
+    not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` keeps that for
+    later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's slow deterministic mode.
+    Each rank of `group` computes a share of the rows, and returns the same.
     """
 
     def __init__(
@@ -102,10 +96,10 @@ class Trainer:
     ) -> None:
         self.parameters = dict(parameters)
         sizes = decoder.shape.parameters, decoder.device
-        self._at_a_time, self._workers = packs_at_a_time(*sizes), pack_workers(*sizes)
+        self._at_a_time = packs_at_a_time(*sizes)
         self._group = group
-        self._workers = 1 if group.shards else self._workers  # all ranks compute the same layer at the same time
-        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode  # FSDP keeps what it gathers
+        self._workers = 1 if group.shards else pack_workers(*sizes)  # ranks compute the same layer at the same time
+        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode  # FSDP keeps gathered weights
         self._options = options or LocalOptions()
         self._decoder = decoder
         self._check_stop = check_stop
@@ -128,7 +122,7 @@ class Trainer:
         )
 
     def step(self, batch: TrainBatch) -> TrainReport:
-        """Gradient over all rows, then one update; NonFiniteError, with nothing changed, on a non-finite number."""
+        """Update once by the gradient over all rows; NonFiniteError, with nothing changed, on a non-finite number."""
         try:
             with nullcontext() if self._is_ordered else _deterministic():
                 loss, clipped, gaps_N = self.accumulate(batch)
@@ -164,17 +158,16 @@ class Trainer:
     def gradient(
         self, batch: TrainBatch, rows: Sequence[int], loss: PolicyLoss
     ) -> tuple[NDArray[np.float32], float, int]:
-        """The share of these rows in the gradient of the step's loss, flat; their loss and clipped tokens.
+        """Return the share of these rows in the gradient of the step's loss, flat, their loss and clipped tokens.
 
         Nothing changes. The shares of all rows add up to the gradient of the step. All rows at once, under the loss of
-        the run, are computed in the packs of `step`, so that every bit is that of the gradient which it takes.
+        the run, are computed in the packs of `step`, so they give its gradient bit by bit.
         """
         check_rows(batch.rows, self._decoder.shape.vocabulary)
         own, self._loss = self._loss, loss
         try:
             with nullcontext() if self._is_ordered else _deterministic():
-                work = partial(self._accumulate_own, batch, self._marked(batch), rows)
-                share = self._retry_smaller(work)
+                share = self._retry_smaller(partial(self._accumulate_own, batch, self._marked(batch), rows))
             parts = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values())
             return np.concatenate([part.float().cpu().numpy().ravel() for part in parts]), share.loss, share.clipped
         finally:
@@ -182,11 +175,10 @@ class Trainer:
             self.optimizer.zero_grad()
 
     def _own(self, rows: Sequence[TrainRow]) -> Sequence[int]:
-        """The indices of the rows that this rank computes."""
         return range(len(rows)) if self._group.size == 1 else share_rows(rows, self._group.size)[self._group.rank]
 
     def _shared(self, work: Callable[[], T]) -> list[T]:
-        """What `work` finds on every rank for its rows."""
+        """Return the results of `work` on every rank, for its rows."""
         if not self._group.shards:
             return self._group.gathered(lambda: self._retry_smaller(work))
         with self._group.in_step():
@@ -194,11 +186,11 @@ class Trainer:
         return self._group.gathered(lambda: own)
 
     def _rounds(self, packs: int) -> int:
-        """How many packs this rank computes: where weights are sharded as many as the rank with the most of them."""
+        """Return the number of packs that this rank computes; with sharded weights the most of any rank."""
         return max(self._group.gathered(lambda: packs)) if self._group.shards else packs
 
     def _idle(self, *, is_trained: bool) -> None:
-        """A pass over one token that changes no gradient, for the ranks that need this one's part of the weights."""
+        """Pass one token without changing a gradient, for ranks that need this one's part of the weights."""
         token = torch.zeros(1, dtype=torch.int64, device=self._decoder.device)
         attend = self._attend(Spans(lengths=(1,), prefixes=(-1,)), self._decoder.device)
         with torch.set_grad_enabled(is_trained):
@@ -207,18 +199,20 @@ class Trainer:
                 (logits.float().sum() * 0.0).backward()
 
     def _stop_between(self) -> None:
-        """A stop takes effect here, on all ranks after the same pack where they compute together."""
+        """Let a stop take effect, with sharded weights on all ranks after the same pack."""
         if self._group.shards:
             self._group.gathered(self._check_stop)
         else:
             self._check_stop()
 
     def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
-        """Add the gradient of these rows' part of the step's loss to the parameters."""
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
         rounds = self._rounds(len(packs))
-        self._expect(batch, len(packs))
+        if batch.update == 0:  # the updates to come are expected to have as many packs as this one
+            self._progress.begin("packs", len(packs) * batch.updates)
+        else:
+            self._progress.total = self._progress.done + len(packs) * (batch.updates - batch.update)
         gradients = partial(self._gradients, batch, rows, marked.of(own))
         for pack, part in zip(packs, self._each(packs, gradients), strict=True):
             self._add(part.gradients)
@@ -250,13 +244,6 @@ class Trainer:
         if not self._group.shards:
             self._group.add(sums)
 
-    def _expect(self, batch: TrainBatch, packs: int) -> None:
-        """Count the packs of all updates of the step, assuming that those to come have as many as this one."""
-        if batch.update == 0:
-            self._progress.begin("packs", packs * batch.updates)
-        else:
-            self._progress.total = self._progress.done + packs * (batch.updates - batch.update)
-
     def _add(self, gradients: Sequence[Tensor | None]) -> None:
         """Add a pack's gradients, in a few launches on CUDA: one per tensor would be 504 for a 4 B model."""
         if self._group.shards:
@@ -272,7 +259,7 @@ class Trainer:
             torch._foreach_add_(sums, addends)
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """Current log-probabilities of the action tokens, as the loss computes them; 0 elsewhere, no gradient."""
+        """Return the log-probabilities of the action tokens, as the loss computes them; 0 for others, no gradient."""
         return self._of_actions(rows, lambda pack: self._logprobs(pack, temperature).double())
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
@@ -294,28 +281,30 @@ class Trainer:
     def _of_actions(
         self, rows: Sequence[ActionRow], of_pack: Callable[[Pack], Tensor], *, width: int = 0
     ) -> list[Floats]:
-        """Results of `of_pack` for a pack's action tokens, `width` numbers each (0: one), by row; 0 elsewhere."""
-        found = [np.zeros((len(row.tokens_T), width) if width else len(row.tokens_T)) for row in rows]
-        asked = [_without_credit(row) for row in rows]
-        check_rows(asked, self._decoder.shape.vocabulary)
-        own = self._own(asked)
-        work = partial(self._of_packs, asked, own, of_pack)
-        for share in self._shared(work):
+        """Return the results of `of_pack` by row, `width` numbers for each action token (0: one); 0 for others."""
+        found, plain = list[Floats](), list[TrainRow]()
+        for row in rows:
+            zeros_T = np.zeros(len(row.tokens_T))
+            found.append(np.zeros((len(row.tokens_T), width)) if width else zeros_T.copy())
+            plain.append(
+                TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+            )
+        check_rows(plain, self._decoder.shape.vocabulary)
+        for share in self._shared(partial(self._of_packs, plain, self._own(plain), of_pack)):
             for numbers, values_M in share:
-                counts = [int(np.count_nonzero(asked[number].action_T)) for number in numbers]
-                for number, values in zip(numbers, np.split(values_M, np.cumsum(counts)[:-1]), strict=True):
-                    found[number][asked[number].action_T] = values
+                for number, values in zip(numbers, split_by_row(values_M, [rows[n] for n in numbers]), strict=True):
+                    found[number][rows[number].action_T] = values
         return found
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As `logprobs`, but of the model that training began with; its weights are not held twice."""
+        """As `logprobs`, of the model that training began with; an adapter's base is not held twice."""
         with self._decoder.as_reference():
             return self.logprobs(rows, temperature)
 
     def _of_packs(
         self, rows: Sequence[TrainRow], own: Sequence[int], of_pack: Callable[[Pack], Tensor]
     ) -> list[tuple[list[int], Floats]]:
-        """The rows of each pack of this rank's share, by their indices, and the result of `of_pack`; no gradient."""
+        """Return the row indices and the result of `of_pack` for each pack of this rank's share; no gradient."""
 
         def values(pack: Pack) -> Floats:
             with self._no_gradient():
@@ -331,7 +320,7 @@ class Trainer:
         return found
 
     def _each(self, packs: Sequence[Pack], work: Callable[[Pack], T]) -> Iterator[T]:
-        """The result of `work` for every pack, in order; several packs run concurrently where that pays."""
+        """Yield the result of `work` for every pack, in order; several packs run concurrently where that pays."""
         tracked = partial(self._tracked, work)
         if self._workers == 1 or len(packs) == 1:
             yield from map(tracked, packs)
@@ -343,7 +332,6 @@ class Trainer:
                 pool.shutdown(cancel_futures=True)
 
     def _tracked(self, work: Callable[[Pack], T], pack: Pack) -> T:
-        """`work` on one pack, remembering the size of the pack that failed or of the largest that fitted."""
         size = budget.PackSize(rows=len(pack.rows), tokens=pack.spans.num_tokens, longest=pack.longest)
         try:
             done = work(pack)
@@ -354,7 +342,6 @@ class Trainer:
         return done
 
     def _marked(self, batch: TrainBatch) -> Marked:
-        """Tokens that the loss chooses among all of the step's."""
         policy = self._loss_of(batch)
         if not policy.regularisers.has_marks:
             return Marked()
@@ -363,9 +350,12 @@ class Trainer:
         return policy.marked(batch, now, self._seeds)
 
     def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
-        """Of one pack of these rows, which are this rank's of the batch."""
-        policy = self._loss_of(batch)
-        new_M, entropies_M = self._with_entropies(policy, pack, batch.temperature)
+        policy, entropies_M = self._loss_of(batch), None
+        if policy.regularisers.entropy:
+            given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
+            new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
+        else:
+            new_M = self._logprobs(pack, batch.temperature)
         is_fixed = policy.is_fixed(batch)
         loss, clipped = policy.of_pack(
             new_M,
@@ -377,7 +367,7 @@ class Trainer:
         )
         gradients: tuple[Tensor | None, ...] = ()
         if self._group.shards:
-            (loss * self._group.size).backward()  # FSDP takes the mean over the ranks, and adds it up by itself
+            (loss * self._group.size).backward()  # FSDP takes the mean over the ranks, and accumulates it
         else:
             gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
@@ -385,7 +375,6 @@ class Trainer:
         return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
 
     def _loss_of(self, batch: TrainBatch) -> PolicyLoss:
-        """The loss of `[algorithm]`, or the one that the batch names."""
         return NAMED[batch.loss] if batch.loss else self._loss
 
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
@@ -393,8 +382,8 @@ class Trainer:
         limits.packs_at_a_time = limits.packs_at_a_time or self._at_a_time
         if not limits.pack_tokens:  # chosen at the first step and kept from then on, by a resumed run as well
             prompt = max((int(np.argmax(row.action_T)) for row in rows), default=0)
-            asked, sizes = self._options.gradient_checkpointing, (decoder.shape, decoder.dtype, decoder.device)
-            plan = budget.plan_packs(*sizes, asked=asked, at_a_time=self._workers, prompt=prompt)
+            option, sizes = self._options.gradient_checkpointing, (decoder.shape, decoder.dtype, decoder.device)
+            plan = budget.plan_packs(*sizes, checkpointing=option, at_a_time=self._workers, prompt=prompt)
             limits.recompute, limits.pack_tokens, limits.kept_tokens = plan.recompute, plan.tokens, plan.kept_tokens
         max_tokens = limits.train_tokens or self._options.micro_batch_tokens or limits.pack_tokens
         packs = pack_rows(rows, device=decoder.device, max_tokens=max_tokens, multiple=limits.packs_at_a_time)
@@ -406,20 +395,13 @@ class Trainer:
         given = self._decoder.logits, self._decoder.shape.vocabulary, temperature, self._softmax
         return selected_logprobs(self._hidden(pack), pack.tokens_M, *given, self._decoder.head_parameters)
 
-    def _with_entropies(self, policy: PolicyLoss, pack: Pack, temperature: float) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities, and entropies where the loss has a term of them."""
-        if not policy.regularisers.entropy:
-            return self._logprobs(pack, temperature), None
-        given = self._decoder.logits, self._decoder.shape.vocabulary, temperature
-        return logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
-
     def _hidden(self, pack: Pack) -> Tensor:
-        """Hidden states that the action tokens are predicted from, [M, hidden]."""
+        """Return the hidden states that the action tokens are predicted from, [M, hidden]."""
         attend = self._attend(pack.spans, self._decoder.device)
         return pack.sources.of(self._decoder.hidden(pack.ids_N, pack.positions_N, attend))
 
     def _retry_smaller(self, work: Callable[[], T]) -> T:
-        """The result of `work`, repeated with a smaller budget when memory runs out; else OutOfMemoryError."""
+        """Return the result of `work`, repeated with less when memory runs out; OutOfMemoryError at the end."""
         device = self._decoder.device
         while True:
             try:
@@ -439,7 +421,6 @@ class Trainer:
             budget.shrink(self._limits, self._failed_pack, device, recompute=can_recompute)
 
     def _update(self, loss: float, lr: float | None) -> tuple[float, float]:
-        """One update; the norm of the gradient and the learning rate."""
         gradients = [own_part(p.grad) for p in self.parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if self._group.shards:
@@ -460,19 +441,14 @@ class Trainer:
             if math.isfinite(loss) and p.grad is not None and not torch.isfinite(own_part(p.grad)).all():
                 what = f"the gradient of {name} is not finite"
                 break
-        why = "weights and optimizer are left as they were"
+        why = "weights and optimizer are unchanged"
         return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
-
-
-def _without_credit(row: ActionRow) -> TrainRow:
-    zeros_T = np.zeros(len(row.tokens_T))
-    return TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """PyTorch's deterministic mode, without a warning for each operation that has no such form."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else every matrix product warns
+    """Turn on PyTorch's deterministic mode, without a warning for each operation that has no such form."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it every matrix product warns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         with deterministic(warn_only=True):

@@ -1,1 +1,1 @@
-"""Mathematical answers as text: rewritten to what math-verify reads, and judged for form. Begin with `answer.py`."""
+"""Mathematical answers as text: rewritten for math-verify, and judged for form. Begin with `answer.py`."""

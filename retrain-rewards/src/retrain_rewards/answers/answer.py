@@ -1,7 +1,7 @@
-r"""What counts as an answer: one value in finished form, with nothing around it but a unit.
+r"""Decides what counts as an answer: one value in finished form, with nothing around it but a unit.
 
-math-verify tells whether two formulas are equal. That is no verdict yet: it finds `348+217` equal to 565, `0.0` to
-6.63e-34, and the `5` in `\neq 5` to 5. `objection` looks at what math-verify found equal, and says why it is no answer.
+math-verify decides whether two formulas are equal. That is no verdict yet: it finds `348+217` equal to 565, `0.0` to
+6.63e-34, and the `5` in `\neq 5` to 5. `objection` says why a formula that math-verify found equal is no answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SETS = ("union", "minus")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is known of a reference; its form is None where it is no LaTeX mathematics."""
+    """The facts known of a reference; its form is None where it is no LaTeX mathematics."""
 
     text: str
     golds: tuple[Any, ...]
@@ -42,17 +42,9 @@ class Wanted:
     is_finished: bool
     is_rational: bool
 
-    @property
-    def kind(self) -> str:
-        """`list`, `{}`, `=`, ...; empty for a single value."""
-        from retrain_rewards.answers.form import kind_of
-
-        return kind_of(self.form) if self.form is not None else ""
-
 
 @lru_cache(maxsize=CACHED)
 def wanted(reference: str, is_cased: bool = False) -> Wanted:
-    """The reference, read once."""
     import sympy
 
     golds, form = parsed(reference, is_cased), _form(reference)
@@ -73,7 +65,6 @@ def wanted(reference: str, is_cased: bool = False) -> Wanted:
 
 
 def _state(form: Any, value: Any) -> tuple[bool, bool]:
-    """Whether a reference is finished, and if so, whether it is a rational number."""
     import sympy
 
     from retrain_rewards.answers.form import is_finished
@@ -85,17 +76,17 @@ def _state(form: Any, value: Any) -> tuple[bool, bool]:
 
 
 def are_cased(*formulas: str) -> bool:
-    r"""Whether a formula has a letter in both cases, which math-verify takes for one: `\frac{R}{r}` is 1 to it."""
+    r"""True if a formula has a letter in both cases: math-verify takes them for one, so `\frac{R}{r}` is 1 to it."""
     found = (_letters(re.sub(r"\\text\s*\{[^{}]*\}", "", formula)) for formula in formulas)
     return any({letter.lower() for letter in letters if letter.isupper()} & letters for letters in found)
 
 
 def parsed(formula: str, is_cased: bool = False) -> tuple[Any, ...]:
-    """What `math_verify.parse` makes of a box with the formula, the expression and the text; empty if it makes nothing.
+    """Return the result of `math_verify.parse` for a box with the formula: expression and text, or nothing.
 
-    With `is_cased` the cases of a letter are two letters.
-    LaTeX is parsed here, so that the form of the answer needs no second parse. The rest is left to math-verify, which
-    looks for numbers in any text, and for words such as "final answer" first.
+    With `is_cased` the cases of a letter are two letters. LaTeX is parsed here, so that the form of the answer needs no
+    second parse. The rest is left to math-verify: it looks for numbers in any text, and for words such as "final
+    answer" first.
     """
     from math_verify import parse
 
@@ -117,10 +108,7 @@ def parsed(formula: str, is_cased: bool = False) -> tuple[Any, ...]:
 
 
 def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accept_unfinished: bool) -> str:
-    """Why `answer`, whose parsed `target` math-verify found equal to the reference, is no answer; empty if it is one.
-
-    With `accept_unfinished` an expression that still has to be computed is one too.
-    """
+    """Return why `answer`, equal to the reference for math-verify as `target`, is no answer; empty if it is one."""
     from math_verify.grader import is_equation, take_last_relation
 
     if reason := objection_to_words(reference.text, answer, prompt):
@@ -168,7 +156,7 @@ def _objection_to_form(
         return "it has other brackets"
     if accept_unfinished or not reference.is_finished:
         return ""
-    if kind in _SETS and reference.kind not in _SETS and reference.kind:
+    if kind in _SETS and reference.form is not None and kind_of(reference.form) not in ("", *_SETS):
         return "it still has to be computed"
     value = form.args[1] if kind in _BRACES and len(form.args) == 2 else form
     if not is_finished(form) or (reference.is_rational and not (is_literal(value) or value.is_Symbol)):
@@ -177,10 +165,7 @@ def _objection_to_form(
 
 
 def _brackets_differ(reference: Any, form: Any) -> bool:
-    """Whether one is ordered and the other is not, or one includes an end that the other leaves out.
-
-    `x = 1, y = 2` is ordered by its letters.
-    """
+    """True if only one is ordered, or only one includes an end. `x = 1, y = 2` is ordered by its letters."""
     from retrain_rewards.answers.form import kind_of
 
     kinds = [kind_of(side) if side is not None else "" for side in (reference, form)]
@@ -197,7 +182,7 @@ def _brackets_differ(reference: Any, form: Any) -> bool:
 
 
 def _objection_to_value(gold: Any, target: Any) -> str:
-    """Falsehoods that math-verify's six decimals, its percent signs and cancelled letters let through."""
+    """Find falsehoods that pass math-verify's six decimals, its percent signs and cancelled letters."""
     import sympy
 
     if isinstance(gold, sympy.Integer) and isinstance(target, sympy.Integer):
@@ -219,15 +204,11 @@ def _objection_to_value(gold: Any, target: Any) -> str:
 
 
 def _is_below_one(value: Any) -> bool:
-    """Whether a value may be a share: there a percent sign counts by meaning."""
     return all(abs(number) < 1 for number in numbers_of(value))
 
 
 def numbers_of(side: Any) -> list[Any]:
-    """The numbers (mpmath's, which do not underflow) that a value consists of, sorted; relations have none.
-
-    Letters stand for arbitrary numbers.
-    """
+    """Return the numbers (mpmath's, which do not underflow) in a value, sorted; letters stand for arbitrary ones."""
     import mpmath
     import sympy
 
@@ -251,7 +232,6 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def _chain_holds(reference: Wanted, answer: str) -> bool:
-    """Whether each side but the last is a variable, or something in variables, or equal to the reference."""
     from math_verify import verify
 
     sides = _EQUALS.split(answer)
@@ -273,7 +253,7 @@ def _kinds(form: Any) -> set[str]:
 
 
 def _copies(reference: Wanted, answer: str, form: Any, prompt: str) -> bool:
-    """Whether the answer is an expression of the prompt, in another form than the reference's.
+    """True if the answer is an expression of the prompt, in another form than the reference's.
 
     With letters in it, trivial steps do not make another form of it. A whole number is no copy where the reference is a
     number too: any prompt may hold it by chance.
@@ -294,7 +274,6 @@ def _copies(reference: Wanted, answer: str, form: Any, prompt: str) -> bool:
 
 
 def _fingerprints(form: Any) -> tuple[str, str]:
-    """Of the form, and of the reduced form where it has letters."""
     from retrain_rewards.answers.form import fingerprint, reduced
 
     return fingerprint(form), fingerprint(reduced(form)) if form.free_symbols else ""
@@ -302,7 +281,6 @@ def _fingerprints(form: Any) -> tuple[str, str]:
 
 @lru_cache(maxsize=CACHED)
 def _forms_in(prompt: str, letters: frozenset[str]) -> tuple[tuple[str, str], ...]:
-    """Fingerprints of the expressions of a prompt that have just these letters."""
     texts = [text for text in _expressions(prompt[:MAX_PROMPT]) if _letters(text) == letters]
     forms = (_form(text) for text in texts[:MAX_EXPRESSIONS])
     return tuple(dict.fromkeys(_fingerprints(form) for form in forms if form is not None))
@@ -310,7 +288,6 @@ def _forms_in(prompt: str, letters: frozenset[str]) -> tuple[tuple[str, str], ..
 
 @lru_cache(maxsize=CACHED)
 def _expressions(prompt: str) -> tuple[str, ...]:
-    """The mathematics in a prompt, and the sides of its equations."""
     found = ["".join(groups) for groups in _IN_DOLLARS.findall(prompt)]
     found += _IN_WORDS.findall(_IN_DOLLARS.sub(" ; ", prompt))
     sides = [side for text in found for side in (text, *_EQUALS.split(text))]

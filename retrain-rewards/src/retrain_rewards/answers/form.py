@@ -1,7 +1,7 @@
-r"""The form in which an answer is written, read by math-verify's own parser before anything in it is carried out.
+r"""The form in which an answer is written, read by math-verify's own parser before anything in it is computed.
 
 math-verify's converter evaluates on the way (`\binom{5}{2}` is 10 as soon as it is read, `\frac{6}{2}` is 3), so the
-value does not tell whether an answer was computed or merely restated. `form_of` converts the same parse tree and keeps
+value does not show whether an answer was computed or merely restated. `form_of` converts the same parse tree and keeps
 every operation; `is_finished` says whether something in it still has to be computed. Importing this loads sympy.
 """
 
@@ -28,8 +28,6 @@ Form = Any  # a sympy object; lists, sets, tuples, intervals and relations are `
 
 
 class Ratio(sympy.Function):  # type: ignore[misc]
-    """A fraction of two whole numbers as it is written, reduced or not."""
-
     def doit(self, **hints: object) -> Form:
         return sympy.Rational(*self.args)
 
@@ -49,13 +47,13 @@ _TO_DO = (Computed, sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy
 
 
 def form_of(formula: str) -> Form:
-    """The form of a formula without its unit; an exception of the parser's where it is no LaTeX mathematics."""
+    """Return the form of a formula without its unit; the parser's exception where it is no LaTeX mathematics."""
     latex = normalize_latex(boxed(formula), NORMALIZATION)
     return _Form(is_real=not should_treat_as_complex(latex), config=_CASED).parse(latex)
 
 
 def value_of(formula: str, *, is_cased: bool = False) -> tuple[Form, str]:
-    """What `math_verify.parse` makes of a box with the formula, if that is LaTeX mathematics; an exception if not."""
+    """Return what `math_verify.parse` gives for a box with the formula; an exception if it is no LaTeX mathematics."""
     latex = normalize_latex(boxed(formula), NORMALIZATION)
     config = _CASED if is_cased else ConversionConfig()
     return _Value(is_real=not should_treat_as_complex(latex), config=config).parse(latex), latex
@@ -63,17 +61,16 @@ def value_of(formula: str, *, is_cased: bool = False) -> tuple[Form, str]:
 
 @lru_cache(maxsize=64)
 def syntax_tree(latex: str) -> Any:
-    """The tree that math-verify's parser reads; making it is most of the work, and value and form share it."""
     return _Latex2Sympy().create_parser(latex).math()
 
 
 def kind_of(form: Form) -> str:
-    """`list`, `{}`, `()`, `[)`, `=`, `<`, ... for forms of several parts, else empty."""
+    """Return `list`, `{}`, `()`, `[)`, `=`, `<`, ... for forms of several parts, and "" for others."""
     return str(form.args[0]) if isinstance(form, sympy.Tuple) else ""
 
 
 def fingerprint(form: Form) -> str:
-    """Equal for equal forms; the order of terms and factors does not matter."""
+    """Return a text that is equal for equal forms, whatever the order of terms and factors."""
     if isinstance(form, sympy.MatrixBase):
         return f"{form.shape}{[fingerprint(cell) for cell in form]}"
     if not form.args:
@@ -83,23 +80,22 @@ def fingerprint(form: Form) -> str:
 
 
 def reduced(form: Form) -> Form:
-    """The form with trivial steps carried out (`x \\cdot x`, `+ 0`), unless something in it takes real work."""
     return form if form.has(*_TO_DO) else form.doit()
 
 
 def is_finished(form: Form) -> bool:
-    r"""Whether nothing in the form still has to be computed.
+    r"""True if nothing in the form still has to be computed.
 
     Numbers, fractions of whole numbers (also unreduced), mixed numbers, `a \times 10^n`, percentages, constants and
     letters are finished. So are sums without like terms, products with one rational coefficient, roots, powers and
     functions of such parts, unless their value is rational (`\sqrt{4}`, `2^{10}`, `\log_2 8`) or a function has a value
-    that needs none (`\sin\frac{\pi}{3}`). Beside letters, powers of whole numbers may stay: `x^2 + y^2 = 5^2`.
+    that needs none (`\sin\frac{\pi}{3}`). Next to letters, powers of whole numbers may stay: `x^2 + y^2 = 5^2`.
     """
     return _finished(form, beside_letters=bool(form.free_symbols))
 
 
 def is_literal(form: Form) -> bool:
-    """Whether the form is one number as it is written, with at most a sign."""
+    """True if the form is one number as written, with at most a sign."""
     if not isinstance(form, sympy.Expr):
         return False
     if isinstance(form, Ratio | Mixed) or form.is_Number or form.is_NumberSymbol or form is sympy.I:
@@ -149,7 +145,7 @@ def _finished(form: Form, *, beside_letters: bool) -> bool:
 
 
 def _is_closed(form: Form) -> bool:
-    """Whether a number without a literal of its own, such as `2\\sqrt{3}`, is as simple as sympy makes it at once."""
+    r"""True if a number such as `2\sqrt{3}`, without a literal, is as simple as sympy makes it at once."""
     if form.is_Pow and form.exp.is_Integer and abs(form.exp) > 1 and not form.base.is_NumberSymbol:
         return False
     exact = {number: sympy.Rational(str(number)) for number in form.atoms(sympy.Float)}
@@ -170,7 +166,6 @@ def _has_one_coefficient(form: Form) -> bool:
 
 
 def _coefficients(form: Form) -> tuple[int, int]:
-    """Rational factors other than 1 and -1 in numerator and denominator, as written."""
     if isinstance(form, Ratio):
         return int(abs(form.args[0]) != 1), 1
     if isinstance(form, Mixed) or form.is_Number:
@@ -200,7 +195,7 @@ class _Value(_Latex2Sympy):  # type: ignore[misc]
 
 
 class _Form(_Value):
-    """The same, with each step replaced that would evaluate, reorder or drop something."""
+    """Converts to the form: replaces each step that would evaluate, reorder or drop something."""
 
     def convert_relation(self, rel: Any) -> Form:
         if rel.expr():

@@ -1,4 +1,4 @@
-r"""Answers that are no formulas: words, choices, times, dates, ratios of three, numerals with a base, `cases`.
+"""Answers that are no formulas: words, choices, times, dates, ratios of three, numerals with a base, `cases`.
 
 math-verify reads them as products of letters or as quotients (`east` is `teas`, `1:2:3` is `1:3:2`), or not at all.
 Here each has one normal form, and two of a kind are equal where their forms are equal.
@@ -76,7 +76,7 @@ _ROW_WORDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """The kind of an answer and its normal form; `value` is the formula beside the letter of a choice."""
+    """The kind of an answer and its normal form; `value` is the formula next to the letter of a choice."""
 
     kind: str
     form: tuple[object, ...]
@@ -85,11 +85,12 @@ class Notation:
 
 @lru_cache(maxsize=4096)
 def notation_of(text: str) -> Notation | None:
-    """The notation of a plain text (see `text`), or None where it is a formula."""
     if _EMPTY.fullmatch(text):
         return Notation("words", ("no solution",))
     if r"\begin{cases}" in text:
-        return _cases(text)
+        inside = text.partition(r"\begin{cases}")[2].partition(r"\end{cases}")[0]
+        rows = (_ROW_WORDS.sub("", row) for row in inside.split(r"\\"))
+        return Notation("cases", tuple(sorted(row for row in rows if row)))
     flat = _flat(text.replace("$", ""))
     for read in (_numeral, _choice, _time, _date, _words):
         if found := read(flat, text):
@@ -161,14 +162,8 @@ def _numeral(flat: str, text: str) -> Notation | None:
     return Notation("numeral", (digits, base))
 
 
-def _cases(text: str) -> Notation:
-    inside = text.partition(r"\begin{cases}")[2].partition(r"\end{cases}")[0]
-    rows = (_ROW_WORDS.sub("", row) for row in inside.split(r"\\"))
-    return Notation("cases", tuple(sorted(row for row in rows if row)))
-
-
 def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str, str]:
-    """The verdict where the notation decides it; else the two formulas to compare."""
+    """Return the verdict where the notation decides it, otherwise the two formulas to compare."""
     wanted, found = notation_of(reference), notation_of(answer)
     kinds = {side.kind for side in (wanted, found) if side}
     if "choice" in kinds:
@@ -199,7 +194,6 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
 
 
 def _chosen(wanted: Notation | None, found: Notation | None, reference: str, answer: str) -> bool | tuple[str, str]:
-    """Letters are compared with letters, values with values: `\\text{(C) } 5` is C, and it is 5."""
 
     def read(side: Notation | None, text: str) -> tuple[str, str]:
         if side and side.kind == "choice":

@@ -1,4 +1,4 @@
-r"""Whether evaluating a formula could run away, decided before anything evaluates it.
+r"""Refuses formulas whose evaluation could run away, before anything evaluates them.
 
 Computer algebra evaluates `9^{9^{9^9}}`, `10^{10}!` or `\binom{10^9}{10^8}` in full, and fills the memory inside one C
 call that no timer can interrupt. The bound here is crude and on the safe side: a formula is read as brackets, numbers,
@@ -25,7 +25,7 @@ Bound = tuple[float, float]  # (most decimal digits, largest absolute value), in
 
 
 def refusal(formula: str) -> str:
-    """Why the formula is not evaluated (`is longer than ...`); empty when it is harmless."""
+    """Return why the formula is not evaluated (`is longer than ...`); empty when it is harmless."""
     if len(formula) > MAX_LENGTH:
         return f"is longer than {MAX_LENGTH} characters"
     try:
@@ -46,10 +46,7 @@ class _Formula:
         self.depth = 0
 
     def group(self, *, closed: bool) -> Bound:
-        """Everything up to a closing bracket, or to the end.
-
-        For several factors the product of (value + 1) bounds their sum, difference, product and quotient alike.
-        """
+        """Read up to a closing bracket; the product of (value + 1) bounds sum, product and quotient alike."""
         bounds: list[Bound] = []
         while self.position < len(self.tokens):
             token = self.tokens[self.position]
@@ -73,7 +70,6 @@ class _Formula:
         return bound
 
     def atom(self) -> Bound:
-        """A bracket, a number, a binomial, or any other single token."""
         if self.position >= len(self.tokens):
             return 0.0, 1.0
         token = self.tokens[self.position]
@@ -95,7 +91,7 @@ class _Formula:
 
 
 def _number(token: str) -> Bound:
-    """Decimals count as digits of the value, because the number may be a denominator: 1/0.001."""
+    """Bound a number. Decimals count as digits of the value, because it may be a denominator: 1/0.001."""
     whole, _, decimals = token.replace(",", "").partition(".")
     size = max(len(whole), len(decimals))
     value = max(float(whole), 10.0 ** len(decimals)) if size < 300 else math.inf

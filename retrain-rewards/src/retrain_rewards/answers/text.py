@@ -1,8 +1,8 @@
 r"""Rewrites an answer or a reference into the TeX that math-verify reads: `√5`, `{\color{red}42}`, `1\,200`.
 
 Each step is a small rewrite with the example that needs it, applied to both sides alike; none changes the value of
-mathematics that math-verify reads already. Callers bound the length first (`size.MAX_LENGTH`): the patterns take
-linear time, and the scans for matching brackets quadratic time at most.
+mathematics that math-verify reads already. Callers bound the length first (`size.MAX_LENGTH`): the patterns take linear
+time, and the scans for matching brackets quadratic time at most.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from retrain_rewards.answers.layout import with_both_signs, with_plain_intervals, with_plain_rows, with_plain_vectors
-from retrain_rewards.answers.numbers import with_digits, with_plain_numbers
-from retrain_rewards.answers.rewrite import END, Rewrite, apply, closing, rewrite
+from retrain_rewards.answers.rewrites import (
+    END,
+    Rewrite,
+    apply,
+    closing,
+    rewrite,
+    with_both_signs,
+    with_digits,
+    with_plain_intervals,
+    with_plain_numbers,
+    with_plain_rows,
+    with_plain_vectors,
+)
 from retrain_rewards.answers.units import with_plain_unit
 
 _STYLES = (
@@ -134,12 +144,11 @@ _SPELLING: tuple[Rewrite, ...] = (
     rewrite(r"(?<=\d)\s+to\s+(?=\d)|\s*\\text\{\s*to\s*\}\s*", ":", r"3 \text{ to } 4", "3:4"),
     rewrite(r"\\text\{([^{}A-Za-z]*)\}", lambda kept: kept[1] or " ", r"\text{42}", "42"),
 )
-REWRITES = (*_DECORATION, _LETTERS, _FIRST_WORDS, _WORDS_BEFORE, _LAST_WORDS, _LAST_SIGNS, *_SPELLING)
 
 
 @lru_cache(maxsize=4096)
 def plain(formula: str) -> str:
-    """The formula in the TeX that math-verify reads; it may be empty, where nothing in it is visible."""
+    """Rewrite a formula; the result is empty if nothing in it is visible."""
     text = in_ascii(formula)
     if r"\begin" not in text:
         text = re.sub(r"\\(?=\\[A-Za-z]{2})", "", text)  # escaped twice, out of a JSON file
@@ -159,7 +168,6 @@ def plain(formula: str) -> str:
 
 
 def _without_surplus_braces(text: str) -> str:
-    """`{{42}}` and `{42}` as 42; `{x}^2` keeps its braces."""
     pairs: dict[int, int] = {}
     opened: list[int] = []
     for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -179,7 +187,7 @@ _ROOT = re.compile(r"\\sqrt\s*(\[[^\]]*\])?\s*(?:(\()|(\d+(?:\.\d+)?|[A-Za-z](?!
 
 
 def _with_braced_roots(text: str) -> str:
-    r"""`\sqrt(x+1)` and `\sqrt 12`, which `√(x+1)` and `√12` became, with braces: math-verify would take one digit."""
+    r"""Put braces into `\sqrt(x+1)` and `\sqrt 12`, from `√(x+1)` and `√12`: math-verify would take one digit."""
     at = 0
     while match := _ROOT.search(text, at):
         end = closing(text, match.start(2)) if match[2] else match.end() - 1
@@ -252,7 +260,6 @@ _VULGAR = re.compile("[¼-¾⅐-⅞]")
 
 
 def in_ascii(text: str) -> str:
-    """The text with each known character as TeX; digits and letters of other fonts and scripts become plain ones."""
     if text.isascii():
         return text
     text = _RAISED.sub(lambda run: f"^{{{run[0].translate(_ON_THE_LINE)}}}", text)

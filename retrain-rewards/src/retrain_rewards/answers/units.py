@@ -1,4 +1,4 @@
-r"""Units and words around a value: what math-verify drops in silence, `5\text{ cm}` and `5\text{ million}` alike."""
+r"""Units and words around a value: math-verify silently drops `5\text{ cm}` and `5\text{ million}` alike."""
 
 from __future__ import annotations
 
@@ -79,16 +79,13 @@ Unit = tuple[tuple[str, int], ...]  # names with their powers
 
 @lru_cache(maxsize=4096)
 def dropped(formula: str) -> str:
-    """The end of a formula that math-verify takes for a unit and drops."""
+    """Return the end of a formula that math-verify takes for a unit and drops."""
     whole, kept = (_normalized(formula, units=units) for units in (False, True))
     return whole[len(kept) :].strip() if whole.startswith(kept) else whole
 
 
 def objection_to_words(reference: str, answer: str, prompt: str) -> str:
-    """Why what stands around the value makes it no answer (`... is no unit`); empty when it is harmless.
-
-    A unit is harmless that the reference has too, or where one of the two leaves it out.
-    """
+    """Return why the words around a value make it no answer; a unit that only one side has is harmless."""
     (tail, of_what), (expected, wanted_of) = _tail(answer), _tail(reference)
     if of_what and wanted_of and of_what != wanted_of:
         return "it is a part of something else"
@@ -113,7 +110,7 @@ def objection_to_words(reference: str, answer: str, prompt: str) -> str:
 
 
 def _tail(formula: str) -> tuple[str, str]:
-    r"""What follows a value, and what the value is a part of: the end of `70\% \text{ of the voters}`."""
+    r"""Return the text after a value, and the whole it is a part of: the end of `70\% \text{ of the voters}`."""
     tail = dropped(formula)
     match = _OF_WHAT.search(tail)
     if not match or _words(match[0]) & NO_UNIT:
@@ -132,9 +129,9 @@ def _unit_of(formula: str, tail: str, prompt: str) -> Unit | None:
 
 
 def _unit(tail: str, prompt: str) -> Unit | None:
-    """Names and powers of a unit, the same for each of its spellings; None for anything else.
+    """Return names and powers of a unit, the same for each of its spellings; None for anything else.
 
-    What follows a `/` or `per` is below it, up to a closing parenthesis: `km/h`, `m/s^2`, `(kg m)/s`.
+    Names after a `/` or `per` are below it, up to a closing parenthesis: `km/h`, `m/s^2`, `(kg m)/s`.
     """
     flat = re.sub(r"\\mu\s*(?:\\text\s*\{\s*)?", " u", tail)
     flat = _DIVIDED.sub(r" \1 / ( \2 ) ", flat.replace(r"\$", " dollar ").replace(r"\%", "%"))
@@ -173,10 +170,7 @@ def _unit(tail: str, prompt: str) -> Unit | None:
 
 
 def with_plain_unit(formula: str) -> str:
-    r"""The unit at the end as one `\text{...}`, which math-verify drops: `5\frac{\text{km}}{\text{h}}`, `5 km/h`, `€5`.
-
-    Left as it is where it is no known unit, or where letters may be variables: `5m`.
-    """
+    r"""Write a known unit at the end as `\text{...}`; `5m` stays, since letters may be variables."""
     formula = _CURRENCY.sub(lambda m: rf"{m[1]}{m[3]}\text{{ {_CURRENCIES[m[2]]}}}", formula)
     formula = formula.replace("¢", r"\text{ cents}").replace("\N{EURO SIGN}", r"\text{ euros}")
     if _CLOCK.search(formula):
@@ -211,7 +205,6 @@ def with_plain_unit(formula: str) -> str:
 
 
 def _name(token: str, prompt: str) -> str:
-    """The singular of a word that may be part of a unit; empty for others."""
     lower = token.lower()
     if token == "%" or lower in MODIFIERS:
         return "percent" if token == "%" else lower
@@ -225,7 +218,6 @@ def _name(token: str, prompt: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _prefixed(word: str) -> str:
-    """A unit with an SI prefix that sympy does not list, `kwatt` for `kW` and `kilowatt`; empty for others."""
     for long, short in PREFIXES.items():
         rest = next((word[len(form) :] for form in (long, short) if word.startswith(form)), "")
         if rest and (name := _physical(rest)):

@@ -1,4 +1,4 @@
-"""One episode: the environment's coroutine on one side, observations and actions of the policy on the other."""
+"""One episode and its chat messages: the environment's coroutine on one side, the policy's actions on the other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from retrain.api import (
@@ -20,7 +21,6 @@ from retrain.api import (
     StopReason,
     parse_tool_calls,
 )
-from retrain_rewards.environments.messages import plain_messages
 
 MODEL = "policy"  # the name under which environments know the model
 
@@ -58,12 +58,10 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """The environment is done with it."""
         return self.dropped or (self.task is not None and self.task.done())
 
     @property
     def is_at_work(self) -> bool:
-        """Started, and neither over nor waiting for the policy."""
         return self.task is not None and not self.is_over and not self._calls
 
     def act(self, action: Action) -> None:
@@ -84,10 +82,7 @@ class Episode:
                 future.set_exception(TurnLimitError("no further turn is given"))
 
     async def complete(self, prompt: str | Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> dict[str, Any]:
-        """The policy's answer to a prompt, as an OpenAI chat completion; messages and tools are OpenAI's too.
-
-        TurnLimitError when that would be one turn too many.
-        """
+        """Return the policy's answer as an OpenAI chat completion; TurnLimitError for one turn too many."""
         if self.dropped:
             raise asyncio.CancelledError
         if self.max_turns is not None and self.turns >= self.max_turns:
@@ -124,10 +119,10 @@ class Episode:
         return {"id": name, "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
 
     def _quoted(self, prompt: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """The conversation with the policy's own tool calls as it wrote them.
+        """Return the conversation with the policy's own tool calls as it wrote them.
 
         The next prompt then holds the sampled text word for word, whatever the chat template makes of `tool_calls`. A
-        message that the environment has altered is passed on as it is.
+        message that the environment has altered is passed on unchanged.
         """
         said = []
         for message in plain_messages(prompt):
@@ -141,7 +136,6 @@ def _mark(message: Message) -> str:
 
 
 def score_of(value: Any, parts: Mapping[str, Any]) -> Score:
-    """The library's reward and its finite parts as a score; failed unless the reward is a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -151,3 +145,84 @@ def score_of(value: Any, parts: Mapping[str, Any]) -> Score:
     kept = {str(name): float(part) for name, part in parts.items() if isinstance(part, (int, float))}
     finite = {name: part for name, part in kept.items() if math.isfinite(part)}
     return Score(outcome=Outcome.SCORED, value=number, parts=finite)
+
+
+class UnsupportedContentError(ValueError): ...
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return messages as plain data, arguments of tool calls as objects; UnsupportedContentError on images."""
+    found: list[Message] = []
+    for message in messages:
+        plain: dict[str, Any] = {"role": str(message.get("role") or "user"), "content": text_of(message.get("content"))}
+        if message.get("tool_calls"):
+            plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
+        plain |= {name: message[name] for name in ("tool_call_id", "name") if isinstance(message.get(name), str)}
+        found.append(plain)
+    return found
+
+
+def plain_data(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def text_of(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise UnsupportedContentError(f"content of type {type(content).__name__}")
+    texts = []
+    for part in content:
+        fields = {"text": part} if isinstance(part, str) else part
+        read = fields.get if isinstance(fields, Mapping) else partial(getattr, fields)
+        kind, text = read("type", None), read("text", None)
+        if kind not in ("text", None) or not isinstance(text, str):
+            raise UnsupportedContentError(f"content of kind {kind or type(part).__name__!r}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") or call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {"text": arguments}
+    called = {"name": str(function.get("name")), "arguments": plain_data(arguments or {})}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": called}
+
+
+SHORTEST_TOKEN = 3  # characters; a shorter special token is ordinary text, such as a line break
+_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaner:
+    """Cleans an untrusted text before the policy sees it.
+
+    `special` are the tokenizer's special tokens: one of them in a result would end its message. A space after its first
+    character makes it plain text. `max_chars` limits the length.
+    """
+
+    special: tuple[str, ...]
+    max_chars: int
+
+    @classmethod
+    def of(cls, tokenizer: Any, max_chars: int) -> Cleaner:
+        tokens: Sequence[str] = getattr(tokenizer, "all_special_tokens", ())
+        found = {str(token) for token in tokens if len(str(token)) >= SHORTEST_TOKEN}
+        return cls(special=tuple(sorted(found, key=len, reverse=True)), max_chars=max_chars)
+
+    def __call__(self, text: str) -> str:
+        """Remove control characters and special tokens, and cut the text with a note of how much is missing."""
+        left_out = len(text) - self.max_chars
+        if left_out > 0:
+            text = f"{text[: self.max_chars]}\n[{left_out} more characters]"
+        text = text.encode("utf-8", "replace").decode("utf-8").translate(_CONTROLS)
+        for token in self.special:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text

@@ -1,30 +1,41 @@
-"""Plays many episodes side by side in one event loop, until each of them waits for the policy or is over."""
+"""Plays many episodes side by side in one event loop; the environment of a provider, and its settings."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar, cast
 
-from retrain.api import Action, EpisodeResult, Example, Observation
-from retrain_rewards.environments.episode import Episode
+from retrain.api import (
+    Action,
+    ConfigError,
+    EpisodeResult,
+    Example,
+    Observation,
+    PluginContext,
+    Problem,
+    Table,
+    install_line,
+)
+from retrain_rewards.environments.episode import Cleaner, Episode
 
 Result = TypeVar("Result")
 GRACE_S = 1.0  # for an episode that was cut to clean up after itself
 
 
 class EpisodeLoop:
-    """An event loop in a thread of its own, and the episodes in it.
+    """An event loop in a separate thread, and the episodes in it.
 
     Episodes continue in the order of their numbers, and `step` returns when all of them wait, so that observations
-    depend on the actions alone. An episode that takes longer than `timeout_s` between two turns is cut and fails; the
+    depend only on the actions. An episode that takes longer than `timeout_s` between two turns is cut and fails; the
     others continue. With `at_once` no more than so many are open: the next one starts when another is over. Code that
-    blocks the loop cannot be cut here, only by killing the process around it. Without `max_turns` the environment
-    decides how many turns there are.
+    blocks the loop can only be ended by killing the process around it. Without `max_turns` the environment decides.
     """
 
     def __init__(self, timeout_s: float, *, max_turns: int | None = None, at_once: int = 0) -> None:
@@ -40,11 +51,10 @@ class EpisodeLoop:
         threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def reset(self, examples: Sequence[Example], play: Callable[[Episode], Awaitable[None]]) -> dict[int, Observation]:
-        """Drop the episodes that are open, and start one per example; returns the first observations by number."""
+        """Drop the open episodes, and start one per example; returns the first observations by number."""
         self.run(self._cancel(self.episodes))
         self.episodes = [
             Episode(number=number, example=example, max_turns=self.max_turns, changed=self._changed.set)
@@ -54,15 +64,14 @@ class EpisodeLoop:
         return self.step({})
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
-        """Hand the actions out, and wait until every episode waits again or is over; observations by number."""
         return self.run(self._step(actions))
 
     def close(self) -> None:
-        """End the episodes that are still open as at a turn limit, within half of `timeout_s`; `each` has the rest."""
+        """End the open episodes as at a turn limit, within half of `timeout_s`; `each` has the rest."""
         self.run(self._close())
 
     async def each(self, jobs: Sequence[Coroutine[Any, Any, None]]) -> list[str]:
-        """Run jobs side by side until `timeout_s` after `close`; why each failed, "" where it did not."""
+        """Run jobs side by side until `timeout_s` after `close`; returns why each failed, "" for success."""
         if not jobs:
             return []
         tasks = [asyncio.create_task(_caught(job)) for job in jobs]
@@ -95,7 +104,7 @@ class EpisodeLoop:
             await self._play(episode)
         except asyncio.CancelledError:
             episode.failure = episode.failure or "the environment cancelled the episode"
-        except BaseException as error:  # an environment may raise what it likes, and exit
+        except BaseException as error:  # an environment may raise anything, and exit
             episode.failure = episode.failure or reason_of(error)
 
     async def _settled(self, deadline: float) -> None:
@@ -111,7 +120,6 @@ class EpisodeLoop:
                 await self._cancel(late)
 
     def _start_more(self, deadline: float) -> bool:
-        """Start the episodes that there is room and time for; whether there were any."""
         if self._loop.time() >= deadline:
             return False
         waiting = [episode for episode in self.episodes if episode.task is None and not episode.failure]
@@ -133,7 +141,6 @@ class EpisodeLoop:
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception with its causes, in one line each."""
     parts: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(parts) < 4:
@@ -155,7 +162,7 @@ async def _caught(job: Awaitable[None]) -> str:
 class _Executor(ThreadPoolExecutor):
     """Threads for the environment's blocking calls; the library's own calls run at once, in the loop's thread.
 
-    The library moves trifles (reading a response) to threads, which end in any order; episodes would then continue in
+    The library moves trifles (reading a response) to threads. These end in any order; episodes would then continue in
     any order, and draw from shared random generators in any order.
     """
 
@@ -171,27 +178,23 @@ class _Executor(ThreadPoolExecutor):
         return done
 
 
-Settings = TypeVar("Settings")
+Plain = TypeVar("Plain")
 
 
-class PlayedEnvironment(ABC, Generic[Settings]):
-    """Episodes side by side, behind `retrain.api.Environment`; `load`, which sets `_loop`, is left to the others.
+class PlayedEnvironment(ABC, Generic[Plain]):
+    """Episodes side by side; a subclass sets `_loop` in `load`. It pickles as its settings."""
 
-    It holds plain data until `load` is called; a pickled copy holds plain data again. Not safe for several threads.
-    """
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Plain) -> None:
         self.settings = settings
         self._loop: EpisodeLoop | None = None
 
-    def __getstate__(self) -> Settings:
+    def __getstate__(self) -> Plain:
         return self.settings
 
-    def __setstate__(self, settings: Settings) -> None:
+    def __setstate__(self, settings: Plain) -> None:
         self.__init__(settings)  # type: ignore[misc]
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
-        """Start one episode per entry; returns within `timeout_s`, as `step` does."""
         return self._started().reset(examples, self._play)
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
@@ -199,20 +202,68 @@ class PlayedEnvironment(ABC, Generic[Settings]):
         return self._started().step(actions)
 
     def results(self) -> Sequence[EpisodeResult]:
-        """What became of every episode, in order; an open one gets no further action, as at a turn limit."""
+        """Return the results in order; an open episode gets no further action, as at a turn limit."""
         loop = self._started()
         loop.close()
         return [self._result(episode) for episode in loop.episodes]
 
     @abstractmethod
-    async def _play(self, episode: Episode) -> None:
-        """Play one episode to its end."""
+    async def _play(self, episode: Episode) -> None: ...
 
     @abstractmethod
     def _result(self, episode: Episode) -> EpisodeResult:
-        """The score, or the answer for the run's reward; a failed score where the environment let it down."""
+        """Return the score, or the answer for the run's reward; a failed score if the environment failed."""
 
     def _started(self) -> EpisodeLoop:
         if self._loop is None:
             raise RuntimeError("load() comes first")
         return self._loop
+
+
+Arguments = TypeVar("Arguments", bound=Table)
+MAX_TURNS = 16  # of an episode, where [environment] max_turns leaves it open
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Generic[Arguments]):
+    """A provider's own keys and the other values that it needs of the configuration, as plain data."""
+
+    table: Arguments
+    clean: Cleaner
+    place: str  # of `args`, for messages
+    max_turns: int = MAX_TURNS
+    timeout_s: float = 60.0  # between two turns of all episodes together
+    system_prompt: str = ""
+    instruction: str = ""
+
+    @classmethod
+    def of(cls, context: PluginContext, *, most_chars: str) -> Self:
+        """Read the settings of a run; `most_chars` names the key that limits the text of a result or observation."""
+        config, table, problems = context.config, cast("Any", context.params), []
+        turns, timeout_s = config.environment.max_turns, config.environment.timeout_s
+        if turns == 0:
+            what, fix = "0 turns leave nothing to play", f"use 1 or more, or -1 for {MAX_TURNS}"
+            problems.append(Problem(where=config.place("environment.max_turns"), what=what, fix=fix))
+        if table.call_timeout_s >= timeout_s:
+            what = f"timeout_s = {timeout_s:g} is not above call_timeout_s = {table.call_timeout_s:g}"
+            fix = "raise timeout_s, or lower call_timeout_s in args"
+            problems.append(Problem(where=config.place("environment.timeout_s"), what=what, fix=fix))
+        if problems:
+            raise ConfigError(*problems)
+        return cls(
+            table=table,
+            clean=Cleaner.of(context.tokenizer, getattr(table, most_chars)),
+            place=config.place("environment.args"),
+            max_turns=turns if turns > 0 else MAX_TURNS,
+            timeout_s=timeout_s,
+            system_prompt=config.data.system_prompt,
+            instruction=config.data.instruction,
+        )
+
+
+def require_library(context: PluginContext, module: str, extra: str) -> None:
+    """ConfigError with the install line when the library of a provider is missing; the library is not imported."""
+    if importlib.util.find_spec(module) is None:
+        what = f"the package {module!r} is not installed"
+        fix = install_line("retrain-rewards", extra)
+        raise ConfigError(Problem(where=context.config.place("environment.provider"), what=what, fix=fix))

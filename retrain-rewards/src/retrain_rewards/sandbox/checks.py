@@ -1,4 +1,4 @@
-"""The code of tests, inside a sandbox of its own, with stand-ins for what it takes from the program."""
+"""The code of tests, inside a separate sandbox, with proxies for the objects that it takes from the program."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ UNUSED = "the tests never use the program"
 
 
 def serve(channel: int, descriptor: int) -> None:
-    """Run the code of one test after another; the reply is empty where all of it held, else the reason."""
+    """Run the code of one test after another; the reply is empty where all of it held, otherwise the reason."""
 
     def ended() -> None:
-        """The program's process is gone: no code of the tests can catch that."""
         inside.send(channel, b"the program ended early")
         os._exit(0)
 
     link = Link(descriptor, serve_program, ended, guards=True)
-    # a small `pytest`: what tests of single functions use of it, without the package
+    # a small `pytest`: enough for tests of single functions, without the package
     pytest = sys.modules["pytest"] = type(sys)("pytest")
     pytest.__dict__.update(raises=_raises, approx=Approx, fail=_fail, mark=_Marks())
     if hasattr(sys, "set_int_max_str_digits"):
@@ -61,7 +60,7 @@ def _run(code: Any, names: list[str], link: Link) -> str:
 
 
 def expected(kinds: Any) -> Any:
-    """The exceptions that tests expect, and for each that would steer them the harmless one that a program raises."""
+    """Return the exceptions that tests expect, and harmless replacements for those that would steer them."""
     if isinstance(kinds, tuple):
         found = [expected(kind) for kind in kinds]
         return tuple(each for kind in found for each in (kind if isinstance(kind, tuple) else (kind,)))
@@ -69,10 +68,7 @@ def expected(kinds: Any) -> Any:
 
 
 def serve_program(verb: str, target: Any, *parts: Any) -> Any:
-    """A request of the program: it may call what it was given, and use objects of classes that the tests define.
-
-    Nothing else: through attributes of a function it would find the tests themselves.
-    """
+    """Serve calls of given objects, and uses of the tests' own classes: by attributes it would find the tests."""
     is_class = isinstance(target, type)
     is_own = type(target).__module__ == "__main__" and not is_class
     if is_class and target.__module__ != "__main__":
@@ -151,7 +147,6 @@ class _Marks:
         return lambda *given, **_: given[0] if given and callable(given[0]) else lambda function: function
 
     def parametrize(self, names: Any, values: Any, **_: Any) -> Callable[[Any], Any]:
-        """A decorator: the test once for each set of values."""
         keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
         def decorate(test: Any) -> Any:

@@ -46,7 +46,7 @@ def _load(module: Any, source: str, prelude: str) -> str:
 
 
 def _call(module: Any, fault: str, name: str, arguments: Any, keywords: Any, as_json: bool) -> bytes:
-    """`+` and the value as text, or `-` and the text of an exception."""
+    """Return `+` and the value as text, or `-` and the text of an exception."""
     try:
         if fault:
             raise ImportError(fault)
@@ -59,7 +59,6 @@ def _call(module: Any, fault: str, name: str, arguments: Any, keywords: Any, as_
 
 
 def _named(module: Any, name: str) -> Any:
-    """A name of the program, or a method of its class `Solution`."""
     if name in module.__dict__:
         return module.__dict__[name]
     solution = getattr(module, "Solution", None)
@@ -73,7 +72,6 @@ def _named(module: Any, name: str) -> Any:
 
 
 def _requests(module: Any, fault: str) -> Any:
-    """A function that answers the requests of the code of tests."""
     from retrain_rewards.sandbox import link
 
     events: list[Any] = []  # the event loop of the program's coroutines, one for all of them

@@ -1,8 +1,8 @@
-"""Inside the sandbox: its limits, the channel to the scoring process, and programs that read standard input.
+"""The inside of the sandbox: its limits, the channel to the scoring process, and programs that read standard input.
 
-It runs in a bare interpreter and imports next to nothing: `json` alone would double the time to start. The reply of a
-program's process is never trusted. Once a program runs, it can change all of this, and all it gains is to answer for
-itself: expected outputs never come here, and the code of tests never comes into the program's process.
+It runs in a bare interpreter and imports next to nothing: `json` by itself would double the time to start. The reply of
+a program's process is never trusted. Once a program runs, it can change all of this, and only answers for itself:
+expected outputs never come here, and the code of tests never comes into the program's process.
 
 The scoring process sends `marshal` and gets text, in frames of eight bytes of length and the content.
 """
@@ -28,7 +28,7 @@ TASKS = 128  # threads of a process; the process that scores ends one that has m
 
 
 def begin(memory_bytes: int, cpu_s: int, file_bytes: int) -> int:
-    """Set the limits, keep the channel to the scoring process, and say there that we are here."""
+    """Set the limits, keep the channel to the scoring process, and report there."""
     sys.argv[:] = ["program.py"]
     channel = os.dup(0)
     _detach()
@@ -38,7 +38,6 @@ def begin(memory_bytes: int, cpu_s: int, file_bytes: int) -> int:
 
 
 def _detach() -> None:
-    """Let the three standard streams lead nowhere; a program may have closed them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -58,7 +57,6 @@ def _limit(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
 
 
 def prepare() -> None:
-    """Give a program what an interpreter without `site` lacks, and what graders set for it."""
     from _sitebuiltins import Quitter
 
     for name in ("exit", "quit"):
@@ -91,7 +89,6 @@ def _count_threads() -> None:
 
 
 def serve_script(channel: int, source: str, prelude: str = "", *, output_bytes: int) -> None:
-    """Run the program once per request, from the beginning, with the request as its standard input."""
     prepare()
     code = compiled(source, "program.py")
     before = compiled(prelude, "imports.py")
@@ -123,7 +120,7 @@ def _run_script(before: Any, code: CodeType, stdin: str, output_bytes: int) -> t
     try:
         if STARTED and "threading" in sys.modules:
             sys.modules["threading"]._shutdown()  # waits for the threads, as an interpreter does that ends
-        atexit._run_exitfuncs()  # many write what they have collected only then
+        atexit._run_exitfuncs()  # many write their collected output only then
         sys.stdout.flush()
     except BaseException as error:
         fault = fault or described(error)
@@ -135,7 +132,6 @@ def _run_script(before: Any, code: CodeType, stdin: str, output_bytes: int) -> t
 
 
 def _file(content: bytes) -> int:
-    """A file without a name, read from its beginning."""
     name = f"stream-{os.getpid()}"
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.unlink(name)
@@ -144,7 +140,6 @@ def _file(content: bytes) -> int:
 
 
 def compiled(source: str, name: str) -> CodeType | str:
-    """The code, or what is wrong with it."""
     try:
         return compile(source, name, "exec", dont_inherit=True)
     except BaseException as error:
@@ -152,7 +147,7 @@ def compiled(source: str, name: str) -> CodeType | str:
 
 
 def described(error: BaseException) -> str:
-    """A short text of an exception, whatever that exception does."""
+    """Return a short text of an exception, whatever that exception does."""
     try:
         text = f"{type(error).__name__}: {error}"
     except BaseException:
@@ -167,12 +162,11 @@ def send(channel: int, content: bytes) -> None:
 
 
 def receive(channel: int) -> Any:
-    """The values of the next frame of the scoring process."""
     return marshal.loads(read_frame(channel, leave))
 
 
 def read_frame(channel: int, ended: Callable[[], Any]) -> bytes:
-    """The content of the next frame; `ended` is called when the other side is gone."""
+    """Return the content of the next frame; `ended` is called when the other side is gone."""
     size = int.from_bytes(_read(channel, HEADER_BYTES, ended), "big")
     return _read(channel, size, ended)
 
@@ -188,5 +182,4 @@ def _read(channel: int, size: int, ended: Callable[[], Any]) -> bytes:
 
 
 def leave() -> None:
-    """End this process: the scoring process is gone, or the other side."""
     os._exit(0)

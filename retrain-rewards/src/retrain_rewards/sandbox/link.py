@@ -1,7 +1,7 @@
-"""The connection between the code of tests and the program, each in a process of its own.
+"""The connection between the code of tests and the program, each in a separate process.
 
-Plain values cross as copies. Functions, classes and other objects stay where they are, and the other side has stand-ins
-for them: a call, an attribute or an operator of a stand-in is a request. While one side waits for an answer it serves
+Plain values cross as copies. Functions, classes and other objects stay where they are, and the other side has proxies
+for them: a call, an attribute or an operator of a proxy is a request. While one side waits for an answer it serves
 requests of the other, such as calls of a function that was an argument. Changes of arguments are sent back.
 """
 
@@ -41,7 +41,7 @@ PROGRAM = ("program", "__main__")  # the modules whose classes stay where they a
 
 
 class Link:
-    """One end. `serve` answers a request of the other side; `trusts` says which stand-ins may meet plain values."""
+    """One end. `serve` answers a request of the other side; `trusted` proxies may meet plain values."""
 
     def __init__(self, descriptor: int, serve: Callable[..., Any], ended: Callable[[], Any], *, guards: bool) -> None:
         self.descriptor = descriptor
@@ -58,12 +58,12 @@ class Link:
         self._mine: list[Any] = []
         self._handles: dict[int, int] = {}
         self._described: set[int] = set()
-        self._stand_ins: dict[int, Any] = {}
+        self._proxies: dict[int, Any] = {}
         self._classes: dict[int, type] = {}
         self._shared: dict[int, type] = {}
 
     def ask(self, verb: str, *parts: Any, makes: bool = False) -> Any:
-        """The answer of the other side; raises what the other side has raised."""
+        """Return the answer of the other side, or raise its exception."""
         with self._lock:
             self.asked += 1
             encoder = Encoder(self._export)
@@ -103,7 +103,6 @@ class Link:
         self.trusted.difference_update(handles)
 
     def settle(self, changes: list[tuple[Any, list[Any]]] | None = None) -> None:
-        """Let arguments hold what the program has made of them."""
         for value, parts in self.pending if changes is None else changes:
             replace_content(value, parts)
         if changes is not None:
@@ -115,7 +114,6 @@ class Link:
                 self.ask("fill", handle, now)
 
     def answer(self, frame: list[Any]) -> None:
-        """Serve one request."""
         decoder = LinkDecoder(self)
         verb, *nodes = frame
         parts = [decoder.decode(node) for node in nodes]
@@ -135,7 +133,10 @@ class Link:
         lent = ""
         try:
             encoder = Encoder(self._export, decoder.known)
-            is_made = kind == "ok" and verb == "call" and _makes_own(parts[0], value)
+            # an object that a class of the program, or of the tests, has made stays on its side
+            is_made = kind == "ok" and verb == "call" and issubclass(type(parts[0]), type) and handle_of(value) is None
+            is_made = is_made and type(value).__module__ in PROGRAM and not hasattr(type(value), "_fields")
+            is_made = is_made and not issubclass(type(value), BaseException)
             text = self._object(value) if is_made else encoder.encode(value)
             changes = ",".join(
                 ",".join([f"[{number}", *map(encoder.encode, now)]) + "]"
@@ -143,7 +144,7 @@ class Link:
                 if _differ(old, now)
             )
             new = encoder.known[len(decoder.known) :]
-            if verb == "get" and new:  # lists of an object, which the tests may change
+            if verb == "get" and new:  # lists of an object: the tests may change them
                 lent = f",[{','.join(str(self._handle(each)) for each in new)}]"
         except BaseException as error:  # of a value that cannot cross, or whose methods raise
             kind, changes = "error", ""
@@ -154,14 +155,13 @@ class Link:
         inside.send(self.descriptor, text.encode("ascii"))
 
     def receive(self) -> list[Any]:
-        """The next message of the other side: a request, or the answer to one."""
+        """Return the next message of the other side: a request, or the answer to one."""
         frame = parsed(inside.read_frame(self.descriptor, self._ended).decode("ascii"))
         if type(frame) is not list or not frame or type(frame[0]) is not str:
             raise ValueError("no message")
         return frame
 
     def mine(self, handle: int) -> Any:
-        """An object of this side that the other side has a stand-in for."""
         if type(handle) is not int or not 0 <= handle < len(self._mine):
             raise LookupError("no object")
         return self._mine[handle]
@@ -173,7 +173,6 @@ class Link:
         return handle
 
     def _object(self, value: Any) -> str:
-        """An object as its handle and its class, even if a copy of it could cross."""
         return f'["object",{self._handle(value)},{self._class(type(value))}]'
 
     def _export(self, value: Any) -> str:
@@ -211,16 +210,15 @@ class Link:
         given = ",".join(map(quoted, (str(kind.__name__), str(kind.__module__), " ".join(sorted(names)))))
         return f'["class",{handle},{given},[{",".join(bases)}]]'
 
-    def stand_in(self, handle: int, kind: type) -> Any:
-        """The one stand-in of an object."""
-        if handle not in self._stand_ins:
+    def proxy(self, handle: int, kind: type) -> Any:
+        if handle not in self._proxies:
             made: Any = object.__new__(kind)
-            self._stand_ins[handle] = made
+            self._proxies[handle] = made
             object.__setattr__(made, "_retrain_handle", handle)
-        return self._stand_ins[handle]
+        return self._proxies[handle]
 
     def class_of(self, parts: list[Any], decoder: LinkDecoder, *, of_object: bool) -> type:
-        """A class of the other side: for its objects a stand-in, otherwise the same class of a library if possible."""
+        """Return a class of the other side: for its objects a proxy, otherwise a library's same class if possible."""
         if len(parts) > 1:
             self._describe(parts, decoder)
         return self._classes[parts[0]] if of_object else self._shared.get(parts[0], self._classes[parts[0]])
@@ -234,7 +232,7 @@ class Link:
             ends_things = issubclass(local, BaseException) and not issubclass(local, Exception)
             if not self.guards or not (ends_things or issubclass(local, CONTROL)) or local in HARMLESS:
                 self._shared[handle] = local
-        self._classes[handle] = stand_in_class(self, handle, name, specials.split(), bases)
+        self._classes[handle] = proxy_class(self, handle, name, specials.split(), bases)
 
 
 def _differ(before: list[Any], now: list[Any]) -> bool:
@@ -242,13 +240,10 @@ def _differ(before: list[Any], now: list[Any]) -> bool:
 
 
 async def _awaited(link: Link, coroutine: Any) -> Any:
-    """A coroutine of this side that stands for one of the other, which runs to its end there."""
     return link.ask("await", coroutine)
 
 
 class LinkDecoder(Decoder):
-    """Decodes one message with the objects in it."""
-
     def __init__(self, link: Link, known: list[Any] | None = None) -> None:
         super().__init__(self._object, known or ())
         self.link = link
@@ -257,7 +252,7 @@ class LinkDecoder(Decoder):
     def _object(self, tag: str, parts: list[Any], _: Decoder) -> Any:
         if tag == "object":
             self.objects.append(parts[0])
-            made = self.link.stand_in(parts[0], self._class(parts[1]))
+            made = self.link.proxy(parts[0], self._class(parts[1]))
             return _awaited(self.link, made) if type(made).__name__ == "coroutine" else made
         if tag == "yours":
             return self.link.mine(parts[0])
@@ -283,14 +278,12 @@ class LinkDecoder(Decoder):
         except Exception:  # some builtin ones want arguments of other types
             made = Exception.__new__(Exception)
         made.args = arguments
-        if isinstance(made, StandInError):
+        if isinstance(made, ProxyError):
             made.__dict__.update(_retrain_handle=handle, _retrain_link=self.link)
         return made
 
 
-class StandInClass(type):
-    """The class of stand-ins for classes of the other side."""
-
+class ProxyClass(type):
     _retrain_link: Link
     _retrain_class: int
 
@@ -323,12 +316,10 @@ def _of_class(special: str) -> Callable[..., Any]:
 
 
 for _special in ("__iter__", "__len__", "__getitem__", "__contains__"):
-    setattr(StandInClass, _special, _of_class(_special))
+    setattr(ProxyClass, _special, _of_class(_special))
 
 
-class StandIn(metaclass=StandInClass):
-    """A stand-in for an object of the other side."""
-
+class Proxy(metaclass=ProxyClass):
     __slots__ = ("__weakref__", "_retrain_handle")
 
     def __getattr__(self, name: str) -> Any:
@@ -346,7 +337,7 @@ class StandIn(metaclass=StandInClass):
         type(self)._retrain_link.ask("del", self, name)
 
 
-class StandInError(BaseException):
+class ProxyError(BaseException):
     """An exception of a class of the other side; its attributes are there."""
 
     def __getattr__(self, name: str) -> Any:
@@ -355,7 +346,7 @@ class StandInError(BaseException):
         return self.__dict__["_retrain_link"].ask("get", self, name)
 
 
-class RaisedError(StandInError):
+class RaisedError(ProxyError):
     """An exception that would steer the code of tests, under another class that steers nothing."""
 
 
@@ -368,30 +359,29 @@ HARMLESS = (BaseException, *RAISED.values())
 
 
 def handle_of(value: Any) -> int | None:
-    """The handle of a stand-in on the other side; None for every other value."""
     kind = type(value)
-    if kind is StandInClass:
+    if kind is ProxyClass:
         return type.__dict__["__dict__"].__get__(value).get("_retrain_class")  # type: ignore[no-any-return]
-    if issubclass(kind, StandIn):
+    if issubclass(kind, Proxy):
         return value._retrain_handle  # type: ignore[no-any-return]
-    return value.__dict__.get("_retrain_handle") if issubclass(kind, StandInError) else None
+    return value.__dict__.get("_retrain_handle") if issubclass(kind, ProxyError) else None
 
 
-def stand_in_class(link: Link, handle: int, name: str, specials: list[str], bases: list[Any]) -> type:
-    """A class of the same name, with the same stand-ins as bases, whose operators are requests."""
+def proxy_class(link: Link, handle: int, name: str, specials: list[str], bases: list[Any]) -> type:
+    """Make a class of the same name, with the same proxies as bases, whose operators are requests."""
     errors = [base for base in bases if issubclass(base, BaseException)]
-    stand_ins = [base for base in bases if issubclass(base, StandIn)]
+    proxies = [base for base in bases if issubclass(base, Proxy)]
     namespace: dict[str, Any] = {"__module__": "program", "_retrain_link": link, "_retrain_class": handle}
     namespace |= {each: _forwarded(each) for each in SPECIALS.intersection(specials)}
     if not errors:
         namespace["__doc__"] = property(lambda self: link.ask("get", self, "__doc__"))
         namespace |= {"__slots__": (), **{each: _forwarded(each) for each in ALWAYS}}
-    own = [] if any(issubclass(base, StandInError) for base in errors) else [StandInError]
-    parents = (*own, *errors) if errors else tuple(stand_ins) or (StandIn,)
+    own = [] if any(issubclass(base, ProxyError) for base in errors) else [ProxyError]
+    parents = (*own, *errors) if errors else tuple(proxies) or (Proxy,)
     try:
-        return StandInClass(str(name), parents, namespace)
+        return ProxyClass(str(name), parents, namespace)
     except TypeError:  # bases that do not go together without their real layout
-        return StandInClass(str(name), (StandInError, Exception) if errors else (StandIn,), namespace)
+        return ProxyClass(str(name), (ProxyError, Exception) if errors else (Proxy,), namespace)
 
 
 def _forwarded(special: str) -> Callable[..., Any]:
@@ -422,7 +412,6 @@ def _forwarded(special: str) -> Callable[..., Any]:
 
 
 def operate(target: Any, special: str, arguments: Any, keywords: Any) -> Any:
-    """The operator of an object of this side."""
     if special == "__deepcopy__":
         return __import__("copy").deepcopy(target)
     if special == "__copy__":
@@ -433,10 +422,3 @@ def operate(target: Any, special: str, arguments: Any, keywords: Any) -> Any:
     if method is None or special not in SPECIALS:
         raise TypeError(f"{type(target).__name__} has no {special}")
     return method(target, *arguments, **keywords)
-
-
-def _makes_own(target: Any, value: Any) -> bool:
-    """True for an object that a class of the program, or of the tests, has made and that should stay on its side."""
-    kind = type(value)
-    is_own = issubclass(type(target), type) and kind.__module__ in PROGRAM and handle_of(value) is None
-    return is_own and not issubclass(kind, BaseException) and not hasattr(kind, "_fields")

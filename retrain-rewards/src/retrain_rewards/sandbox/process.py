@@ -50,17 +50,17 @@ start.main(sys.argv[1:])
 """
 
 
-class ProcessFault(Exception):  # noqa: N818 - not always an error of ours
+class ProcessFault(Exception):  # noqa: N818 - not always a fault of our code
     """The process could not be started; the text says why."""
 
 
 class ProcessEnded(Exception):  # noqa: N818 - the program's doing
-    """The process ended, took too long or spoke nonsense instead of answering; the text says which."""
+    """The process ended, took too long or sent an invalid answer; the text says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a process may use: address space, processor seconds in all, and bytes of a file or of what it prints."""
+    """Limits of a process: address space, processor seconds in all, and bytes of a file or of its output."""
 
     memory_bytes: int = 2**30
     cpu_s: int = 10
@@ -68,10 +68,7 @@ class Limits:
 
 
 class Process(AbstractContextManager["Process"]):
-    """An interpreter behind `command` that plays one part of `inside`; a context that ends it with all it started.
-
-    `link` is a socket that connects it with another one; `packages` a folder from which it may import more.
-    """
+    """An interpreter behind `command` that plays one part of `inside`; `link` connects it with another one."""
 
     def __init__(
         self,
@@ -116,7 +113,7 @@ class Process(AbstractContextManager["Process"]):
         self, command: Sequence[str], python: str, channel: socket.socket, calls: bytes
     ) -> subprocess.Popen[bytes]:
         folder = "/" if command else self._exits.enter_context(tempfile.TemporaryDirectory(prefix="program-"))
-        # -s -S -P: no packages and no folder of ours; not -I, which would not let us fix the order of sets
+        # -s -S -P: no packages and none of our folders; not -I, since it would ignore the hash seed that orders sets
         bare = [python, "-s", "-S", "-P", "-B", "-c", BOOT]
         linked = self._link.fileno() if self._link else -1
         numbers = map(str, (self.limits.memory_bytes, self.limits.cpu_s, self.limits.output_bytes, linked))
@@ -159,20 +156,16 @@ class Process(AbstractContextManager["Process"]):
             raise ProcessEnded("ended early") from None
 
     def ask(self, message: Any, deadline: float, limit_bytes: int = 0, beside: Process | None = None) -> bytes:
-        """The answer to a message, of at most `limit_bytes`; ProcessEnded without one.
-
-        Until it comes, the threads of this process and of the one `beside` it are counted.
-        """
+        """Return the answer to a message; until it comes, threads of it and of the process `beside` it are counted."""
         self.send(message, deadline)
         # the longest frame holds everything printed, and the text of a fault
         return self._receive(deadline, limit_bytes or self.limits.output_bytes + SLACK_BYTES, beside)
 
     def close(self) -> None:
-        """End the process and everything that it has started; safe to call twice."""
         self._kill()
         if self._process.stderr:
             self._process.stderr.close()
-        with suppress(OSError):  # what a program without a sandbox did to its own folder is its own affair
+        with suppress(OSError):  # a program without a sandbox may have changed its own folder
             self._exits.close()
 
     def __exit__(self, *_: object) -> None:
@@ -184,7 +177,7 @@ class Process(AbstractContextManager["Process"]):
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if self._inner:  # ours now where orphans are adopted, as in a scoring process, which would look for it
+        if self._inner:  # our child where orphans are adopted: a scoring process would look for it
             with suppress(ChildProcessError):
                 os.waitpid(self._inner, 0)
 
@@ -216,7 +209,6 @@ class Process(AbstractContextManager["Process"]):
         return bytes(content)
 
     def tasks(self) -> int:
-        """The threads of the process in which the program runs; 0 where the system does not count them."""
         pid = self._inner or self._process.pid
         try:
             if self._inner and not self._program:  # the sandbox's own process has started one more, the program's
@@ -228,7 +220,6 @@ class Process(AbstractContextManager["Process"]):
 
 @lru_cache(maxsize=1)
 def _modules() -> dict[str, bytes]:
-    """The compiled modules that run inside, by their names; the packages around them are empty."""
     folder = Path(inside.__file__).parent
     code = {
         f"{PACKAGE}.{name}": marshal.dumps(compile((folder / f"{name}.py").read_text("utf-8"), f"{name}.py", "exec"))

@@ -30,10 +30,7 @@ FIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """How a process of the sandbox is started: `command` in front of the interpreter's own, and its name.
-
-    An empty command is no sandbox at all: a child process in a folder of its own, with an empty environment and limits.
-    """
+    """The way to start a process: `command` in front of the interpreter's; without one there are only limits."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -46,7 +43,6 @@ class Sandbox:
         return bool(self.command)
 
     def process(self, limits: Limits, link: socket.socket | None = None) -> Process:
-        """Start an interpreter in it; `link` is a socket that connects it with another one."""
         return Process(self.command, interpreter(), limits, calls=self.calls, link=link, packages=self.packages)
 
 
@@ -54,13 +50,12 @@ NO_SANDBOX = Sandbox(name="no sandbox")
 
 
 def interpreter() -> str:
-    """The interpreter that runs programs: the one that this environment was made from, without its packages."""
     return str(Path(getattr(sys, "_base_executable", "") or sys.executable).resolve())
 
 
 @lru_cache(maxsize=1)
 def find_sandbox() -> tuple[Sandbox | None, str]:
-    """The sandbox that works on this machine, tried out; None and the reason where there is none."""
+    """Find and try the sandbox of this machine; None and the reason without one."""
     found = shutil.which("bwrap")
     if found is None:
         return None, "bubblewrap (bwrap) is not installed"
@@ -78,7 +73,7 @@ def find_sandbox() -> tuple[Sandbox | None, str]:
 
 
 def _bubblewrap(bwrap: str, more: tuple[str, ...]) -> tuple[str, ...]:
-    """New namespaces of every kind, no rights, a read-only root with libraries and the interpreter, one work folder.
+    """Return new namespaces of every kind, no rights, a read-only root with libraries and interpreter, one work folder.
 
     There is no /proc, no /tmp, no shell, and of /dev the two that an interpreter reads. Room on the work folder counts
     as memory, so it is limited.
@@ -100,7 +95,6 @@ def _bubblewrap(bwrap: str, more: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def with_numpy(sandbox: Sandbox) -> Sandbox:
-    """The same sandbox with the numpy of this environment in it; ImportError where it is not installed."""
     spec = importlib.util.find_spec("numpy")
     if spec is None or spec.origin is None:
         raise ImportError("numpy is not installed")
@@ -131,7 +125,7 @@ DENIED = {
 
 
 def system_call_filter(machine: str = "") -> bytes:
-    """The filter for a machine (`platform.machine()`), this one by default; empty where its calls are not known.
+    """Return the filter for a machine (`platform.machine()`), this one by default; empty where its calls are not known.
 
     A classic BPF program, as `bwrap --seccomp` reads it. A denied call fails with EPERM, so that a program gets an
     ordinary OSError. With it a program is one process, and its address space is all the memory that it has.
@@ -164,5 +158,4 @@ def system_call_filter(machine: str = "") -> bytes:
 
 
 def _step(operation: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """One instruction; a jump leaves out so many of the following ones."""
     return struct.pack("=HBBI", operation, then, otherwise, value)

@@ -1,4 +1,4 @@
-"""The beginning of a process in the sandbox: its limits, and which part it plays."""
+"""The beginning of a process in the sandbox: its limits, and its part."""
 
 from __future__ import annotations
 

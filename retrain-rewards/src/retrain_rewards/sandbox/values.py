@@ -1,4 +1,4 @@
-"""Plain values as text and back: what passes between a program, the code of tests and the process that scores.
+"""Plain values as text and back: they pass between a program, the code of tests and the process that scores.
 
 It runs inside the sandbox too, so it imports next to nothing. A number, text, truth value or None is itself in JSON;
 everything else is an array `[tag, ...]`. Lists and other values that can change are numbered in the order in which they
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LONG_BITS = 8192  # longer integers are hexadecimal, since decimal digits take quadratic time and have a limit
-ITEMS_OF_ITERATOR = 1_000_000  # read from a generator that stands for a list
+ITEMS_OF_ITERATOR = 1_000_000  # read from a generator in place of a list
 VIEWS = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items"}
 KEPT_DICTS = ("Counter", "OrderedDict")
 FACTORIES = {"int": int, "list": list, "set": set, "dict": dict, "str": str, "float": float, "bool": bool}
@@ -45,7 +45,7 @@ class Encoder:
         self._numbers = {id(value): number for number, value in enumerate(self.known)}
 
     def encode(self, value: Any) -> str:
-        """A value as text. By its real type, whatever its `__class__` says; subclasses as their base."""
+        """Encode a value by its real type, whatever its `__class__` says; subclasses as their base."""
         if value is None or value is True or value is False:
             return "null" if value is None else "true" if value else "false"
         kind = type(value)
@@ -103,7 +103,6 @@ class Encoder:
         return self.tagged("dict", flat)
 
     def _of_library(self, kind: type, value: Any) -> str:
-        """Values of the standard library and of numpy, none of which is imported for that."""
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name in PARTS:
             return self.tagged(kind.__name__, PARTS[name](value))
@@ -126,14 +125,14 @@ class Encoder:
 
 
 class Decoder:
-    """Decodes the values of one message; `take` decodes the tags of objects, those that are no plain values."""
+    """Decodes the values of one message; `take` decodes the tags of objects that are no plain values."""
 
     def __init__(self, take: Callable[[str, list[Any], Decoder], Any] | None = None, known: Sequence[Any] = ()) -> None:
         self._take = take
         self.known = list(known)
 
     def decode(self, node: Any) -> Any:
-        """The value of a parsed text; ValueError for anything that is none."""
+        """Decode a parsed text; ValueError for anything that is no plain value."""
         if type(node) is not list:
             return node
         try:
@@ -153,7 +152,6 @@ class Decoder:
         raise ValueError("no plain value: unknown tag")
 
     def _changeable(self, tag: str, parts: list[Any]) -> Any:
-        """Empty first and then filled, since it may hold itself."""
         if tag == "bytearray":
             self.known.append(bytearray(parts[0].encode("latin-1")))
             return self.known[-1]
@@ -176,14 +174,12 @@ class Decoder:
 
 
 def content(value: Any) -> list[Any]:
-    """The parts of a value that can change, in order; keys and values of a dict alternate."""
     if issubclass(type(value), dict):
         return [each for pair in list(dict.items(value)) for each in pair]
     return list(value)
 
 
 def replace_content(value: Any, parts: list[Any]) -> None:
-    """Let a list, set, dict, deque or bytearray hold other parts."""
     if isinstance(value, dict):
         dict.clear(value)
         for key, each in zip(parts[::2], parts[1::2], strict=True):
@@ -196,7 +192,6 @@ def replace_content(value: Any, parts: list[Any]) -> None:
 
 
 def parsed(text: str) -> Any:
-    """The arrays, texts and numbers of a JSON text, none of which is an object; ValueError for any other."""
     try:
         value, end = SCAN(text, 0)
     except (StopIteration, RecursionError, SystemError) as error:  # SystemError: of text that ends early
@@ -207,19 +202,7 @@ def parsed(text: str) -> Any:
 
 
 def decoded(node: Any) -> Any:
-    """The plain value of a parsed text; ValueError for anything that is none."""
     return Decoder().decode(node)
-
-
-def _made(module: str, name: str) -> Callable[[list[Any]], Any]:
-    def make(parts: list[Any]) -> Any:
-        return getattr(__import__(module), name)(*parts)
-
-    return make
-
-
-def _from_iso(name: str) -> Callable[[list[Any]], Any]:
-    return lambda parts: getattr(__import__("datetime"), name).fromisoformat(parts[0])
 
 
 def _ndarray(parts: list[Any]) -> Any:
@@ -242,19 +225,19 @@ PLAIN: dict[str, Callable[[list[Any]], Any]] = {
     "dict_values": lambda parts: dict(enumerate(parts)).values(),
     "dict_items": lambda parts: dict(parts).items(),
     "namedtuple": lambda parts: __import__("collections").namedtuple(parts[0], parts[1])(*parts[2:]),
-    "Fraction": _made("fractions", "Fraction"),
-    "Decimal": _made("decimal", "Decimal"),
-    "date": _from_iso("date"),
-    "datetime": _from_iso("datetime"),
-    "time": _from_iso("time"),
-    "timedelta": _made("datetime", "timedelta"),
+    "Fraction": lambda parts: __import__("fractions").Fraction(*parts),
+    "Decimal": lambda parts: __import__("decimal").Decimal(*parts),
+    "date": lambda parts: __import__("datetime").date.fromisoformat(parts[0]),
+    "datetime": lambda parts: __import__("datetime").datetime.fromisoformat(parts[0]),
+    "time": lambda parts: __import__("datetime").time.fromisoformat(parts[0]),
+    "timedelta": lambda parts: __import__("datetime").timedelta(*parts),
     "array": lambda parts: __import__("array").array(parts[0], parts[1:]),
     "ndarray": _ndarray,
 }
 
 
 class _Scanning:
-    """The settings of a scanner, which the package `json` would set in the same way."""
+    """The settings of a scanner, as the package `json` would set them."""
 
     strict, memo = True, dict[str, str]()
     object_hook: Any = None

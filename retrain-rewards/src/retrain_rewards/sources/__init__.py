@@ -1,1 +1,1 @@
-"""Where tasks come from: one module for each `[data] source`, and what they share in `collector.py` and `rows.py`."""
+"""The data sources, one module for each `[data] source`, and their shared parts `collector.py` and `rows.py`."""

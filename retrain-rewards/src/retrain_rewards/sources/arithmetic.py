@@ -38,10 +38,10 @@ class ArithmeticOptions(Table):
 
 
 class Arithmetic:
-    """`size` distinct problems, in an order that depends on the options alone.
+    """`size` distinct problems, in an order that depends only on the options.
 
     Operands of `+` and `-` run over [0, 10^digits), so differences may be negative; a product has one factor in [1, 9]
-    and one of exactly `digits` digits, in either order. With `operands` those of all three run over that range.
+    and one of exactly `digits` digits, in either order. With `operands` all three run over that range.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -50,7 +50,6 @@ class Arithmetic:
         self.where = context.config.place("data.options")
 
     def load(self) -> LoadedData:
-        """Draw the problems; ConfigError when fewer than `size` exist."""
         options = self.options
         counts = {sign: count_pairs(sign, options.digits, options.operands) for sign in options.operations}
         possible = sum(counts.values())
@@ -66,29 +65,27 @@ class Arithmetic:
 
 
 def count_pairs(sign: str, digits: int, operands: Sequence[int] = ()) -> int:
-    """Number of distinct ordered pairs of operands."""
     if operands:
         return (1 + operands[1] - operands[0]) ** 2
     if sign != "*":
-        return _power_of_ten(2 * digits)
-    return 81 if digits == 1 else 2 * 9 * 9 * _power_of_ten(digits - 1)
+        return int(10 ** (2 * digits))
+    return 81 if digits == 1 else 2 * 9 * 9 * int(10 ** (digits - 1))
 
 
 def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tuple[int, int]:
-    """The operands of problem `index`, in [0, count_pairs)."""
     if operands:
         left, right = divmod(index, 1 + operands[1] - operands[0])
         return operands[0] + left, operands[0] + right
     if sign != "*":
-        return divmod(index, _power_of_ten(digits))
+        return divmod(index, int(10**digits))
     index, swapped = divmod(index, 2) if digits > 1 else (index, 0)
-    smallest = _power_of_ten(digits - 1)  # of the factor with exactly so many digits; the other is in [1, 9]
+    smallest = int(10 ** (digits - 1))  # of the factor with exactly so many digits; the other is in [1, 9]
     one, other = divmod(index, 9 * smallest)
     return (smallest + other, 1 + one) if swapped else (1 + one, smallest + other)
 
 
 def shares(size: int, counts: dict[str, int]) -> dict[str, int]:
-    """Equal parts of `size`; the others make up for an operation with too few problems. `size` <= sum of counts."""
+    """Return equal parts of `size` <= sum of counts; operations with too few problems leave the rest to others."""
     taken: dict[str, int] = {}
     for sign in sorted(counts, key=counts.__getitem__):  # the scarcest first: the others share the rest
         taken[sign] = min(counts[sign], (size - sum(taken.values())) // (len(counts) - len(taken)))
@@ -96,7 +93,6 @@ def shares(size: int, counts: dict[str, int]) -> dict[str, int]:
 
 
 def _draw(wanted: dict[str, int], counts: dict[str, int], options: ArithmeticOptions) -> Iterator[tuple[str, int]]:
-    """Problems in turn from each operation, so that every stretch of the data has all of them."""
     seeds = Seeds(options.seed)
     drawn = {
         sign: seeds.stream("arithmetic", sign, *(options.operands or [options.digits])).choice(
@@ -106,7 +102,3 @@ def _draw(wanted: dict[str, int], counts: dict[str, int], options: ArithmeticOpt
     }
     for turn in range(max(wanted.values())):
         yield from ((sign, int(indices[turn])) for sign, indices in drawn.items() if turn < len(indices))
-
-
-def _power_of_ten(exponent: int) -> int:
-    return int(10**exponent)

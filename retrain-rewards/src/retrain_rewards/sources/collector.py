@@ -10,19 +10,17 @@ from dataclasses import dataclass, field
 from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext, Problem, Reward
 
 ID_BYTES = 12
-LARGE_CHARS = 2**28  # of all tasks together: from here on their memory is told
+LARGE_CHARS = 2**28  # of all tasks together: from here on a note reports their memory
 ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one per task
 
 
 def example_id(source: str, prompt: str | Sequence[Message], reference: str) -> str:
-    """`source-<24 hex digits>`, the same for the same source, prompt and reference on every machine."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
     text = ENCODER.encode([source, content, reference])
     return f"{source}-{hashlib.blake2b(text.encode(), digest_size=ID_BYTES).hexdigest()}"
 
 
 def says_something(content: str | Sequence[Message]) -> bool:
-    """Whether a text, or a message of a chat, has a visible character."""
     texts = [content] if isinstance(content, str) else [str(message.get("content") or "") for message in content]
     return any(char.isprintable() and not char.isspace() for text in texts for char in text)
 
@@ -32,9 +30,9 @@ class Collector:
     """Gathers the tasks of one source, in order.
 
     Tasks without a prompt or a reference are left out, repeated ones are dropped, and prompts with several references,
-    which cannot all be right, are kept; `finish` notes the number of each. With `has_verifier` the source brings a
-    verifier that may need no reference: None is then a valid one. An empty text, or one of invisible characters, never
-    is, because it would make silence correct.
+    although these cannot all be right, are kept; `finish` notes the number of each. With `has_verifier` the source
+    brings a verifier, and None is a valid reference. An empty text, or one of invisible characters, never is, because
+    it would make silence correct.
     """
 
     source: str
@@ -44,8 +42,8 @@ class Collector:
     duplicates: int = 0
     left_out: dict[str, list[str]] = field(default_factory=dict)
     examples: dict[str, Example] = field(default_factory=dict)
-    references: dict[str, str] = field(default_factory=dict)  # the prompt alone -> the first reference
-    contradicted: dict[str, str] = field(default_factory=dict)  # the prompt alone -> place
+    references: dict[str, str] = field(default_factory=dict)  # prompt -> its first reference
+    contradicted: dict[str, str] = field(default_factory=dict)  # prompt -> place
 
     def add(
         self,
@@ -81,7 +79,6 @@ class Collector:
         self.left_out.setdefault(reason, []).append(place)
 
     def finish(self, *, where: str, read_from: str, reward: Reward | None = None) -> LoadedData:
-        """The examples with their notes; ConfigError when none remains."""
         notes = [f"{self.source}: {self.rows} rows from {read_from}"]
         notes += [
             f"{self.source}: {len(places)} rows left out: {reason} (first: {places[0]})"
@@ -118,5 +115,4 @@ def refuse_foreign_keys(context: PluginContext, source: str, names: tuple[str, .
 
 
 def split_text(value: object) -> object:
-    """The parts of `"a,b"`, which is how a command-line flag gives a list; anything else unchanged."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value

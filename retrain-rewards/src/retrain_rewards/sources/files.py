@@ -1,18 +1,23 @@
-"""The `files` source, your own JSONL, JSON, CSV and Parquet files, and `hub`, any data set of the Hugging Face hub."""
+"""The sources that read tables: `files`, `hub`, and well-known data sets of the hub by name.
+
+The columns of the known data sets are as of 2025; where one differs, the error names the columns that were found, and
+`[data] prompt_key`, `answer_key` and `path` (a local copy, or another data set of the same shape) override these.
+"""
 
 from __future__ import annotations
 
 import glob
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-from retrain.api import ConfigError, Problem, key
-from retrain_rewards.sources.hub import hub_rows, is_saved, saved_rows
-from retrain_rewards.sources.rows import SUFFIXES, Row, numbered, read_rows, refused
-from retrain_rewards.sources.table_source import TableOptions, TableSource
+from retrain.api import ConfigError, Problem, Reward, key
+from retrain_rewards.sources.rows import SUFFIXES, Row, hub_rows, is_saved, numbered, read_rows, refused, saved_rows
+from retrain_rewards.sources.table_source import Extract, TableOptions, TableSource, Task
+from retrain_rewards.verifiers.countdown import CountdownReward, question
 
 TRAIN = "train"
 SPLITS = {  # as the hub's own rules read file names
@@ -92,15 +97,11 @@ class Hub(TableSource):
 
 
 def saved_part(folder: Path, split: str, where: str) -> tuple[str, Iterator[Row]]:
-    """The rows of a folder that `save_to_disk` wrote."""
     return str(folder), numbered(str(folder), saved_rows(folder, split or TRAIN, where=where))
 
 
 def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> list[Path]:
-    """The files of a path, folder or pattern, sorted; ConfigError when there are none.
-
-    A folder gives all the data files in it, or those of `subset` and `split` where one is named or they lie deeper.
-    """
+    """Return the files of a path, folder or pattern, sorted; in a folder its own, or those of `subset` and `split`."""
     if not path.strip():
         raise refused(where, "no file given", 'set [data] path, for example path = "tasks.jsonl"')
     if "://" in path:
@@ -121,21 +122,19 @@ def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> l
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The data files that lie in a folder itself, sorted by name."""
     return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix.lower() in SUFFIXES)
 
 
 def split_of(name: str) -> str:
-    """The split that a file or folder is named after: `train` of `train-00000-of-00001.parquet`; empty for none."""
     return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), "")
 
 
 def split_files(folder: Path, subset: str, split: str, *, where: str, may_lack_subset: bool = False) -> list[Path]:
-    """The files of one subset and split, sorted; ConfigError says what the folder has instead.
+    """Return the files of one subset and split, sorted; ConfigError lists the folder's own ones.
 
     Files lie in the folder itself, in `data/`, in a folder named like the subset, or in one per split. A file belongs
-    to the split that its name holds (`train-00000-of-00001.parquet`, `gsm8k_test.jsonl`), else to that of its folder,
-    else to `train`, which an empty `split` means too. `may_lack_subset`: a folder without that sub-folder will do.
+    to the split in its name (`train-00000-of-00001.parquet`, `gsm8k_test.jsonl`), or in its folder's name, or to
+    `train`; an empty `split` means `train` too. `may_lack_subset`: a folder without that sub-folder will do.
     """
     root = folder / subset
     if not root.is_dir():
@@ -154,7 +153,6 @@ def split_files(folder: Path, subset: str, split: str, *, where: str, may_lack_s
 
 
 def _files_below(root: Path, where: str) -> list[Path]:
-    """The data files of a folder itself, else of its `data/`, else of the folders of its splits or its only folder."""
     places = [place for place in (root, root / "data") if place.is_dir()]
     for place in places:
         if found := data_files(place):
@@ -176,3 +174,66 @@ def _other(where: str, what: str, names: Sequence[str], option: str) -> ConfigEr
     found = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "") or "none"
     fix = f'name one that it has: [data] options = {{ {option} = "{names[0] if names else "NAME"}" }}'
     return ConfigError(Problem(where=where, what=what, why=f"found: {found}", fix=fix))
+
+
+MOST_NUMBERS = 8  # of a puzzle, in unchecked data
+# The text around the problems of DAPO-Math: it requests another form of answer than [data] instruction does.
+_DAPO_HEAD = re.compile(
+    r"\ASolve the following math problem step by step\..*?is the answer to the problem\.\s*", re.DOTALL
+)
+_DAPO_TAIL = re.compile(r"\s*Remember to put your answer on its own line after \"Answer:\"\.\s*\Z")
+
+
+class Gsm8k(Hub):
+    """Grade-school word problems (Cobbe et al. 2021): 7,473 to train on, 1,319 in the test split."""
+
+    name: ClassVar[str] = "gsm8k"
+    hub_id: ClassVar[str] = "openai/gsm8k"
+    subset: ClassVar[str] = "main"
+    prompt_key: ClassVar[str] = "question"
+    extract: ClassVar[Extract] = "hashes"
+
+
+class DeepScaler(Hub):
+    """Competition mathematics of DeepScaleR (2025), about 40,000 problems."""
+
+    name: ClassVar[str] = "deepscaler"
+    hub_id: ClassVar[str] = "agentica-org/DeepScaleR-Preview-Dataset"
+    prompt_key: ClassVar[str] = "problem"
+
+
+class DapoMath(Hub):
+    """Competition mathematics (DAPO, 2025), about 17,000 problems; `[data] instruction` replaces the prompts' own."""
+
+    name: ClassVar[str] = "dapo-math"
+    hub_id: ClassVar[str] = "BytedTsinghua-SIA/DAPO-Math-17k"
+    answer_key: ClassVar[str] = "reward_model.ground_truth"
+
+    def task(self, row: Row) -> Task:
+        task = super().task(row)
+        prompt = task.prompt
+        if not isinstance(prompt, str) and len(prompt) == 1:
+            prompt = str(prompt[0]["content"])
+        if isinstance(prompt, str):
+            prompt = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", prompt))
+        return replace(task, prompt=prompt)
+
+
+class Countdown(Hub):
+    """Number puzzles (TinyZero, 2025), about 490,000: reach a target with three or four numbers, each used once."""
+
+    name: ClassVar[str] = "countdown"
+    hub_id: ClassVar[str] = "Jiayi-Pan/Countdown-Tasks-3to4"
+    prompt_key: ClassVar[str] = "nums"
+    answer_key: ClassVar[str] = "target"
+    reward: ClassVar[Reward | None] = CountdownReward()
+
+    def task(self, row: Row) -> Task:
+        numbers, target = row.values.get(self.keys["prompt_key"]), row.values.get(self.keys["answer_key"])
+        given = [*numbers, target] if isinstance(numbers, list) else []
+        if not 1 < len(given) <= MOST_NUMBERS + 1 or not all(type(each) is int for each in given):
+            what = f"not a puzzle: {numbers!r:.60} and {target!r:.60}"
+            fix = f"give a list of 1 to {MOST_NUMBERS} whole numbers and a whole number as the target"
+            raise refused(row.place, what, fix)
+        # numbers and target stay in `info`, where the verifier finds them
+        return Task(prompt=question(given[:-1], given[-1]), reference=None, used=frozenset())

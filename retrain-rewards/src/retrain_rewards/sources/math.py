@@ -12,8 +12,7 @@ from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, 
 from retrain_rewards.boxed import last_boxed
 from retrain_rewards.sources.collector import Collector, refuse_foreign_keys, split_text
 from retrain_rewards.sources.files import data_files
-from retrain_rewards.sources.hub import hub_rows
-from retrain_rewards.sources.rows import SUFFIXES, Row, numbered, read_rows
+from retrain_rewards.sources.rows import SUFFIXES, Row, hub_rows, numbered, read_rows
 from retrain_rewards.sources.table_source import absence, prompt_of, reference_text, require_columns
 
 HUB_NAME = "EleutherAI/hendrycks_math"
@@ -38,10 +37,7 @@ class MathOptions(Table):
 
 
 class Math:
-    """One task per row: the problem, and the last box of its solution as the reference.
-
-    The train split of the five default subjects has 4,551 rows, that of all seven 7,500.
-    """
+    """The MATH problems; the train split of the five default subjects has 4,551 rows, all seven have 7,500."""
 
     def __init__(self, context: PluginContext) -> None:
         refuse_foreign_keys(context, "math", ("prompt_key", "answer_key"))
@@ -50,7 +46,6 @@ class Math:
         self.where = context.config.place("data.path" if self.path else "data.source")
 
     def load(self) -> LoadedData:
-        """Read every subject; ConfigError when the hub or the folder does not have one."""
         collector = Collector(source="math")
         subjects = list(dict.fromkeys(self.options.subjects))
         for subject in subjects:
@@ -78,7 +73,7 @@ class Math:
 
 
 def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Path]:
-    """The files of one subject and split in a local copy, sorted.
+    """Return the files of one subject and split in a local copy, sorted.
 
     They are `SUBJECT/SPLIT*.parquet` (the hub's own layout), any `SUBJECT/*` when no file there names a split,
     `SUBJECT.jsonl` or `SUBJECT-SPLIT.jsonl`; each may also be inside a folder `SPLIT/`.

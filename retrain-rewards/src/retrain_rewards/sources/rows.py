@@ -1,9 +1,9 @@
-"""Reads JSONL, JSON, CSV and Parquet files row by row, without loss, and says where a faulty row is.
+"""Reads JSONL, JSON, CSV and Parquet files and data sets of the hub row by row, and reports where a faulty row is.
 
-CSV and Parquet go through `datasets` in streaming mode: no copy in its cache, no progress bars, constant memory. JSON
-is read here, because the reader of `datasets` guesses types ("2024-01-01" becomes a time, 7 beside 8.5 becomes 7.0) and
-loses line numbers, and because a run on a JSONL file then need not wait for its import. CSV columns are read as text
-for the first of these reasons ("007" stays "007").
+CSV and Parquet are read through `datasets` in streaming mode: no copy in its cache, no progress bars, constant memory.
+JSON is read here, because the reader of `datasets` guesses types ("2024-01-01" becomes a time, 7 next to 8.5 becomes
+7.0) and loses line numbers, and because a run on a JSONL file then need not wait for its import. CSV columns are read
+as text for the first of these reasons ("007" stays "007").
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Row:
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Every row of a file, in order; ConfigError names file and line of the first that cannot be read."""
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
         raise refused(str(file), f"the suffix {suffix!r} is not a known format", f"use one of: {', '.join(SUFFIXES)}")
@@ -50,7 +49,6 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def numbered(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """Rows of a file or data set without lines, by their numbers."""
     return (Row(place=f"{name} row {number}", values=values) for number, values in enumerate(rows, start=1))
 
 
@@ -95,7 +93,7 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
         raise refused(f"{file}:1", f"the header cannot be read: {error}", "write the file as UTF-8 CSV") from None
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise refused(f"{file}:1", f"there are two columns {twice[0]!r}", "give every column a name of its own")
+        raise refused(f"{file}:1", f"there are two columns {twice[0]!r}", "give every column its own name")
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
         raise refused(f"{file}:1", f"columns are separated by {found!r}", "separate them by commas")
     if header:
@@ -112,7 +110,6 @@ def _json_lines(file: Path) -> Iterator[Row]:
 
 
 def _json_document(file: Path) -> Iterator[Row]:
-    """A list of objects, one object, or JSON lines in a file named `.json`, as many tools write them."""
     with _as_text(file):
         document = file.read_text(encoding=ENCODING)
     try:
@@ -142,3 +139,72 @@ def _object(values: Any, place: str) -> Mapping[str, Any]:
         what = f"must be a JSON object, not {type(values).__name__}"
         raise refused(place, what, 'write {"prompt": ..., "answer": ...}')
     return values
+
+
+PROBE_TIMEOUT_S = 5.0
+COPY = "a folder with a file or sub-folder per subject"
+
+
+def hub_rows(
+    name: str, subset: str, split: str, *, where: str, revision: str = "", copy: str = COPY
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of one subset and split. ConfigError when it is neither reachable nor cached, within seconds.
+
+    An empty subset is the data set's own default, an empty revision its newest; `copy` describes a local copy. By
+    itself `datasets` retries an unreachable hub for half a minute per subset. So one request comes first, and if the
+    hub does not answer it, only the cache is used.
+    """
+    import datasets
+
+    reachable, was_offline = _reachable(), datasets.config.HF_HUB_OFFLINE
+    try:
+        datasets.config.HF_HUB_OFFLINE = not reachable
+        data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
+    except Exception as error:  # network, hub, cache and file errors alike: each its own class
+        reason = " ".join(str(error).split())
+        which = ", ".join(filter(None, (subset, f"split {split}", revision)))
+        fault = f"no answer from {datasets.config.HF_ENDPOINT}"
+        if was_offline:
+            fault = "offline mode is set (HF_HUB_OFFLINE)"
+        what = f"data set {name} ({which}) cannot be loaded"
+        why = f"{type(error).__name__}: {reason}" if reachable else f"{fault}, and not in the cache"
+        fix = f"connect once, or set [data] path to a local copy: {copy}"
+        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix)) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = was_offline
+    yield from data
+
+
+def saved_rows(folder: Path, split: str, *, where: str) -> Iterator[Mapping[str, Any]]:
+    import datasets
+
+    try:
+        data = datasets.load_from_disk(str(folder))
+    except Exception as error:  # pyarrow and datasets each raise their own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        what, fix = f"{str(folder)!r} cannot be read as a saved data set", "write it again with save_to_disk"
+        raise ConfigError(Problem(where=where, what=what, why=reason, fix=fix)) from error
+    if isinstance(data, datasets.DatasetDict):
+        if split not in data:
+            fix = f'[data] options = {{ split = "{next(iter(data), "NAME")}" }}'
+            what = f"{str(folder)!r} has no split {split!r}"
+            raise ConfigError(Problem(where=where, what=what, why=f"found: {', '.join(data)}", fix=fix))
+        data = data[split]
+    yield from data
+
+
+def is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _reachable() -> bool:
+    import datasets
+    import huggingface_hub
+
+    if datasets.config.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.get_session().head(datasets.config.HF_ENDPOINT, timeout=PROBE_TIMEOUT_S)
+    except Exception:  # the HTTP library's own class: it depends on the version of huggingface_hub
+        return False
+    return True

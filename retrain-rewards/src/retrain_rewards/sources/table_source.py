@@ -1,4 +1,4 @@
-"""Turns rows of prompts and answers into tasks, for every source that reads a table: which column, which part of it."""
+"""Turns rows of prompts and answers into tasks, for every source that reads a table."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ class TableOptions(Table):
     subset: str = key("", "Configuration of a data set, or sub-folder of a local copy.")
     split: str = key("", "Split: train, test, validation, ...")
     where: dict[str, Any] = key({}, 'Rows to keep, by column: {level = "Level 5"}, {level = [4, 5]}.')
-    extract: Extract = key("whole", "Reference: the whole answer, its last box, or what follows its last ####.")
+    extract: Extract = key("whole", "Reference: the whole answer, its last box, or the text after its last ####.")
     answer_in_chat: bool = key(False, "The chat in prompt_key ends with the answer, an assistant's message.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one row asks, its reference (None: the source's own verifier needs none), and the columns that they use."""
+    """The prompt of one row, its reference (None: the source's own verifier needs none), and their columns."""
 
     prompt: Prompt
     reference: str | None
     used: frozenset[str]
-    absent: str = "empty"  # why there is no reference, where there is none
+    absent: str = "empty"  # the reason for a missing reference
 
 
 class TableSource:
     """One task per row. A subclass says where rows come from (`parts`), and may read them in its own way (`task`).
 
-    `prompt_key` and `answer_key` are what the keys of `[data]` mean when they are left at their defaults. Both may name
-    a field inside a column, `reward_model.ground_truth`.
+    `prompt_key` and `answer_key` replace the defaults of the keys of `[data]`. Both may name a field inside a column,
+    `reward_model.ground_truth`.
     """
 
     name: ClassVar[str]
@@ -74,12 +74,9 @@ class TableSource:
         data, self.place = context.config.data, context.config.place
         self.options = cast("Any", context.params)  # a TableOptions
         self.path = data.path
-        fields = type(data).model_fields
-        self.keys = {
-            name: value if (value := getattr(data, name)) != fields[name].default else getattr(self, name)
-            for name in ("prompt_key", "answer_key")
-        }
-        self.is_default = {name for name in self.keys if getattr(data, name) == fields[name].default}
+        fields, names = type(data).model_fields, ("prompt_key", "answer_key")
+        self.is_default = {name for name in names if getattr(data, name) == fields[name].default}
+        self.keys = {name: getattr(self if name in self.is_default else data, name) for name in names}
         self.messages = data.messages_key
         if self.messages:
             if "prompt_key" not in self.is_default:
@@ -92,19 +89,17 @@ class TableSource:
         self.how: Extract = self.options.extract if is_given else self.extract
 
     def parts(self) -> Iterator[tuple[str, Iterator[Row]]]:
-        """The rows of every file, with its name, in a fixed order; ConfigError when they cannot be read."""
+        """Yield the rows of every file, with its name, in a fixed order; ConfigError when they cannot be read."""
         raise NotImplementedError
 
     def read_from(self) -> str:
-        """Where the rows come from, for the notes."""
         raise NotImplementedError
 
     def where(self) -> str:
-        """The key of the configuration that says so."""
         return self.place("data.path" if self.path else "data.source")
 
     def columns(self) -> dict[str, str]:
-        """The columns that every file must have, each with the key of the configuration that names it."""
+        """Return the columns that every file must have, each with the key of the configuration that names it."""
         in_chat = self.options.answer_in_chat or (self.messages and "answer_key" in self.is_default)
         used = ["prompt_key"] if in_chat else [*self.keys]
         named = {self.keys[name]: self.place(f"data.{name}") for name in used}
@@ -113,19 +108,20 @@ class TableSource:
         return named | dict.fromkeys(self.options.where, self.place("data.options"))
 
     def preview(self, count: int) -> list[Mapping[str, Any]]:
-        """The first rows as they stand, whatever their columns are named."""
         return [row.values for row in islice((row for _, rows in self.parts() for row in rows), count)]
 
     def load(self) -> LoadedData:
-        """Read all rows; ConfigError says which file and line cannot be used."""
         if self.keys["prompt_key"] == self.keys["answer_key"] and not self.options.answer_in_chat:
             what = f"{self.keys['answer_key']!r} is also the column of the prompt"
             fix = "name the column that holds the answer, or set options = { answer_in_chat = true } for whole chats"
             raise refused(self.place("data.answer_key"), what, fix)
         collector = Collector(source=self.name, has_verifier=self.reward is not None)
+        chosen = {
+            column: {str(each) for each in (value if isinstance(value, list) else [value])}
+            for column, value in self.options.where.items()
+        }
         for row in self._complete_rows():
-            chosen = self.options.where.items()
-            if any(str(value_at(row.values, column)) not in _texts(value) for column, value in chosen):
+            if any(str(value_at(row.values, column)) not in values for column, values in chosen.items()):
                 collector.skip("not chosen by [data.options] where", place=row.place)
                 continue
             task = self.task(row)
@@ -135,7 +131,6 @@ class TableSource:
         return collector.finish(where=self.where(), read_from=self.read_from(), reward=self.reward)
 
     def task(self, row: Row) -> Task:
-        """The task of one row; ConfigError on a value that cannot be one."""
         prompt_key, answer_key = self.keys["prompt_key"], self.keys["answer_key"]
         value, answer = value_at(row.values, prompt_key), value_at(row.values, answer_key)
         used = {column_of(prompt_key, row.values)}
@@ -154,7 +149,6 @@ class TableSource:
         )
 
     def _complete_rows(self) -> Iterator[Row]:
-        """Every row; ConfigError on a file that lacks a column, and where another has it, on the two together."""
         columns, complete = self.columns(), ""
         for file, rows in self.parts():
             try:
@@ -162,19 +156,14 @@ class TableSource:
             except ConfigError as error:
                 if not complete:
                     raise
-                what = f"has other columns than {complete}, which belongs to the same data"
+                what = f"has other columns than {complete} of the same data"
                 fix = 'give both the same columns, or name the files of one kind: path = "FOLDER/*.jsonl"'
                 raise ConfigError(Problem(where=file, what=what, fix=fix), *error.problems) from None
             yield from checked
             complete = complete or file
 
 
-def _texts(value: Any) -> set[str]:
-    return set(map(str, value if isinstance(value, list) else [value]))
-
-
 def extracted(answer: str, how: Extract) -> str:
-    """The final answer that a worked solution states; empty when it states none in this way."""
     if how == "boxed":
         return last_boxed(answer) or ""
     if how == "hashes":
@@ -183,13 +172,11 @@ def extracted(answer: str, how: Extract) -> str:
 
 
 def ends_with_answer(chat: Any) -> bool:
-    """Whether the last message of a chat is the assistant's."""
     last = chat[-1] if isinstance(chat, list) and chat else None
     return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
-    """A chat up to its last message, and that message's content; ConfigError when it is not the assistant's."""
     if not ends_with_answer(chat):
         what = "the chat does not end with a message of the assistant"
         raise refused(place, what, "leave answer_in_chat out, and name the column of the answer in [data] answer_key")
@@ -197,10 +184,7 @@ def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
 
 
 def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: str) -> Iterator[Row]:
-    """The same rows; ConfigError when a column is in none of them.
-
-    `columns` maps a column to the key in the configuration that names it. A file without rows passes.
-    """
+    """Return the same rows; ConfigError when a column is in none of them, with the key that names it."""
     seen: dict[str, None] = {}
     held: list[Row] = []
     rows = iter(rows)
@@ -218,16 +202,12 @@ def require_columns(rows: Iterable[Row], columns: Mapping[str, str], *, file: st
 
 
 def column_of(key: str, columns: Collection[str]) -> str:
-    """The column that a key reads: itself, or the first part of `reward_model.ground_truth`; empty for none."""
     head = key.partition(".")[0]
     return key if key in columns else head if head in columns else ""
 
 
 def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
-    """A reference answer as text: a text as it is, a number as it is written, None as the empty text.
-
-    With `holds_tests` it may be a list or an object too, which becomes JSON.
-    """
+    """Return a reference as text: a number as written, None as "", tests as JSON with `holds_tests`."""
     if holds_tests and isinstance(value, list | dict):
         return _encodable(json.dumps(value, default=str), place)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -241,7 +221,6 @@ def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
 
 
 def absence(value: Any, how: Extract = "whole") -> str:
-    """What a value is, or lacks, that gives no reference answer: for the note on rows that are left out."""
     if value is None:
         return "null"
     if isinstance(value, float) and math.isnan(value):
@@ -252,7 +231,7 @@ def absence(value: Any, how: Extract = "whole") -> str:
 
 
 def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:
-    """A text, or a chat `[{"role": ..., "content": ...}, ...]` that ends before the answer; None is an empty text."""
+    """Return a text, or a chat `[{"role": ..., "content": ...}, ...]` that ends before the answer; None is ""."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -281,6 +260,6 @@ def _encodable(text: str, place: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        what = "the text holds half a surrogate pair, which no tokenizer can read"
+        what = "the text holds half a surrogate pair, and no tokenizer can read it"
         raise refused(place, what, "repair the escape sequence") from None
     return text

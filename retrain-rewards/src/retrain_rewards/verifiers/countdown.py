@@ -33,9 +33,9 @@ def question(numbers: Sequence[int], target: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CountdownReward:
-    """1.0 when the last box holds an expression of the given numbers, each used once, that equals the target, else 0.0.
+    """1.0 when the last box holds an expression of the given numbers, each used once, that equals the target, or 0.0.
 
-    It is read, never run: integers, `+ - * /` and parentheses alone, so that no answer takes long. `= target` may
+    It is read, never run: only integers, `+ - * /` and parentheses, so that no answer takes long. `= target` may
     follow. The numbers are `nums`, and the target `target`, of the example's `info`.
     """
 
@@ -51,7 +51,6 @@ class CountdownReward:
     answer_in = staticmethod(last_boxed)
 
     def gold(self, example: Example) -> str | None:
-        """A solution in a box; None when the search finds none."""
         numbers, target = example.info["nums"], example.info["target"]
         if not isinstance(numbers, list) or not isinstance(target, int):
             return None
@@ -60,7 +59,6 @@ class CountdownReward:
 
 
 def evaluated(text: str) -> tuple[Fraction, list[int]] | None:
-    """The value of an expression and the numbers in it; None for anything but integers, `+ - * /` and parentheses."""
     text = _SPELT.sub(lambda match: _LATEX[match.group()], text).strip()
     if len(text) > MOST_CHARS or not _ALLOWED.fullmatch(text) or "**" in text or "//" in text:
         return None
@@ -84,7 +82,6 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
 
 
 def solution(numbers: Sequence[int], target: int) -> str:
-    """An expression that solves the puzzle; empty when there is none, or none was found in `MOST_TRIED` steps."""
     tried = 0
     pending = [tuple((Fraction(number), str(number)) for number in numbers)]
     while pending and tried < MOST_TRIED:

@@ -23,11 +23,7 @@ from retrain_rewards.tables import RewardTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomReward:
-    """Scores by the user's function, which returns a number (True is 1.0), a Score, or None for no verdict.
-
-    It pickles as the location of the function, which each scoring process imports. An async function runs there too,
-    all calls in one event loop of that process. An exception is a failed score.
-    """
+    """Scores by the user's function, imported by each scoring process; async calls share its event loop."""
 
     location: Location
     style: Style
@@ -35,15 +31,20 @@ class CustomReward:
     is_loaded: ClassVar[bool] = True  # building it has imported the function
 
     def prepare(self) -> None:
-        _function(self.location)
+        load_function(self.location)
 
     def score(self, example: Example, text: str) -> Score:
-        """Score one completion; RewardError when the function returns something else, or calls `sys.exit`."""
         arguments = (text, example.reference) if self.style is Style.TEXTS else (example, text)
-        return _as_score(_called(_function(self.location), *arguments))
+        value = _called(load_function(self.location), *arguments)
+        if value is None:
+            return Score.no_verdict("the function returned None")
+        if isinstance(value, Score):
+            return value
+        if isinstance(value, str | bytes | bytearray) or not hasattr(type(value), "__float__"):
+            raise RewardError(f"the function returned {type(value).__name__}, not a number, a Score or None")
+        return Score.of(value)
 
     def gold(self, example: Example) -> str | None:
-        """The value of the module's own `gold(example)`; None without such a function."""
         if not self.has_gold:
             return None
         gold = gold_of(load_module(self.location))
@@ -54,7 +55,6 @@ class CustomReward:
 
 
 def make_custom(context: PluginContext) -> CustomReward:
-    """The `custom` reward; imports the module, ConfigError on a missing function or a signature that does not fit."""
     table, config = context.config.table("reward", RewardTable), context.config
     if not table.custom_module.strip():
         where, what = config.place("reward.custom_module"), "reward 'custom' needs the module of its function"
@@ -69,16 +69,6 @@ def make_custom(context: PluginContext) -> CustomReward:
     except FunctionError as error:
         where = config.place(f"reward.{key}")
         raise ConfigError(Problem(where=where, what=str(error), why=error.why, fix=error.fix)) from error
-
-
-def _as_score(value: Any) -> Score:
-    if value is None:
-        return Score.no_verdict("the function returned None")
-    if isinstance(value, Score):
-        return value
-    if isinstance(value, str | bytes | bytearray) or not hasattr(type(value), "__float__"):
-        raise RewardError(f"the function returned {type(value).__name__}, not a number, a Score or None")
-    return Score.of(value)
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -97,13 +87,7 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.Runner:
-    """One event loop for all calls of the process, so that a client kept by the user's module stays usable."""
     return asyncio.Runner()
-
-
-@lru_cache(maxsize=8)
-def _function(location: Location) -> Callable[..., Any]:
-    return load_function(location)
 
 
 EXPECTED = "expected score(response, reference), or score(example, completion), both plain or async"
@@ -112,7 +96,7 @@ _RESPONSES = frozenset({"response", "completion", "text", "output", "prediction"
 
 
 class Style(StrEnum):
-    """How the function is called, always by position."""
+    """The arguments of the function, always by position."""
 
     TEXTS = "texts"  # (response, reference): two texts
     EXAMPLE = "example"  # (example, completion): the whole Example, and the completion's text
@@ -129,7 +113,7 @@ class FunctionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a function is: a dotted module name or the path of a `.py` file, and the folder the path starts from."""
+    """The place of a function: a dotted module name or a `.py` file, and the folder of the run."""
 
     module: str
     function: str
@@ -141,10 +125,9 @@ class Location:
 
 
 def load_module(location: Location) -> ModuleType:
-    """The module, imported now with its folder on the path; FunctionError when that fails."""
     folder = str(Path(location.folder, location.module).parent) if location.is_file else location.folder
     if folder not in sys.path:
-        # The folder of a file comes first; otherwise the path of the run already says what comes first.
+        # The folder of a file comes first; otherwise the path of the run already has the order.
         sys.path.insert(0 if location.is_file else len(sys.path), folder)
     try:
         return _from_file(Path(location.folder, location.module)) if location.is_file else _by_name(location.module)
@@ -155,8 +138,8 @@ def load_module(location: Location) -> ModuleType:
         raise FunctionError(what, fix=f"make the module importable in {location.folder}") from error
 
 
+@lru_cache(maxsize=8)
 def load_function(location: Location) -> Callable[..., Any]:
-    """The function itself; FunctionError names the nearest one when none has that name."""
     module = load_module(location)
     function = getattr(module, location.function, None)
     if function is None:
@@ -171,7 +154,7 @@ def load_function(location: Location) -> Callable[..., Any]:
 
 
 def style_of(function: Callable[..., Any], name: str) -> Style:
-    """How to call it; FunctionError shows the expected signature and the one that was found."""
+    """Return the style of a function; FunctionError shows the expected signature and the one that was found."""
     try:
         signature: Any = "(...)"
         signature = inspect.signature(function)
@@ -183,9 +166,13 @@ def style_of(function: Callable[..., Any], name: str) -> Style:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
     if len(parameters) < 2:
-        what = f"{name}{signature} does not say what its two arguments are"
+        what = f"{name}{signature} does not name its two arguments"
         raise FunctionError(what, why=EXPECTED, fix="name them")
-    is_example = [p.name == "example" or _annotation(p) == "Example" for p in parameters]
+    is_example = []
+    for parameter in parameters:
+        annotation = parameter.annotation
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        is_example.append(parameter.name == "example" or text.strip("\"'").rpartition(".")[2] == "Example")
     found = f"found {name}({', '.join(str(p) for p in parameters)})"
     if is_example == [False, True]:
         raise FunctionError("the example comes first", why=f"{EXPECTED}; {found}", fix="swap the two parameters")
@@ -197,7 +184,6 @@ def style_of(function: Callable[..., Any], name: str) -> Style:
 
 
 def gold_of(module: ModuleType) -> Callable[..., Any] | None:
-    """The module's `gold(example)`, if it has one; FunctionError when it does not take one argument."""
     gold = getattr(module, "gold", None)
     if not inspect.isfunction(gold):
         return None
@@ -206,14 +192,8 @@ def gold_of(module: ModuleType) -> Callable[..., Any] | None:
     except TypeError as error:
         what = f"gold{inspect.signature(gold)} cannot be called with one argument: {error}"
         why = "gold(example) gives a completion that must score 1, for the audit before training"
-        raise FunctionError(what, why=why, fix="take the example alone, or rename the function") from error
+        raise FunctionError(what, why=why, fix="take only the example, or rename the function") from error
     return gold
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return str(text).strip("\"'").rpartition(".")[2]
 
 
 def _by_name(name: str) -> ModuleType:
@@ -225,13 +205,12 @@ def _by_name(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        why = "it is looked for in this folder and among what is installed"
+        why = "it is looked for in this folder and among the installed packages"
         fix = "correct the name, or give the path of the .py file"
         raise FunctionError(f"there is no module {name!r}", why=why, fix=fix) from error
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import the file under a name made of its whole path, so that files of the same name stay apart."""
     if not path.is_file():
         raise FunctionError(f"there is no file {path}", fix="correct the path; it is relative to the folder of the run")
     name = "retrain_custom_reward_" + "_".join(path.resolve().with_suffix("").parts[1:])

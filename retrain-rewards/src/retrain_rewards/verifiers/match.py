@@ -1,4 +1,4 @@
-r"""The `match` reward: the boxed answer, or the last number, equals the reference, as text."""
+"""The `match` reward, text equal to the reference, and `none`, without a verdict."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from retrain.api import Example, PluginContext, RewardError, Score
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.tables import RewardTable
 
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)  # the minus of 5-3 is none
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d+(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", re.ASCII)  # the minus of 5-3 is no sign
 
 
 @dataclass(frozen=True, slots=True)
 class MatchReward:
-    """1.0 when the last box of a completion equals the reference, else 0.0; both are trimmed, white space collapsed.
+    """1.0 when the last box of a completion equals the reference, otherwise 0.0; white space is collapsed.
 
-    A completion without a box scores 0.0. Nothing is normalised beyond white space: `0.5` is not `1/2`.
-    With `reads_numbers` the answer is the last number instead, without commas: for models too small to write boxes.
-    RewardError on an empty reference, which would make silence correct.
+    A completion without a box scores 0.0. Nothing is normalised beyond white space: `0.5` is not `1/2`. With
+    `reads_numbers` the answer is the last number instead, without commas: for models too small to write boxes.
+    RewardError on an empty reference: it would make silence correct.
     """
 
     needs_reference: ClassVar[bool] = True
@@ -35,7 +35,6 @@ class MatchReward:
         return last_number(text) if self.reads_numbers else last_boxed(text)
 
     def gold(self, example: Example) -> str:
-        """The reference, in a box where boxes are read: it must score 1."""
         return example.reference if self.reads_numbers else boxed(example.reference)
 
 
@@ -44,13 +43,11 @@ def make_match(context: PluginContext) -> MatchReward:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of `text` as it is written, without the commas between thousands; None when there is none."""
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def reference_of(example: Example) -> str:
-    """The reference, white space collapsed; RewardError when it is empty, or None or another value that is no text."""
     if not isinstance(example.reference, str):
         raise RewardError(f"the reference of example {example.id} is {example.reference!r}, not text")
     if not (reference := collapsed(example.reference)):
@@ -59,5 +56,18 @@ def reference_of(example: Example) -> str:
 
 
 def collapsed(text: str) -> str:
-    """Trimmed text with every run of white space as one space."""
     return " ".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class NoReward:
+    """No verdict on any completion, for runs that learn from a teacher; needs no reference and no process."""
+
+    gives_verdicts: ClassVar[bool] = False
+
+    async def score(self, example: Example, text: str) -> Score:
+        return Score.no_verdict("reward none judges nothing")
+
+
+def make_none(context: PluginContext) -> NoReward:
+    return NoReward()

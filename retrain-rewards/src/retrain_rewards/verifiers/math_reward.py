@@ -1,42 +1,45 @@
-r"""The `math` reward: the boxed answer is an answer, and mathematically equal to the reference to math-verify."""
+"""The `math` reward: the boxed answer is finished, and mathematically equal to the reference by math-verify."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import ClassVar
 
 from retrain.api import Example, PluginContext, Score
 from retrain_rewards.answers.answer import Wanted, are_cased, numbers_of, objection, parsed, wanted
-from retrain_rewards.answers.layout import pair_as_column
 from retrain_rewards.answers.notation import verdict_without_mathematics
-from retrain_rewards.answers.sets import both_as_sets
+from retrain_rewards.answers.rewrites import pair_as_column
 from retrain_rewards.answers.size import MAX_LENGTH, refusal
-from retrain_rewards.answers.spellings import decimals, rounds_to, spellings, without_names
+from retrain_rewards.answers.statements import both_as_sets, decimals, rounds_to, spellings, without_names
 from retrain_rewards.answers.text import plain
 from retrain_rewards.boxed import boxed, last_boxed
-from retrain_rewards.deadline import TimeUp, time_limit, time_limit_of
-from retrain_rewards.tables import RewardTable
+from retrain_rewards.tables import RewardTable, time_limit_of
 from retrain_rewards.verifiers.match import collapsed, reference_of
 
 _AROUND_COMMAS = re.compile(r"\s*,\s*")
+AGAIN_S = 0.5  # a library may swallow the first interruption in a bare `except`
 OWN_SHARE = 0.8  # of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MathReward:
-    """1.0 when the last box of a completion is an answer and math-verify finds it equal to the reference, else 0.0.
+    r"""1.0 when the last box of a completion is an answer and math-verify finds it equal to the reference, or 0.0.
 
-    Both stand in a box when they are parsed (LaTeX first, then plain expressions), so `math_verify.verify(parse(
-    "\\boxed{reference}"), parse("\\boxed{answer}"))` decides on equality; what an answer is, `objection` in `answer`
-    says. With `strict` off equality is enough; with `accepts_unfinished` an expression that still has to be computed is
-    an answer. Equal text, white space collapsed, is equal before anything is parsed. Without a box, with an empty one,
-    or with one that holds no mathematics: 0.0.
+    Both are parsed in a box (LaTeX first, then plain expressions), so `math_verify.verify(parse("\\boxed{reference}"),
+    parse("\\boxed{answer}"))` decides on equality; `objection` in `answer` defines an answer. With `strict` off
+    equality is enough; with `accepts_unfinished` an expression that still has to be computed is an answer. Equal text,
+    white space collapsed, is equal before anything is parsed. Without a box, with an empty one, or with one that holds
+    no mathematics: 0.0.
 
     No verdict, where math-verify would say False: the reference cannot be parsed, or evaluates to no number (1/0), and
-    the texts differ; the answer or reference is too large to evaluate (see `answers.size`); the comparison takes longer
+    the texts differ; the answer or reference is too large to evaluate (`answers.size`); the comparison takes longer
     than `time_limit_s` seconds or runs out of memory. RewardError on an empty reference.
     """
 
@@ -47,8 +50,7 @@ class MathReward:
     accepts_unfinished: bool = False
 
     def prepare(self) -> None:
-        """Load sympy and the parser's tables, which takes seconds."""
-        # math-verify would warn that its own time limit is off; ours covers parsing and comparing together
+        # math-verify would warn that its own time limit is off; `time_limit` covers parsing and comparing together
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self.score(Example(id="warm", prompt="", reference=r"\frac{1}{2}"), boxed(r"\sqrt{0.25}"))
 
@@ -122,12 +124,10 @@ class MathReward:
         return Score.no_verdict(f"{reasons[0]}, and its text differs") if reasons else Score.of(0.0)
 
     def gold(self, example: Example) -> str:
-        """The reference in a box: it must score 1."""
         return boxed(example.reference)
 
 
 def make_math(context: PluginContext) -> MathReward:
-    """The `math` reward; its time limit is a share of that for scoring."""
     table = context.config.table("reward", RewardTable)
     return MathReward(
         time_limit_s=OWN_SHARE * time_limit_of(context.config, "math"),
@@ -137,8 +137,42 @@ def make_math(context: PluginContext) -> MathReward:
 
 
 def _words(prompt: object) -> str:
-    """The words of a prompt, be it a text or a chat."""
     if isinstance(prompt, str):
         return prompt
     turns = prompt if isinstance(prompt, Sequence) else ()
     return "\n".join(str(turn.get("content", "")) for turn in turns if isinstance(turn, Mapping))
+
+
+class TimeUp(BaseException):
+    """The time limit has passed; no `except Exception` on the way can swallow it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeUp in the block after `seconds`, and again every half second until the block ends.
+
+    It works by SIGALRM, in the main thread; in another thread the block has no limit. A single call into C code, such
+    as the power of two long integers, is interrupted only when it returns, so the caller must be able to kill the
+    process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGALRM, _raise)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+        yield
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        finally:  # the alarm may have come one step before
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, earlier)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return  # Python would print it and continue; the next alarm finds other code
+        frame = frame.f_back
+    raise TimeUp

@@ -19,7 +19,7 @@ from retrain.kernel.types import Kind
 TESTS = Path(__file__).parents[2]
 FULL = TESTS / "kernel" / "config" / "full_annotated.toml"
 CASES = {case["name"]: case for case in tomllib.loads((TESTS / "cli/bad_configs.toml").read_text("utf-8"))["case"]}
-ABOUT_KEYS = ("unknown key", "unknown table", "belongs to [", "stands outside any table")
+ABOUT_KEYS = ("unknown key", "unknown table", "belongs to [", "is outside any table")
 BY_SCHEMA = [
     name
     for name, case in CASES.items()

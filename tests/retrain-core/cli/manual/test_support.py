@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.cli.manual.support import KEYS, Asked, ask, questions, support
+from retrain.cli.manual.keys import TRIED, Asked, ask, questions, support
 from retrain.credit.configured_loss import applicable_losses
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
@@ -74,7 +74,7 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
         (
             "[model] lora_rank = 0",
             "prime_rl",
-            "lora_rank = 0 would have no effect: the trainer is configured elsewhere",
+            "lora_rank = 0 would have no effect: the trainer has its own configuration",
         ),
         ("[sft] steps = 20", "prime_rl", "cannot train on given answers"),
         ('[kl] where = "loss", coef = 0.1', "tinker", "needs the term 'kl_loss' of the loss"),
@@ -112,7 +112,7 @@ def test_what_happens_before_the_backend_works_with_all(
 @pytest.mark.long
 def test_every_question_is_asked_and_every_recipe_is_a_row(plugins: Plugins) -> None:
     asked = list(questions(plugins, registered_tables(plugins)))
-    assert all(values in asked for values in KEYS)  # a renamed key would drop out of the table
+    assert all(values in asked for values in TRIED)  # a renamed key would drop out of the table
     text = support(plugins)
     for entry in plugins.registered(Kind.RECIPE):
         assert f'recipe = "{entry.spec.name}"' in text

@@ -40,7 +40,7 @@ def test_word_problems_of_a_file(command: Command, put: Put, tmp_path: Path) -> 
         "160 examples to train on, 40 held out",
         "<|im_start|>user\n  | What is 0 + 30?\n  | Put your final answer in \\boxed{}.<|im_end|>",
         r"perfect answer       \boxed{30}: the verifier reads 30, score 1",
-        "reference alone      30: the verifier reads no answer, score 0",
+        "bare reference       30: the verifier reads no answer, score 0",
         "Reward audit of match: passed",
         "Wrote retrain.toml (your data). Next:\n  retrain explain\n  retrain\n",
     ):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from retrain.credit.kl.check import problems_of
+from retrain.credit import retrain_check_config as problems_of
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.plugins.discover import load_plugins
 

@@ -12,7 +12,7 @@ import pytest
 
 from retrain.api import BackendError, Completion, Example, Group, Outcome, ResumeError, Score, StopReason
 from retrain.credit.algorithm import train_rows
-from retrain.credit.kl.shaper import KlShaper, k1, k3, shaper_of, steered
+from retrain.credit.kl import KlShaper, k1, k3, shaper_of, steered
 from retrain.kernel.config.plugin_tables import KlTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.credit.sft.warm_up import end_of_turn, solve
+from retrain.credit.warm_up import end_of_turn, solve
 from retrain.kernel.config.plugin_tables import SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable, TrainingTable

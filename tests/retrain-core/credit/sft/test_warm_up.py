@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from retrain.credit.sft.warm_up import SupervisedSteps, problems_of
+from retrain.credit import retrain_check_config as problems_of
+from retrain.credit.warm_up import SupervisedSteps
 from retrain.kernel.config.plugin_tables import SftTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import BackendTable

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from retrain.credit.teacher import retrain_check_config as problems_of
-from retrain.credit.teacher import retrain_explain
+from retrain.credit import retrain_check_config as problems_of
+from retrain.credit import retrain_explain
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.check import check

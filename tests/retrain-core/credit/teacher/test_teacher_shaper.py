@@ -24,7 +24,7 @@ from retrain.api import (
     Seeds,
     StopReason,
 )
-from retrain.credit.teacher.shaper import TeacherShaper, open_teacher
+from retrain.credit.teacher import TeacherShaper, open_teacher
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain.kernel.config.resolved import Config
@@ -127,7 +127,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPa
         assert config.model.model == "big"
         return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": 2})
 
-    monkeypatch.setattr("retrain.credit.teacher.shaper.load_tokenizer", load)
+    monkeypatch.setattr("retrain.credit.teacher.load_tokenizer", load)
     toy = Toy()
     assert open_teacher(context({"a": 0, "b": 1, "c": 2}, toy, model="big"))
     with pytest.raises(ConfigError, match="student 'student' and teacher 'big' have different tokenizers") as caught:

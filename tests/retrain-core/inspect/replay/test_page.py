@@ -74,4 +74,4 @@ def test_what_differs_is_named() -> None:
     told = "\n".join(lines(data(as_it_was=was)))
     assert "not the same bits" in told
     assert "step 1 grad_norm: 0.51, recorded 0.5" in told
-    assert "adapter_model.safetensors differs from that of final" in told
+    assert "adapter_model.safetensors differs from the file of final" in told

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from retrain.kernel.config.load import TableEntry, all_keys, load_config
-from retrain.kernel.config.overrides import FLAG_ALIASES, PARAM_FLAGS
+from retrain.kernel.config.load import FLAG_ALIASES, PARAM_FLAGS, TableEntry, all_keys, load_config
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem
 

@@ -17,7 +17,7 @@ from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.observe.gaming.alarm import read_alarms
-from retrain.observe.gaming.report import alarm_text
+from retrain.observe.gaming.shadow import alarm_text
 from retrain.observe.gaming.suspicion import GamingWatch
 from retrain.observe.health.monitors import GamingMonitor
 from retrain.records.completions import TokenRecord, write_tokens

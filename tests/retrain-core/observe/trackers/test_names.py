@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.observe.trackers.names import CONSTANTS, metric_name, named_config, named_metrics
+from retrain.observe.trackers.recording import CONSTANTS, metric_name, named_config, named_metrics
 
 FIELDS = ("mean_reward", "reward_tie_groups", "backend_x", "bp_x", "eval_x", "exec_entropy_mean", "post_")
 

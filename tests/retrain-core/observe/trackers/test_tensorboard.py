@@ -13,7 +13,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.missing import install_line
-from retrain.observe.trackers.names import named_metrics, require
+from retrain.observe.trackers.recording import named_metrics, require
 from retrain.observe.trackers.tensorboard import TensorboardRecorder
 
 pytestmark = pytest.mark.slow

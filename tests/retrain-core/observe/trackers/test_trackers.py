@@ -15,8 +15,9 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.observe.trackers import mlflow as mlflow_recorder
+from retrain.observe.trackers import recording
 from retrain.observe.trackers.mlflow import MlflowRecorder
-from retrain.observe.trackers.names import metric_name, named_metrics
+from retrain.observe.trackers.recording import metric_name, named_metrics
 from retrain.observe.trackers.trackio import TrackioRecorder
 from retrain.testing import conformance
 
@@ -185,21 +186,19 @@ def test_a_package_that_is_missing_is_told_before_anything_is_loaded(
 ) -> None:
     from importlib.util import find_spec
 
-    from retrain.observe.trackers import names
-
     present = find_spec("json")
-    monkeypatch.setattr(names, "find_spec", lambda name: None if name == lacking else present)
+    monkeypatch.setattr(recording, "find_spec", lambda name: None if name == lacking else present)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     outcome = toy_run("--recorders", f'["{module}"]')
     assert outcome.code == 2
-    assert f"recorder '{module}' needs the package '{lacking}', which is not installed" in outcome.err
+    assert f"recorder '{module}' needs the package '{lacking}', but it is not installed" in outcome.err
     assert f"retrain-core[{module}]" in outcome.err
     assert "Loading dataset" not in outcome.out
     if lacking == "sqlalchemy":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-        names.require("mlflow", where="here")
+        recording.require("mlflow", where="here")
         with pytest.raises(ConfigError):
-            names.require("mlflow", where="here", needs=("sqlalchemy",))
+            recording.require("mlflow", where="here", needs=("sqlalchemy",))
 
 
 @client

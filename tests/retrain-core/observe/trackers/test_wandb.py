@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.plugins.missing import install_line
-from retrain.observe.trackers.names import CONFIG_KEYS, named_metrics
+from retrain.observe.trackers.recording import CONFIG_KEYS, named_metrics
 from retrain.observe.trackers.wandb import WandbRecorder
 from tests.shared import first_or_long
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.records.identity.imports import ImportGraph
+from retrain.records.identity.code import ImportGraph
 
 SOURCES = {
     "lab/__init__.py": "from lab.base import thing\n",
@@ -62,7 +62,9 @@ def test_every_way_to_import_a_module_of_the_project_is_followed(lab: Path) -> N
     assert found(graph, lab) == {f"lab/{name}.py" for name in inside}
     assert graph.add("loose.module")  # a folder without __init__.py
     assert {"loose/module.py", "lab/thirteen.py"} <= found(graph, lab)
-    assert graph.found["lab.deep.six"].root == graph.found["lab"].root == graph.found["loose.module"].root == str(lab)
+    assert [graph.found[name].inside for name in ("lab", "lab.deep.six", "loose.module")] == [
+        *("lab/__init__.py", "lab/deep/six.py", "loose/module.py")
+    ]
 
 
 def test_what_is_installed_or_recorded_elsewhere_is_not_the_project(lab: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.records.identity.variables import ALL, SECRET, UNSET, variables_read
+from retrain.records.identity.code import ALL, SECRET, UNSET, variables_read
 from tests.shared import first_or_long
 
 ENVIRON = {"BONUS": "0.25", "OTHER": "1", "SHLVL": "2", "SSH_TTY": "/dev/pts/0", "JUDGE_API_KEY": "planted-secret-123"}

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from retrain.records.runs.budget import Align, Spent, along, value_at
-from retrain.records.runs.curves import Curves
-from retrain.records.runs.metric import Direction, Metric, Summary
+from retrain.records.runs.curves import Align, Curves, Direction, Metric, Spent, Summary, along, value_at
 
 RATE, HELD_OUT = "correct_rate", "eval_correct_rate"
 NAN = math.nan

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.records.runs.curves import Metric, Summary
 from retrain.records.runs.example_rates import (
     ExampleRates,
     NoExamplesError,
@@ -19,7 +20,6 @@ from retrain.records.runs.example_rates import (
     per_example,
     read_rates,
 )
-from retrain.records.runs.metric import Metric, Summary
 
 RATE = PerExample(name="held_out", kind="correct_rate", k=0)
 
@@ -97,8 +97,8 @@ def test_a_metric_without_one_evaluation_has_no_examples(metric: Metric, why: st
     ("lines", "why"),
     [
         ([_line(3, "a", [True]), "{broken\n"], "cannot be read"),
-        ([_line(3, "a", [True], correct=["yes"])], "no list of what is correct"),
-        ([_line(3, "a", [True], correct=[])], "no list of what is correct"),
+        ([_line(3, "a", [True], correct=["yes"])], "no list `correct`"),
+        ([_line(3, "a", [True], correct=[])], "no list `correct`"),
         ([_line(3, "a", [True], example=7)], "no text"),
         ([_line(3, "a", [False])], "gives 0 at step 3, metrics.jsonl 1"),
     ],

@@ -131,7 +131,7 @@ def test_keys_of_plain_runs(made: Any, tmp_path: Path, compare_json: Compare) ->
     for condition, lr in (("grpo+none", 0.003), ("maxrl+none", 0.5)):
         run = made.MadeRun(condition=condition, steps=20, config={"training": {"lr": lr}})
         runs.append(made.write_run(tmp_path / condition, run))
-    assert compare_json(*runs)["undeclared"] == ["maxrl+none: training.lr is 0.5, that of grpo+none is 0.003"]
+    assert compare_json(*runs)["undeclared"] == ["maxrl+none: training.lr is 0.5, in grpo+none it is 0.003"]
     more = made.MadeRun(condition="maxrl+none", steps=20, config={"training": {"lr": 0.003}})
     runs.append(made.write_run(tmp_path / "more", more))
     assert compare_json(*runs)["undeclared"] == []  # labels that differ in it show it

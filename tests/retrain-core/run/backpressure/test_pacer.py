@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.config.plugin_tables import BackpressureTable
 from retrain.kernel.contracts.views import PaceView
-from retrain.run.backpressure.controller import Scaling, UslPacer
+from retrain.run.backpressure import Scaling, UslPacer
 
 LENGTH = 40  # tokens per completion
 STEPS = 60

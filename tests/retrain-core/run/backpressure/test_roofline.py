@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from retrain.run.backpressure.controller import Roofline, regime
+from retrain.run.backpressure import Roofline, regime
 
 H200 = Roofline(peak_gflops=989e3, peak_bw_gb_s=4.8e3)
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.run.backpressure.controller import MAX_SAMPLES, Sample, Window
+from retrain.run.backpressure import MAX_SAMPLES, Sample, Window
 
 
 def sample(p: int, throughput: float = 10.0, mean_tokens: float = 50.0) -> Sample:

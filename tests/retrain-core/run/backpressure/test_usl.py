@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.run.backpressure.controller import UNBOUNDED, Scaling, fit_usl
+from retrain.run.backpressure import UNBOUNDED, Scaling, fit_usl
 
 P = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 EXACT = (100.0, 190.114068, 344.234079, 568.990043, 804.020101, 903.444382, 782.204840)

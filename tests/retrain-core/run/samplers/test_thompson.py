@@ -13,7 +13,7 @@ from retrain.api import Example, GroupOutcome, PromptChoice, PromptRequest, Seed
 from retrain.kernel.config.plugin_tables import EnvironmentTable, RewardTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import DataTable
-from retrain.run import samplers
+from retrain.run import retrain_check_config
 from retrain.run.samplers import thompson
 
 POOL, COUNT, GROUP = 90, 8, 8
@@ -122,4 +122,4 @@ def test_evidence_fades_so_that_a_prompt_is_tried_again() -> None:
 def test_a_sampler_that_goes_by_verdicts_is_refused_where_there_are_none(tables: dict[str, Any], problems: int) -> None:
     models = {"data": DataTable, "reward": RewardTable, "environment": EnvironmentTable}
     config = Config(tables={name: models[name](**keys) for name, keys in tables.items()})
-    assert len(samplers.retrain_check_config(config)) == problems
+    assert len(retrain_check_config(config)) == problems

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most: int, trai
     progress, policies, seen = Progress(), Policies(most), list[tuple[int, int, int]]()
     delays = random.Random(seed)
     while progress.step < len(trains):
-        progress = Progress.of_state(progress.as_state())
+        progress = Progress(**asdict(progress))
         seen += steps_of(most, trains, delays, progress, policies)
     after = np.cumsum([0, *trains])  # version after so many steps
     cursors = np.cumsum([0, *(1 + step % 2 for step in range(len(trains)))])

@@ -132,7 +132,7 @@ def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told: Told) -> None:
     found = told(prime + "[algorithm]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
     for name in keys:
         assert f"[algorithm] {name}: {name} = " in found
-    assert found.count("would have no effect: the trainer is configured elsewhere") == len(keys)
+    assert found.count("would have no effect: the trainer has its own configuration") == len(keys)
     assert found.count("fix: remove it here; ") == len(keys)
     assert found.count('[loss] type = "custom"') == len(keys) - 1
     assert "the trainer divides by the tokens of the step" in found

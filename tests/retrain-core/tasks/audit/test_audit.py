@@ -15,9 +15,9 @@ from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.tasks import Prompt, TimedScore
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
+from retrain.tasks.audit.findings import raise_on_failure
 from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
-from retrain.tasks.audit.report import AuditReport, raise_on_failure
-from retrain.tasks.audit.verifier_audit import audit, audit_tasks
+from retrain.tasks.audit.verifier_audit import AuditReport, audit, audit_tasks
 from retrain.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
@@ -295,7 +295,7 @@ def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only()
     assert found(report) == {("warning", "empty"), ("warning", "gold")}
     assert report.ok
     assert report.lowest_gold == 0.9
-    assert len(report.warnings) == 8
+    assert [finding.severity for finding in report.findings] == ["warning"] * 8
     assert report.line().endswith(": ok, 2 warnings")
 
 
@@ -387,7 +387,7 @@ def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:
     seconds = iter([6.0] * 10_000)
     slow = audit(SUMS, scorer, limit=4, gold=gold_of([Honest()]), timeout_s=10.0)
     assert found(slow) == {("warning", "time")}
-    assert slow.warnings[0].message == "the slowest score took 6 s, 60 % of the time limit of 10 s"
+    assert slow.findings[0].message == "the slowest score took 6 s, 60 % of the time limit of 10 s"
     assert slow.ok
 
 

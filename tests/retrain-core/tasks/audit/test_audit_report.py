@@ -8,8 +8,9 @@ import logging
 import pytest
 
 from retrain.kernel.errors import RewardError
+from retrain.tasks.audit.findings import AuditFinding, head, raise_on_failure, report_data
 from retrain.tasks.audit.probes import Severity
-from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally, head, raise_on_failure
+from retrain.tasks.audit.verifier_audit import AuditReport, Tally
 
 
 def finding(number: int, check: str = "echo", severity: Severity = "error") -> AuditFinding:
@@ -54,7 +55,7 @@ def test_the_line() -> None:
 
 
 def test_the_data_is_json() -> None:
-    content = json.loads(json.dumps(report(finding(0)).as_data(), allow_nan=False))
+    content = json.loads(json.dumps(report_data(report(finding(0))), allow_nan=False))
     assert content["ok"] is False
     assert content["gold"] == {"tried": 8, "correct": 8, "unknown": 0, "lowest": 1.0}
     assert content["others"] == {"tried": 40, "correct": 2, "no_verdict": 0, "failed": 1}
@@ -74,7 +75,7 @@ def test_the_data_is_json() -> None:
 
 def test_the_data_tells_each_cause_once_errors_first() -> None:
     found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
-    content = report(*found).as_data()
+    content = report_data(report(*found))
     assert len(content["findings"]) == 10
     assert content["causes"] == [
         {"severity": "error", "check": "echo", "cause": "echo counts", "fix": "mend", "examples": 8, "findings": 9},

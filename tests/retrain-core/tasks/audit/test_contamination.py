@@ -172,9 +172,9 @@ def scored(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
 def test_a_model_that_knows_a_prompt_by_heart_is_found() -> None:
     backend = Parrot(STORY + " 8")
     found = probe(examples(STORY, OTHER, "Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
-    assert (len(found.tried), found.too_short) == (2, 1)
+    assert (found.tried, found.too_short) == (2, 1)
     assert (found.exact_rate, found.right_rate) == (0.5, 0.5)
-    assert found.as_data()["exact"] == ["e0"]
+    assert found.exact == ("e0",)
     assert [(each.greedy, each.max_tokens) for each in backend.asked] == [(True, 9)]
     nothing = probe(examples("Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
     assert (nothing.exact_rate, nothing.rouge_l, nothing.too_short) == (None, None, 1)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Outcome, Score
-from retrain.tasks.scoring.verdict import combined, next_step, verdict
+from retrain.tasks.scoring.failures import next_step
+from retrain.tasks.scoring.verdict import combined, verdict
 
 
 @pytest.mark.parametrize(

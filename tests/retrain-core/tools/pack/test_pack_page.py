@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.tools.pack.page import Curve, drawn_curves, page_of
+from retrain.tools.pack.pack_command import Curve, drawn_curves, page_of
 
 FINITE = st.floats(-1e12, 1e12)
 EVIL = "<b>evil"

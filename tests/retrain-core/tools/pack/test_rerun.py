@@ -81,7 +81,7 @@ def test_code_that_has_changed_or_holds_a_key_is_refused_by_file_and_line(packed
         own.write_text(REWARD.replace("/ 2", "/ 3"))
         copy.unlink()
         outcome = retrain("pack", "logs/run", "-o", str(tmp_path / "p"), cwd=packed)
-        assert (outcome.code, "not what the run read any more" in outcome.err) == (2, True)
+        assert (outcome.code, "has changed since the run read it" in outcome.err) == (2, True)
     finally:
         own.write_text(REWARD)
         copy.write_text(kept)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from retrain.kernel.errors import ConfigError
-from retrain.tools.squeeze.tensor_file import ITEM_BYTES, TensorFile, TensorInfo, encode, write_tensor_file
+from retrain.tools.squeeze.adapter import ITEM_BYTES, TensorFile, TensorInfo, encode, write_tensor_file
 
 VALUES = np.array([[0.0, -0.0, 1.0], [-2.5, 3e-5, 60000.0]])
 

@@ -102,7 +102,7 @@ def play(tokenizer: Any, config: Any) -> Iterator[Callable[..., Played]]:
             streams = Streams(seeds=Seeds(7), purpose="sample")
             params = SamplingParams(max_tokens=128, temperature=0.7)
             rules = Rules(
-                params=params, template_args={}, most_calls=most_calls, streams=streams, config=config,
+                params=params, most_calls=most_calls, streams=streams, config=config,
                 tokenizer=tokenizer, batcher=batcher, limit=limit, lock=threading.Lock(),
             )  # fmt: skip
             examples = [

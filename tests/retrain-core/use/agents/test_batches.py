@@ -18,7 +18,7 @@ from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Sample, SamplingParams
 from retrain.use.agents.episode import Episode
-from retrain.use.agents.player import AgentPlayer, Stage
+from retrain.use.agents.player import AgentPlayer
 from retrain.use.agents.programs import FunctionAgent
 from retrain.use.serving.batcher import Generation, Inbox
 from retrain.use.serving.service import Answer
@@ -40,10 +40,9 @@ def test_nothing_of_a_batch_outlives_it(
     monkeypatch.syspath_prepend(str(PROGRAMS))
     backend = scripted(lambda prompt, seed: "said")
     program = FunctionAgent(entry="hostile:play", where="[environment] id")
-    stage = Stage(program, name="agent", concurrency=2, timeout_s=30.0, memory_gb=0.0)
     # scores are the scoring's affair
     scoring: Any = SimpleNamespace(batch=lambda label, failures: nullcontext())
-    player = AgentPlayer(stage, name="hostile:play", most_calls=5)
+    player = AgentPlayer(program, name="hostile:play", most_calls=5, concurrency=2, timeout_s=30.0, memory_gb=0.0)
     context: Any = SimpleNamespace(tokenizer=tokenizer, config=config, sampling_progress=PhaseProgress())
     rollouts = player.rollouts(backend, scoring, context, SamplingParams(max_tokens=16, temperature=0.7), None)
 

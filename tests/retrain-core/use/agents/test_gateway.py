@@ -299,7 +299,7 @@ def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": "x"}]}, 400, "tool_calls"),
         ({"messages": []}, 400, "messages"),
-        ({"path": "/completions", "prompt": "x", "messages": None}, 404, "chats alone"),
+        ({"path": "/completions", "prompt": "x", "messages": None}, 404, "only chats"),
         ({"path": "/elsewhere"}, 404, "/v1/chat/completions"),
         ({"token": "x" * 43}, 401, "no episode"),
         ({"token": "no-such-key"}, 401, "no episode"),

@@ -12,7 +12,7 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Outcome, StopReason
 from retrain.tasks.child.system import descendants
-from retrain.use.agents.player import Stage
+from retrain.use.agents.player import AgentPlayer
 from retrain.use.agents.programs import CommandAgent, FunctionAgent, Program
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -29,7 +29,7 @@ def performed(
     """The episodes of a task each, once all are over."""
     infos = [{"do": each} for each in doing]
     played = play(scripted(lambda prompt, seed: "said"), infos=infos, most_calls=5)
-    stage = Stage(program, name="agent", concurrency=2, timeout_s=timeout_s, memory_gb=0.0)
+    stage = AgentPlayer(program, name="agent", most_calls=5, concurrency=2, timeout_s=timeout_s, memory_gb=0.0)
     done: list[Any] = []
     try:
         stage.start()

@@ -59,7 +59,7 @@ def test_a_run_gets_the_figures_of_its_own_evaluations_to_the_sample(command: Co
     (chosen,) = results(command, "run", "--checkpoint", "best", "--eval-set", "held_out")
     assert chosen["correct_rate"] == best
     shown = command("eval", "run")
-    assert "38 samples are those of the run's own evaluation at that step." in shown.out
+    assert "38 samples equal the run's own evaluation at that step." in shown.out
     assert "run (final)" in shown.out
     (other,) = results(command, "run", "--eval-set", "more", "--eval-seed", "5")
     assert other["own"] is None, "with another seed it is another evaluation"
@@ -122,7 +122,7 @@ def test_other_data_and_several_subjects_in_one_table(command: Command, run: Pat
     [
         ((), "nothing to evaluate is named"),
         (("run", "--eval-set", "mor"), "did you mean 'more'?"),
-        (("run", "--greedy"), "--greedy: says how --data is evaluated, which is not given"),
+        (("run", "--greedy"), "--greedy: needs --data"),
         (("run", "--samples", "2"), "write --eval-samples"),
         (("run", "--eval-examples", "0", "--eval-sets", "{}"), "there is nothing to evaluate on"),
         (("run", "--eval-examples", "5"), "5 held-out examples wanted, but the run held out 4"),

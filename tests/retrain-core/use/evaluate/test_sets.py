@@ -104,14 +104,14 @@ def test_sets_are_scored_at_every_evaluation_and_change_nothing_else(
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ('sorce = "toy"', ("[eval.sets.a] sorce: unknown key", "did you mean 'source'?")),
+        ('sorce = "toy"', ("[eval.sets.a]: unknown option 'sorce'", "use 'source'")),
         ('source = "fils"', ("[eval.sets.a], as [data] source: ", "'fils'", "use 'files'")),
         ('reward = "mach"', ("[eval.sets.a], as [reward] type: ", "'mach'", "use 'match'")),
-        ('reward = { tipe = "match" }', ("[eval.sets.a] reward tipe: unknown key", "did you mean 'type'?")),
+        ('reward = { tipe = "match" }', ("[eval.sets.a] reward: unknown option 'tipe'", "use 'type'")),
         ("samples = 2\ngreedy = true", ("[eval.sets.a] samples: 2 samples of one greedy answer are all equal",)),
-        ("temperature = 0.0", ("[eval.sets.a] temperature: Input should be greater than 0", "write greedy = true")),
-        ('examples = "4"', ("[eval.sets.a] examples: Input should be a valid integer, not '4'",)),
-        ('reward = "none"', ("[eval.sets.a]: nothing judges the completions of this set",)),
+        ("temperature = 0.0", ("[eval.sets.a].temperature: Input should be greater than 0",)),
+        ('examples = "4"', ("[eval.sets.a].examples: Input should be a valid integer",)),
+        ('reward = "none"', ("[eval.sets.a]: the set has no reward",)),
         ('source = "files"\noptions = { nothing = 1 }', ("[eval.sets.a], as [data] options", "'nothing'")),
     ],
 )

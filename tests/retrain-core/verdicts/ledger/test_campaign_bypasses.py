@@ -71,7 +71,7 @@ def linked_to_another(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (better_rates, "maxrl+none_s1: not as it was when the run ended: metrics.jsonl"),
+        (better_rates, "maxrl+none_s1: changed since the run ended: metrics.jsonl"),
         (other_metric, "the plan was resealed"),
         (other_seed_in_a_run, "run.json says maxrl+none, seed 3; it was run as maxrl+none, seed 1"),
         (dropped_from_the_manifest, "manifest.json does not list the runs of the campaign that was run"),
@@ -144,7 +144,7 @@ def test_a_campaign_moved_down_is_checked_against_the_ledger_above(campaign: Cam
     better_rates(folder)
     study = compare_json(folder)
     assert study["standing"] == "exploratory"
-    assert any("not as it was when the run ended: metrics.jsonl" in line for line in study["notices"])
+    assert any("changed since the run ended: metrics.jsonl" in line for line in study["notices"])
 
 
 @pytest.mark.parametrize("has_ledger", [True, False])

@@ -35,7 +35,7 @@ def test_runs_that_ended_before_their_first_step_are_counted(
     (tmp_path / "logs/r1/metrics.jsonl").write_text('{"step": 0}\n')
     done = command("compare", "--ledger")
     assert done.code == 1
-    assert "r1: not as it was when the run ended: metrics.jsonl" in done.out
+    assert "r1: changed since the run ended: metrics.jsonl" in done.out
 
 
 def test_a_run_that_was_killed_is_unknown_and_not_intact_without_a_word(command: Command, tmp_path: Path) -> None:

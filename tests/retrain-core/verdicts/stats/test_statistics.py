@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from retrain.records.runs.metric import Direction, parse_metric
+from retrain.records.runs.curves import Direction, parse_metric
+from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats import paired as power
 from retrain.verdicts.stats.flip import FlipTest, patterns_for
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, holm, judge, levels
-from retrain.verdicts.study.study import Options, Study
-from retrain.verdicts.study.study import compare as compare_paths
+from retrain.verdicts.study.study import Options, Study, study_of
 from tests.shared import slow_or_long
 
 ALPHA = 0.05
@@ -61,7 +61,7 @@ def studies(made: Any, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[P
         effects = {f"grpo+c{i}": 0.1 * rng.standard_normal() for i in range(rng.integers(2, 5))}
         num_seeds = int(rng.integers(13, 17) if index % 5 == 0 else rng.integers(2, 13))
         made.write_campaign(folder, effects, seeds=range(num_seeds), steps=4, spread=0.1, eval_every=2)
-        found.append((folder, compare_paths([folder], Options())))
+        found.append((folder, study_of(find_runs([folder]), Options())))
     return found
 
 
@@ -93,9 +93,10 @@ def check_power(found: Comparison, comparisons: int) -> None:
         chance = power.power_of(num_seeds, detectable_d, alpha)
         assert chance == pytest.approx(0.8, abs=1e-4)
         assert scipy_power(num_seeds, detectable_d, alpha) >= chance - 1e-9
-    if found.seeds_needed is not None and found.seeds_needed > 12 and found.d_z:
-        assert scipy_power(found.seeds_needed, abs(found.d_z), alpha) >= 0.8
-        assert scipy_power(found.seeds_needed - 1, abs(found.d_z), alpha) < 0.8 or found.seeds_needed == 13
+    needed = power.seeds_needed(found.d_z, alpha) if found.d_z else None
+    if needed is not None and needed > 12 and found.d_z:
+        assert scipy_power(needed, abs(found.d_z), alpha) >= 0.8
+        assert scipy_power(needed - 1, abs(found.d_z), alpha) < 0.8 or needed == 13
 
 
 @pytest.mark.long
@@ -168,7 +169,7 @@ def test_directions() -> None:
 def test_equal_runs_and_equal_differences() -> None:
     same, shifted = judged(np.zeros(8), np.full(8, 0.25))
     assert (same.p, same.verdict, same.interval) == (1.0, Verdict.CANNOT_TELL, (0.0, 0.0))
-    assert (same.d_z, same.seeds_needed, same.smallest_p) == (None, None, 1.0)
+    assert (same.d_z, same.smallest_p) == (None, 1.0)
     assert (shifted.verdict, shifted.interval, shifted.d_z) == (Verdict.BETTER, (0.25, 0.25), None)
 
 
@@ -179,7 +180,7 @@ def test_equal_runs_and_equal_differences() -> None:
 )
 def test_units_do_not_matter(scale: float, diffs: list[int]) -> None:
     [one], [other] = judged(diffs), judged(np.array(diffs) * scale)
-    assert (one.p, one.verdict, one.seeds_needed) == (other.p, other.verdict, other.seeds_needed)
+    assert (one.p, one.verdict) == (other.p, other.verdict)
 
 
 def test_power_is_scipys_but_at_the_fewest_seeds() -> None:
@@ -261,7 +262,7 @@ def test_drawn_patterns_are_enough_for_many_comparisons() -> None:
 
 def test_the_same_comparison_twice_is_the_same(made: Any, tmp_path: Path) -> None:
     folder = made.write_campaign(tmp_path / "c", {"grpo+none": 0.0, "maxrl+none": 0.1}, seeds=range(14), steps=3)
-    assert compare_paths([folder], Options()).comparisons == compare_paths([folder], Options()).comparisons
+    assert study_of(find_runs([folder]), Options()).comparisons == study_of(find_runs([folder]), Options()).comparisons
 
 
 FAMILIES = st.lists(

@@ -26,10 +26,10 @@ def test_evidence_moves_the_chance_and_fades_to_the_populations() -> None:
     for step in range(3):
         for example, correct in (("never", 0), ("always", GROUP), ("half", GROUP // 2)):
             book.observe(example, step, correct, GROUP)
-    at_once = {each: book.chance(each, 3, GROUP) for each in ("never", "always", "half", "unseen")}
+    at_once = {each: book.chances([each], 3, GROUP)[0] for each in ("never", "always", "half", "unseen")}
     assert max(at_once["never"], at_once["always"]) < 0.1 < at_once["unseen"] < 0.9 < at_once["half"]
     assert book.rate("half", 3) == pytest.approx(book.rate("half", 3)[::-1], rel=0.05)  # as often right as wrong
-    later = {each: book.chance(each, 600, GROUP) for each in at_once}
+    later = {each: book.chances([each], 600, GROUP)[0] for each in at_once}
     assert later == pytest.approx(dict.fromkeys(later, later["unseen"]), abs=1e-3)
 
 
@@ -38,10 +38,10 @@ def test_the_prior_of_unseen_prompts_is_the_population_at_present() -> None:
     book = RateBook(settings=TeachingForecast(decay=0.8))
     for number in range(30):
         book.observe(str(number), 0, (0, GROUP, GROUP // 2)[number % 3], GROUP)
-    assert book.chance("unseen", 1, GROUP) == pytest.approx(1 / 3, abs=0.12)
+    assert book.chances(["unseen"], 1, GROUP)[0] == pytest.approx(1 / 3, abs=0.12)
     for number in range(30):
         book.observe(str(number), 20, GROUP // 2, GROUP)
-    assert book.chance("unseen", 21, GROUP) > 0.9
+    assert book.chances(["unseen"], 21, GROUP)[0] > 0.9
 
 
 def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior() -> None:
@@ -52,7 +52,7 @@ def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior() -> No
     alpha, beta = book.rate("4", 41)
     assert drawn_N.mean() == pytest.approx(alpha / (alpha + beta), abs=0.01)
     assert drawn_N.var() == pytest.approx(beta_distribution(alpha, beta).var(), rel=0.1)
-    assert teaching(drawn_N, GROUP).mean() == pytest.approx(book.chance("4", 41, GROUP), abs=0.02)
+    assert teaching(drawn_N, GROUP).mean() == pytest.approx(book.chances(["4"], 41, GROUP)[0], abs=0.02)
 
 
 groups = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, GROUP), st.booleans()), max_size=30)
@@ -67,7 +67,7 @@ def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cu
             part, old = RateBook(), part
             part.restore(json.loads(json.dumps(old.state())))
         for book in (whole, part):
-            book.chance(example, step, GROUP)
+            book.chances([example], step, GROUP)
             book.observe(example, step, correct if is_judged else 0, GROUP if is_judged else 0)
     every = [*"abcd", "unseen"]
     expected_N = whole.chances(every, len(seen), GROUP)
@@ -79,12 +79,12 @@ def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace() -> None:
     """Steps may be asked for before those in between are counted, as they are when sampling runs ahead."""
     asked, silent = RateBook(), RateBook()
     for step in range(6):
-        before = asked.chance("a", step, GROUP)
+        before = asked.chances(["a"], step, GROUP)[0]
         for book in (asked, silent):
             book.observe("a", step, GROUP // 2, GROUP)
-        assert asked.chance("a", step, GROUP) == before
-        asked.chance("a", step + 3, GROUP)
-    assert asked.chance("a", 6, GROUP) == silent.chance("a", 6, GROUP)
+        assert asked.chances(["a"], step, GROUP)[0] == before
+        asked.chances(["a"], step + 3, GROUP)
+    assert asked.chances(["a"], 6, GROUP)[0] == silent.chances(["a"], 6, GROUP)[0]
 
 
 def test_the_drift_of_the_log_odds_is_followed() -> None:
@@ -94,9 +94,9 @@ def test_the_drift_of_the_log_odds_is_followed() -> None:
         for each in range(8):
             book.observe(f"learnt {each}", step, int(rng.binomial(GROUP, rate)), GROUP)
             book.observe(f"never {each}", step, 0, GROUP)
-    book.chance("unseen", 60, GROUP)
+    book.chances(["unseen"], 60, GROUP)[0]
     assert book.drift == pytest.approx(0.1, abs=0.03)
-    assert book.chance("never 0", 60, GROUP) < 0.1
+    assert book.chances(["never 0"], 60, GROUP)[0] < 0.1
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
@@ -106,7 +106,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
             book.observe("a", 0, correct, judged)
     book.observe("a", 5, 1, 2)
     with pytest.raises(ValueError, match="step 5"):
-        book.chance("a", 4, GROUP)
+        book.chances(["a"], 4, GROUP)[0]
     for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, 1.0)}, {"prior_weight": float("nan")}):
         with pytest.raises(ValueError, match="TeachingForecast"):
             TeachingForecast(**wrong)

@@ -12,11 +12,12 @@ import pytest
 
 from retrain.kernel.seeding import Seeds
 from retrain.records.run import Control, control_label
-from retrain.records.runs.metric import Direction, Metric
+from retrain.records.runs.curves import Direction, Metric
+from retrain.records.runs.source import find_runs
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.safeguards import controls_sentence, with_controls
-from retrain.verdicts.study.study import Options, Study, compare
+from retrain.verdicts.study.study import Options, Study, study_of
 
 SEEDS = tuple(range(1, 9))
 RATE = Metric("eval_correct_rate")
@@ -134,7 +135,7 @@ EFFECTS = {"grpo+none": -0.2, "maxrl+none": 0.1, "maxrl+none+format_only": 0.1}
 
 
 def studied(folder: Path) -> tuple[Study, Comparison]:
-    study = compare([folder], Options())
+    study = study_of(find_runs([folder]), Options())
     (comparison,) = study.comparisons
     return study, comparison
 
@@ -159,7 +160,7 @@ def test_runs_that_say_that_they_are_none_are_no_controls(campaign: Callable[...
         record = json.loads(file.read_text())
         del record["config"]["training"]["control"]
         file.write_text(json.dumps(record))
-    study = compare([folder], Options())
+    study = study_of(find_runs([folder]), Options())
     assert [each.condition for each in study.comparisons] == ["maxrl+none", "maxrl+none+format_only"]
     assert all(each.controls is None for each in study.comparisons)
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from retrain.campaign.load import PlanTable, seal_plan
-from retrain.records.runs.metric import Direction
+from retrain.records.runs.curves import Direction
 from retrain.verdicts.stats.flip import FlipTest
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, judge, with_margin

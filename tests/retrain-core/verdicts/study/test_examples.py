@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.records.runs.metric import parse_metric
+from retrain.records.runs.curves import parse_metric
+from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import ExamplesView
-from retrain.verdicts.study.study import Options
-from retrain.verdicts.study.study import compare as compared
+from retrain.verdicts.study.study import Options, study_of
 from retrain.verdicts.wording.verdict_line import advice_sentence
 from tests.made_runs import write_campaign
 
@@ -31,7 +31,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _view(folder: Path, metric: str = "eval_correct_rate") -> ExamplesView:
-    (comparison,) = compared([folder], Options(metric=parse_metric(metric, where="here"))).comparisons
+    (comparison,) = study_of(find_runs([folder]), Options(metric=parse_metric(metric, where="here"))).comparisons
     assert comparison.examples is not None
     return comparison.examples
 
@@ -51,7 +51,7 @@ def _by_hand(folder: Path) -> np.ndarray:
 
 
 def test_the_view_is_about_the_examples_on_disk(campaign: Path) -> None:
-    (comparison,) = compared([campaign], Options()).comparisons
+    (comparison,) = study_of(find_runs([campaign]), Options()).comparisons
     view, diffs_NE = comparison.examples, _by_hand(campaign)
     assert view is not None
     assert view.interval is not None
@@ -92,7 +92,7 @@ def test_the_advice_agrees_with_the_interval_that_is_shown(campaign: Path) -> No
     assert view.advice is not None
     assert view.interval is not None
     assert view.advice.half_width == (view.interval[1] - view.interval[0]) / 2.0
-    assert "what would narrow ± " in advice_sentence(view, metric)
+    assert " on examples like these would narrow with " in advice_sentence(view, metric)
     said = advice_sentence(replace(view, advice=replace(view.advice, half_width=np.inf)), metric)
     assert said.startswith("8 seeds are too few to bound it on examples like these, whatever the examples; ")
 
@@ -102,7 +102,7 @@ def test_both_scopes_are_printed_and_in_the_json(
 ) -> None:
     line = next(each for each in compare(campaign).out.splitlines() if each.startswith("grpo+none: "))
     assert "over 8 seeds, on these 64 examples; on examples like these: +5.0 pp (95 % interval" in line
-    assert "cannot be said from 8 seeds" in compare(campaign, "--markdown").out
+    assert "8 seeds are too few to say" in compare(campaign, "--markdown").out
     (comparison,) = compare_json(campaign)["comparisons"]
     examples = comparison["examples"]
     assert examples["num_examples"] == 64
@@ -134,7 +134,7 @@ def test_runs_without_the_file_or_with_another_say_so(tmp_path: Path, compare: C
     first.write_text((folder / "runs" / "grpo+none_s2" / "eval.jsonl").read_text())
     assert "metrics.jsonl" in _view(folder).reason  # another run's file
     first.unlink()
-    assert ": cannot be told, since grpo+none_s1 has no eval.jsonl" in compare(folder).out
+    assert ": unknown, since grpo+none_s1 has no eval.jsonl" in compare(folder).out
 
 
 def test_examples_of_few_sources_are_worth_less(tmp_path: Path) -> None:

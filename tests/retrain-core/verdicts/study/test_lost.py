@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.records.runs.metric import Direction, Metric
+from retrain.records.runs.curves import Direction, Metric
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.study.comparison import collapses, per_seed
-from retrain.verdicts.study.safeguards import sides_of
+from retrain.verdicts.study.safeguards import lost_seeds
 
 BASE, OTHER = "grpo+none", "maxrl+none"
 RATE = Metric("eval_correct_rate")
@@ -89,8 +89,8 @@ def test_a_run_that_goes_on_or_has_not_begun_is_not_lost() -> None:
     runs += [candidate(7, "done"), candidate(8, "unreadable", problem="damaged"), candidate(None, "failed")]
     runs += [candidate(4, "failed"), candidate(0, "failed", condition="b")]
     values = {"a": {0: 0.5}, "b": {}}
-    assert sides_of(runs, values, is_cut=False).lost == {"a": (4, 5, 6, 7, 8), "b": (0,)}
-    assert sides_of(runs, values, is_cut=True).lost["a"] == (4, 5, 6, 8)  # 7 was done before the budget
+    assert lost_seeds(runs, values, is_cut=False) == {"a": (4, 5, 6, 7, 8), "b": (0,)}
+    assert lost_seeds(runs, values, is_cut=True)["a"] == (4, 5, 6, 8)  # 7 was done before the budget
 
 
 def test_a_done_run_without_a_number_is_lost(campaign: Any, compare_json: Compare) -> None:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.campaign.load import PlanTable, seal_plan
-from retrain.records.runs.metric import Direction
+from retrain.records.runs.curves import Direction
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats.flip import EXACT_EXCHANGES, FlipTest
 from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip
 from retrain.verdicts.study.comparison import Design, Verdict
 from retrain.verdicts.study.judge import Pairing, judge
-from retrain.verdicts.study.reach import Reach, reach_of, reach_sentences
+from retrain.verdicts.study.looks import Reach, reach_of, reach_sentences
 from tests.made_runs import WRITTEN, write_campaign
 
 FIXED, UNPAIRED, PLANNED, ANYTIME = Design.FIXED, Design.UNPAIRED, Design.PLANNED, Design.ANYTIME
@@ -125,7 +125,7 @@ def test_three_seeds_give_an_estimate_and_no_verdict(tmp_path: Path, compare: An
     assert low < found["difference"] < high
     assert found["few_seeds"]["is_of_examples"]
     assert data["answer"] == said.splitlines()[0]
-    for part in ("too few seeds for a verdict (3; 6 are the fewest)", "All 3 were better", "likely between", "normal"):
+    for part in ("too few seeds for a verdict (3; 6 are the fewest)", "Better in 3 of 3", "likely between", "normal"):
         assert part in data["answer"]
     assert "at least 6 other seeds" in said
     assert "7 in all" in said

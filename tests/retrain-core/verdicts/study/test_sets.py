@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from retrain.records.runs.metric import Metric, parse_metric
+from retrain.records.runs.curves import Metric, parse_metric
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.study.sets import set_metrics
 

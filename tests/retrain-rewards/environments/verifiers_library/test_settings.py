@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retrain.api import Config, ConfigError, Kind, PluginContext, Plugins, Seeds, install_line, resolve
-from retrain_rewards.environments.verifiers_library import locate
+from retrain_rewards.environments.verifiers_library import environment
 from retrain_rewards.environments.verifiers_library.environment import VerifiersEnvironment
 from retrain_rewards.environments.verifiers_library.settings import Settings
 from retrain_rewards.tables import EnvironmentTable
@@ -127,7 +127,7 @@ def test_a_failed_install_says_why_and_how_by_hand(
     sit: Sit, tmp_path: Path, monkeypatch: Any, script: str, reason: str
 ) -> None:
     monkeypatch.setenv("PATH", fake_prime(tmp_path, f"exec {script}" if script.startswith("sleep") else script))
-    monkeypatch.setattr(locate, "INSTALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(environment, "INSTALL_TIMEOUT_S", 0.5)
     with pytest.raises(ConfigError) as caught:
         sit("somebody/other-game", auto_install=True)
     assert reason in str(caught.value)
@@ -141,7 +141,7 @@ def test_without_a_network_the_install_fails_with_the_command(sit: Sit, monkeypa
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(locate.shutil, "which", lambda name: None)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         sit("somebody/other-game", auto_install=True)
     assert "prime env install somebody/other-game" in str(caught.value)

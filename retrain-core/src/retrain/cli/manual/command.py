@@ -16,9 +16,8 @@ import click
 
 from retrain.cli.manual import markdown
 from retrain.cli.manual.contracts import api, checks, contract, hooks, parts, scaffold
-from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics
+from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics, support
 from retrain.cli.manual.markdown import MANUAL, Generate, find_topic, regenerated, topics, without_markers
-from retrain.cli.manual.support import support
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.public_package import public_names
@@ -27,6 +26,7 @@ from retrain.text.tables import table_lines
 
 FORMATS = ("text", "json", "troff", "html")
 TITLE = "The manual of retrain"
+STATUS = {"renamed": "", "none": "no counterpart: "}
 EPILOG = """\b
 Examples:
   retrain man quickstart                    one topic; --list-topics lists them
@@ -45,7 +45,7 @@ def _complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 @click.command("man", epilog=EPILOG)
 @click.option("--topic", "-t", metavar="NAME", shell_complete=_complete_topic, help="Only this topic.")
-@click.option("--format", "-f", "form", type=click.Choice(FORMATS), default="text", help="How to print it.")
+@click.option("--format", "-f", "form", type=click.Choice(FORMATS), default="text", help="Format of the output.")
 @json_option("The same as --format json.")
 @click.option("--list-topics", is_flag=True, help="List the topics and exit.")
 @click.option("--path", "show_path", is_flag=True, help="Print the path of the manual, a Markdown file.")
@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Read the manual.
 
-    The sections about keys, commands, plugins, metrics and hooks are generated from the schemas and specs of what is
-    installed. --sync and --check work on the installed manual, or on FILES: Markdown pages with such sections.
+    The sections about keys, commands, plugins, metrics and hooks are generated from the installed schemas and
+    specs. --sync and --check work on the installed manual, or on FILES: Markdown pages with such sections.
     """
     if sync and check:
         raise click.UsageError("--sync and --check exclude each other")
@@ -147,12 +147,6 @@ def _read(file: Path) -> str:
         raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
 
 
-# The generated sections and their generators.
-
-
-STATUS = {"renamed": "", "none": "no counterpart: "}
-
-
 def public(plugins: Plugins) -> str:
     """Every name of the public package `retrain` that this one does not have, and its replacement."""
     rows = [(", ".join(map(markdown.code, names)), STATUS[status] + note) for names, status, note in public_names()]
@@ -160,7 +154,7 @@ def public(plugins: Plugins) -> str:
 
 
 def source(plugins: Plugins, place: str) -> str:
-    """The source of `module:Class.method`, as it is in the tree."""
+    """The source of `module:Class.method`, as in the tree."""
     module, _, path = place.partition(":")
     found: Any = import_module(module)
     for name in path.split("."):

@@ -23,6 +23,8 @@ from retrain.kernel.registry import HOOK_OF_KIND, Plugins, Registered
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
 
+MODULES = ("retrain.api", "retrain.advantages", "retrain.testing", "retrain")  # the last one for scripts
+ALIASES = ("retrain.kernel.types", "retrain.kernel.contracts.backend")  # define the type aliases
 PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.ADVANTAGE: ("AdvantageSpec", "AdvantageContext"),
     Kind.TRANSFORM: ("TransformSpec", "TransformContext", "TransformOutput", "CreditStage"),
@@ -74,10 +76,7 @@ def contract(plugins: Plugins, kind: str) -> str:
 def checks(plugins: Plugins, kind: str) -> str:
     testing = importlib.import_module("retrain.testing")
     rows = [(markdown.code(check.name), check.purpose) for check in testing.conformance(kind, "any")]
-    return markdown.table(("check", "what it is for"), rows)
-
-
-# Generated section `plugins`: every installed part, kind by kind, with its parameters.
+    return markdown.table(("check", "purpose"), rows)
 
 
 # Where parts are named, for kinds that no config key declares.
@@ -105,7 +104,7 @@ def parts(plugins: Plugins, *only: str) -> str:
             also = f" ({', '.join(map(markdown.code, spec.aliases))})" if spec.aliases else ""
             rows.append((markdown.code(spec.name) + also, owner.distribution, spec.summary))
         sections += [f"### {kind.value}", f"Named in: {where.get(kind, '')}." if kind in where else ""]
-        sections.append(markdown.table(("name", "distribution", "what it is"), rows))
+        sections.append(markdown.table(("name", "distribution", "summary"), rows))
         sections += [_params(entry) for entry in entries]
     return "\n\n".join(section for section in sections if section)
 
@@ -133,13 +132,6 @@ def _params(entry: Registered) -> str:
         for key in keys_of(entry.spec.name, model, TableTraits())
     ]
     return f"Parameters of `{entry.spec.name}`:\n\n" + markdown.table(("parameter", "default", "meaning"), rows)
-
-
-# Generated section `api`: every public name that plugins and scripts may import, from its signature and docstring.
-
-
-MODULES = ("retrain.api", "retrain.advantages", "retrain.testing", "retrain")  # the last one for scripts
-ALIASES = ("retrain.kernel.types", "retrain.kernel.contracts.backend")  # define the type aliases
 
 
 def api(plugins: Plugins, module: str) -> str:

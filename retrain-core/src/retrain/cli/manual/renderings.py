@@ -1,4 +1,4 @@
-"""Markdown as a page: macros of man(7) in plain ASCII, which groff and mandoc read in any locale, or HTML.
+"""Markdown as a page: macros of man(7) in plain ASCII, for groff and mandoc in any locale, or HTML.
 
 markdown-it parses; the roff is written here because no maintained Python library does it.
 """
@@ -27,7 +27,7 @@ def man_page(text: str) -> str:
 
 
 def html_page(text: str, *, title: str) -> str:
-    """The text as a page without a script; every heading is a link target, those of level 2 are the contents."""
+    """The text as a page without a script; every heading is a link target, headings of level 2 are the contents."""
     markdown = parser()
     tokens = markdown.parse(text)
     if tokens and tokens[0].tag == "h1":  # the page has its title

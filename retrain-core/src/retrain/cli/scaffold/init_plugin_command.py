@@ -70,8 +70,8 @@ Exit codes: 0 written; 2 usage error, or the name, a file or the folder is taken
     show_default=True,
     help="With --distribution.",
 )
-@click.option("--no-input", is_flag=True, help="With --distribution: ask nothing, use the defaults.")
-@json_option("As JSON; asks nothing.")
+@click.option("--no-input", is_flag=True, help="With --distribution: no questions, use the defaults.")
+@json_option("As JSON; without questions.")
 @click.pass_obj
 def command(
     plugins: Plugins,

@@ -57,7 +57,7 @@ def names_from(text: str, *, where: str) -> Names:
     if len(text) > MAX_CHARS:
         raise refuse(f"{shown}... has {len(text)} characters", f"use at most {MAX_CHARS}")
     if re.search(r"[/\\]|^\.", text):
-        raise refuse(f"{shown} is a path, not a name", "give the name alone, and the folder with --output-dir")
+        raise refuse(f"{shown} is a path, not a name", "give only the name, and the folder with --output-dir")
     folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     if any(c.isalnum() and not c.isascii() for c in folded):
         raise refuse(f"{shown} has letters that are not portable in module names", "use a-z, 0-9 and hyphens")
@@ -161,7 +161,7 @@ def kind_of(text: str) -> Kind:
 
 
 def template(name: str) -> Path:
-    """Folder of the cookiecutter template of a kind, or of `distribution`, which all kinds share."""
+    """Folder of the cookiecutter template of a kind, or of `distribution`, shared by all kinds."""
     return (IN_WHEEL if IN_WHEEL.is_dir() else IN_REPOSITORY) / name
 
 
@@ -179,13 +179,13 @@ def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]
     from cookiecutter.prompt import prompt_for_config
 
     own = {"name": names.part, "distribution": names.distribution, "module": names.module}
-    context = {"cookiecutter": {**own, **_variables(kind), **own, **given}}  # in this order, which rendering follows
+    context = {"cookiecutter": {**own, **_variables(kind), **own, **given}}  # rendering follows this order
     rendered = dict(prompt_for_config(context, no_input=True))
     return _generate(template(slug(kind)), rendered, folder), rendered
 
 
 def render_distribution(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]) -> tuple[Path, str]:
-    """Render a whole distribution in `folder`; returns its folder and the TOML that its README tells users to paste.
+    """Render a whole distribution in `folder`; returns its folder and the TOML to paste from its README.
 
     The kind's files are copied over those that all kinds share, whose README and example include the kind's.
     """
@@ -226,7 +226,7 @@ def render_file(kind: Kind, names: Names, prefix: str) -> OneFile:
 
 
 def toml_of(readme: str) -> str:
-    """The first TOML block in a README, which selects the part."""
+    """The first TOML block in a README; it selects the part."""
     found = TOML_BLOCK.search(readme)
     if found is None:
         raise ValueError("the template's README has no block of TOML")
@@ -265,7 +265,7 @@ def _variables(kind: Kind) -> dict[str, Any]:
 
 
 def _generate(source: Path, variables: Mapping[str, Any], folder: Path) -> Path:
-    # Not `cookiecutter.main`, which reads the user's defaults and keeps a replay file in the home folder.
+    # Not `cookiecutter.main`: it reads the user's defaults and keeps a replay file in the home folder.
     from cookiecutter.generate import generate_files
 
     made = generate_files(source, {"cookiecutter": dict(variables)}, output_dir=folder, accept_hooks=False)

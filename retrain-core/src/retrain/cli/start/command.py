@@ -26,8 +26,8 @@ EPILOG = """\b
 Examples:
   retrain init --model builtin:tiny --data tasks.jsonl --reward match    your own data
   retrain init --model Qwen/Qwen3-0.6B --data gsm8k --reward math        a data set by name
-  retrain init --data reasoning_gym:chain_sum                            one with a verifier of its own
-  retrain init --interactive                                             ask for these instead
+  retrain init --data reasoning_gym:chain_sum                            a source with its own verifier
+  retrain init --interactive                                             questions for these instead
   retrain init --list                                                    list the templates
   retrain init --template tiny                                           a run that trains on a CPU in a minute
   retrain init -t experiment -o exp.toml                                 choose another file name
@@ -49,8 +49,8 @@ Exit codes: 0 written; 1 the reward failed its audit on this data; 2 usage error
 @click.option(
     "--reward", default="", metavar="NAME", help="Reward: match, math, ..., or my_reward.py. Default: by data."
 )
-@click.option("--prompt-key", default="", metavar="COLUMN", help="Column of the prompt, where names do not tell.")
-@click.option("--answer-key", default="", metavar="COLUMN", help="Column of the answer, where names do not tell.")
+@click.option("--prompt-key", default="", metavar="COLUMN", help="Column of the prompt, if its name is unusual.")
+@click.option("--answer-key", default="", metavar="COLUMN", help="Column of the answer, if its name is unusual.")
 @click.option("--subset", default="", metavar="NAME", help="Subset (configuration) of a data set.")
 @click.option("--split", default="", metavar="NAME", help="Split of a data set. Default: train.")
 @click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit of a hub data set.")
@@ -58,7 +58,7 @@ Exit codes: 0 written; 1 the reward failed its audit on this data; 2 usage error
 @click.option("--log-dir", default="", metavar="FOLDER", help="Folder of the run. Default: logs/ and the data's name.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write, instead of the template's own.")
 @click.option("--list", "-l", "as_list", is_flag=True, help="List the templates and exit.")
-@json_option("As JSON: the list, or what was written.")
+@json_option("As JSON: the list, or the result.")
 @click.pass_obj
 def command(
     plugins: Plugins,
@@ -73,7 +73,7 @@ def command(
     """Write a starting configuration into this folder: from a template, or for a model, data and a reward.
 
     With --data it looks at the data first: which columns hold prompt and answer, how the model will see three of the
-    prompts, what the verifier reads in a perfect answer. Nothing is written if the reward fails on them. A model that
+    prompts, the verifier's reading of a perfect answer. Nothing is written if the reward fails on them. A model that
     is on this machine is measured for some seconds, and the sizes of the run are fitted to its speed.
     """
     if as_list:
@@ -89,7 +89,7 @@ def command(
     if template and any(wished.values()):
         raise click.UsageError("--template and the flags about your own data exclude each other")
     if any(wished.values()) and not (wished["data"] or is_dialog):
-        raise click.UsageError("name the data too: --data FILE, or --interactive to be asked for it")
+        raise click.UsageError("name the data too: --data FILE, or --interactive for questions")
     if is_dialog and not is_interactive():
         what = "there is no terminal for the questions"
         fix = "use `retrain init --template NAME`; `retrain init --list` shows the names. Or --model, --data, --reward"
@@ -152,7 +152,7 @@ def _own(
 
 def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
     """Write the file, and next to it the JSON Schema that its first line names, so that editors complete its keys."""
-    from retrain.cli.manual.json_schema import schema_text  # pydantic, which completion of `init` must not import
+    from retrain.cli.manual.json_schema import schema_text  # imports pydantic; completion of `init` must not
 
     schema = file.with_name(SCHEMA_FILE)
     try:

@@ -23,7 +23,8 @@ from retrain.run.configure import claim_of, load_checked
 from retrain.text.terminal_text import harmless_lines
 
 GREETING = "Enter keeps the value in brackets; Ctrl-C quits without writing anything.\n"
-UNNAMED = "default"  # the verifier that the data brings, else the default reward
+SEED = 42
+UNNAMED = "default"  # the verifier that the data brings, or the default reward
 
 
 def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
@@ -84,14 +85,8 @@ def _prompt(question: str, default: str | None, read: Callable[[Any], str] | Non
     return answer
 
 
-# The questions of `retrain init --interactive --template NAME`: the values that users change most.
-
-
-SEED = 42
-
-
 def ask(plugins: Plugins, template: str, output: Path | None) -> tuple[str, Path, str]:
-    """Ask on the terminal; returns template, file and text, which has been checked.
+    """Ask on the terminal; returns template, file and the checked text.
 
     ConfigError when the file exists already, raised before any question, and when the answers make no valid
     configuration.

@@ -23,6 +23,17 @@ PREVIEWED = 200  # rows that are looked at for the columns
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 SPLIT_NAME = re.compile(r"(?<![a-z])(train|training|test|validation|valid|val|dev)(?![a-z])", re.IGNORECASE)
 TABULAR = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "task", "messages", "conversation", "text")
+ANSWERS = (
+    *("answer", "final_answer", "reference", "reference_answer", "ground_truth", "expected_answer", "expected", "gold"),
+    *("target", "label", "solution", "result", "output", "response", "completion"),
+)
+TESTS = ("tests", "test_cases", "test_list", "input_output", "verification_info", "public_tests", "asserts", "test")
+SOLUTIONS = ("answer", "solution", "canonical_solution", "reference_solution", "code")
+LONGER = 3.0  # times: a text that is so much longer than every other is taken for the prompt
+MOST = 0.9  # of the rows must be of one form
+HASHES, BOXES = "####", (r"\boxed", r"\fbox")
+HEAD_CHARS, MOST_SHOWN = 40, 20
 CUSTOM, CODE, JUDGE = "custom", "code", "judge"
 ASK_FOR_PROGRAM = "Put your whole program into one ```python block."
 
@@ -63,10 +74,15 @@ def choose_data(wishes: Wishes, plugins: Plugins) -> DataChoice:
     if plugins.find(Kind.DATA_SOURCE, name) and name not in (FILES, HUB):
         is_copy = bool(value) and Path(value).expanduser().exists()
         options = {} if is_copy else _required(plugins, name, value)
-        settings = {"source": name, **({"path": value} if is_copy else {}), **_options(wishes, options)}
+        named = {"source": name, **({"path": value} if is_copy else {}), **_options(wishes, options)}
         given = {"prompt_key": wishes.prompt_key, "answer_key": wishes.answer_key}
-        return DataChoice(settings=settings | {key: column for key, column in given.items() if column})
-    settings = _path_settings(wishes)
+        return DataChoice(settings=named | {key: column for key, column in given.items() if column})
+    data = wishes.data.removeprefix(f"{HUB}:").removeprefix(f"{FILES}:")
+    folder = Path(data).expanduser()
+    is_hub = not folder.exists() and HUB_ID.fullmatch(data) and not data.lower().endswith(TABULAR)
+    has_splits = folder.is_dir() and any(SPLIT_NAME.search(entry.name) for entry in folder.rglob("*"))
+    settings: dict[str, Any] = {"source": HUB if is_hub else FILES, "path": data}
+    settings |= _options(wishes, {"split": "train"} if has_splits else {})
     columns = _columns(settings, wishes, plugins)
     keys = {"prompt_key": columns.prompt, "answer_key": columns.answer}
     settings |= {key: column for key, column in keys.items() if column}
@@ -109,15 +125,6 @@ def _required(plugins: Plugins, name: str, value: str) -> dict[str, Any]:
     raise ConfigError(Problem(where="--data", what=what, fix=fix))
 
 
-def _path_settings(wishes: Wishes) -> dict[str, Any]:
-    data = wishes.data.removeprefix(f"{HUB}:").removeprefix(f"{FILES}:")
-    folder = Path(data).expanduser()
-    is_hub = not folder.exists() and HUB_ID.fullmatch(data) and not data.lower().endswith(TABULAR)
-    found: dict[str, Any] = {"source": HUB if is_hub else FILES, "path": data}
-    has_splits = folder.is_dir() and any(SPLIT_NAME.search(entry.name) for entry in folder.rglob("*"))
-    return found | _options(wishes, {"split": "train"} if has_splits else {})
-
-
 def _options(wishes: Wishes, options: Mapping[str, Any]) -> dict[str, Any]:
     named = {"subset": wishes.subset, "split": wishes.split, "revision": wishes.revision}
     both = {**options, **{name: value for name, value in named.items() if value}}
@@ -146,22 +153,6 @@ def _columns(settings: Mapping[str, Any], wishes: Wishes, plugins: Plugins) -> C
     return find_columns(rows, prompt=wishes.prompt_key, answer=wishes.answer_key, where=where, by_tests=by_tests)
 
 
-# Finds out which columns of a table hold prompt and answer: by their names, else by what is in them.
-
-
-PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "task", "messages", "conversation", "text")
-ANSWERS = (
-    *("answer", "final_answer", "reference", "reference_answer", "ground_truth", "expected_answer", "expected", "gold"),
-    *("target", "label", "solution", "result", "output", "response", "completion"),
-)
-TESTS = ("tests", "test_cases", "test_list", "input_output", "verification_info", "public_tests", "asserts", "test")
-SOLUTIONS = ("answer", "solution", "canonical_solution", "reference_solution", "code")
-LONGER = 3.0  # times: a text that is so much longer than every other is taken for the prompt
-MOST = 0.9  # of the rows must be of one form
-HASHES, BOXES = "####", (r"\boxed", r"\fbox")
-HEAD_CHARS, MOST_SHOWN = 40, 20
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """The columns of prompt and answer, the options of `[data]` that go with them, and an explanation for the user."""
@@ -187,8 +178,15 @@ def find_columns(
     if not prompt:
         raise _unsure("the prompt", "--prompt-key", fields, where)
     if by_tests:
-        return _with_tests(fields, prompt, by, answer, where)
-    in_chat = not answer and _ends_with_answer(fields.get(prompt, []))
+        tests = _named(TESTS, [name for name in fields if name != prompt]) or answer
+        if not tests:
+            raise _unsure("the tests of a program", "--answer-key", fields, where)
+        texts = [name for name, values in fields.items() if _is_text(values) and name not in (prompt, tests)]
+        answer = answer or _named(SOLUTIONS, texts) or tests
+        explained = (f"prompt: column {prompt!r} ({by})", f"tests: column {tests!r}", f"answer: column {answer!r}")
+        return Columns(prompt=prompt, answer=answer, options={}, told=explained, tests=tests)
+    chats = [value for value in fields.get(prompt, []) if isinstance(value, list) and value]
+    in_chat = not answer and _is_chat(fields.get(prompt, [])) and all(c[-1]["role"] == "assistant" for c in chats)
     if in_chat:
         answer, found = "", "the last message of that chat"
         values = [chat[-1].get("content") for chat in fields[prompt] if isinstance(chat, list) and chat]
@@ -204,14 +202,14 @@ def find_columns(
     if found == "by its name" and rest:
         told[1] += f"; {', '.join(map(repr, rest))} would do as well: --answer-key decides"
     if extract:
-        stated = f"what follows their last {HASHES}" if extract == "hashes" else r"their last \boxed{...}"
+        stated = f"the text after their last {HASHES}" if extract == "hashes" else r"their last \boxed{...}"
         told.append(f"the answers are worked solutions: {stated} is the reference")
     has_formulas = any(sign in str(value) for value in values for sign in ("\\", "/", "^"))
     return Columns(prompt=prompt, answer=answer, options=options, told=tuple(told), has_formulas=has_formulas)
 
 
 def _fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The values of every column; of a column of objects those of its fields too, as `column.part`."""
+    """The values of every column; of a column of objects also the values of its fields, as `column.part`."""
     fields: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
@@ -245,16 +243,6 @@ def _answer(fields: Mapping[str, list[Any]], prompt: str) -> tuple[str, str]:
     return (next(iter(given)), "the only other column that can be one") if len(given) == 1 else ("", "")
 
 
-def _with_tests(fields: Mapping[str, list[Any]], prompt: str, by: str, answer: str, where: str) -> Columns:
-    tests = _named(TESTS, [name for name in fields if name != prompt]) or answer
-    if not tests:
-        raise _unsure("the tests of a program", "--answer-key", fields, where)
-    texts = [name for name, values in fields.items() if _is_text(values) and name not in (prompt, tests)]
-    answer = answer or _named(SOLUTIONS, texts) or tests
-    told = (f"prompt: column {prompt!r} ({by})", f"tests: column {tests!r}", f"answer: column {answer!r}")
-    return Columns(prompt=prompt, answer=answer, options={}, told=told, tests=tests)
-
-
 def _extract(values: Sequence[Any]) -> str:
     """`hashes` or `boxed` where almost every answer is a solution that states its result in this way."""
     texts = [value for value in values if isinstance(value, str) and value.strip()]
@@ -271,11 +259,11 @@ def _unsure(what: str, flag: str, fields: Mapping[str, Sequence[Any]], where: st
         listed.append(f"{printable(name)} ({head if len(head) <= HEAD_CHARS else f'{head[:HEAD_CHARS]}...'})")
     more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
     why, fix = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}", f"name it: {flag} COLUMN"
-    return ConfigError(Problem(where=where, what=f"cannot tell which column holds {what}", why=why, fix=fix))
+    return ConfigError(Problem(where=where, what=f"it is unclear which column holds {what}", why=why, fix=fix))
 
 
 def _named(wanted: Sequence[str], columns: Iterable[str]) -> str:
-    """The first column with one of these names, the earlier names first; empty if there is none."""
+    """The first column with one of these names, the earlier names first; empty otherwise."""
     by_name = {_plain(column): column for column in reversed([*columns])}
     return next((by_name[name] for name in wanted if name in by_name), "")
 
@@ -301,8 +289,3 @@ def _is_chat(values: Sequence[Any]) -> bool:
         and all(isinstance(turn, Mapping) and {"role", "content"} <= turn.keys() for turn in chat)
         for chat in chats
     )
-
-
-def _ends_with_answer(values: Sequence[Any]) -> bool:
-    chats = [value for value in values if isinstance(value, list) and value]
-    return _is_chat(values) and all(chat[-1]["role"] == "assistant" for chat in chats)

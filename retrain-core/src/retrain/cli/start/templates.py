@@ -12,7 +12,7 @@ from retrain.kernel.registry import Plugins
 DEFAULT_FILE = "retrain.toml"
 
 DEFAULT = """\
-# retrain: a run with the documented defaults. `retrain explain` shows what it does.
+# retrain: a run with the documented defaults. `retrain explain` describes it.
 
 [model]
 model = "Qwen/Qwen3-4B-Instruct-2507"
@@ -37,7 +37,7 @@ log_dir = "logs/my_run"
 """
 
 QUICKSTART = """\
-# retrain: a short, cheap smoke test of a real model. `retrain explain` shows what it does.
+# retrain: a short, cheap smoke test of a real model. `retrain explain` describes it.
 
 [model]
 model = "Qwen/Qwen3-4B-Instruct-2507"

@@ -81,7 +81,7 @@ def show_trial(choice: DataChoice, trial: Trial) -> None:
         for line in [*lines[:MOST_LINES], *(["..."] if is_cut else [])]:
             click.echo(f"  | {printable(line)}")
         click.echo(f"  reference            {_short(example.reference)}")
-        for name, tried in (("perfect answer", example.perfect), ("reference alone", example.alone)):
+        for name, tried in (("perfect answer", example.perfect), ("bare reference", example.alone)):
             if tried:
                 answer = "no answer" if tried.read is None else _short(tried.read)
                 read = f"the verifier reads {answer}, " if tried.is_read else ""

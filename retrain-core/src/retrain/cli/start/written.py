@@ -48,7 +48,7 @@ REAL_MODEL: Sections = {
 
 
 def templates_for(model: str, plugins: Plugins) -> Iterator[tomlkit.TOMLDocument]:
-    """The templates that train this built-in model; with `BUILTIN` those of any."""
+    """The templates that train this built-in model; with `BUILTIN` of any."""
     for entry in plugins.registered(Kind.TEMPLATE) if model.startswith(BUILTIN) else ():
         document = tomlkit.parse(template_text(plugins, entry.spec.name)[1])
         plain = document.unwrap()
@@ -105,7 +105,7 @@ def configuration_text(
     rewards = plugins.find(Kind.REWARD, wishes.reward)
     traits = rewards[0].spec.traits if rewards else None
     if isinstance(traits, Mapping) and (instruction := traits.get("instruction")):
-        data["instruction"] = Setting(value=instruction, comment="what the reward reads")
+        data["instruction"] = Setting(value=instruction, comment="read by the reward")
     reward = choose_reward(wishes.reward, choice.tests)
     about_reward = _summary(plugins, Kind.REWARD, str(reward.get("type", "")))
     sections["reward"] = _settings(reward, {"type": about_reward})

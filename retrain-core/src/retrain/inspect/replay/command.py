@@ -21,7 +21,7 @@ from retrain.text.terminal_text import printable
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")  # of the style sheet
 LONGEST = 32  # letters of a name on an axis
 SEVERAL = "The run took {} updates with these rows; compared is the gradient of all of them before the first one."
-HEADS = ("", "cosine", "95 % of resampled groups", "norm / taken", "clipped", "tokens", "groups")
+HEADS = ("condition", "cosine", "95 % of resampled groups", "norm / taken", "clipped", "tokens", "groups")
 ZERO = "The gradient taken is 0, so it has no direction to compare with."
 Data = Mapping[str, Any]
 EPILOG = """\b
@@ -102,13 +102,13 @@ def _told_as_it_was(found: Data) -> list[str]:
     if found["is_exact"]:
         files = f"; {', '.join(same)} of {found['after']}" if same else "; there is no checkpoint after it to compare"
         numbers = f"all {len(found['compared'])} numbers of its optimizer step"
-        return [*told, f"  as it was: the same bits in {numbers}{files}"]
+        return [*told, f"  as recorded: the same bits in {numbers}{files}"]
     other = [name for name, is_same in found["files"].items() if not is_same]
-    told.append("  as it was: the same step, but not the same bits")
+    told.append("  as recorded: the same step, but not the same bits")
     told += [
         f"    step {each['step']} {each['field']}: {each['now']}, recorded {each['was']}" for each in found["different"]
     ]
-    return [*told, *(f"    {name} differs from that of {found['after']}" for name in other)]
+    return [*told, *(f"    {name} differs from the file of {found['after']}" for name in other)]
 
 
 def _row(condition: Data) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def _number(value: float | None) -> str:
 def _told_turns(condition: Data) -> Sequence[str]:
     if not (condition["prompts"] or condition["tokens"]):
         return []
-    told = ["", f"{condition['name']}: what turns it most"]
+    told = ["", f"{condition['name']}: most of its turn"]
     turned = 1.0 - condition["cosine"]
     told += [
         f"  prompt {each['example_id']} (group {each['group']}): {each['part'] / turned:.0%} of the turn"
@@ -144,7 +144,7 @@ def _told_turns(condition: Data) -> Sequence[str]:
     return told
 
 
-# The page, which needs no network.
+# The page; it needs no network.
 
 
 def render(data: Data) -> str:
@@ -155,6 +155,7 @@ def render(data: Data) -> str:
         Pre("\n".join(line.strip() for line in as_it_was)),
         Paragraph([data["note"]], "lede"),
         note(SEVERAL.format(data["updates"])) if data["updates"] > 1 else None,
+        Table("Conditions", HEADS, [_row(each) for each in data["conditions"]]) if others else None,
         Tiles("plots", _plots(others)) if others else None,
     ]
     sections = [Section("step", "As it was", parts)]
@@ -163,7 +164,6 @@ def render(data: Data) -> str:
 
 
 def _plots(others: Sequence[Data]) -> list[Plot]:
-    """Plot cosine with its interval, norm and clipped share of each condition, and each group's part of the turn."""
     names = [f"{number}. {plain(each['name'], LONGEST)}" for number, each in enumerate(others, start=1)]
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(others))]
     cosines = [each["cosine"] for each in others]
@@ -178,7 +178,8 @@ def _plots(others: Sequence[Data]) -> list[Plot]:
     dots = {"type": "scatter", "mode": "markers", "x": cosines, "y": names, "error_x": ends}
     dots |= {"marker": {"color": colours, "size": 10}, "hovertemplate": "%{y}: %{x:.4f}<extra></extra>"}
     line = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper"}
-    shapes = {"shapes": [{**line, "line": {"color": "soft", "dash": "dash"}}]}
+    rows = {"height": 90 + 46 * len(names), "yaxis": {"autorange": "reversed"}}
+    rows |= {"shapes": [{**line, "line": {"color": "soft", "dash": "dash"}}]}
     turned = [
         {
             "type": "bar",
@@ -194,39 +195,16 @@ def _plots(others: Sequence[Data]) -> list[Plot]:
     by_group |= {"xaxis": {"title": {"text": "group of the step", "standoff": 4}, "dtick": 1}}
     turn = {"kind": "traces", "traces": turned, "layout": by_group}
     return [
-        _by_condition("Cosine to the gradient taken", [dots], len(names), **shapes),
-        _bars("Norm / taken", names, colours, [each["norm_ratio"] for each in others], ".2f"),
-        _bars("Clipped tokens", names, colours, [each["clip_fraction"] for each in others], ".1%"),
+        Plot("Cosine to the gradient taken", "", {"kind": "traces", "traces": [dots], "layout": rows}),
         Plot("Part of 1 - cosine, by prompt", "", turn, kind="tall"),
     ]
 
 
-def _bars(title: str, names: Sequence[str], colours: Sequence[str], values: Sequence[float | None], form: str) -> Plot:
-    texts = ["-" if value is None else format(value, form) for value in values]
-    bars: dict[str, Any] = {
-        "type": "bar",
-        "orientation": "h",
-        "x": values,
-        "y": names,
-        "text": texts,
-        "textposition": "outside",
-    }
-    bars |= {"marker": {"color": colours}, "cliponaxis": False}
-    most = max([0.01, *(value for value in values if value is not None)])
-    axis = {"range": [0.0, 1.25 * most], "nticks": 4, "tickformat": form if form.endswith("%") else ""}
-    return _by_condition(title, [bars], len(names), xaxis=axis)
-
-
-def _by_condition(title: str, traces: Sequence[Data], num_rows: int, **layout: Any) -> Plot:
-    layout |= {"height": 90 + 46 * num_rows, "yaxis": {"autorange": "reversed"}}
-    return Plot(title, "", {"kind": "traces", "traces": traces, "layout": layout})
-
-
 def _tables(condition: Data) -> list[Part]:
     cosine = condition["cosine"]
-    told = "no direction" if cosine is None else f"cosine {cosine:.4f}"
+    direction = "no direction" if cosine is None else f"cosine {cosine:.4f}"
     trained = f"{condition['trained_tokens']} tokens of {condition['trained_groups']} groups trained"
-    found: list[Part] = [Paragraph([f"{told}, {trained}, loss {condition['loss']:.6g}"])]
+    found: list[Part] = [Paragraph([f"{direction}, {trained}, loss {condition['loss']:.6g}"])]
     if condition["prompts"]:
         rows = [
             (each["prompt"], each["example_id"], str(each["group"]), f"{each['part'] / (1.0 - cosine):.1%}")

@@ -72,7 +72,6 @@ class Folding:
 
 
 def inner(a_N: Gradient, b_N: Gradient) -> float:
-    """Return the inner product in float64, without a copy of either vector in it."""
     parts = range(0, len(a_N), CHUNK)
     return float(sum(np.dot(a_N[i : i + CHUNK].astype(np.float64), b_N[i : i + CHUNK]) for i in parts))
 
@@ -84,7 +83,6 @@ def step_gradient(
     batch: TrainBatch,
     folding: Folding | None,
 ) -> StepGradient:
-    """Run one pass over all rows and, with `folding`, one over each group's."""
     whole_N, loss, clipped = backend.gradient(config, plugins, batch, range(len(batch.rows)))
     shares: dict[int, Floats] = {}
     if folding:
@@ -164,8 +162,6 @@ def interval(
 
 
 def _products(taken: Mapping[int, Floats], other: Mapping[int, Floats], groups: int) -> tuple[Floats, Floats, Floats]:
-    """Return inner products of the groups' shares; 0 for a group without one."""
-
     def products(left: Mapping[int, Floats], right: Mapping[int, Floats]) -> Floats:
         found_PP = np.zeros((groups, groups))
         rows, columns = sorted(left), sorted(right)
@@ -186,7 +182,6 @@ def _parts(own_PP: Floats, cross_PP: Floats, other_PP: Floats, norm_0: float, no
 
 
 def largest(parts: Mapping[int, float], most: int) -> Sequence[tuple[int, float]]:
-    """Return the groups that turn it most."""
     ranked = sorted(parts.items(), key=lambda pair: -pair[1])
     return [(group, part) for group, part in ranked[:most] if part > 0.0]
 
@@ -263,19 +258,15 @@ class TokenWeights:
         return self._by_completion(by_key)
 
     def _by_completion(self, by_key: Mapping[Key, list[Floats]]) -> dict[tuple[int, int], Floats]:
-        return {
-            (number, index): np.concatenate([self._of_context(number, completion, span, by_key) for span in spans])
-            for number, group in enumerate(self._groups)
-            for index, completion in enumerate(group.completions)
-            if (spans := completion.contexts)
-        }
-
-    @staticmethod
-    def _of_context(number: int, completion: Completion, span: slice, by_key: Mapping[Key, list[Floats]]) -> Floats:
-        part = _context(completion, span)
-        found = by_key.get(_key(number, part))
-        zeros_A = np.zeros(int(np.count_nonzero(part.action_T)))
-        return zeros_A if found is None else np.mean(found, axis=0)
+        found: dict[tuple[int, int], Floats] = {}
+        for number, group in enumerate(self._groups):
+            for index, completion in enumerate(group.completions):
+                contexts = [_context(completion, span) for span in completion.contexts]
+                given = [(by_key.get(_key(number, each)), np.count_nonzero(each.action_T)) for each in contexts]
+                if given:
+                    means = [np.zeros(size) if rows is None else np.mean(rows, axis=0) for rows, size in given]
+                    found[number, index] = np.concatenate(means)
+        return found
 
 
 def token_changes(

@@ -31,6 +31,7 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeErro
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, TrainBatch
 from retrain.records.files import digest_of
+from retrain.records.reading import flattened
 from retrain.records.run import Run, StoredStep
 from retrain.run.configure import Checked, load_file
 from retrain.text.terminal_text import printable
@@ -48,8 +49,8 @@ MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
 RECIPE, MODE = "algorithm.recipe", "algorithm.algorithm_mode"
 TAKEN = "as taken"
 ONE_STEP = (
-    "One step: directions of the gradient at one policy. What training under these conditions would have led to, "
-    "it does not say."
+    "One step: directions of the gradient at one policy. It does not say where training under these conditions would "
+    "have led."
 )
 WEIGHTS = "*.safetensors"  # of a checkpoint: weights and moments; `PUBLISHED` are of the sampler
 PUBLISHED = "published_"
@@ -70,7 +71,7 @@ class AsItWas:
     """The step trained again on its stored tokens, after the steps `forward`.
 
     `start` names the checkpoint that it began with, empty for the beginning of the run. `after` names the checkpoint
-    after the step, empty where there is none, and `files` its files: whether each has the same bytes now. `is_exact`:
+    after the step, empty without one, and `files` its files: whether each has the same bytes now. `is_exact`:
     everything that could be compared has the same bits.
     """
 
@@ -85,8 +86,6 @@ class AsItWas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurningPrompt:
-    """A prompt, and its part of 1 - cosine."""
-
     group: int
     example_id: str
     part: float
@@ -148,8 +147,6 @@ def replay_step(run: Path, step: int, tries: Sequence[str], plugins: Plugins, *,
 
 
 class _Comparison:
-    """Holds the gradient taken, and looks at one other at a time."""
-
     def __init__(
         self,
         position: Position,
@@ -194,13 +191,12 @@ class _Comparison:
             return seen
         norms = self._norm, turn.norm
         open_ = self._token_weights.open if self._token_weights else {}
-        changes = token_changes(self._weights, weights, open_, norms=norms, most=self._most)
-        return replace(seen, tokens=[self._named(change) for change in changes])
-
-    def _named(self, change: TokenChange) -> TokenChange:
-        member = self._stored.groups[change.group][change.index]
-        texts = token_texts(self._position.context.tokenizer, member.tokens.tokens_T.tolist())
-        return replace(change, token=texts[change.position], reward=member.reward)
+        named = []
+        for change in token_changes(self._weights, weights, open_, norms=norms, most=self._most):
+            member = self._stored.groups[change.group][change.index]
+            texts = token_texts(self._position.context.tokenizer, member.tokens.tokens_T.tolist())
+            named.append(replace(change, token=texts[change.position], reward=member.reward))
+        return replace(seen, tokens=named)
 
     def _gradient(self, config: Config, batch: TrainBatch) -> StepGradient:
         found = step_gradient(self._backend, config, self._plugins, batch, self._folding)
@@ -210,6 +206,11 @@ class _Comparison:
     def _seen(self, name: str, batch: TrainBatch, found: StepGradient) -> tuple[Seen, Turn]:
         seeds, step = self._position.context.seeds, self._position.step
         turn = turn_of(self._taken, found, seeds=seeds, step=step, groups=len(self._groups), resamples=self.resamples)
+        prompts = []
+        for group, part in largest(turn.parts, self._most):
+            example = self._groups[group].example
+            text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content", ""))
+            prompts.append(TurningPrompt(group=group, example_id=example.id, part=part, prompt=text))
         seen = Seen(
             name=name,
             cosine=turn.cosine,
@@ -222,14 +223,9 @@ class _Comparison:
             trained_tokens=batch.num_actions,
             trained_groups=len({row.group for row in batch.rows}),
             parts=list(turn.parts.values()),
-            prompts=[self._prompt(group, part) for group, part in largest(turn.parts, self._most)],
+            prompts=prompts,
         )
         return seen, turn
-
-    def _prompt(self, group: int, part: float) -> TurningPrompt:
-        example = self._groups[group].example
-        text = example.prompt if isinstance(example.prompt, str) else str(example.prompt[-1].get("content", ""))
-        return TurningPrompt(group=group, example_id=example.id, part=part, prompt=text)
 
 
 def _as_it_was(position: Position, step: int) -> AsItWas:
@@ -317,14 +313,15 @@ def changed_tables(
     """Return the run's tables without the values that do not belong to the condition.
 
     Values of the run's recipe go, and come again with it; so do parameters of a part that the condition replaces (the
-    clip of another loss). A condition with a recipe has none of the run's `[algorithm]`.
+    clip of another loss). A condition with a recipe drops the run's `[algorithm]`.
     """
     kept = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
     own = kept.get("algorithm", {})
     if RECIPE in settings:
         kept["algorithm"] = {}
         return kept
-    replaced = {part for part, now in settings.items() if _value(kept, part) != now}
+    before = flattened(kept)
+    replaced = {part for part, now in settings.items() if before.get(part) != now}
     dropped = [path for path, origin in origins.items() if str(origin).startswith("recipe ")]
     dropped += [path for path, part in PART_OF.items() if part in replaced]
     if MODE not in settings and set(MODES) & settings.keys():
@@ -334,11 +331,6 @@ def changed_tables(
         if path not in settings:
             kept.get(table, own).pop(name, None)
     return kept
-
-
-def _value(tables: Mapping[str, Mapping[str, Any]], path: str) -> Any:
-    table, _, name = path.partition(".")
-    return tables.get(table, {}).get(name)
 
 
 def _parts(text: str) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +33,8 @@ from retrain.run.steps.updates import Updates
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-# Whether a step that was trained again is the step on record.
-
-
-RELATIVE, ABSOLUTE = 1e-2, 1e-3  # what rounding on another machine may change; another policy changes far more
+LOG = logging.getLogger("retrain")
+RELATIVE, ABSOLUTE = 1e-2, 1e-3  # rounding on another machine may change as much; another policy changes far more
 MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")  # on record wherever the step was trained
 SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
 
@@ -59,7 +57,6 @@ class Agreement:
 
     @property
     def worst(self) -> str:
-        """Return the first difference that matters, in words."""
         names = sorted(self.different, key=lambda name: _close(name, *self.different[name]))
         was, now = self.different[names[0]]
         return f"{names[0]} {now}, and {was} is recorded"
@@ -80,9 +77,6 @@ def _close(name: str, was: Any, now: Any) -> bool:
         return False
     absolute = 0.0 if name in ("grad_norm", "trained_tokens", "updates", "lr") else ABSOLUTE
     return math.isclose(was, now, rel_tol=0.0 if name in ("trained_tokens", "updates") else RELATIVE, abs_tol=absolute)
-
-
-LOG = logging.getLogger("retrain")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -127,13 +121,13 @@ class Position:
         if credit.rows:
             try:
                 report = self.updates.train(self.batch(step, credit))
-            except NonFiniteError:  # the run went on without this step, too
-                report = None
+            except NonFiniteError:
+                report = None  # the run continued without this step, too
         self.algorithm.observe(step, groups, credit)
         found = agreement(stored.metrics, train_fields(report))
         if not found.is_close:
             what = f"trained on its stored tokens, step {step} has {found.worst}"
-            why = "policy, data or code are not those of the run, so nothing after it can be replayed"
+            why = "policy, data or code differ from the run's, so nothing after it can be replayed"
             fix = "replay on the machine and with the versions that ran; `retrain status RUN --resume` names changes"
             raise ConfigError(Problem(where=printable(str(self.run)), what=what, why=why, fix=fix))
         return found
@@ -189,7 +183,6 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
 
 
 def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Checkpoint]:
-    """Return the intact checkpoints of a run by the number of steps in them."""
     found: dict[int, Checkpoint] = {}
     for folder in Run(run).checkpoints():
         try:
@@ -218,7 +211,6 @@ def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) 
 
 
 def _spans(steps: list[int]) -> str:
-    """Return `0 to 5, 9`."""
     spans: list[list[int]] = []
     for step in steps:
         if spans and spans[-1][1] == step - 1:
@@ -231,15 +223,28 @@ def _spans(steps: list[int]) -> str:
 # The scored groups of a step as credit was assigned to them, from the run's records.
 
 
-OLD = "its records hold no prompts' tokens, which earlier versions did not write"
-
-
 def groups_of(stored: StoredStep, *, correct_above: float) -> tuple[Group, ...]:
     """Return the groups; ConfigError when the records lack a value that credit or training needs.
 
-    What a run does not store is empty: an example's `task` and `info`, and the part of a score that a shaper changed.
+    Values that a run does not store are empty: an example's `task` and `info`, and the part of a score that a shaper
+    changed.
     """
-    return tuple(_group(stored.step, members, correct_above) for members in stored.groups)
+    groups = []
+    for members in stored.groups:
+        record = members[0].record
+        scores = [_scores(member.record) for member in members]
+        groups.append(
+            Group(
+                example=Example(id=record["example_id"], prompt=record["prompt"], reference=record["reference"]),
+                completions=tuple(_completion(stored.step, member) for member in members),
+                scores=tuple(shaped for _, shaped in scores),
+                raw_scores=tuple(raw for raw, _ in scores),
+                correct_above=correct_above,
+                round=int(record.get("round", 0)),
+                is_surplus=bool(record.get("surplus", False)),
+            )
+        )
+    return tuple(groups)
 
 
 def check_credit(stored: StoredStep, credit: Credit) -> None:
@@ -251,27 +256,11 @@ def check_credit(stored: StoredStep, credit: Credit) -> None:
         different = np.flatnonzero(was_A != is_A)
         if len(different):
             record, at = member.record, int(different[0])
-            what = (
-                f"credit of group {record['group']}, completion {record['index']}, token {at} comes out as "
-                f"{is_A[at]:.9g} and was {was_A[at]:.9g}"
-            )
-            why = "a plugin of credit has changed since, or reads what a run does not store"
+            token = f"group {record['group']}, completion {record['index']}, token {at}"
+            what = f"credit of {token} was {was_A[at]:.9g} and is now {is_A[at]:.9g}"
+            why = "a plugin of credit has changed since, or reads values that a run does not store"
             fix = "replay with the code that ran, see `inputs/` of the run"
             raise ConfigError(Problem(where=f"step {stored.step}", what=what, why=why, fix=fix))
-
-
-def _group(step: int, members: Sequence[StoredCompletion], correct_above: float) -> Group:
-    record = members[0].record
-    scores = [_scores(member.record) for member in members]
-    return Group(
-        example=Example(id=record["example_id"], prompt=record["prompt"], reference=record["reference"]),
-        completions=tuple(_completion(step, member) for member in members),
-        scores=tuple(shaped for _, shaped in scores),
-        raw_scores=tuple(raw for raw, _ in scores),
-        correct_above=correct_above,
-        round=int(record.get("round", 0)),
-        is_surplus=bool(record.get("surplus", False)),
-    )
 
 
 def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
@@ -293,7 +282,9 @@ def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
 def _completion(step: int, member: StoredCompletion) -> Completion:
     record, tokens = member.record, member.tokens
     if tokens.row is None:
-        raise ConfigError(Problem(where=f"step {step}", what=OLD, fix="replay a run of this version"))
+        raise ConfigError(
+            Problem(where=f"step {step}", what="its records hold no tokens of prompts", fix="replay another run")
+        )
     row = tokens.row
 
     def spread(values_A: Floats | None) -> Floats | None:

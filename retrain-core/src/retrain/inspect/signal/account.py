@@ -26,9 +26,9 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
 from retrain.records.reading import Record, number
 from retrain.records.record_names import GENERATIONS
-from retrain.records.run import Control, Run, control_of_record
+from retrain.records.run import Control, Run, control_of_record, eval_sets
+from retrain.records.runs.curves import HELD_OUT
 from retrain.records.runs.example_rates import NoExamplesError, aligned, per_example, read_rates
-from retrain.records.runs.metric import HELD_OUT, eval_sets
 from retrain.records.runs.source import Candidate
 from retrain.text.amounts import counted
 from retrain.verdicts.stats.paired import t_interval
@@ -55,7 +55,7 @@ class Gain:
 
 
 def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
-    """Return the gain of a run between its first and its last evaluation, over its examples; or why there is none."""
+    """Return the gain of a run between its first and its last evaluation, over its examples; or why it is unknown."""
     if len(held_out) < 2:
         return "evaluated once" if held_out else "no held-out evaluation"
     first, last = min(held_out), max(held_out)
@@ -68,12 +68,11 @@ def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
         return Gain(points=points, interval=None, values_C=(points,), first=first, last=last)
     _, cluster_E = np.unique(before.clusters, return_inverse=True)
     sums_C, sizes_C = np.bincount(cluster_E, weights=rates_2E[1] - rates_2E[0]), np.bincount(cluster_E)
-    values_C = 100.0 * sums_C / sizes_C.mean()  # their mean is that of all examples, whatever the clusters' sizes
+    values_C = 100.0 * sums_C / sizes_C.mean()  # their mean is the mean over examples, whatever the clusters' sizes
     return _gain(values_C, first, last)
 
 
 def mean_gain(gains: list[Gain]) -> Gain:
-    """Return the mean gain of runs; its interval is over seeds, for these held-out examples."""
     return _gain(np.array([gain.points for gain in gains]), gains[0].first, max(gain.last for gain in gains))
 
 
@@ -254,7 +253,6 @@ def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
 
 
 def try_account(candidate: Candidate) -> Account | str:
-    """Return the account of a run, or why there is none."""
     if candidate.folder is None:
         return candidate.state
     if candidate.problem:
@@ -287,7 +285,6 @@ class Recorded:
 
 
 def read_recorded(run: Run) -> Recorded:
-    """Read the lines of a run; ConfigError names the first damaged one."""
     lines = [record for _, record in run.steps()]
     training, scoring = run.table("training"), run.table("scoring")
     steps = [record for record in lines if record["step"] >= 0]
@@ -312,7 +309,6 @@ def read_recorded(run: Run) -> Recorded:
 
 
 def _eval_tokens(run: Run, evaluations: int) -> tuple[int | None, str]:
-    """Count tokens of the evaluations; with a note where they cannot be counted."""
     if not evaluations:
         return 0, ""
     try:
@@ -327,8 +323,8 @@ def _notes(steps: list[Record], manifest: Record) -> list[str]:
     dropped = sum(int(number(record.get("dropped_call_count")) or 0) for record in steps)
     resumes = manifest.get("resumes")
     resumed = len(resumes) if isinstance(resumes, list) else 0
-    again = f"resumed {counted(resumed, 'time')}: what was sampled again after a checkpoint is not recorded"
-    memory = "memory ran out: what was sampled in vain before the step was tried with less is not recorded"
+    again = f"resumed {counted(resumed, 'time')}: samples repeated after a checkpoint are not recorded"
+    memory = "memory ran out: samples before the step was tried with less are not recorded"
     return [
         f"{counted(lost, 'step')} rejected while sampling: those tokens are not recorded" if lost else "",
         f"{counted(dropped, 'answer')} that no agent received: those tokens are not recorded" if dropped else "",

@@ -95,7 +95,6 @@ OVERVIEW = (  # columns of a campaign; the rest is "other"
 
 
 def run_picture(account: Account, most: int) -> RenderableType:
-    """Return all tables of one run, with the `most` prompts that cost most tokens without teaching."""
     pool = pooled(account.condition, [account])
     seed = "" if account.seed is None else f", seed {account.seed}"
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
@@ -104,14 +103,16 @@ def run_picture(account: Account, most: int) -> RenderableType:
         parts += _causes(account)
     if account.prompts:
         parts += [*_difficulties(account.prompts), *_dearest(account.prompts, most)]
-    parts += _forecasts(pool.checked) if pool.checked else []
+    if pool.checked:
+        bins = [(percent(f), percent(happened), f"{count:,}") for f, happened, count in pool.checked.calibration.bins]
+        heads = ("forecast", "happened", "groups")
+        parts += _section("Chance that a group teaches", heads, bins, _error(pool.checked))
     parts += _credit(account.credit, account.prompts) if account.credit.total.credit else []
     parts += [Text(_held_out(pool))]
     return Group(*parts, *(Text(f"Not counted: {printable(note)}", style="yellow") for note in account.notes))
 
 
 def overview(pools: Sequence[Pool], absent: Sequence[tuple[str, str]]) -> RenderableType:
-    """Return a row per condition, the cost of a point of held-out gain, and the runs without an account."""
     rows, costs = list[Row](), list[Row]()
     for pool in pools:
         shares = [pool.share(*causes) for _, causes in OVERVIEW]
@@ -202,13 +203,6 @@ def _dearest(prompts: Sequence[PromptAccount], most: int) -> list[RenderableType
     ]
     heads = ("prompt", "difficulty", "groups", "could teach", "rate", "next teaches", "tokens", "in vain")
     return _section("Prompts that cost most without teaching", heads, rows) if rows else []
-
-
-def _forecasts(found: Checked) -> list[RenderableType]:
-    rows = [
-        (percent(forecast), percent(happened), f"{count:,}") for forecast, happened, count in found.calibration.bins
-    ]
-    return _section("Chance that a group teaches", ("forecast", "happened", "groups"), rows, _error(found))
 
 
 def _credit(credit: CreditShares, prompts: Sequence[PromptAccount]) -> list[RenderableType]:

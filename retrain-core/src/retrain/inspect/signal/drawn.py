@@ -37,7 +37,7 @@ class Drawn:
     """Columns of all completions. `rewards_N` are raw and `credited_N` those of credit, NaN without one.
 
     `example_N` and `outcome_N` are positions in `examples` and OUTCOMES. `starts_G` are the first completions of the
-    groups. `difficulties` are those of the examples that have one.
+    groups. `difficulties` exist for the examples that have one.
     """
 
     examples: tuple[str, ...]
@@ -304,7 +304,6 @@ def read_credit(run: Run, drawn: Drawn) -> CreditShares:
 
 
 def _arrays(run: Run, step: int, lengths_N: Ints) -> Mapping[str, np.ndarray] | None:
-    """Read the token arrays of a step; None unless they are those of its completions."""
     try:
         arrays = run.token_arrays(step, STORED)
         if arrays is None:
@@ -333,7 +332,6 @@ def _by_tenth(uncertainty_T: np.ndarray, columns: Sequence[np.ndarray]) -> Float
 
 
 def _by_mark(is_marked_T: np.ndarray, columns: Sequence[np.ndarray]) -> Floats:
-    """Sum the columns over unmarked and marked tokens."""
     marks_T = is_marked_T.astype(np.bool_)
     return np.array([[values_T[each].sum(dtype=np.float64) for values_T in columns] for each in (~marks_T, marks_T)])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,6 @@ class Pool:
 
 
 def pooled(condition: str, accounts: Sequence[Account]) -> Pool:
-    """Pool some runs: a gain over their seeds, of a single run over its examples."""
     tallies: dict[Cause, Tally] = {}
     for cause in Cause:
         found = [each.tallies[cause] for each in accounts if cause in each.tallies]
@@ -93,31 +93,30 @@ def by_difficulty(prompts: Iterable[PromptAccount]) -> list[DifficultyAccount]:
     pools: dict[str, list[PromptAccount]] = {}
     for each in prompts:
         pools.setdefault(each.difficulty, []).append(each)
-    return [_difficulty(label, pools[label]) for label in sorted(pools, key=_order)]
+    found = []
+    for label in sorted(pools, key=_order):
+        chances = [each.chance for each in pools[label] if each.chance is not None]
+        rates = [each.rate[0] / sum(each.rate) for each in pools[label] if each.rate is not None]
+        found.append(
+            DifficultyAccount(
+                difficulty=label,
+                prompts=len(pools[label]),
+                groups=sum(each.groups for each in pools[label]),
+                teaching_groups=sum(each.teaching_groups for each in pools[label]),
+                rate=fmean(rates) if rates else None,
+                chance=fmean(chances) if chances else None,
+                tokens=sum(each.tokens for each in pools[label]),
+                taught_tokens=sum(each.taught_tokens for each in pools[label]),
+            )
+        )
+    return found
 
 
 def _order(label: str) -> tuple[Any, ...]:
     if label in RATE_LABELS:
         return (RATE_LABELS.index(label),)
-    return (
-        len(RATE_LABELS),
-        *((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", label)),
-    )
-
-
-def _difficulty(label: str, prompts: Sequence[PromptAccount]) -> DifficultyAccount:
-    chances = [each.chance for each in prompts if each.chance is not None]
-    rates = [each.rate[0] / sum(each.rate) for each in prompts if each.rate is not None]
-    return DifficultyAccount(
-        difficulty=label,
-        prompts=len(prompts),
-        groups=sum(each.groups for each in prompts),
-        teaching_groups=sum(each.teaching_groups for each in prompts),
-        rate=sum(rates) / len(rates) if rates else None,
-        chance=sum(chances) / len(chances) if chances else None,
-        tokens=sum(each.tokens for each in prompts),
-        taught_tokens=sum(each.taught_tokens for each in prompts),
-    )
+    parts = re.split(r"(\d+)", label)
+    return (len(RATE_LABELS), *((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts))
 
 
 def share_of_top_prompts(prompts: Sequence[PromptAccount]) -> float | None:
@@ -127,7 +126,6 @@ def share_of_top_prompts(prompts: Sequence[PromptAccount]) -> float | None:
 
 
 def as_data(account: Account) -> dict[str, Any]:
-    """Return the documented JSON form of a run's account."""
     pool, credit = pooled(account.condition, [account]), account.credit
     return {
         "run": account.name,
@@ -159,7 +157,6 @@ def as_data(account: Account) -> dict[str, Any]:
 
 
 def pool_data(pool: Pool) -> dict[str, Any]:
-    """Return the documented JSON form of a condition."""
     return {
         "condition": pool.condition,
         "runs": [each.name for each in pool.accounts],

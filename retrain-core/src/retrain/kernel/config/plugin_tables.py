@@ -51,9 +51,7 @@ class InferenceTable(Table):
     )
     max_gap: float = _of_server(0.1, "Stop when engine and trainer differ by more on a probe; mean, in nats.", gt=0.0)
     keep_versions: int = _of_server(2, "Policy versions whose adapters a server keeps.", ge=1)
-    adapter_dir: str = _of_server(
-        "", "Folder for adapters that every server can read; empty = a temporary one.", is_path=True
-    )
+    adapter_dir: str = _of_server("", "Folder for adapters that all servers read; empty = temporary.", is_path=True)
     max_concurrent: int = _of_server(256, "Requests in flight at a time, over all servers.", ge=1)
     timeout_s: float = _of_server(600.0, "Seconds that one request may take.", gt=0.0)
     retry_s: float = _of_server(300.0, "Seconds during which a failed request is retried; 0 = never.", ge=0.0)
@@ -83,9 +81,7 @@ class RewardTable(Table):
 class ShadowKeys(Table):
     """A second verifier that is scored and never trained."""
 
-    shadow: str = key(
-        "", "A second reward that scores every completion and is never trained; empty = none.", names=Kind.REWARD
-    )
+    shadow: str = key("", "A second reward that scores all completions and is never trained.", names=Kind.REWARD)
     shadow_params: dict[str, Any] = key(
         {}, "Keys of [reward] for the shadow; the others have defaults.", needs="reward.shadow"
     )
@@ -106,9 +102,7 @@ _of_environment = partial(key, needs="environment.provider")
 class EnvironmentTable(Table):
     """Tasks and scoring from an environment instead of `[data]` and `[reward]`."""
 
-    provider: str = key(
-        "", "Environment provider: verifiers, mcp, openenv or a plugin; empty = none.", names=Kind.ENVIRONMENT
-    )
+    provider: str = key("", "Environment provider: verifiers, mcp, openenv or a plugin.", names=Kind.ENVIRONMENT)
     id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
     args: dict[str, Any] = _of_environment({}, "Its arguments, a table or JSON text of an object.")
     max_turns: int = _of_environment(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
@@ -142,15 +136,9 @@ class TeacherTable(Table):
     """A model whose log-probabilities of the sampled tokens are their rewards; off until a key of it is set."""
 
     model: str = key("", "Model that teaches; empty = [model] model, or the only model of the server.", reads="model")
-    adapter: str = key(
-        "", "PEFT adapter on it: its folder, or a run, whose newest checkpoint is taken.", reads="adapter"
-    )
-    engine: str = key(
-        HERE, "pytorch = in this process, or a server: vllm, sglang; others cannot teach.", names=Kind.INFERENCE_ENGINE
-    )
-    url: str = key(
-        "", "URL of the server, or several with commas; empty = the engine's own on this machine.", free_on_resume=True
-    )
+    adapter: str = key("", "PEFT adapter on it: its folder, or a run (its newest checkpoint).", reads="adapter")
+    engine: str = key(HERE, "pytorch = in this process, or a server: vllm, sglang.", names=Kind.INFERENCE_ENGINE)
+    url: str = key("", "URLs of servers, with commas; empty = the engine's own on this machine.", free_on_resume=True)
     api_key_env: str = key("", "Environment variable that holds the server's key; empty = none.", free_on_resume=True)
 
     _urls = field_validator("url")(server_urls)
@@ -179,9 +167,7 @@ class KlTable(Table):
     """KL divergence of the policy from its reference, the model that training began with."""
 
     coef: float = key(0.0, "Weight of the KL divergence; 0 = off.", ge=0.0)
-    where: Literal["loss", "reward"] = key(
-        "loss", "A term of the loss, or taken off each completion's reward.", needs="kl.coef"
-    )
+    where: Literal["loss", "reward"] = key("loss", "A term of the loss, or taken off the rewards.", needs="kl.coef")
     estimator: Literal["", "k1", "k2", "k3"] = key(
         "",
         "Estimate per token, with d = log p_ref - log p: k1 = -d, k2 = d²/2, k3 = e^d - 1 - d; empty = k3 in the "
@@ -190,11 +176,7 @@ class KlTable(Table):
     )
     target: float = key(0.0, "Mean KL per token that coef is steered to; 0 = coef is fixed.", ge=0.0)
     horizon: int = key(0, "Completions in which a steered coefficient changes by up to a fifth.", ge=0)
-    log: bool = key(
-        True,
-        "Record kl_mean with coef = 0 too, from a sixteenth of the completions, where the backend has it cheaply.",
-        free_on_resume=True,
-    )
+    log: bool = key(True, "Record kl_mean with coef = 0 too, where the backend has it cheaply.", free_on_resume=True)
 
 
 class EntropyTable(Table):
@@ -215,13 +197,8 @@ class EntropyTable(Table):
         ge=0.0,
         le=1.0,
     )
-    clip_cov_low: float = key(
-        1.0,
-        "clip_cov draws among tokens whose covariance is above this.",
-        allow_inf_nan=False,
-        needs="entropy.clip_cov",
-    )
-    clip_cov_high: float = key(5.0, "And below this.", allow_inf_nan=False, needs="entropy.clip_cov")
+    clip_cov_low: float = key(1.0, "Lower bound of clip_cov's draw.", allow_inf_nan=False, needs="entropy.clip_cov")
+    clip_cov_high: float = key(5.0, "Upper bound of clip_cov's draw.", allow_inf_nan=False, needs="entropy.clip_cov")
 
 
 _of_pacer = partial(key, needs="backpressure.enabled")

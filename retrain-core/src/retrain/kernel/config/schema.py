@@ -12,6 +12,7 @@ from retrain.kernel.declared import CORRECT_ABOVE, Kind
 
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
+HELD_OUT = "eval.examples or eval.sets"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
 
@@ -23,30 +24,22 @@ class BackendTable(Table):
 
     backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
-    adapter_path: str = key(
-        "", "Folder of the adapter checkpoints; empty = `adapter` inside the run folder.", is_path=True
-    )
+    adapter_path: str = key("", "Folder of the checkpoints; empty = `adapter` in the run folder.", is_path=True)
     throttle_dir: str = _free(
         "",
         "Lock folder shared by runs that call one service; empty = none.",
         needs="inference.engine or backend.backend",
         is_path=True,
     )
-    max_concurrent: int = _free(
-        4, "Concurrent calls of all runs with this throttle_dir.", ge=1, needs="backend.throttle_dir"
-    )
+    max_concurrent: int = _free(4, "Concurrent calls of all runs with it.", ge=1, needs="backend.throttle_dir")
     options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
 
 
 class ModelTable(Table):
     """Which model is trained."""
 
-    model: str = key(
-        "Qwen/Qwen3-4B-Instruct-2507", "Hub id, local folder, or builtin:tiny.", min_length=1, reads="model"
-    )
-    base_url: str = _free(
-        "", "URL of a training service; empty = the one that the backend knows.", needs="backend.backend"
-    )
+    model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, folder, or builtin:tiny.", min_length=1, reads="model")
+    base_url: str = _free("", "URL of a training service; empty = the backend's.", needs="backend.backend")
     lora_rank: int = key(32, "LoRA rank; alpha is twice it unless [lora] alpha says otherwise; 0 = all weights.", ge=0)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
 
@@ -75,18 +68,12 @@ class AlgorithmTable(Table):
         {}, "Parameters of the algorithm plugin.", flag="algorithm_params", needs="algorithm.algorithm_mode"
     )
     advantage_params: dict[str, Any] = key({}, "Parameters of the advantage.", needs="advantage")
-    transform_params: dict[str, Any] = key(
-        {}, "Parameters of the transform; may hold its own uncertainty_kind.", needs="transform"
-    )
-    batch_norm: bool = key(
-        False, "Then (A - mean) / (std + 1e-8) over all judged completions of the step.", needs="advantage"
-    )
+    transform_params: dict[str, Any] = key({}, "Its parameters; may hold uncertainty_kind.", needs="transform")
+    batch_norm: bool = key(False, "(A - mean) / (std + 1e-8) over the step's judged completions.", needs="advantage")
     advantage_clip: float = key(
         0.0, "Then advantages between -advantage_clip and advantage_clip; 0 = off.", ge=0.0, needs="advantage"
     )
-    dual_clip: float = key(
-        0.0, "ppo: where the advantage is negative, it counts at most this many times; 0 = off, otherwise > 1."
-    )
+    dual_clip: float = key(0.0, "ppo: a negative advantage counts at most this many times (> 1); 0 = off.")
     aggregation: Literal["", "token_mean", "sequence_mean", "constant"] = key(
         "", "Average of the loss; empty = the loss's own: token_mean, for gspo sequence_mean."
     )
@@ -147,9 +134,7 @@ class TrainingTable(Table):
     weight_decay: float = key(0.0, "AdamW weight decay.", ge=0.0)
     max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
     save_every: int = _free(20, "Steps between checkpoints; 0 = only the last.", ge=0)
-    keep_last: int = _free(
-        0, "Keep this many newest checkpoints; 0 (and keep_best = 0) keeps all; 2 if lora_rank = 0.", ge=0
-    )
+    keep_last: int = _free(0, "Newest checkpoints to keep; 0 = all without keep_best; 2 if lora_rank = 0.", ge=0)
     keep_best: int = _free(0, "Keep this many checkpoints with the highest keep_best_metric.", ge=0)
     keep_best_metric: str = _free("eval_correct_rate", "Field of metrics.jsonl that ranks them.")
     max_bad_steps: int = _free(3, "Stop after this many steps in a row with a non-finite number; 0 = never.", ge=0)
@@ -157,15 +142,11 @@ class TrainingTable(Table):
     overlong: Literal["keep", "mask", "drop"] = key(
         "keep", "Truncated completions: keep, mask (out of the loss) or drop (out of the baseline, too)."
     )
-    soft_overlong: int = key(
-        0, "Length of the zone below max_tokens in which the reward falls by up to 1; 0 = off.", ge=0
-    )
+    soft_overlong: int = key(0, "Zone below max_tokens in which the reward falls by up to 1; 0 = off.", ge=0)
     refill: int = key(0, "Further rounds of prompts, at most, until batch_size groups can teach; 0 = off.", ge=0)
     minibatches: int = key(1, "Optimizer steps that share out the step's groups.", ge=1)
     epochs: int = key(1, "Passes over the step's groups, each of `minibatches` optimizer steps.", ge=1)
-    max_staleness: int = key(
-        -1, "Steps that sampling is ahead of training; 0 = in turn; -1 = 1 on split devices, otherwise 0.", ge=-1, le=64
-    )
+    max_staleness: int = key(-1, "Steps sampled ahead; -1 = 1 on split devices, otherwise 0 (in turn).", ge=-1, le=64)
     control: Literal["", "random_reward", "format_only", "no_update"] = key(
         "", "Make the run a control: training is rewarded by coin flips, or only by form, or nothing is updated."
     )
@@ -198,9 +179,7 @@ class DataTable(Table):
     source: str = key("", "{names} or a plugin.", names=Kind.DATA_SOURCE)
     path: str = key("", "File or folder (files), id (hub), or a local copy of a named data set.", reads="data")
     prompt_key: str = key("prompt", "Column of the prompt, or a field in one: a.b.", min_length=1, flag="prompt_key")
-    answer_key: str = key(
-        "answer", "Column of the reference answer, or a field in one.", min_length=1, flag="answer_key"
-    )
+    answer_key: str = key("answer", "Column or field of the reference answer.", min_length=1, flag="answer_key")
     messages_key: str = key("", "Column of a chat that may end with the answer; no prompt_key.", flag="messages_key")
     instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
@@ -236,19 +215,9 @@ class ScoringTable(Table):
 class EvalTable(Table):
     """Held-out evaluation on examples that are never trained on."""
 
-    every: int = key(
-        0,
-        "Steps between evaluations; 0 = only before the first and after the last.",
-        ge=0,
-        needs="eval.examples or eval.sets",
-    )
+    every: int = key(0, "Steps between evaluations; 0 = before the first and after the last.", ge=0, needs=HELD_OUT)
     examples: int = key(0, "Held-out examples; 0 = no evaluation.", ge=0)
-    samples: int = key(
-        4,
-        "Completions per held-out example, for the correct rate and pass@k.",
-        ge=1,
-        needs="eval.examples or eval.sets",
-    )
+    samples: int = key(4, "Completions per held-out example, for the correct rate and pass@k.", ge=1, needs=HELD_OUT)
     seed: int = key(0, "Seed of the split and of the evaluation's sampling, apart from the run's.", ge=0)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from importlib_metadata import PackageNotFoundError, distribution
 
 if TYPE_CHECKING:
-    from importlib_metadata import IDistribution, IPackagePath
+    from importlib_metadata import IPackagePath
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
@@ -34,16 +34,13 @@ def installed_version(name: str) -> str:
     """Version of a distribution whose modules are present; empty otherwise. Imports nothing."""
     with suppress(PackageNotFoundError):
         found = distribution(name)
-        return found.version if _can_import(re.sub(r"[-.]+", "_", name)) or _has_modules(found) else ""
+        listed = (found.read_text("top_level.txt") or "").split()
+        files = {file.parts[0] for file in found.files or () if str(file).endswith(".py")}
+        modules = [part.removesuffix(".py") for part in (*listed, *files)]
+        # metadata that name no module say nothing about what is present
+        is_present = not modules or any(map(_can_import, [re.sub(r"[-.]+", "_", name), *modules]))
+        return found.version if is_present else ""
     return ""
-
-
-def _has_modules(found: IDistribution) -> bool:
-    """True if any of its modules can be imported, or its metadata name no module."""
-    listed = (found.read_text("top_level.txt") or "").split()
-    files = {file.parts[0] for file in found.files or () if str(file).endswith(".py")}
-    modules = {name.removesuffix(".py") for name in (*listed, *files)}
-    return not modules or any(map(_can_import, modules))
 
 
 def _can_import(module: str) -> bool:

@@ -13,15 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-
-from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind, PluginSpec
 from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
 from retrain.kernel.registry import Owner, Plugins, Registered
+
+if TYPE_CHECKING:  # `retrain --help` resolves commands, and must start fast
+    from pydantic import BaseModel
+
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.contracts.context import PluginContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,8 @@ def validated_params(
     """The parameters as the plugin's model, or every problem with them; without a model, None for any parameters."""
     if model is None:
         return None, []
+    from pydantic import ValidationError
+
     try:
         return model.model_validate(dict(given)), []
     except ValidationError as error:

@@ -20,15 +20,8 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import Owner, Plugins
 from retrain.kernel.types import Kind
-from retrain.observe.console.step_lines import (
-    COLUMNS,
-    evaluations,
-    rate_text,
-    step_line,
-    supervised_line,
-    training_complete,
-    with_parts,
-)
+from retrain.observe.console import step_lines
+from retrain.observe.console.step_lines import COLUMNS, rate_text
 from retrain.records.record_names import METRICS
 from retrain.records.run import Run
 from retrain.text.amounts import counted
@@ -97,22 +90,23 @@ def run_console(plugins: Plugins, *, is_quiet: bool = False) -> Iterator[None]:
     if is_notebook() and not is_quiet:
         from retrain.observe.console.panel import NotebookLines  # imports rich, like the next
 
-        with closing(NotebookLines()) as lines, _handler(lines, logging.INFO):
+        with closing(NotebookLines()) as lines, logged_to(lines, logging.INFO):
             yield
     elif is_quiet or not is_redrawable(sys.stdout):
-        with _handler(PlainLines(sys.stdout), OUTCOME_LEVEL if is_quiet else PROGRESS_LEVEL):
+        with logged_to(PlainLines(sys.stdout), OUTCOME_LEVEL if is_quiet else PROGRESS_LEVEL):
             yield
     else:
         from retrain.observe.console.panel import AboveThePanel, LiveDisplay
 
         display = LiveDisplay()
         plugins.add(display, Owner(distribution="retrain-core", source="retrain.observe.console.panel"))
-        with display, _handler(AboveThePanel(display), logging.INFO):
+        with display, logged_to(AboveThePanel(display), logging.INFO):
             yield
 
 
 @contextmanager
-def _handler(handler: logging.Handler, level: int) -> Iterator[None]:
+def logged_to(handler: logging.Handler, level: int) -> Iterator[None]:
+    """Send the lines of retrain's logger from `level` on to a handler within the block, and to no other."""
     before = LOG.level, LOG.propagate
     handler.setFormatter(HarmlessLines("%(message)s"))
     LOG.setLevel(level)
@@ -151,12 +145,14 @@ class RunLines(Watcher):
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        width, is_log = columns(), not sys.stdout.isatty()  # tools read a log line by line
-        lines = evaluations(metrics, width, is_one_line=is_log)
+        is_log = not sys.stdout.isatty()  # tools read a log line by line
+        width = COLUMNS if is_log else min(COLUMNS, shutil.get_terminal_size().columns)
+        lines = step_lines.evaluations(metrics, width, is_one_line=is_log)
         if metrics["step"] >= 0:
-            lines = with_parts(step_line(metrics, width), metrics, width, is_one_line=is_log) + lines
+            line = step_lines.step_line(metrics, width)
+            lines = step_lines.with_parts(line, metrics, width, is_one_line=is_log) + lines
         elif "sft_loss" in metrics:
-            lines = [supervised_line(metrics), *lines]
+            lines = [step_lines.supervised_line(metrics), *lines]
         for line in lines:
             LOG.info("%s", line)
         if "eval_correct_rate" in metrics:
@@ -173,7 +169,7 @@ class RunLines(Watcher):
         self._progress.end()
         if error is not None:
             return
-        complete = training_complete(run.condition, run.config.training.max_steps, self._running_rate)
+        complete = step_lines.training_complete(run.condition, run.config.training.max_steps, self._running_rate)
         LOG.log(OUTCOME_LEVEL, "%s", complete)
         if self._last_adapter is not None:
             LOG.log(OUTCOME_LEVEL, "%s saved to %s", _saved_in(self._last_adapter), self._last_adapter)
@@ -195,11 +191,6 @@ def _saved_in(folder: Path) -> str:
     if (folder / "adapter_model.safetensors").is_file():
         return "Adapter"
     return "Model" if any(folder.glob("*.safetensors")) else "State of the run, without weights,"
-
-
-def columns() -> int:
-    """Width of a line: that of a narrow terminal, otherwise `COLUMNS`."""
-    return min(COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else COLUMNS
 
 
 def held_out_line(run: Run, last: Mapping[str, Any]) -> str:

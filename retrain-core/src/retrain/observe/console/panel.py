@@ -168,11 +168,11 @@ class AboveThePanel(logging.Handler):
 
 LAST_LINES, LAST_WARNINGS = 15, 10
 PAUSE_S = 0.2  # between two updates
-SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes what it formats
+SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes its argument
 
 
 class NotebookLines(logging.Handler):
-    """Shows the last lines below the last warnings; `close` shows what the pause between two updates held back."""
+    """Shows the last lines below the last warnings; `close` shows the lines held back by the pause between updates."""
 
     def __init__(self) -> None:
         super().__init__()

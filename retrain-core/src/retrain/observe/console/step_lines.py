@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from retrain.records.runs.metric import eval_sets
+from retrain.records.run import eval_sets
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import percent
 from retrain.text.progress import warm_up_left
@@ -23,7 +23,7 @@ _OTHERS = {
     "surplus": "surplus_groups",
 }
 _SIZES = {"datums": "num_datums", "bs": "batch_size", "gs": "group_size"}
-Forms = tuple[str, ...]  # of one part of a line: what it says in full, then ever shorter; "" leaves it out
+Forms = tuple[str, ...]  # of one part of a line: in full, then ever shorter; "" leaves it out
 
 
 def fitted(parts: Sequence[Forms], columns: int) -> str:
@@ -58,10 +58,12 @@ def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     if "num_datums" not in metrics:  # sampling failed
         return f"{number} [{condition}] | {_rejected(metrics)}"
     size = f"{metrics['useful_groups']}/{metrics['batch_size']}"
-    why, time_s = f"useful={size}{_others(metrics)}", metrics["step_time_s"]
+    others = [f"{count} {status}" for status, field in _OTHERS.items() if (count := metrics.get(field, 0))]
+    why = f"useful={size} ({', '.join(others)})" if others else f"useful={size}"
+    time_s = metrics["step_time_s"]
     useful: Forms = (why, f"useful={size}")
     times: Forms = (f"time={time_s:.1f}s", f"time={time_s:.{int(time_s < 10)}f}s")
-    if is_idle := metrics["loss"] is None and "rejected" not in metrics:  # why is then what matters
+    if is_idle := metrics["loss"] is None and "rejected" not in metrics:  # then the reason matters most
         useful, times = (why, why, why, f"useful={size}"), (*times, "")
     rest: list[Forms] = [
         *_verdict_forms(metrics),
@@ -165,11 +167,6 @@ def graded_texts(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
     """`reward_texts`, or nothing where the correct rate says it all: all quantiles are 0 or 1, and no parts."""
     texts = reward_texts(metrics, prefix)
     return texts if len(texts) > 1 or "(" in texts[0] else []
-
-
-def _others(metrics: Mapping[str, Any]) -> str:
-    others = [f"{count} {status}" for status, field in _OTHERS.items() if (count := metrics.get(field, 0))]
-    return f" ({', '.join(others)})" if others else ""
 
 
 def dropped_text(metrics: Mapping[str, Any]) -> str:

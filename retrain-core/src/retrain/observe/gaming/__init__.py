@@ -71,7 +71,7 @@ def retrain_extra_metrics(
 def retrain_report_sections(run: RunView) -> Mapping[str, str | ReportSection] | None:
     if not _keys(run.config).shadow:
         return None
-    from retrain.observe.gaming.report import alarm_text, report_section  # only a report needs them
+    from retrain.observe.gaming.shadow import alarm_text, report_section  # only a report needs them
 
     alarms = alarm_text(run.folder)
     return {**(report_section(run) or {}), **({"Gaming": alarms} if alarms else {})}

@@ -27,7 +27,7 @@ TOLERANCE = 0.05  # a rise of the unconfirmed share that is no change
 SPREADS = 2.0  # standard errors of the reference that are no change either
 LARGEST = 0.9  # a reference above this leaves no room for a rise
 BETS = (0.1, 0.3, 0.6)  # share of the stake lost on a group that the shadow confirms altogether
-MOST_EVIDENCE = 20.0 / ALPHA  # what is above is given up, so that an alarm ends soon after its cause
+MOST_EVIDENCE = 20.0 / ALPHA  # evidence above is dropped, so that an alarm ends soon after its cause
 MOST_STARTS = 40
 
 
@@ -199,7 +199,7 @@ class GamingAlarm:
 def _count(name: str, group: Verdicts) -> Count:
     if name == "unconfirmed":
         return Count(size=group.judged, of=group.paid, part=group.paid - group.confirmed)
-    if name == "gap":  # (1 + proxy - shadow) / 2, which is between 0 and 1
+    if name == "gap":  # (1 + proxy - shadow) / 2, between 0 and 1
         gap = group.paid - group.confirmed - group.missed
         return Count(size=group.judged, of=group.judged, part=(group.judged + gap) / 2.0)
     return Count(size=group.judged, of=group.judged, part=group.judged - group.confirmed - group.missed)

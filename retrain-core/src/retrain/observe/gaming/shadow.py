@@ -1,4 +1,4 @@
-"""The fields of `[reward] shadow` on a run's lines, and the checks of its configuration.
+"""`[reward] shadow`: its fields on a run's lines, its sections of the report, and the checks of its configuration.
 
 `tasks/scoring` scores each completion with the reward and the shadow, in separate processes; the shadow's score is
 `score.shadow` of the raw score.
@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.errors import Problem
+from retrain.kernel.contracts.report import ReportPlot, ReportSection
+from retrain.kernel.contracts.views import RunView
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, Outcome, Score
-from retrain.tasks.scoring.build import (
-    NO_REWARD,
-    SHADOW,
-    SHADOW_PARAMS,
-    brings_tasks,
-    has_verifier,
-    shadow_config,
-    shadow_keys,
-)
+from retrain.observe.gaming.alarm import read_alarms
+from retrain.records.reading import Record, number
+from retrain.records.run import Run
+from retrain.tasks.scoring.build import NO_REWARD, brings_tasks, has_verifier, shadow_keys
+from retrain.tasks.scoring.shadow import SHADOW, SHADOW_PARAMS, shadow_config
 
 
 def step_fields(groups: Sequence[Group]) -> dict[str, float]:
     """The fields of a step's line; empty where no completion was shown to a shadow.
 
-    Means and rates are over the completions of the first round that both scored, as those of the reward are (see
+    Means and rates are over the completions of the first round that both scored, as for the reward (see
     `observe/metrics`), and absent without such completions. The counts cover all rounds.
     """
     outcomes = Counter(score.shadow.outcome for group in groups for score in group.raw_scores if score.shadow)
@@ -78,12 +80,12 @@ RUN_ONLY = ("type", "weights", "shadow", "shadow_params")  # keys of [reward] th
 
 
 def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
-    """Every problem with `[reward] shadow` except an unknown name, which is reported like any part's."""
+    """Every problem with `[reward] shadow` except an unknown name; that is reported like any part's."""
     keys = shadow_keys(config)
     name, params = keys.shadow, keys.shadow_params
     if not name:
         if params:
-            what, fix = "are the keys of a shadow, which is not configured", 'set shadow = "NAME", or remove them'
+            what, fix = "are the keys of a shadow, but none is configured", 'set shadow = "NAME", or remove them'
             yield Problem(where=config.place(SHADOW_PARAMS), what=what, fix=fix)
         return
     where = config.place(SHADOW)
@@ -117,7 +119,7 @@ UNCONFIRMED = f"{NO_ALARM_YET}; {UNPAID}"
 EARLY = "on a rejected step; in the first 5 steps"
 NO_NGRAM, NO_CREDIT = f"{EARLY}; {UNPAID}", f"{EARLY}; without positive credit"
 TREND = "on a rejected step; in the first 12 steps"
-LN = "ln of {} of the last three steps over what a line through the logarithms of the ten before predicts."
+LN = "ln of {} of the last three steps over the prediction of a line through the logarithms of the ten before."
 
 BOTH = "over the completions that reward and shadow both gave a score"
 NO_SHADOW = "without [reward] shadow"
@@ -155,7 +157,12 @@ FIELDS = (
         "",
         NO_NGRAM,
     ),
-    ("gaming_answer_shift", "How much earlier in their text rewarded answers begin than at the start.", "", EARLY),
+    (
+        "gaming_answer_shift",
+        "Share of the text by which rewarded answers begin earlier than at first.",
+        "",
+        EARLY,
+    ),
     ("gaming_prompt_answers", "Share of rewarded answers that repeat the prompt, less that at the start.", "", EARLY),
     (
         "gaming_format_credit",
@@ -166,3 +173,72 @@ FIELDS = (
     ("gaming_suspected", "Those of these that were beyond their thresholds for three steps.", "text", "unless one was"),
     ("gaming_ngram", "That 4-gram.", "text", "unless ngram_share is suspected"),
 )
+
+
+MOST_SHOWN = 5  # completions of an alarm
+MOST_CHARS = 300
+
+
+def alarm_text(run: Path) -> str:
+    """Every alarm with its most credited completions; empty without one. A damaged file is reported."""
+    try:
+        return "\n\n".join("\n".join(_lines(alarm)) for alarm in read_alarms(run))
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        return f"gaming.jsonl cannot be read: {error}"
+
+
+def _lines(alarm: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"Step {alarm['step']}: since step {alarm['since']} the reward paid {alarm['num_completions']} completions "
+        f"that its shadow does not confirm (evidence {alarm['evidence']:.3g}; the alarm begins at 20)."
+    )
+    if alarm["tokens"]:
+        yield f"Their credit is on {' | '.join(repr(each['token']) for each in alarm['tokens'])}"
+    for each in alarm["completions"][:MOST_SHOWN]:
+        text = " ".join(str(each["completion"]).split())
+        place = f"step {each['step']}, group {each['group']}, completion {each['index']}"
+        yield f"{place}, reward {each['reward']:g}, shadow {each['shadow_reward']:g}: {text[:MOST_CHARS]}"
+    yield "All of them are in gaming.jsonl."
+
+
+MOST_POINTS = 200
+PLOTS = (  # title, note, the reward's field and the shadow's
+    ("Correct rate, training batches", "each step has other prompts", "correct_rate", "shadow_correct_rate"),
+    ("Mean reward, training batches", "each step has other prompts", "mean_reward", "shadow_mean_reward"),
+    ("Held-out correct rate", "on examples that are never trained on", "eval_correct_rate", "eval_shadow_rate"),
+)
+
+
+def report_section(run: RunView) -> Mapping[str, ReportSection] | None:
+    """The curves of reward and shadow; None before the run's first line."""
+    try:
+        lines = [line for _, line in Run(run.folder).steps()]
+    except ConfigError:
+        return None
+    plots = [plot for spec in PLOTS if (plot := _plot(lines, *spec)) is not None]
+    if not plots:
+        return None
+    name = shadow_keys(run.config).shadow
+    text = f"The shadow {name!r} scored the same completions as the reward, but was not trained on."
+    return {"Reward and shadow": ReportSection(name="shadow", text=text, plots=plots)}
+
+
+def _plot(lines: Sequence[Record], title: str, note: str, reward: str, shadow: str) -> ReportPlot | None:
+    found = [(line["step"], number(line.get(reward)), number(line.get(shadow))) for line in lines if shadow in line]
+    if not found:
+        return None
+    bins = np.array_split(np.arange(len(found)), min(MOST_POINTS, len(found)))
+    points = []
+    for part in bins:
+        columns = ([found[each][column] for each in part] for column in range(3))
+        known = [[value for value in column if value is not None] for column in columns]
+        points.append([fmean(values) if values else None for values in known])
+    steps, rewards, shadows = zip(*points, strict=True)
+    return ReportPlot(
+        title=title,
+        note=note if len(points) == len(found) else f"{note}; means of {len(bins[0])} steps",
+        x=[0.0 if step is None else step + 1 for step in steps],
+        lines={"reward": rewards, "shadow": shadows},
+        x_title="step",
+        is_share=shadow.endswith("_rate"),
+    )

@@ -96,6 +96,7 @@ THRESHOLDS: Mapping[str, float] = {  # field -> suspicious at this size or above
     "gaming_prompt_answers": 0.3,
     "gaming_format_credit": 0.35,
 }
+FROM_START = {"position": "gaming_answer_shift", "repeats": "gaming_prompt_answers", "format": "gaming_format_credit"}
 TWO_SIDED = ("gaming_length_shift", "gaming_entropy_shift")
 
 
@@ -130,11 +131,33 @@ class Suspicions:
         return [name for name in THRESHOLDS if self._rows.get(name, 0) >= ROW]
 
     def observe(self, groups: Sequence[Group], credit: Credit) -> dict[str, float]:
-        found = judged(groups)
+        found = [
+            Judged(group=group, completion=each, is_paid=raw.value > group.correct_above)
+            for group in groups
+            for each, raw in zip(group.completions, group.raw_scores, strict=True)
+            if raw.value is not None and not group.round  # further rounds are selected by their outcome
+        ]
         if not found:
             return {}
         paid = [each for each in found if each.is_paid]
-        fields = self._shifts(found) | self._texts(found, paid) | self._credit(found, groups, credit)
+        fields = self._shifts(found) | self._ngrams(found, paid)
+        if not self._common:
+            counts = Counter(token for each in found for token in sampled(each.completion).tolist())
+            self._common = sorted(counts, key=lambda token: (-counts[token], token))[:COMMON]
+        answers = [*_answers(paid)]
+        measured: dict[str, Sequence[float]] = {
+            "position": [place / len(each.completion.text) for each, place, _ in answers],
+            "repeats": [_repeats(each.group, answer) for each, _, answer in answers],
+            "format": format_credit(groups, credit, self._common),
+        }
+        for name, values in measured.items():
+            if values:
+                start, value = self._starts.setdefault(name, []), float(np.mean(values))
+                if len(start) < START:
+                    start.append(value)
+                else:
+                    change = value - sum(start) / len(start)
+                    fields[FROM_START[name]] = -change if name == "position" else change
         self._steps += 1
         for name, threshold in THRESHOLDS.items():
             if name in fields:
@@ -164,40 +187,16 @@ class Suspicions:
                 fields[f"gaming_{name}_shift"] = float(np.mean(series[LINE:]) - led_to)
         return fields
 
-    def _texts(self, found: Sequence[Judged], paid: Sequence[Judged]) -> dict[str, float]:
-        fields: dict[str, float] = {}
+    def _ngrams(self, found: Sequence[Judged], paid: Sequence[Judged]) -> dict[str, float]:
         if self._steps < START:
-            shares = np.maximum(ngram_shares(found), ngram_shares(paid))
-            self._early += shares / START
+            self._early += np.maximum(ngram_shares(found), ngram_shares(paid)) / START
         elif paid:
             unpaid = ngram_shares([each for each in found if not each.is_paid])
             excess = ngram_shares(paid) - np.maximum(unpaid, self._early)
             best = int(excess.argmax())
-            fields["gaming_ngram_share"] = max(0.0, float(excess[best]))
             self.ngram = ngram_of(paid, best) if excess[best] > 0 else []
-        if positions := answer_positions(paid):
-            start = self._start("position", float(np.mean(positions)))
-            fields |= {} if start is None else {"gaming_answer_shift": start - float(np.mean(positions))}
-        if (repeats := repeats_prompt(paid)) is not None:
-            start = self._start("repeats", repeats)
-            fields |= {} if start is None else {"gaming_prompt_answers": repeats - start}
-        return fields
-
-    def _credit(self, found: Sequence[Judged], groups: Sequence[Group], credit: Credit) -> dict[str, float]:
-        self._common = self._common or common_tokens(found)
-        share = format_credit(groups, credit, self._common)
-        if share is None:
-            return {}
-        start = self._start("format", share)
-        return {} if start is None else {"gaming_format_credit": share - start}
-
-    def _start(self, name: str, value: float) -> float | None:
-        """The mean over the first `START` steps that had a value; None while these last."""
-        values = self._starts.setdefault(name, [])
-        if len(values) < START:
-            values.append(value)
-            return None
-        return sum(values) / len(values)
+            return {"gaming_ngram_share": max(0.0, float(excess[best]))}
+        return {}
 
 
 NGRAM = 4  # tokens
@@ -212,22 +211,11 @@ Counts = NDArray[np.float64]  # per bucket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A completion with a score: its group, and whether the reward calls it correct."""
+    """A completion that the reward scored, in its group; `is_paid`: the reward calls it correct."""
 
-    group: int
-    example_group: Group
+    group: Group
     completion: Completion
     is_paid: bool
-
-
-def judged(groups: Sequence[Group]) -> list[Judged]:
-    """The completions of a step's first round that the reward scored, in sampling order."""
-    return [
-        Judged(group=number, example_group=group, completion=each, is_paid=raw.value > group.correct_above)
-        for number, group in enumerate(groups)
-        for each, raw in zip(group.completions, group.raw_scores, strict=True)
-        if raw.value is not None and not group.round
-    ]
 
 
 def mean_entropy(found: Sequence[Judged]) -> float:
@@ -256,7 +244,7 @@ def ngram_shares(found: Sequence[Judged]) -> Counts:
     """Share of completions that have an n-gram of a bucket, per bucket: the mean over groups."""
     by_group: dict[int, list[Judged]] = {}
     for each in found:
-        by_group.setdefault(each.group, []).append(each)
+        by_group.setdefault(id(each.group), []).append(each)
     shares = np.zeros(BUCKETS)
     for members in by_group.values():
         for each in members:
@@ -275,31 +263,15 @@ def ngram_of(found: Sequence[Judged], bucket: int) -> list[int]:
     return []
 
 
-def answer_positions(found: Sequence[Judged]) -> list[float]:
-    """Position of each answer in its text: 0 at the beginning, 1 at the end. Texts without an answer are skipped."""
-    return [place / len(each.completion.text) for each, place, _ in _answers(found)]
-
-
-def repeats_prompt(found: Sequence[Judged]) -> float | None:
-    """The share of answers that are an expression or a number of the prompt, and not the reference."""
-    repeats = [_repeats(each.example_group, answer) for each, _, answer in _answers(found)]
-    return sum(repeats) / len(repeats) if repeats else None
-
-
-def common_tokens(found: Sequence[Judged]) -> list[int]:
-    counts = Counter(token for each in found for token in sampled(each.completion).tolist())
-    return sorted(counts, key=lambda token: (-counts[token], token))[:COMMON]
-
-
-def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int]) -> float | None:
-    """The share of a step's positive credit on these token ids; None without positive credit."""
+def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int]) -> list[float]:
+    """The share of a step's positive credit on these token ids; empty without positive credit."""
     on_format = total = 0.0
     for group, tokens_G in zip(groups, credit.tokens_PG, strict=True):
         for completion, token_credit in zip(group.completions, tokens_G, strict=True):
             positive_A: Floats = np.maximum(token_credit.advantages_A, 0.0)
             total += float(positive_A.sum())
             on_format += float(positive_A[np.isin(sampled(completion), format_tokens)].sum())
-    return on_format / total if total > 0.0 else None
+    return [on_format / total] if total > 0.0 else []
 
 
 def sampled(completion: Completion) -> Tokens:

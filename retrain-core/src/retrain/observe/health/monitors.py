@@ -65,9 +65,10 @@ class HealthWatch(Watcher):
                 continue
             before, self._open[name] = self._open.get(name, []), [finding.state for finding in findings]
             states += self._open[name]
-            for finding in findings:
-                if finding.state not in before:
-                    self._begin(name, finding, metrics["step"])
+            for finding in (each for each in findings if each.state not in before):
+                LOG.warning("Health: %s at step %d: %s", finding.state, metrics["step"], printable(finding.message))
+                if self._ending is None and STOP in (self._policy, finding.severity):
+                    self._ending = name, finding
         return {"health": list(dict.fromkeys(states))} if states else {}
 
     @hookimpl
@@ -92,11 +93,6 @@ class HealthWatch(Watcher):
         for name, monitor in self._monitors.items():
             if name in saved.get("monitors", {}):
                 self._guard.call(name, "restore", monitor.restore, saved["monitors"][name])
-
-    def _begin(self, name: str, finding: Finding, step: int) -> None:
-        LOG.warning("Health: %s at step %d: %s", finding.state, step, printable(finding.message))
-        if self._ending is None and STOP in (self._policy, finding.severity):
-            self._ending = name, finding
 
 
 def _findings(monitor: HealthMonitor, metrics: Mapping[str, Any]) -> list[Finding]:
@@ -123,9 +119,7 @@ FIXES = {
 
 
 def build(context: PluginContext) -> DefaultMonitor:
-    config = context.config
-    table = config.table("health", HealthTable)
-    return DefaultMonitor(table, max_tokens=config.training.max_tokens)
+    return DefaultMonitor(context.config.table("health", HealthTable), max_tokens=context.config.training.max_tokens)
 
 
 class DefaultMonitor:
@@ -142,7 +136,7 @@ class DefaultMonitor:
         self._max_tokens = max_tokens
         self._rows: dict[str, int] = {}  # fault -> steps in a row
         self._causes: dict[str, int] = {}  # field -> groups, over the row without a useful one
-        self._starts: dict[str, list[float]] = {}
+        self._starts: dict[str, list[float]] = {"entropy": [], "length": []}
         self._judges: dict[str, Callable[[Metrics], Verdict]] = {
             "truncation": self._truncation,
             "no_useful_groups": self._no_useful_groups,
@@ -153,7 +147,10 @@ class DefaultMonitor:
         }
 
     def observe(self, metrics: Metrics) -> list[Finding]:
-        self._learn_starts(metrics)
+        for name, starts in self._starts.items():
+            value = _measure(metrics, name)
+            if value is not None and len(starts) < self._table.steps:
+                starts.append(float(value))
         findings = []
         for state, judge in self._judges.items():
             verdict = judge(metrics)
@@ -169,7 +166,7 @@ class DefaultMonitor:
 
     def restore(self, state: Metrics) -> None:
         self._rows, self._causes = dict(state["rows"]), dict(state["causes"])
-        self._starts = {name: list(values) for name, values in state["starts"].items()}
+        self._starts |= {name: list(values) for name, values in state["starts"].items()}
 
     def _truncation(self, metrics: Metrics) -> Verdict:
         share = metrics.get("max_token_hit_rate")
@@ -225,19 +222,12 @@ class DefaultMonitor:
         mean, ess = metrics.get("ratio_mean"), metrics.get("ess_frac")
         if mean is None or ess is None:
             return None
-        table = self._table
-        has_moved = 0.0 < table.ratio_drift < abs(mean - 1.0)
-        if not has_moved and ess >= table.ess_frac:
+        has_moved = 0.0 < self._table.ratio_drift < abs(mean - 1.0)
+        if not has_moved and ess >= self._table.ess_frac:
             return ""
         cause = f"trainer and sampler disagree about the sampled tokens (ratio_mean {mean:.3f}, ess_frac {ess:.2f}"
         largest = f", ratio_max {metrics['ratio_max']:.3g})" if "ratio_max" in metrics else ")"
         return f"{cause}{largest}; fix: set [algorithm] tis_cap = 2.0, or use another [inference] engine"
-
-    def _learn_starts(self, metrics: Metrics) -> None:
-        for name in ("entropy", "length"):
-            value, values = _measure(metrics, name), self._starts.setdefault(name, [])
-            if value is not None and len(values) < self._table.steps:
-                values.append(float(value))
 
     def _since_start(self, metrics: Metrics, name: str) -> tuple[float | None, float | None]:
         """The value at this step and at the start; the latter is None while it is still being measured."""

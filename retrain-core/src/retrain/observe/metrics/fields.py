@@ -23,8 +23,17 @@ def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fie
     if has_verifier(config):
         fields = reward_metrics(groups) | fields
     if config.training.refill:
-        fields |= refill_metrics(groups, credit)
-    return fields | (overlong_metrics(groups) if config.training.overlong == "drop" else {})
+        dropped = [group for number, group in enumerate(groups) if not credit.trains(number)]
+        fields |= {
+            "rounds": 1 + max(group.round for group in groups),
+            "drawn_groups": len(groups),
+            "surplus_groups": Counter(credit.statuses_P)[GroupStatus.SURPLUS],
+            "dropped_tokens": sum(completion.num_actions for group in dropped for completion in group.completions),
+        }
+    if config.training.overlong == "drop":  # completions that lost their verdict because they were truncated
+        pairs = [pair for group in groups for pair in zip(group.raw_scores, group.scores, strict=True)]
+        fields["overlong_dropped_count"] = sum(raw.value is not None and score.value is None for raw, score in pairs)
+    return fields
 
 
 def reward_metrics(groups: Sequence[Group]) -> Fields:
@@ -63,21 +72,6 @@ def reward_metrics(groups: Sequence[Group]) -> Fields:
 def first_round(groups: Sequence[Group]) -> Sequence[Group]:
     """The groups of the prompts that the step began with, not selected by an outcome: all of them without refill."""
     return [group for group in groups if not group.round]
-
-
-def refill_metrics(groups: Sequence[Group], credit: Credit) -> Fields:
-    dropped = [group for number, group in enumerate(groups) if not credit.trains(number)]
-    return {
-        "rounds": 1 + max(group.round for group in groups),
-        "drawn_groups": len(groups),
-        "surplus_groups": Counter(credit.statuses_P)[GroupStatus.SURPLUS],
-        "dropped_tokens": sum(completion.num_actions for group in dropped for completion in group.completions),
-    }
-
-
-def overlong_metrics(groups: Sequence[Group]) -> Fields:
-    pairs = [pair for group in groups for pair in zip(group.raw_scores, group.scores, strict=True)]
-    return {"overlong_dropped_count": sum(raw.value is not None and score.value is None for raw, score in pairs)}
 
 
 def group_metrics(statuses: Sequence[GroupStatus]) -> Fields:

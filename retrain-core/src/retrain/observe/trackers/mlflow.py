@@ -15,7 +15,7 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import StopRequested
-from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.recording import PROVENANCE, named_config, named_metrics, require, run_name
 
 LOG = logging.getLogger("retrain")
 URI = "MLFLOW_TRACKING_URI"
@@ -68,7 +68,16 @@ class MlflowRecorder:
             self._last_step = client.get_run(self._run_id).data.metrics.get(STEP)
             client.update_run(self._run_id, status="RUNNING")
         else:
-            self._run_id = _new_run(client, manifest)
+            from mlflow.entities import Param, RunTag
+
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or manifest["config"]["logging"]["project"]
+            experiment = client.get_experiment_by_name(name)
+            place = experiment.experiment_id if experiment else client.create_experiment(name)
+            self._run_id = client.create_run(place, run_name=run_name(manifest)).info.run_id
+            params = [Param(key, str(value)[:PARAM_CHARS]) for key, value in named_config(manifest).items()]
+            provenance = {part: json.dumps(manifest.get(part))[:TAG_CHARS] for part in PROVENANCE if part != "config"}
+            tags = [RunTag(f"retrain.{part}", text) for part, text in provenance.items()]
+            client.log_batch(self._run_id, params=params, tags=tags)
         self._sender = _Sender(client, self._run_id)
         place = uri if uri.startswith("sqlite:") else "the server of MLFLOW_TRACKING_URI"
         LOG.info("mlflow run %s is kept in %s", self._run_id, place)
@@ -151,18 +160,3 @@ class _Sender:
             if isinstance(value, bool | int | float)
         ]
         self._client.log_batch(self._run_id, metrics=sent)
-
-
-def _new_run(client: Any, manifest: Mapping[str, Any]) -> str:
-    from mlflow.entities import Param, RunTag
-
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or manifest["config"]["logging"]["project"]
-    experiment = client.get_experiment_by_name(name)
-    place = experiment.experiment_id if experiment else client.create_experiment(name)
-    run_id: str = client.create_run(place, run_name=run_name(manifest)).info.run_id
-    params = [Param(key, str(value)[:PARAM_CHARS]) for key, value in named_config(manifest).items()]
-    tags = [
-        RunTag(f"retrain.{part}", json.dumps(manifest.get(part))[:TAG_CHARS]) for part in PROVENANCE if part != "config"
-    ]
-    client.log_batch(run_id, params=params, tags=tags)
-    return run_id

@@ -1,11 +1,14 @@
-"""Passes the lines and checkpoints of a run to its recorders; an exception in one never stops training."""
+"""Passes a run to its recorders, whose exceptions never stop training; the names of fields and keys in trackers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import RunView
+
 
 STATE = "recorders"
 OPTIONAL = frozenset({"state", "restore", "checkpoint"})
@@ -38,7 +42,7 @@ class Recorders:
 
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
         self._recorders = dict(recorders)
-        self._started: set[str] = set()
+        self._started: list[str] = []
         self._guard = FaultGuard("Recorder", "Training continues; its records have gaps.")
 
     @hookimpl
@@ -50,17 +54,17 @@ class Recorders:
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
         manifest = redacted(run.manifest)
-        self._started = {name for name in self._recorders if self._call(name, "start", manifest, run.folder)}
+        self._started = [name for name in self._recorders if self._call(name, "start", manifest, run.folder)]
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        for name in self._started_in_order():
+        for name in self._started:
             self._call(name, "step", redacted(metrics))
 
     @hookimpl
     def retrain_save_state(self, name: str, folder: Path | None) -> dict[str, Any]:
         if folder is not None:
-            for recorder in self._started_in_order():
+            for recorder in self._started:
                 self._call(recorder, "checkpoint", folder, name)
             return {}
         methods = {name: getattr(recorder, "state", dict) for name, recorder in self._recorders.items()}
@@ -72,12 +76,100 @@ class Recorders:
         for name in self._recorders:
             self._call(name, "finish", error)
 
-    def _started_in_order(self) -> list[str]:
-        return [name for name in self._recorders if name in self._started]
-
     def _call(self, name: str, method: str, *arguments: Any) -> bool:
         """True if the call succeeded, or the recorder lacks an optional method."""
         recorder = self._recorders[name]
         if method in OPTIONAL and not hasattr(recorder, method):
             return True
         return self._guard.call(name, method, getattr(recorder, method), *arguments)[0]
+
+
+# Constant throughout a run, so they go into the configuration there.
+CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
+# Parts of `run.json` that say what made the run.
+PROVENANCE = ("config", "distributions", "libraries", "python", "git", "hardware", "command")
+_PATTERNS = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"(exec|plan)_(entropy|surprisal|uncertainty)_(mean|var)", r"train/\2/\1_\3"),
+        (r"post_(exec|plan)_(entropy|surprisal|uncertainty)_(mean|var)", r"train/\2/post_\1_\3"),
+        (r"(mean_reward|correct_rate|running_correct_rate|shadow_\w+)", r"train/rewards/\1"),
+        (r"reward_((?:tie|uniform|unique)_\w+|p\d+)", r"train/rewards/\1"),
+        (r"backend_(reports_sync_loss|preserves_token_advantages)", r"train/backend/\1"),
+        (r"bp_(\w+)", r"train/backpressure/\1"),
+        (r"eval_(\w+)", r"eval/\1"),
+    )
+)
+# Name there -> path of the value in `run.json`.
+CONFIG_KEYS = {
+    "algorithm_mode": "config.algorithm.algorithm_mode",
+    "advantage_mode": "config.algorithm.advantage_mode",
+    "transform_mode": "config.algorithm.transform_mode",
+    "uncertainty_kind": "config.algorithm.uncertainty_kind",
+    "condition": "condition",
+    "model": "config.model.model",
+    "lora_rank": "config.model.lora_rank",
+    "lr": "config.training.lr",
+    "batch_size": "config.training.batch_size",
+    "group_size": "config.training.group_size",
+    "max_tokens": "config.training.max_tokens",
+    "temperature": "config.training.temperature",
+    "gtpo_beta": "config.gtpo.beta",
+    "hicra_alpha": "config.hicra.alpha",
+    "sepa_steps": "config.sepa.steps",
+    "sepa_delay_steps": "config.sepa.delay_steps",
+    "sepa_correct_rate_gate": "config.sepa.correct_rate_gate",
+    "max_steps": "config.training.max_steps",
+    "backend": "config.backend.backend",
+    "seed": "seed",
+}
+
+
+def metric_name(field: str) -> str:
+    """Name of one field of `metrics.jsonl`: `mean_reward` -> `train/rewards/mean_reward`; `train/FIELD` unless listed.
+
+    No two fields share a name.
+    """
+    for pattern, name in _PATTERNS:
+        match = pattern.fullmatch(field)
+        if match:
+            return match.expand(name)
+    return f"train/{field}"
+
+
+def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `metrics.jsonl` under the trackers' names, without `step`, `CONSTANTS` and null fields."""
+    return {
+        metric_name(field): value
+        for field, value in metrics.items()
+        if field != "step" and field not in CONSTANTS and value is not None
+    }
+
+
+def named_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration under flat names, from the content of `run.json`; keys of tables not installed are left out."""
+    found = {name: _look_up(manifest, path) for name, path in CONFIG_KEYS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def run_name(manifest: Mapping[str, Any]) -> str:
+    return str(manifest["config"]["logging"]["wandb_run_name"] or manifest["condition"])
+
+
+def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
+    """ConfigError if `library`, named like its extra, or a package in `needs` is not installed; imports nothing."""
+    for package in (library, *needs):
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
+            from retrain.kernel.plugins.missing import install_line  # only the message needs it
+
+            what = f"recorder {library!r} needs the package {package!r}, but it is not installed"
+            raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
+
+
+def _look_up(content: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(content, Mapping):
+            return None
+        content = content.get(part)
+    return content

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.observe.trackers.names import named_metrics, require
+from retrain.observe.trackers.recording import named_metrics, require
 
 NEXT_STEP = "tensorboard_next_step"
 FIRST_STEP = -1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.recording import PROVENANCE, named_config, named_metrics, require, run_name
 
 LOG = logging.getLogger("retrain")
 RUN_NAME = "trackio_run_name"
@@ -25,7 +25,7 @@ class TrackioRecorder:
     """One run of a Trackio project, at the steps of `metrics.jsonl`; the evaluation before training has step -1.
 
     Its name ends with the time of its start, since trackio finds a run by its name. After a resume it skips the steps
-    that trackio already has. trackio sends lines from its own thread, which buffers them while the server is away.
+    that trackio already has. trackio sends lines from its own thread and buffers them while the server is away.
     """
 
     def __init__(self) -> None:

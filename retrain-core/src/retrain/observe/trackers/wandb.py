@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.observe.trackers.contract import TrackerKeys
-from retrain.observe.trackers.names import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.recording import PROVENANCE, named_config, named_metrics, require, run_name
 from retrain.run.wandb_key import wandb_key
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable

@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 POLL_S = 0.25  # longest delay in noticing an expired deadline
-KEY_OF_PHASE = {
-    "sampling": "sampling_s",
-    "scoring": "scoring_s",
-    "training": "training_s",
-    "eval": "eval_s",
-    "checkpoint": "checkpoint_s",
-}
+PHASES = ("sampling", "scoring", "training", "eval", "checkpoint")  # each has a deadline, `sampling_s` and so on
 
 
 _free = partial(key, free_on_resume=True)  # a resumed run may have another value
@@ -60,8 +54,7 @@ class DeadlineError(RetrainError, RuntimeError):
 def watch_run(context: PluginContext) -> Watchdog | None:
     """A watchdog, unless `[deadlines]` disables both heartbeat and deadlines."""
     deadlines = context.config.table("deadlines", DeadlinesTable)
-    limits = (getattr(deadlines, name) for name in KEY_OF_PHASE.values())
-    if not (deadlines.heartbeat_s or any(limits)):
+    if not (deadlines.heartbeat_s or any(getattr(deadlines, f"{phase}_s") for phase in PHASES)):
         return None
     return Watchdog(deadlines, context.fail_run, partial(progress_of, context))
 
@@ -70,7 +63,7 @@ class Watchdog(Watcher):
     """A daemon thread that follows the phases of a run.
 
     Every `heartbeat_s` it replaces `heartbeat.json`. When a phase outlasts its deadline it writes the stacks of all
-    threads to `stacks.txt` and stderr and asks the main thread to stop: the run saves a checkpoint and ends with
+    threads to `stacks.txt` and stderr and requests a stop of the main thread: the run saves a checkpoint and ends with
     DeadlineError. If the main thread does not react within the grace period, the process exits with code 1 and the last
     checkpoint stays valid. The run's own thread never waits for this one: it only replaces one tuple.
     """
@@ -121,8 +114,8 @@ class Watchdog(Watcher):
 
     def _check(self) -> None:
         step, phase, since = self._current
-        name = KEY_OF_PHASE.get(phase, "")
-        limit_s = getattr(self._deadlines, name) if name else 0.0
+        name = f"{phase}_s"
+        limit_s = getattr(self._deadlines, name) if phase in PHASES else 0.0
         if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
             return
         self._has_expired = True  # stopping the run has a separate time limit

@@ -1,1 +1,1 @@
-"""The inputs of a run besides its configuration: hashes of its code, data, model files and plugins, and copies."""
+"""The inputs of a run next to its configuration: hashes of its code, data, model files and plugins, and copies."""

@@ -12,19 +12,19 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from retrain.records.identity.code import ALL, UNSET
 from retrain.records.identity.copies import FOLDER, copy_name, text_of
-from retrain.records.identity.variables import ALL, UNSET
 from retrain.records.reading import table_of
 from retrain.records.run import VARIABLE
 from retrain.text.secrets import HIDDEN
 
 SHOWN_CHARS = 120
-HIDDEN_CHARS = 2000  # longer lines with a secret are compared as they are copied
+HIDDEN_CHARS = 2000  # longer lines with a secret are compared without hiding
 MOST_HIDDEN = 50  # lines with a secret; of a file with more no line is shown
 MOST_FILES = 8  # named of each kind; the others are counted
 CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
 TOUCHED = "has another modification time; its size and the blocks that are compared of so large a file are equal"
-UNKNOWN = "changed; inputs/files.json, which would say what, is missing or damaged"
+UNKNOWN = "changed; the list of inputs, inputs/files.json, is missing or damaged"
 
 
 class ChangeKind(StrEnum):
@@ -40,7 +40,7 @@ class ChangeKind(StrEnum):
 class Change:
     """One input that differs.
 
-    `file` is its path as it was read, empty if unknown; `name` is the same on every machine; `owner` is the plugin
+    `file` is the path that was read, empty if unknown; `name` is the same on every machine; `owner` is the plugin
     distribution. `line` is the first differing line, 0 without a copy; `before` and `now` are the texts of that line. A
     change that does not `refuse` a resume is only reported.
     """
@@ -67,11 +67,7 @@ class Change:
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return every difference, by file where both sides list files, otherwise by kind.
-
-    Both are results of `stored_identity` or `Identity.as_data`, or the `identity` of a `run.json`. An empty one gives
-    no change.
-    """
+    """Return every difference of two identities, by file where both list files; an empty identity gives none."""
     if not before or not now:
         return []
     found: list[Change] = []
@@ -85,7 +81,13 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
         if versions[0] != versions[1]:
             what = f"was {versions[0]} and is now {versions[1]}"
             found.append(Change(kind=ChangeKind.PACKAGE, name=name, what=what))
-    return found + _variable_changes(table_of(before, "variables"), table_of(now, "variables"))
+    read_before, read_now = table_of(before, "variables"), table_of(now, "variables")
+    for name in sorted({*read_before, *read_now} - {ALL}):
+        old, new = (side.get(name, UNSET if ALL in side else None) for side in (read_before, read_now))
+        if old is not None and new is not None and old != new:  # both sides read it; its values are not known
+            what = "was set and is no longer" if new == UNSET else "is set now" if old == UNSET else CHANGED
+            found.append(Change(kind=ChangeKind.VARIABLE, name=f"{VARIABLE} {name}", what=what, refuses=False))
+    return found
 
 
 def source_diff(
@@ -119,7 +121,8 @@ def _section_changes(
     for name in differing[:MOST_FILES]:
         old, new = table_of(files_before, name), table_of(files_now, name)
         root = str((now if new else before).get("root", ""))
-        file = _short(str((new or old).get("path") or os.path.join(root, name)))
+        file = os.path.join(root, str((new or old).get("path") or name))
+        file = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
         what, difference = CHANGED, {}
         if not old or not new:
             what = REMOVED if old else ADDED
@@ -137,11 +140,7 @@ def _section_changes(
 
 
 def _plugin_changes(name: str, whole_before: Mapping[str, Any], whole_now: Mapping[str, Any]) -> list[Change]:
-    """Return the changes of a distribution.
-
-    A change of our own distribution is one line and refuses nothing. Nor does one that came or went: the parts that a
-    run uses are looked up by name.
-    """
+    """Return the changes of a distribution; one of retrain's, or one that came or went, refuses nothing."""
     before, now = (table_of(whole, "plugins", name) for whole in (whole_before, whole_now))
     if not before or not now:
         what = f"{(before or now).get('version', '')} is {'no longer' if before else 'newly'} loaded"
@@ -156,23 +155,12 @@ def _plugin_changes(name: str, whole_before: Mapping[str, Any], whole_now: Mappi
     return [Change(kind=ChangeKind.PLUGIN, name=name, owner=name, what=f"{what}{first}", refuses=not is_ours)]
 
 
-def _variable_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    found = []
-    for name in sorted({*before, *now} - {ALL}):
-        old, new = (side.get(name, UNSET if ALL in side else None) for side in (before, now))
-        if old is None or new is None or old == new:
-            continue
-        what = "was set and is no longer" if new == UNSET else "is set now" if old == UNSET else CHANGED
-        found.append(Change(kind=ChangeKind.VARIABLE, name=f"{VARIABLE} {name}", what=what, refuses=False))
-    return found
-
-
 def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(file.get(key) for key in ("hash", "mtime_ns", "problem"))
 
 
 def _text(identity: Mapping[str, Any], kind: str, name: str) -> str:
-    """Return the text of a file: its copy where the identity is that of a run, otherwise the file itself."""
+    """Return the text of a file: its copy where the identity belongs to a run, otherwise the file itself."""
     if FOLDER in identity:
         return text_of(Path(str(identity[FOLDER])) / copy_name(kind, name))
     section = _section(identity, kind)
@@ -191,11 +179,7 @@ def _first_difference(before: str, now: str) -> dict[str, Any]:
 
 
 def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
-    """Return the lines of both; a line that the other side hides is replaced by the hidden form.
-
-    A secret is known by the environment's variables, and these may differ in the process that reads. With too many
-    secrets there are no lines.
-    """
+    """Return the lines of both, with the same secrets hidden: the variables that name secrets may differ here."""
     sides = _lines(before), _lines(now)
     hidden = {line for side in sides for line in side if HIDDEN in line and len(line) <= HIDDEN_CHARS}
     patterns = {
@@ -220,10 +204,6 @@ def _hidden_form(line: str, patterns: Mapping[str, re.Pattern[str]]) -> str:
 def _shown(line: str) -> str:
     text = line.strip().encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
-
-
-def _short(path: str) -> str:
-    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _section(identity: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
 from retrain.records.identity.hashing import (
@@ -23,22 +22,17 @@ from retrain.records.identity.hashing import (
     Budget,
     HashedFile,
     PluginFiles,
-    code_name,
-    hash_file,
     named_files,
     plugin_files,
     plugin_modules,
     weights_below,
 )
-from retrain.records.identity.imports import ImportGraph, is_installed, module_file
 from retrain.records.identity.inputs import NamedInput, named_inputs
-from retrain.records.identity.variables import variables_read
-from retrain.records.reading import read_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The inputs of a run besides its configuration.
+    """The inputs of a run next to its configuration.
 
     `code`: the project's modules that the configuration names, and their imports. `data`: the files that it names.
     `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and that of
@@ -98,99 +92,46 @@ def collect_identity(
     config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], dotted: Iterable[str]
 ) -> Identity:
     """Hash everything that a configuration names, without importing any part; `dotted` are modules that it names."""
-    modules = plugin_modules(plugins)
-    graph = ImportGraph(foreign=frozenset(top for tops in modules.values() for top in tops))
-    budget, packages, names = Budget(), dict[str, str](), dict[str, str]()
-    inputs = named_inputs(config, tables, plugins)
-    for module in dotted:
-        _add_module(module, graph, packages)
-    for each in inputs:
-        if each.sort == "code":
-            _add_code(each, graph, packages, names)
-        elif each.sort == "package":
-            _add_package(each.value, graph, modules, packages)
+    modules, budget = plugin_modules(plugins), Budget()
+    inputs, dotted = named_inputs(config, tables, plugins), list(dotted)
+    code, packages, variables = tuple[HashedFile, ...](), dict[str, str](), dict[str, str]()
+    if dotted or any(each.sort in ("code", "package") for each in inputs):
+        from retrain.records.identity.code import project_code  # few runs name code
+
+        code, packages = project_code(inputs, dotted, modules, budget)
+    distributions = plugin_files(modules, budget)
+    sources = [*code, *(file for each in distributions.values() if not each.is_ours for file in each.files)]
+    if sources := [file for file in sources if file.name.endswith(".py")]:
+        from retrain.records.identity.code import source_of, variables_read
+
+        variables = variables_read(map(source_of, sources))
     written = (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir)
     without = frozenset(os.path.realpath(os.path.expanduser(each)) for each in written if each)  # not read, if inside
     data = {each.value: each for each in inputs if each.sort == "data"}
-    code, theirs = tuple(_code_files(graph, budget, names)), plugin_files(modules, budget)
-    sources = [*code, *(file for plugin in theirs.values() if not plugin.is_ours for file in plugin.files)]
     return Identity(
         code=code,
         data=tuple(file for each in data.values() for file in named_files(each.value, each.written, without, budget)),
         model=tuple(_model_files(inputs, plugins, budget)),
-        plugins=theirs,
-        packages=dict(sorted(packages.items())),
-        variables=variables_read(_text_of(file) for file in sources if file.name.endswith(".py")),
+        plugins=distributions,
+        packages=packages,
+        variables=variables,
     )
-
-
-def _text_of(file: HashedFile) -> bytes:
-    if file.content or not file.size:
-        return file.content
-    with suppress(OSError):
-        return read_regular(Path(file.path))
-    return b""
-
-
-def _add_module(name: str, graph: ImportGraph, packages: dict[str, str]) -> None:
-    """Add a module of the project with its imports, or the version of the installed package that has it."""
-    if graph.add(name):
-        return
-    top = name.partition(".")[0]
-    if top not in graph.foreign and is_installed(module_file(top)):
-        packages |= versions_of(dict.fromkeys((top, top.replace("_", "-"))))
-
-
-def _add_code(named: NamedInput, graph: ImportGraph, packages: dict[str, str], names: dict[str, str]) -> None:
-    """Add a `.py` file or a module, under the name that the run recorded wherever it is now: `names`, by file."""
-    value, name = named.value, code_name(named.written)
-    if value.endswith(".py"):
-        graph.add_file(Path(value).expanduser())
-        names[str(Path(value).expanduser())] = name
-    elif value.strip():
-        _add_module(value, graph, packages)
-        if value != named.written and value in graph.found:
-            names[graph.found[value].file] = name
-
-
-def _add_package(value: str, graph: ImportGraph, modules: dict[str, set[str]], packages: dict[str, str]) -> None:
-    """Add an environment's package by its id, `owner/name@version`: code of the project, or files of a distribution.
-
-    An agent is given as `module:function`.
-    """
-    if ":" in value:
-        _add_module(value.partition(":")[0], graph, packages)
-        return
-    name = value.rpartition("/")[2].partition("@")[0].replace("-", "_")
-    for module in dict.fromkeys((name, name.lower())):
-        if module.isidentifier() and not graph.add(module) and module_file(module):
-            spelt = versions_of((module, module.replace("_", "-")))
-            modules.setdefault(next(iter(spelt), module), set()).add(module)
-
-
-def _code_files(graph: ImportGraph, budget: Budget, names: Mapping[str, str]) -> Iterator[HashedFile]:
-    for module in sorted(graph.found.values(), key=lambda module: module.file):
-        if module.file:
-            inside = os.path.relpath(module.file, module.root)
-            name = names.get(module.file) or (inside if module.name else module.file)
-            yield hash_file(Path(name).as_posix(), Path(module.file), budget)
 
 
 def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget) -> Iterator[HashedFile]:
     """Yield the files of local model folders and adapters; none for a model on the hub."""
+
+    def prefix(named: NamedInput) -> str:  # empty for the model that is trained, wherever it lies
+        return "" if named.keys == OWN_MODEL else f"{named.written.rstrip('/')}/"
+
     models = {each.value: each for each in reversed(inputs) if each.sort == "model"}  # [model] model before others
     for name, each in sorted(models.items(), key=lambda pair: pair[1].keys != OWN_MODEL):
         folder = Path(plugins.locate_model(name) or name).expanduser()
-        yield from weights_below(folder, budget, prefix=model_prefix(each))
+        yield from weights_below(folder, budget, prefix=prefix(each))
     for each in inputs:
         if each.sort == "adapter":
-            with suppress(ConfigError):  # the part that loads it says what is wrong
-                yield from weights_below(locate_adapter(each.value), budget, prefix=model_prefix(each))
-
-
-def model_prefix(named: NamedInput) -> str:
-    """Return the prefix of the names of a model's files: empty for the model that is trained, wherever it lies."""
-    return "" if named.keys == OWN_MODEL else f"{named.written.rstrip('/')}/"
+            with suppress(ConfigError):  # the part that loads it reports the fault
+                yield from weights_below(locate_adapter(each.value), budget, prefix=prefix(each))
 
 
 def _summary(files: tuple[HashedFile, ...]) -> dict[str, Any]:

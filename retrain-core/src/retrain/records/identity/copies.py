@@ -48,10 +48,7 @@ def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
 
 
 def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity in a run's manifest, with its files if `inputs/files.json` belongs to it; {} without one.
-
-    The form is that of `Identity.as_data`; `inputs` names the folder of the copies.
-    """
+    """Return the identity in a run's manifest, with its files if `inputs/files.json` belongs to it; {} without one."""
     summary = manifest.get("identity")
     if not isinstance(summary, dict):
         return {}
@@ -88,7 +85,7 @@ def text_of(path: str | Path) -> str:
 def _public_texts(contents: Iterable[bytes]) -> list[str]:
     """Return the texts without their secrets; empty for a binary file."""
     texts = ["" if b"\0" in content else content.decode("utf-8", "surrogateescape") for content in contents]
-    shown: list[str] = redacted(texts)  # all at once: what is secret is looked up once
+    shown: list[str] = redacted(texts)  # all at once: secrets are looked up once
     return [hide_text(text) if _may_assign_secret(text.lower()) else text for text in shown]
 
 

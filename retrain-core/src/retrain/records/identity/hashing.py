@@ -1,7 +1,4 @@
-"""Hashes the files of inputs and plugins within bounds, under names that are the same wherever they lie.
-
-Links, FIFOs, unreadable and vanishing files are expected.
-"""
+"""Hashes the files of inputs and plugins within bounds, whatever they are, under names without their place."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ DIGEST_BYTES = 16
 COPIED_BYTES = 2**20  # a run keeps copies of files up to this size,
 COPIED_TOTAL_BYTES = 2**22  # together up to this one
 MAX_FILES = 10_000  # of one folder
+MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, and of a distribution are sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,10 @@ def hash_file(
             if not is_whole:
                 blocks = min(BLOCKS, budget.blocks)
                 budget.blocks -= blocks
-                _add_blocks(digest, stream.fileno(), size, blocks)
+                digest.update(str(size).encode())
+                last = max(size - BLOCK_BYTES, 0)  # blocks are evenly spaced from the first byte to the last
+                for offset in dict.fromkeys(last * number // max(blocks - 1, 1) for number in range(blocks)):
+                    digest.update(os.pread(stream.fileno(), BLOCK_BYTES, offset))
             while is_whole and (chunk := stream.read(CHUNK)):
                 digest.update(chunk)
                 budget.whole -= len(chunk)
@@ -110,22 +112,15 @@ def hash_file(
     )
 
 
+_hash_installed = partial(hash_file, sampled_above=MODEL_WHOLE_BYTES, with_time=False)
+
+
 def _utf8(name: str) -> str:
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
-def _add_blocks(digest: hashlib.blake2b, descriptor: int, size: int, blocks: int) -> None:
-    digest.update(str(size).encode())
-    last = max(size - BLOCK_BYTES, 0)
-    for offset in dict.fromkeys(last * number // max(blocks - 1, 1) for number in range(blocks)):
-        digest.update(os.pread(descriptor, BLOCK_BYTES, offset))
-
-
 def files_below(folder: str | Path, *, without: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the files below a folder, sorted: no hidden ones, no byte code, nothing below the real paths `without`.
-
-    Links to files are followed, links to folders are not.
-    """
+    """Yield the files below a folder, sorted, without hidden ones, byte code and `without`; no links to folders."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         if without:
@@ -135,23 +130,21 @@ def files_below(folder: str | Path, *, without: frozenset[str] = frozenset()) ->
                 yield os.path.join(parent, name)
 
 
-MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, are sampled
-
-
 def code_name(written: str) -> str:
     return Path(written).as_posix() if written.endswith(".py") else f"{written.replace('.', '/')}.py"
 
 
 def named_files(value: str, written: str, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
-    """Yield the file of a path, those of a folder, or those that a pattern matches; none for a remote source.
-
-    Their names begin with `written`, the value as the run recorded it.
-    """
+    """Yield the file of a path, the files of a folder or a pattern, named from `written`; none for a remote source."""
     path = Path(value).expanduser()
     if not is_local(value):
-        return  # what it gives is compared example by example: see `ExampleCheck`
+        return  # its data are compared example by example: see `ExampleCheck`
     if path.is_dir():
-        yield from _folder_files(written, path, without, budget)
+        files = list(islice(files_below(path, without=without), MAX_FILES + 1))
+        for file in files[:MAX_FILES]:
+            yield hash_file(f"{written.rstrip('/')}/{os.path.relpath(file, path)}", file, budget)
+        if len(files) > MAX_FILES:
+            yield HashedFile(name=written, path=str(path), problem=f"only the first {MAX_FILES} files are hashed")
     elif path.exists() or not glob.has_magic(value):
         yield hash_file(written, path, budget)
     else:
@@ -169,30 +162,16 @@ def fixed_part(pattern: str) -> str:
     return os.sep.join(parts[:first]) or os.sep * pattern.startswith(os.sep)
 
 
-def _folder_files(written: str, folder: Path, without: frozenset[str], budget: Budget) -> Iterator[HashedFile]:
-    files = list(islice(files_below(folder, without=without), MAX_FILES + 1))
-    for file in files[:MAX_FILES]:
-        yield hash_file(f"{written.rstrip('/')}/{os.path.relpath(file, folder)}", file, budget)
-    if len(files) > MAX_FILES:
-        yield HashedFile(name=written, path=str(folder), problem=f"only the first {MAX_FILES} files are hashed")
-
-
 def weights_below(folder: Path, budget: Budget, *, prefix: str) -> Iterator[HashedFile]:
     """Yield the files of a model or an adapter, large ones by size and blocks."""
     for file in files_below(folder) if folder.is_dir() else ():
         name = f"{prefix}{os.path.relpath(file, folder)}"
-        yield hash_file(name, file, budget, sampled_above=MODEL_WHOLE_BYTES, with_time=False, is_kept=False)
-
-
-MAX_FILE_BYTES = 2**24  # larger files of a distribution are sampled
+        yield _hash_installed(name, file, budget, is_kept=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFiles:
-    """A plugin distribution: its version, the folder of its modules, and their files by path below that folder.
-
-    `is_ours`: a distribution of retrain itself, of which only sources are hashed.
-    """
+    """A plugin distribution: version, folder of its modules, files by path below it, only sources if it `is_ours`."""
 
     version: str
     is_ours: bool
@@ -217,9 +196,7 @@ def plugin_files(modules: Mapping[str, set[str]], budget: Budget) -> dict[str, P
         places = [located(top) for top in sorted(tops)]
         root = next((str(Path(place).parent) for place, _ in places if place), "")
         files = [
-            hash_file(
-                _name(path, root), path, budget, sampled_above=MAX_FILE_BYTES, with_time=False, is_kept=not is_ours
-            )
+            _hash_installed(path.removeprefix(f"{root}{os.sep}"), path, budget, is_kept=not is_ours)
             for place, is_folder in places
             for path in (islice(files_below(place), MAX_FILES) if is_folder else [place] if place else [])
             if not is_ours or path.endswith(".py")
@@ -237,7 +214,3 @@ def located(top: str) -> tuple[str, bool]:
         return "", False
     folder = next(iter(spec.submodule_search_locations or ()), "") if spec else ""
     return folder or (spec.origin or "" if spec else ""), bool(folder)
-
-
-def _name(path: str, root: str) -> str:
-    return path[len(root) + 1 :] if path.startswith(f"{root}{os.sep}") else path

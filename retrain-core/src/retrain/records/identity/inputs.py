@@ -17,7 +17,6 @@ from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.registry import Plugins
-from retrain.records.places import place_entry
 from retrain.records.reading import table_of
 
 CODE, DATA, PATH = "code", "data", "path"
@@ -72,7 +71,8 @@ def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plug
         keys = tuple(path.split("."))
         for place, text in texts_below(value_at(values, keys), keys):
             for word in words_of(text) if place == COMMAND else (text,):
-                if sort := _sort_of_file(word):
+                sort = DATA if word.lower().endswith(DATA_SUFFIXES) else CODE if word.endswith(".py") else ""
+                if sort and os.path.isfile(os.path.expanduser(word)):
                     found.setdefault((*place, word) if place == COMMAND else place, (sort, word))
     return [
         NamedInput(keys=keys, sort=sort, value=text, written=_written(config, keys, text))
@@ -137,12 +137,6 @@ def _sorts_of_part(kind: Kind, name: str, plugins: Plugins) -> Iterator[tuple[st
         yield from declared_sorts(model).items() if model else ()
 
 
-def _sort_of_file(text: str) -> str:
-    """Return the sort of a text under a key without a declaration, if it is a file; empty otherwise."""
-    sort = DATA if text.lower().endswith(DATA_SUFFIXES) else CODE if text.endswith(".py") else ""
-    return sort if sort and os.path.isfile(os.path.expanduser(text)) else ""
-
-
 def _written(config: Config, keys: Keys, text: str) -> str:
     """Return the text under these keys before a recorded place replaced it."""
     table, name, *below = keys
@@ -171,12 +165,17 @@ def value_at(value: Any, keys: Keys) -> Any:
 
 def places_entry(config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, run: Path) -> dict[str, Any]:
     """Return the entry `paths` of a manifest: the place of each path in this configuration."""
-    found = []
-    for each in named_inputs(config, tables, plugins):
-        if place := local_place(each, plugins):
-            words = {"keys": list(each.keys), "sort": each.sort, "written": each.written}
-            found.append({**words, **place_entry(place, run)})
-    return {"folder": place_entry(config.folder or os.getcwd(), run), "keys": found}
+
+    def entry(absolute: str) -> dict[str, Any]:
+        return {"absolute": absolute, "relative": os.path.relpath(absolute, os.path.abspath(run))}
+
+    named = [(each, local_place(each, plugins)) for each in named_inputs(config, tables, plugins)]
+    found = [
+        {"keys": list(each.keys), "sort": each.sort, "written": each.written, **entry(place)}
+        for each, place in named
+        if place
+    ]
+    return {"folder": entry(config.folder or os.getcwd()), "keys": found}
 
 
 def local_place(named: NamedInput, plugins: Plugins) -> str:

@@ -1,7 +1,7 @@
 """Reads the configuration of a run that is opened again, and finds its inputs wherever they are now.
 
 A first run reads relative paths from the current folder and records each place. Later the record decides: next to the
-run, which finds inputs that were copied with it, at the original place, or here. Only a candidate with the recorded
+run (inputs may have been copied with it), at the original place, or here. Only a candidate with the recorded
 content is taken. A path on the command line belongs to the current folder; a resume takes it for the new place of that
 input, if its content is the same.
 """
@@ -21,7 +21,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError, Problem
@@ -45,34 +44,31 @@ from retrain.records.identity.inputs import (
     DATA,
     PATH,
     Keys,
-    NamedInput,
     local_place,
     named_inputs,
     value_at,
     words_of,
 )
-from retrain.records.places import Place, Record, is_there, recorded_folder, recorded_places
+from retrain.records.places import Place, is_there, recorded_folder, recorded_places
 from retrain.records.reading import read_if_any, table_of
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.run import StartedFrom, is_run
 from retrain.text.terminal_text import printable
 
 LOG_DIR, ADAPTER_PATH = ("logging", "log_dir"), ("backend", "adapter_path")
 
 
 def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """Return a stored identity whose files also have `written` and `places`.
-
-    `written` is their path as the configuration names it, empty for a model from a hub or a distribution; `places` are
-    the paths at which they may lie now.
-    """
+    """Return a stored identity whose files also have `written`, their configured path if any, and present `places`."""
     known, found = recorded_places(manifest, run), dict(identity)
     models = [place for place in known if place.keys == OWN_MODEL]
+    heads = {each: (_head(each.written), each.written if each.sort in (DATA, CODE) else "\0") for each in known}
     for kind in (CODE, DATA, "model"):
         files = table_of(identity, kind, "files")
         placed = {}
         for name in files:
             file = table_of(files, name)
-            own = [place for place in known if place.keys != OWN_MODEL and name.startswith(_names(place))]
+            own = [place for place in known if place.keys != OWN_MODEL and name.startswith(heads[place])]
             belongs = next(iter(own or (models if kind == "model" else [])), None)
             written = name if kind != "model" else ""
             places = [str(file.get("path") or name)]
@@ -86,24 +82,20 @@ def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: P
     return found
 
 
-def _names(place: Place) -> tuple[str, ...]:
-    return (_head(place.written),) if place.sort not in (DATA, CODE) else (place.written, _head(place.written))
-
-
 def follow_record(
-    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[Record]
+    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[StartedFrom]
 ) -> tuple[Config, list[Problem]]:
     """Return the configuration with the recorded places of the run to which its file belongs or that it resumes.
 
-    Code in the folder where that run was started can be imported from then on. The problems are inputs that a resume
-    does not find; for anything else they are `Config.lost`, since not everything needs every input.
+    Code of that run's folder can be imported from then on. The problems are inputs that a resume does not find,
+    otherwise `Config.lost`.
     """
-    return _Follower(config, tables, plugins, records, is_resume=bool(config.resume.from_)).follow()
+    return _Follower(config, tables, plugins, records).follow()
 
 
-def _identities(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
+def _identities(records: Sequence[StartedFrom]) -> Iterator[Mapping[str, Any]]:
     for record in records:
-        if record.is_run:
+        if is_run(record.folder):
             yield stored_identity(record.folder, record.manifest)
             continue
         for run in sorted((record.folder / "runs").glob(f"*/{RUN_FILE}")):
@@ -112,16 +104,10 @@ def _identities(records: Sequence[Record]) -> Iterator[Mapping[str, Any]]:
 
 class _Follower:
     def __init__(
-        self,
-        config: Config,
-        tables: Mapping[str, TableEntry],
-        plugins: Plugins,
-        records: list[Record],
-        *,
-        is_resume: bool,
+        self, config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[StartedFrom]
     ) -> None:
         self._config, self._tables, self._plugins, self._records = config, tables, plugins, records
-        self._is_resume = is_resume
+        self._is_resume = bool(config.resume.from_)
         self._values = copy.deepcopy(config.as_dict())
         self._written: dict[str, Any] = {}
         self._lost: dict[str, Problem] = {}
@@ -132,13 +118,12 @@ class _Follower:
 
     def follow(self) -> tuple[Config, list[Problem]]:
         folder = self._import_folder()
-        done = set[tuple[Keys, str]]()
+        alike = dict[tuple[Keys, str], list[Place]]()
         for place in self._places:
-            if (place.keys, place.written) not in done and self._is_followed(place):
-                done.add((place.keys, place.written))
-                self._follow(
-                    place, [each for each in self._places if (each.keys, each.written) == (place.keys, place.written)]
-                )
+            alike.setdefault((place.keys, place.written), []).append(place)
+        for places in alike.values():
+            if self._is_followed(places[0]):
+                self._follow(places[0], places)
         problems = self._follow_moved() if self._is_resume else []
         if self._is_resume and LOG_DIR[0] in self._values:
             self._replace(LOG_DIR, str(self._records[0].folder), self._recorded_value(LOG_DIR))
@@ -180,7 +165,9 @@ class _Follower:
         problems = []
         for each in named_inputs(self._result(""), self._tables, self._plugins):
             before, place = self._recorded_value(each.keys), local_place(each, self._plugins)
-            place = place or _module_here(each)
+            file = os.path.abspath(f"{each.value.replace('.', os.sep)}.py")
+            if not place and each.sort == CODE and os.path.isfile(file):  # a module that is named by dots
+                place = file
             if not isinstance(before, str) or before in ("", each.written) or not place or not is_there(place):
                 continue
             if each.sort == PATH:
@@ -194,7 +181,7 @@ class _Follower:
                 self._replace(each.keys, place, before)
             elif digest and not self._config.resume.anyway:
                 where = self._config.place(".".join(each.keys[:2]))
-                what = f"{printable(each.value)} is not what the run read as {printable(before)}"
+                what = f"{printable(each.value)} differs from the run's {printable(before)}"
                 why = f"recorded {digest}, and there it is {now or 'empty'}"
                 fix = "give the same content, or insist with --resume-anyway"
                 problems.append(Problem(where=where, what=what, why=why, fix=fix))
@@ -237,42 +224,39 @@ class _Follower:
     def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
         looked = ", ".join(place.candidates)
         first = self._records[0].folder
-        mark = RUN_FILE if self._records[0].is_run else CAMPAIGN_FILE
+        mark = RUN_FILE if is_run(self._records[0].folder) else CAMPAIGN_FILE
         where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
-        what = f"{place.written!r}, which the run read, is gone: looked for {looked}"
+        what = f"{place.written!r}, an input of the run, is gone: looked for {looked}"
         why = ""
         if candidates:
-            what = f"{place.written!r}, which the run read as {place.absolute}, is gone"
+            what = f"{place.written!r}, in the run {place.absolute}, is gone"
             why = f"{candidates[0]} is another: {self._digest(place, candidates[0])}, recorded {before}"
-        fix = f"give its present place: {self._flag(place.keys)}"
+        table, name, *below = place.keys
+        flag = f"{table}.{name}='...' with the whole table" if len(below) > 1 else f"{'.'.join(place.keys)}=PLACE"
+        fix = f"give its present place: --set {flag}"
         return Problem(where=printable(where), what=printable(what), why=printable(why), fix=fix)
-
-    def _flag(self, keys: Keys) -> str:
-        """Return the words with which a command line names another place."""
-        table, name, *below = keys
-        entry = self._tables.get(table)
-        known = {key.name: key.flag for key in keys_of(table, entry.model, entry.traits)} if entry else {}
-        if not below and name in known and (table, name) != ("reward", "custom_module"):  # a flag few would guess
-            return f"--{known[name]} PLACE"
-        if len(below) < 2:
-            return f"--set {'.'.join(keys)}=PLACE"
-        return f"--set {table}.{name}='...' with the whole table"
 
     def _import_folder(self) -> str:
         """Return the folder of the run's own modules, first on the import path unless it is the current one."""
         places = [recorded_folder(record.manifest, record.folder) for record in self._records]
         known = [path for place in places if place for path in place.candidates if os.path.isdir(path)]
-        runs = [os.path.realpath(record.folder) for record in self._records if record.is_run]
+        runs = [os.path.realpath(record.folder) for record in self._records if is_run(record.folder)]
         # A run starts outside its folder: code that lies in one was put there by whoever made the record.
-        known = [path for path in known if not any(_is_below(path, run) for run in runs)]
+        known = [path for path in known if not any(Path(path).resolve().is_relative_to(run) for run in runs)]
         here = os.getcwd()
         folders = list(dict.fromkeys((*known, here)))
         code = self._code([place.absolute for place in places if place]) if len(folders) > 1 else {}
         there = [place.absolute for place in places if place and place.absolute in known]
-        chosen = next((folder for folder in folders if code and _has_code(folder, code)), "")
+        hashed = (
+            (folder, all(hash_file(x, os.path.join(folder, x), Budget()).hash == code[x] for x in code))
+            for folder in folders
+        )
+        chosen = next((folder for folder, is_same in hashed if code and is_same), "")
         chosen = chosen or next(iter([*there, *(known if not code else ()), here]))
         if os.path.realpath(chosen) != os.path.realpath(here):
-            _import_from(chosen, here)
+            # The current folder moves to the end, for names such as a part that only the command line names.
+            rest = [path for path in sys.path if path not in ("", here, chosen)]
+            sys.path[:] = [*rest, chosen, here] if sys.flags.safe_path else [chosen, *rest, here]
         return chosen
 
     def _code(self, folders: Sequence[str]) -> dict[str, str]:
@@ -337,30 +321,6 @@ def _head(path: str) -> str:
     """Return the prefix of the names of files below a folder, or of those that a pattern matches."""
     fixed = fixed_part(path).rstrip("/")
     return f"{fixed}/" if fixed or path.startswith("/") else ""
-
-
-def _module_here(named: NamedInput) -> str:
-    """Return the file of a module that is named by dots, if it lies in the current folder; empty otherwise."""
-    file = os.path.abspath(f"{named.value.replace('.', os.sep)}.py")
-    return file if named.sort == CODE and not named.value.endswith(".py") and os.path.isfile(file) else ""
-
-
-def _import_from(folder: str, here: str) -> None:
-    """Replace the current folder on the import path by `folder`.
-
-    The current one moves to the end, for names such as a part that only the command line names.
-    """
-    rest = [path for path in sys.path if path not in ("", here, folder)]
-    sys.path[:] = [*rest, folder, here] if sys.flags.safe_path else [folder, *rest, here]
-
-
-def _has_code(folder: str, code: Mapping[str, str]) -> bool:
-    return all(hash_file(name, os.path.join(folder, name), Budget()).hash == digest for name, digest in code.items())
-
-
-def _is_below(path: str, folder: str) -> bool:
-    full = os.path.realpath(path)
-    return full == folder or full.startswith(f"{folder}{os.sep}")
 
 
 def _set(values: Any, keys: Keys, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
-from retrain.records.reading import Record, integers_in, number, read_object, table_of, tables_in, text
+from retrain.records.reading import integers_in, number, read_object, table_of, tables_in, text
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.run_status import (
@@ -28,11 +28,7 @@ FAILED = ("failed", "dead", "unreadable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRun:
-    """One cell of a campaign; `status` is None until the run has a folder, `has_failed` if it never will.
-
-    A run that is not `is_needed` has no folder, and the planned looks saved it. `has_ended`: it is done, or failed for
-    good.
-    """
+    """One cell of a campaign; `status` is None until the run has a folder. Unless `is_needed`, the looks saved it."""
 
     condition: str
     seed: int | None
@@ -50,10 +46,7 @@ class CampaignRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignStatus:
-    """One campaign: `done` if every run is, `running` while anything is active, otherwise `partial` or `dead`.
-
-    `planned_looks` and `looks_taken` are numbers of seeds.
-    """
+    """One campaign: `done` if every run is, `running` while anything is active, otherwise `partial` or `dead`."""
 
     path: Path
     conditions: tuple[str, ...]
@@ -86,29 +79,23 @@ class CampaignStatus:
     def run_of(self, condition: str, seed: int) -> CampaignRun | None:
         return next((run for run in self.runs if (run.condition, run.seed) == (condition, seed)), None)
 
-    def _rate(self, condition: str, seed: int) -> float | None:
-        run = self.run_of(condition, seed)
-        return run.status.correct_rate if run and run.status else None
-
     def as_data(self) -> dict[str, Any]:
         """The documented JSON form."""
+        by_cell = {(run.condition, run.seed): run.status for run in reversed(self.runs)}
+        rates = {cell: status.correct_rate for cell, status in by_cell.items() if status}
+        kept = ("max_steps", "num_runs", "campaign_toml", "timestamp", "runner_pid")
         return {
             "path": str(self.path),
             "conditions": list(self.conditions),
             "seeds": list(self.seeds),
-            "max_steps": self.max_steps,
-            "num_runs": self.num_runs,
+            **{name: getattr(self, name) for name in kept},
             "completed": self.num_completed,
             "failed": sum(run.has_failed for run in self.runs),
             "runs": [run.as_data() for run in self.runs],
             "matrix": {
-                condition: {str(seed): self._rate(condition, seed) for seed in self.seeds}
-                for condition in self.conditions
+                label: {str(seed): rates.get((label, seed)) for seed in self.seeds} for label in self.conditions
             },
             "status": self.state,
-            "campaign_toml": self.campaign_toml,
-            "timestamp": self.timestamp,
-            "runner_pid": self.runner_pid,
             "runner_alive": self.runner_is_alive,
             "last_activity": iso_time(self.last_activity_s),
             "looks": {"planned": list(self.planned_looks), "taken": list(self.looks_taken), "saved": self.num_saved},
@@ -116,7 +103,7 @@ class CampaignStatus:
 
 
 def read_campaign(folder: Path) -> CampaignStatus | None:
-    """Return the campaign in `folder`; None if its `manifest.json` is not that of a campaign."""
+    """Return the campaign in `folder`; None if its `manifest.json` is not a campaign's."""
     try:
         manifest = read_object(folder / CAMPAIGN_FILE)
     except ConfigError:
@@ -125,13 +112,15 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
     if not isinstance(entries, list) or "conditions" not in manifest:
         return None
     runs = tuple(_campaign_run(folder, entry) for entry in tables_in(entries))
+    listed = manifest["conditions"] if isinstance(manifest["conditions"], list) else []
+    labels = [label for label in listed if isinstance(label, str)]
     pid = process_id(manifest.get("runner_pid"))
     is_alive = pid is not None and process_is_alive(pid)
     max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
     activity_s = [last_change_s(folder / CAMPAIGN_FILE), *(run.status.last_activity_s for run in runs if run.status)]
     return CampaignStatus(
         path=folder,
-        conditions=_labels(manifest, runs),
+        conditions=tuple(dict.fromkeys((*labels, *(run.condition for run in runs)))),
         seeds=tuple(dict.fromkeys(run.seed for run in runs if run.seed is not None)),
         max_steps=None if max_steps is None else int(max_steps),
         num_runs=len(runs) if num_runs is None else int(num_runs),
@@ -165,12 +154,6 @@ def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
     )
 
 
-def _labels(manifest: Record, runs: Sequence[CampaignRun]) -> tuple[str, ...]:
-    listed = manifest["conditions"] if isinstance(manifest["conditions"], list) else []
-    named = [label for label in listed if isinstance(label, str)]
-    return tuple(dict.fromkeys((*named, *(run.condition for run in runs))))
-
-
 def _state(runs: Sequence[CampaignRun], *, is_alive: bool) -> str:
     needed = [run for run in runs if run.is_needed]
     if needed and all(_is_done(run) for run in needed):
@@ -187,18 +170,16 @@ def _is_done(run: CampaignRun) -> bool:
 def progress_text(campaign: CampaignStatus) -> str:
     """`3/6 runs done, 1 failed, 1 of 2 looks taken, the next after 6 seeds`."""
     failed = sum(run.has_failed for run in campaign.runs)
-    done = f"{campaign.num_completed}/{campaign.num_runs - campaign.num_saved} runs done"
-    return ", ".join([done, *([f"{failed} failed"] if failed else []), *_looks(campaign)])
-
-
-def _looks(campaign: CampaignStatus) -> list[str]:
-    if not campaign.planned_looks:
-        return []
-    told = [f"{len(campaign.looks_taken)} of {len(campaign.planned_looks)} looks taken"]
-    later = [look for look in campaign.planned_looks if look > max(campaign.looks_taken, default=0)]
-    if campaign.num_saved:
-        return [*told, f"{campaign.num_saved} runs saved"]
-    return [*told, *([f"the next after {later[0]} seeds"] if later else [])]
+    found = [f"{campaign.num_completed}/{campaign.num_runs - campaign.num_saved} runs done"]
+    found += [f"{failed} failed"] if failed else []
+    if campaign.planned_looks:
+        found.append(f"{len(campaign.looks_taken)} of {len(campaign.planned_looks)} looks taken")
+        later = [look for look in campaign.planned_looks if look > max(campaign.looks_taken, default=0)]
+        if campaign.num_saved:
+            found.append(f"{campaign.num_saved} runs saved")
+        elif later:
+            found.append(f"the next after {later[0]} seeds")
+    return ", ".join(found)
 
 
 IDLE_S = 24 * 3600.0
@@ -236,10 +217,7 @@ class Overview:
 
 
 def scan(root: Path) -> Overview:
-    """Return every run and campaign below `root`, sorted by path.
-
-    Only `run.json`, the end of `metrics.jsonl` and the heartbeat of each run are read.
-    """
+    """Return every run and campaign below `root`, sorted by path, from the ends of their files."""
     try:
         os.scandir(root).close()
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
 from retrain.records.reading import Record, number, parse_record, parsed_lines
 from retrain.records.record_names import EVALUATION
-from retrain.records.runs.metric import Metric, Summary
+from retrain.records.runs.curves import Metric, Summary
 
 HELD_OUT_SET = "held_out"
 _FIELD = re.compile(r"eval_(?:(?P<set>\w+?)_)?(?P<kind>correct_rate|mean_reward|pass_at_(?P<k>[1-9]\d*))")
@@ -47,7 +47,7 @@ class PerExample:
             return math.fsum(found) / len(found)
         correct = record["correct"]
         if not isinstance(correct, list) or not correct or not all(isinstance(each, bool) for each in correct):
-            raise ValueError("there is no list of what is correct")
+            raise ValueError("there is no list `correct`")
         right, samples = sum(correct), len(correct)
         if not self.k:
             return right / samples
@@ -58,10 +58,7 @@ class PerExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExampleRates:
-    """One run at one evaluation: ids, clusters and figures of the examples of a set, in the order of the file.
-
-    `lines` counts the examples of all sets at that evaluation.
-    """
+    """The ids, clusters and figures of a set's examples in one run; `lines` counts the examples of all sets."""
 
     ids: tuple[str, ...]
     clusters: tuple[str, ...]
@@ -84,8 +81,15 @@ def read_rates(folder: Path, figure: PerExample, *, step: int, expected: float) 
     ids, clusters, values, lines = [], [], [], 0
     if not (folder / EVALUATION).exists():
         raise NoExamplesError(f"{folder.name} has no {EVALUATION}")
+    mark, other = f"{_STEP}{step},".encode(), _STEP.encode()
+
+    def parse(line: bytes) -> Record | None:  # lines of other steps are recognised by the first field
+        return parse_record(line) if line.startswith(mark) or not line.startswith(other) else None
+
     try:
-        for record in _records(folder / EVALUATION, step):
+        for _, record in parsed_lines(folder / EVALUATION, parse):
+            if record is None:
+                continue
             lines += 1
             if record.get("set") == figure.name:
                 ids.append(_text(record, "example"))
@@ -121,15 +125,6 @@ def aligned(found: Sequence[tuple[str, ExampleRates]]) -> Floats:
             raise NoExamplesError(f"{other} groups the examples into other clusters than {name}")
         rows.append(rates.values_E[order])
     return np.stack(rows)
-
-
-def _records(file: Path, step: int) -> Iterator[Record]:
-    """Yield the lines of a step; those of other steps are recognised by the first field and not parsed."""
-    mark = f"{_STEP}{step},".encode()
-    lines = parsed_lines(
-        file, lambda line: parse_record(line) if line.startswith(mark) or not line.startswith(_STEP.encode()) else None
-    )
-    return (record for _, record in lines if record is not None)
 
 
 def _text(record: Record, key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.files import LOCK_FILE, owner_of
 from retrain.records.reading import Record, number, read_if_any, text, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
-from retrain.records.run import Run, accepted_changes
-from retrain.records.runs.metric import eval_sets
+from retrain.records.run import RATE, Run, accepted_changes, eval_sets
 
 DONE = "done"
 STALE_AFTER_S = 300.0
@@ -28,7 +28,7 @@ class RunStatus:
 
     `state` is `status` of `run.json` (`running`, `done`, `failed`, `interrupted`, ...), but a running one is `dead`
     when its process is gone and `stale` when its metrics have not moved for five minutes, and one with unreadable files
-    is `unreadable`. `step` counts finished steps. Rates and `health` are those of the last line; `held_out_rate` is
+    is `unreadable`. `step` counts finished steps. Rates and `health` are from the last line; `held_out_rate` is
     that of the last evaluation, after `held_out_step` steps. `accepted` are the changes accepted by `--resume-anyway`.
     `phase` and the fields after it are from the heartbeat of a live run.
     """
@@ -88,11 +88,18 @@ def status_of_run(folder: Path) -> RunStatus:
         reason = f"{problem.where.removeprefix(f'{folder}/')}: {problem.what}"
         return RunStatus(path=folder, state="unreadable", last_activity_s=activity_s, error=reason)
     pid = process_id(manifest.get("pid"))
-    is_alive = manifest.get("status") == "running" and _is_held(folder, pid)
-    state = _state(manifest, is_alive=is_alive, idle_s=time.time() - activity_s)
+    state = text(manifest.get("status")) or "unknown"
+    is_held = pid is not None and process_is_alive(pid)
+    if (folder / LOCK_FILE).is_file():  # certain, whereas a process id may be reused
+        is_held = owner_of(folder) != 0
+    is_alive = state == "running" and is_held
+    if state == "running":
+        state = "dead" if not is_alive else "stale" if time.time() - activity_s > STALE_AFTER_S else "running"
     training = run.table("training")
-    beat = _heartbeat(folder, pid) if state in LIVE else {}
+    beat = read_if_any(folder / HEARTBEAT) if state in LIVE else {}
+    beat = beat if beat.get("pid") == pid else {}  # a run without a heartbeat is as live as any other
     step, max_steps = number(metrics.get("step")), number(training.get("max_steps"))
+    rates = {name: number(metrics.get(field)) for name, field in {"held_out": RATE, **eval_sets(metrics)}.items()}
     return RunStatus(
         path=folder,
         state=state,
@@ -103,7 +110,7 @@ def status_of_run(folder: Path) -> RunStatus:
         shadow_correct_rate=number(metrics.get("shadow_correct_rate")),
         health=tuple(filter(text, states)) if isinstance(states := metrics.get("health"), list) else (),
         gaming_example=text(metrics.get("gaming_example")),
-        eval_rates=_eval_rates(metrics),
+        eval_rates={name: rate for name, rate in rates.items() if rate is not None},
         **_held_out(run, metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),
@@ -121,22 +128,13 @@ def status_of_run(folder: Path) -> RunStatus:
     )
 
 
-def _eval_rates(metrics: Record) -> dict[str, float]:
-    """Return the correct rates of the evaluation after the last step, if there was one, by the name of the set."""
-    fields = {"held_out": "eval_correct_rate", **eval_sets(metrics)}
-    rates = {name: number(metrics.get(field)) for name, field in fields.items()}
-    return {name: rate for name, rate in rates.items() if rate is not None}
-
-
 def _held_out(run: Run, metrics: Record) -> dict[str, Any]:
     """Return rate and step of the last evaluation; earlier lines are read only for a run that evaluates."""
-    field, found = "eval_correct_rate", metrics
-    if field not in metrics and number(run.table("eval").get("examples")) != 0:
-        try:
-            found = run.last_step(field=field, skip_damaged=True)
-        except ConfigError:  # replaced since its last line was read
-            found = {}
-    rate, step = number(found.get(field)), number(found.get("step"))
+    found = metrics
+    if RATE not in metrics and number(run.table("eval").get("examples")) != 0:
+        with suppress(ConfigError):  # replaced since its last line was read
+            found = run.last_step(field=RATE, skip_damaged=True)
+    rate, step = number(found.get(RATE)), number(found.get("step"))
     if rate is None:
         return {}
     return {"held_out_rate": rate, "held_out_step": None if step is None else max(0, int(step) + 1)}
@@ -166,36 +164,13 @@ def last_change_s(*files: Path) -> float:
     """Return the time of the latest change of the files, in seconds since the epoch; 0 when none exists."""
     times_s = [0.0]
     for file in files:
-        try:
+        with suppress(OSError):
             times_s.append(file.stat().st_mtime)
-        except OSError:
-            continue
     return max(times_s)
 
 
 def iso_time(seconds: float) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
-
-
-def _heartbeat(folder: Path, pid: int | None) -> Record:
-    beat = read_if_any(folder / HEARTBEAT)
-    return beat if beat.get("pid") == pid else {}
-
-
-def _is_held(folder: Path, pid: int | None) -> bool:
-    """True if a process holds the folder's lock; unlike that, a process id may be reused."""
-    if (folder / LOCK_FILE).is_file():
-        return owner_of(folder) != 0
-    return pid is not None and process_is_alive(pid)
-
-
-def _state(manifest: Record, *, is_alive: bool, idle_s: float) -> str:
-    state = text(manifest.get("status")) or "unknown"
-    if state != "running":
-        return state
-    if not is_alive:
-        return "dead"
-    return "stale" if idle_s > STALE_AFTER_S else "running"
 
 
 def _wall_time_s(manifest: Record, *, is_alive: bool, activity_s: float) -> float | None:

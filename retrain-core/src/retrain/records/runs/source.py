@@ -1,4 +1,4 @@
-"""Finds the runs to compare, those of a campaign or individual folders, and chooses runs, budget and metrics."""
+"""Finds the runs to compare, in a campaign or individual folders, and chooses runs, budget and metrics."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, integers_in, read_if_any, read_object, table_of, tables_in, text, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.records.run import Run, compared_settings, is_run
-from retrain.records.runs.budget import Align, Spent, along
 from retrain.records.runs.campaign_status import read_campaign
-from retrain.records.runs.curves import Curves
-from retrain.records.runs.metric import CORRECT, HELD_OUT, HELD_OUT_REWARD, PASS_PREFIX, Metric, Summary
+from retrain.records.runs.curves import (
+    CORRECT,
+    HELD_OUT,
+    HELD_OUT_REWARD,
+    PASS_PREFIX,
+    Align,
+    Curves,
+    Metric,
+    Spent,
+    Summary,
+    along,
+)
 from retrain.records.runs.registered import Plan, read_plan
 from retrain.records.runs.run_status import DONE, status_of_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A run by its condition and seed; `folder` is None before it has one. `problem` says why it cannot be used.
-
-    `record` is its `run.json`, empty if unreadable. `has_ended` is false while its campaign continues with it.
-    """
+    """A run by its condition and seed; `folder` is None before it has one, `problem` says why it cannot be used."""
 
     name: str
     condition: str
@@ -46,8 +52,8 @@ class Candidate:
 class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
-    `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew,
-    `not_needed` counts runs that its planned looks saved: they are no candidates.
+    `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew.
+    Runs that its planned looks saved are no candidates.
     """
 
     campaign: Path | None
@@ -56,7 +62,6 @@ class Source:
     plan: Plan | None
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     added_seeds: tuple[int, ...] = ()
-    not_needed: int = 0
 
     @property
     def first_start(self) -> datetime | None:
@@ -75,7 +80,7 @@ def find_runs(paths: Sequence[Path]) -> Source:
     for path in paths:
         if not is_run(path):
             what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
-            fix = "give the folder of a campaign, or those of runs; `retrain status` lists them"
+            fix = "give a campaign's folder, or folders of runs; `retrain status` lists them"
             raise ConfigError(Problem(where=str(path), what=what, fix=fix))
     return _runs({path.resolve(): str(path) for path in reversed(paths)}, [path.resolve() for path in paths])
 
@@ -92,6 +97,9 @@ def _campaign(folder: Path) -> Source:
             continue
         state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
         record = Run(run.status.path).record if run.status else {}
+        problem = run.status.error if run.status and state == "unreadable" else ""
+        if record and record.get("seed") != run.seed:
+            problem = problem or f"manifest.json says seed {run.seed}, run.json seed {record.get('seed')}"
         candidates.append(
             Candidate(
                 name=run.name,
@@ -100,7 +108,7 @@ def _campaign(folder: Path) -> Source:
                 folder=run.status.path if run.status else None,
                 state=state,
                 started=time_of(record.get("started")),
-                problem=run.status.error if run.status and state == "unreadable" else _other_seed(run.seed, record),
+                problem=problem,
                 record=record,
                 has_ended=run.has_ended,
             )
@@ -114,15 +122,7 @@ def _campaign(folder: Path) -> Source:
         plan=read_plan(manifest),
         declared={label: values for label, values in declared.items() if isinstance(values, dict)},
         added_seeds=tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds")))),
-        not_needed=sum(not run.is_needed for run in status.runs),
     )
-
-
-def _other_seed(listed: int | None, record: Mapping[str, Any]) -> str:
-    """Return why a run cannot be used under the seed that its campaign lists; empty if `run.json` has the same."""
-    if not record or record.get("seed") == listed:
-        return ""
-    return f"manifest.json says seed {listed}, run.json seed {record.get('seed')}"
 
 
 def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
@@ -144,7 +144,7 @@ def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
             )
         )
     conditions = tuple(dict.fromkeys(each.condition for each in candidates))
-    # The anytime test depends on the order of seeds, which must not be chosen on the command line.
+    # The anytime test depends on the order of seeds: it must not be chosen on the command line.
     candidates.sort(key=_began)
     return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
 
@@ -193,11 +193,7 @@ class LeftOut:
 def readable_runs(
     source: Source, fields: set[str], *, align: Align, at: float | None
 ) -> tuple[list[ComparedRun], list[LeftOut]]:
-    """Return the runs that can be compared, with these fields of their metrics, and the others with the reason.
-
-    Runs that are done count, or with a budget `at`, in units of `align`, those that reached it. ConfigError without
-    any.
-    """
+    """Return the runs that are done, or reached the budget `at`, with their metrics, and the others with the reason."""
     runs: list[ComparedRun] = []
     left_out: list[LeftOut] = []
     taken: dict[tuple[str, int], str] = {}
@@ -251,10 +247,7 @@ def _spent(candidate: Candidate, fields: set[str], *, align: Align, at: float | 
 
 
 def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: str) -> Metric:
-    """Return the requested metric (ConfigError if no run has it), by default held-out if every run has it.
-
-    Held-out examples are the same for all runs and steps, unlike training batches, and are therefore preferred.
-    """
+    """Return the requested metric, by default held-out if every run has it: its examples are the same for all."""
     if requested is None:
         return HELD_OUT if all(_is_evaluated(each) for each in curves) else CORRECT
     if not any(each.has(requested.field) for each in curves):

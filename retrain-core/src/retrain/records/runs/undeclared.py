@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from retrain.records.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
 from retrain.records.reading import table_of
 from retrain.records.run import FREE_KEYS, FREE_TABLES, Run, accepted_changes
+from retrain.records.runs.curves import Metric, Summary
 from retrain.records.runs.example_rates import HELD_OUT_SET, NoExamplesError, per_example
-from retrain.records.runs.metric import Metric, Summary
 from retrain.records.runs.source import Candidate, Source
+from retrain.text.amounts import first_few
 
 MODES = frozenset({"algorithm.advantage_mode", "algorithm.transform_mode", "training.control"})
 OF_A_PART = (ChangeKind.CODE, ChangeKind.DATA, ChangeKind.PACKAGE)  # come and go with the parts that a condition names
 MOST_NAMES, MOST_FILES = 5, 3
 
-Finding = tuple[str, str]  # a run, or a condition as a whole, and in what it differs
+Finding = tuple[str, str]  # a run, or a condition as a whole, and the difference
 
 
 def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> tuple[str, ...]:
-    """Return a sentence per difference with the runs that have it: `maxrl+none: reward.py:3 changed: ...`.
-
-    Each run is compared with the first of its condition, and that one with the first of the baseline. Runs without
-    recorded code and data are not compared in that.
-    """
+    """Return a sentence per difference to the first run of the condition, and of that one to the baseline's first."""
     firsts: dict[str, Candidate] = {}
     for run in compared:
         firsts.setdefault(run.condition, run)
@@ -35,7 +32,10 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
     for run in compared:
         first, declared = firsts[run.condition], source.declared.get(run.condition)
         against = reference if run is first else first
-        found += [(run.name, text) for text in _of_the_plan(run, declared or {})]
+        actual = _settings(run)
+        for path, value in (declared or {}).items():
+            if path in actual and actual[path] != value:
+                found.append((run.name, f"{path} is {actual[path]!r}, the campaign says {value!r}"))
         texts = [] if declared else [*_of_the_keys(run, against)]
         other = against.name if run.condition == against.condition else against.condition
         facts = (*_of_the_inputs(run, against), *_of_the_machine(run, against))
@@ -46,25 +46,16 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
     return tuple(_sentences(found, compared))
 
 
-def without_inputs(compared: Sequence[Candidate]) -> int:
-    return sum(not isinstance(run.record.get("identity"), dict) for run in compared)
-
-
-def _of_the_plan(run: Candidate, declared: Mapping[str, Any]) -> Iterator[str]:
-    """Yield keys of a campaign's run that differ from its condition in `campaign.json`."""
-    actual = _settings(run)
-    for path, value in declared.items():
-        if path in actual and _is_compared(path) and actual[path] != value:
-            yield f"{path} is {actual[path]!r}, the campaign says {value!r}"
-
-
 def _of_the_keys(run: Candidate, against: Candidate) -> Iterator[str]:
     """Yield keys in which two runs differ although neither label shows them."""
     ours, theirs = _settings(run), _settings(against)
     for path in sorted({*ours, *theirs}):
-        is_shown = path in MODES or any(_shows(each.condition, path) for each in (run, against))
-        if _is_compared(path) and not is_shown and ours.get(path) != theirs.get(path):
-            yield f"{path} is {ours.get(path)!r}, that of {against.condition} is {theirs.get(path)!r}"
+        # A label `adv+transform~key=value` names a key by its path or by its flag.
+        table, _, name = path.partition(".")
+        named = re.compile(rf"[~,](?:{re.escape(path)}|(?:{table}_)?{re.escape(name)})[=.]")
+        is_shown = path in MODES or any(named.search(each.condition) for each in (run, against))
+        if not is_shown and ours.get(path) != theirs.get(path):
+            yield f"{path} is {ours.get(path)!r}, in {against.condition} it is {theirs.get(path)!r}"
 
 
 def _of_the_inputs(run: Candidate, against: Candidate) -> Iterator[str]:
@@ -96,34 +87,22 @@ def _of_the_machine(run: Candidate, against: Candidate) -> Iterator[str]:
 
 
 def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Iterator[str]:
-    by_text: dict[str, list[str]] = {}
+    labels, by_text = dict.fromkeys(run.condition for run in compared), dict[str, list[str]]()
     for name, text in found:
         by_text.setdefault(text, []).append(name)
     for text, names in by_text.items():
-        yield f"{_named(names, compared, MOST_NAMES)}: {text}"
-
-
-def _named(names: Sequence[str], compared: Sequence[Candidate], most: int) -> str:
-    """Return the conditions that are named or whose every run is, then the other runs."""
-    labels = dict.fromkeys(run.condition for run in compared)
-    whole = [x for x in labels if x in names or all(run.name in names for run in compared if run.condition == x)]
-    who = [*whole, *(run.name for run in compared if run.name in names and run.condition not in whole)]
-    return ", ".join(who[:most]) + (f" and {len(who) - most} more" if len(who) > most else "")
+        # The conditions that are named or whose every run is, then the other runs.
+        whole = [x for x in labels if x in names or all(run.name in names for run in compared if run.condition == x)]
+        who = [*whole, *(run.name for run in compared if run.name in names and run.condition not in whole)]
+        yield f"{first_few(who, MOST_NAMES)}: {text}"
 
 
 def _settings(run: Candidate) -> dict[str, Any]:
+    """Return the settings that are compared, by path."""
     tables = table_of(run.record, "config").items()
-    return {f"{table}.{key}": value for table, keys in tables if isinstance(keys, dict) for key, value in keys.items()}
-
-
-def _is_compared(path: str) -> bool:
-    return path not in FREE_KEYS and path.partition(".")[0] not in FREE_TABLES
-
-
-def _shows(label: str, path: str) -> bool:
-    """True if a label `adv+transform~key=value` names a key, by its path or by its flag."""
-    table, _, name = path.partition(".")
-    return bool(re.search(rf"[~,](?:{re.escape(path)}|(?:{table}_)?{re.escape(name)})[=.]", label))
+    compared = ((table, keys) for table, keys in tables if isinstance(keys, dict) and table not in FREE_TABLES)
+    found = {f"{table}.{key}": value for table, keys in compared for key, value in keys.items()}
+    return {path: value for path, value in found.items() if path not in FREE_KEYS}
 
 
 SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
@@ -132,10 +111,7 @@ FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key|messages_
 
 
 def other_examples(compared: Sequence[Candidate], metric: Metric, *, are_ids_alike: bool) -> tuple[str, ...]:
-    """Return reasons why the runs do not share the held-out examples behind `metric`; empty for a metric of training.
-
-    `are_ids_alike`: `eval.jsonl` has the same ids in all of them; then paths of data are not compared.
-    """
+    """Return reasons why the runs do not share the held-out examples; paths count unless the ids are alike."""
     if not metric.is_eval or not compared:
         return ()
     try:

@@ -10,22 +10,27 @@ half is. Sampling of step s + n may begin once step s - 1 is trained; up to n ba
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from retrain.kernel.errors import StopRequested
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.contracts.backend import Backend
+from retrain.kernel.errors import ConfigError, StopRequested
 from retrain.kernel.parts import Planned, Run, Sample, Sampled, Serial, Upcoming, measured
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, TrainBatch, TrainReport
-from retrain.run.steps.staleness import KeepsVersions
+from retrain.run.steps.staleness import AUTO, KeepsVersions, overlaps_training, too_many
 
+LOG = logging.getLogger("retrain")
 Span = tuple[float, float]  # begin and end, by the same clock
 
 
@@ -256,3 +261,41 @@ def _times(clock: Clock, sampled: Sequence[Span], sampling_s: float | None = Non
 
 def overlap_s(some: Sequence[Span], others: Sequence[Span]) -> float:
     return math.fsum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)
+
+
+def arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], OffPolicy]:
+    """The overlap that `[training] max_staleness` and the backend allow; ConfigError for more than it supports."""
+    most = config.training.max_staleness
+    if not overlaps_training(backend):
+        raise ConfigError(too_many(config, 0))
+    if most in (AUTO, 1):
+        return Overlapped
+    if not isinstance(backend, KeepsVersions):
+        raise ConfigError(too_many(config, 1))
+    LOG.info("Sampling runs up to %d steps ahead: %s.", most, correction(config))
+    return partial(Buffered, backend=backend, most=most)
+
+
+def meaning(config: Config) -> str:
+    """Meaning of the key for this run, for `retrain explain`; empty at its default."""
+    most = config.training.max_staleness
+    if most == AUTO:
+        return ""
+    if most == 0:
+        return "none: sampling and training take turns"
+    steps = f"{most} step{'s' if most > 1 else ''}"
+    return f"step s is sampled with the policy after step s - {most + 1}, {steps} behind; {correction(config)}"
+
+
+def correction(config: Config) -> str:
+    """The correction for completions of an older policy, and its bounds."""
+    ratio = "each token is weighted by p now / p when sampled; the changed probability of its prefix is not corrected"
+    bounds: list[float] = config.algorithm.is_bounds
+    if bounds:
+        mode = config.algorithm.is_mode
+        return f"the importance weight within is_bounds = {bounds} (is_mode = {mode}) corrects for it"
+    if config.algorithm.tis_cap > 0.0:
+        return f"the importance weight, at most tis_cap = {config.algorithm.tis_cap:g}, corrects for it"
+    if config.algorithm.loss == "importance_sampling":
+        return f"{ratio}; nothing bounds it: set [algorithm] is_bounds = [0.0, 2.0], or a loss that clips"
+    return f"{ratio}; only the loss {config.algorithm.loss!r} bounds it, and [algorithm] is_bounds is not set"

@@ -72,31 +72,6 @@ def staleness_problems(config: Config, capabilities: Capabilities | None) -> Ite
         yield Problem(where=config.place(KEY), what=what, why=why, fix=fix)
 
 
-def meaning(config: Config) -> str:
-    """Meaning of the key for this run, for `retrain explain`; empty at its default."""
-    most = config.training.max_staleness
-    if most == AUTO:
-        return ""
-    if most == 0:
-        return "none: sampling and training take turns"
-    steps = f"{most} step{'s' if most > 1 else ''}"
-    return f"step s is sampled with the policy after step s - {most + 1}, {steps} behind; {correction(config)}"
-
-
-def correction(config: Config) -> str:
-    """The correction for completions of an older policy, and its bounds."""
-    ratio = "each token is weighted by p now / p when sampled; the changed probability of its prefix is not corrected"
-    bounds: list[float] = config.algorithm.is_bounds
-    if bounds:
-        mode = config.algorithm.is_mode
-        return f"the importance weight within is_bounds = {bounds} (is_mode = {mode}) corrects for it"
-    if config.algorithm.tis_cap > 0.0:
-        return f"the importance weight, at most tis_cap = {config.algorithm.tis_cap:g}, corrects for it"
-    if config.algorithm.loss == "importance_sampling":
-        return f"{ratio}; nothing bounds it: set [algorithm] is_bounds = [0.0, 2.0], or a loss that clips"
-    return f"{ratio}; only the loss {config.algorithm.loss!r} bounds it, and [algorithm] is_bounds is not set"
-
-
 def too_many(config: Config, largest: int) -> Problem:
     most, backend = config.training.max_staleness, config.backend.backend
     what = f"max_staleness = {most}: backend {backend!r} can do at most {largest}"

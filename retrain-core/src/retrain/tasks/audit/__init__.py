@@ -1,7 +1,4 @@
-"""Tries the verifier before training: right answers must score, and texts that solve nothing must not.
-
-Audits the verifier of every run before its model loads.
-"""
+"""The plugin that audits the verifier of every run before its model loads."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
-    """Refuse a run whose verifier fails the audit."""
     from retrain.tasks.audit.verifier_audit import refuse_unfit_verifier
 
     refuse_unfit_verifier(context, tasks)

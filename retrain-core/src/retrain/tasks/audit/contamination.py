@@ -1,8 +1,8 @@
-"""`retrain audit --contamination`: whether what a run is evaluated on is in its training data, or in its model.
+"""`retrain audit --contamination`: finds evaluated examples in a run's training data, or in its model.
 
-Held-out examples that training has seen are equal or nearly equal texts, found by runs of n words. A text is read as
-its words: normalised, without case and punctuation, with its numbers and the signs of arithmetic. Held-out examples are
-indexed, training examples stream past, so memory is bounded by the held-out side.
+A text is read as its words: normalised, without case and punctuation, with numbers and the signs of arithmetic. Texts
+are nearly equal by their runs of n words. Held-out examples are indexed and training examples stream past, so memory is
+bounded by the held-out side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from heapq import nsmallest
 from typing import Any
@@ -35,13 +35,13 @@ WORDS = 8  # words of a run; 8 to 13 are in use (13: GPT-3, arXiv:2005.14165)
 # Share of a held-out example's runs in one training example: two changed words of forty leave more than half.
 NEAR = 0.5
 LEAST_COMMON = 8  # runs that a near match needs unless it has them all: a short text may differ in the word that counts
-TEMPLATE_SHARE = 0.1  # a run in more of the held-out examples belongs to their template, and tells nothing
+TEMPLATE_SHARE = 0.1  # a run in more of the held-out examples belongs to their template
 LEAST_TEMPLATE = 3
 _WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[-+*/=<>^%()×÷]")
 
 
 class Match(StrEnum):
-    """How a held-out example is in the training data."""
+    """The way in which a held-out example is in the training data."""
 
     EXACT = "exact"  # the same words in the same order
     NEAR = "near"  # half of its runs of n words, at least 8 of them or all, and all of its numbers in one example
@@ -49,10 +49,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A held-out example that is in the training data, by the id of the training example nearest to it.
-
-    `share` is the share of its runs that the training example has.
-    """
+    """A held-out example in the training data, its nearest training example, and the share of its runs found there."""
 
     example_id: str
     training_id: str
@@ -64,8 +61,8 @@ class Overlap:
 class Contamination:
     """One set of held-out examples against the training data.
 
-    `overlaps` are in order of the set, one per contaminated example. `touched` have at least one run in common with
-    some training example, `templates` share the words of one but not its numbers: neither is contamination.
+    `overlaps` has one entry per contaminated example, in the set's order. `touched` examples share at least one run
+    with a training example, `templates` the words of one but not its numbers: neither is contamination.
     """
 
     name: str
@@ -82,19 +79,18 @@ class Contamination:
         return len(self.overlaps) / self.held_out if self.held_out else 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        plain = {name: getattr(self, name) for name in Contamination.__slots__ if name != "overlaps"}
-        overlaps = [{name: getattr(each, name) for name in Overlap.__slots__} for each in self.overlaps]
-        return {**plain, "rate": self.rate, "overlaps": overlaps}
+        plain = asdict(self)
+        overlaps = plain.pop("overlaps")
+        return {**plain, "rate": self.rate, "overlaps": [*overlaps]}
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text: compatibility forms unified (NFKC), case folded, punctuation and white space dropped."""
+    """Return the words of a text: compatibility forms unified (NFKC), case folded, punctuation dropped."""
     return tuple(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
 def task_text(example: Example) -> str:
-    """What an example asks: its prompt, or the user's turns of a chat; what every chat says first is no part of it."""
+    """Return the prompt, or the user's turns of a chat: a system message is the same for every example."""
     if isinstance(example.prompt, str):
         return example.prompt
     asked = [str(message["content"]) for message in example.prompt if message["role"] == "user"]
@@ -119,7 +115,7 @@ class _HeldOut:
 class HeldOutIndex:
     """The held-out examples of one set by their texts and their runs of `words` words.
 
-    Runs that more than a tenth of the examples have, at least three, are left out: they are those of a template.
+    A run in more than a tenth of the examples, and at least three, belongs to their template and is left out.
     """
 
     name: str
@@ -131,7 +127,6 @@ class HeldOutIndex:
 
     @classmethod
     def of(cls, name: str, examples: Sequence[Example], *, words: int = WORDS) -> HeldOutIndex:
-        """The index of these examples."""
         index = cls(name=name, words=words)
         read = [(example.id, words_of(task_text(example))) for example in examples]
         counts = Counter(run for _, found in read for run in _runs(found, words))
@@ -146,7 +141,7 @@ class HeldOutIndex:
         return index
 
     def see(self, example: Example) -> None:
-        """Hold one training example against all held-out ones; nothing of it is kept but its id where it is found."""
+        """Compare one training example with all held-out ones, and keep only its id if it matches."""
         self._training += 1
         words = words_of(task_text(example))
         for each in self._by_text.get(words, ()):
@@ -170,7 +165,6 @@ class HeldOutIndex:
             each.is_template = True
 
     def found(self) -> Contamination:
-        """What all training examples seen so far say."""
         return Contamination(
             name=self.name,
             held_out=len(self._examples),
@@ -183,7 +177,6 @@ class HeldOutIndex:
 
 
 def contamination(sets: Iterable[HeldOutIndex], training: Iterable[Example]) -> tuple[Contamination, ...]:
-    """Every set against the training examples, which are gone through once and not kept."""
     indices = list(sets)
     for example in training:
         for index in indices:
@@ -192,7 +185,7 @@ def contamination(sets: Iterable[HeldOutIndex], training: Iterable[Example]) -> 
 
 
 def _runs(words: Sequence[str], size: int) -> set[int]:
-    """Hashes of all runs of `size` words; none in a shorter text, which can only be found whole."""
+    """Return the hashes of all runs of `size` words; a shorter text has none and only matches as a whole."""
     return {hash(tuple(words[start : start + size])) for start in range(len(words) - size + 1)}
 
 
@@ -200,11 +193,11 @@ def _numbers(words: Sequence[str]) -> Counter[str]:
     return Counter(word for word in words if word[0].isdigit())
 
 
-# Whether a model knows the held-out prompts by heart: it completes what the first 60 % of each begin.
+# Memorised prompts: the model completes each held-out prompt from its first 60 %.
 #
-# After Wu et al. 2025 (arXiv:2507.10532): Qwen2.5-Math-7B completes 54.6 % of MATH-500 so, and none of the problems
-# that were written after it was trained. As there, decoding is greedy and the prompt stands alone, without a chat
-# template. Other than there, a rest of fewer than five words is not tried, since a good guess would complete it.
+# After Wu et al. 2025 (arXiv:2507.10532): Qwen2.5-Math-7B completes 54.6 % of MATH-500, and none of the problems
+# that were written after it was trained. As there, decoding is greedy and the prompt is given without a chat
+# template. Unlike there, a rest of fewer than five words is not tried, since a good guess would complete it.
 
 
 GIVEN_SHARE = 0.6
@@ -215,49 +208,23 @@ Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """One example: the share of the rest that the model wrote, as ROUGE-L (0 to 1), and whether word for word."""
-
-    example_id: str
-    is_exact: bool
-    rouge_l: float
-    is_right: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """What the model completed. `too_short` examples leave too little to complete, and were not tried."""
+    """The model's completions; `too_short` examples leave too few words to complete and were not tried.
 
-    tried: tuple[Completed, ...]
+    Shares of the tried prompts: `exact_rate` of rests reproduced word for word, for the examples `exact`, and
+    `right_rate` of answers that are right from the first part; `rouge_l` is the mean of the rests. None without any.
+    """
+
+    tried: int
     too_short: int
-
-    @property
-    def exact_rate(self) -> float | None:
-        """Share of the tried prompts whose rest it reproduced, word for word; None when none could be tried."""
-        return self._mean([float(each.is_exact) for each in self.tried])
-
-    @property
-    def rouge_l(self) -> float | None:
-        """Mean ROUGE-L of the rests; None when none could be tried."""
-        return self._mean([each.rouge_l for each in self.tried])
-
-    @property
-    def right_rate(self) -> float | None:
-        """Share of the tried prompts that it answered rightly from the first part alone; None when none was tried."""
-        return self._mean([float(each.is_right) for each in self.tried])
-
-    def _mean(self, values: Sequence[float]) -> float | None:
-        return sum(values) / len(values) if values else None
-
-    def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        exact = [each.example_id for each in self.tried if each.is_exact]
-        rates = {"exact_rate": self.exact_rate, "rouge_l": self.rouge_l, "right_rate": self.right_rate}
-        return {"tried": len(self.tried), "too_short": self.too_short, **rates, "exact": exact}
+    exact_rate: float | None
+    rouge_l: float | None
+    right_rate: float | None
+    exact: tuple[str, ...]
 
 
 def parted(text: str) -> tuple[str, str] | None:
-    """The first 60 % of a text, in words, and the rest; None when the rest has fewer than five words."""
+    """Split a text after the first 60 % of its words; None when fewer than five words are left."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     cut = ends[int(len(ends) * GIVEN_SHARE) - 1] if len(ends) * GIVEN_SHARE >= 1 else 0
     given, rest = text[:cut], text[cut:]
@@ -273,10 +240,7 @@ def probe(
     max_tokens: int,
     correct_above: float,
 ) -> ProbeReport:
-    """Let the backend's policy complete each prompt, greedily, in at most `max_tokens` tokens; `scorer` judges answers.
-
-    BackendError and whatever else the backend or the verifier raises pass through.
-    """
+    """Let the policy complete each prompt greedily, in at most `max_tokens` tokens; `scorer` judges the answers."""
     parts = [(example, found) for example in examples if (found := parted(task_text(example)))]
     texts: list[str] = []
     params = SamplingParams(max_tokens=max_tokens, temperature=1.0, greedy=True)
@@ -287,24 +251,26 @@ def probe(
         for (sample,) in backend.sample(requests, params):
             texts.append(str(tokenizer.decode(sample.tokens_T, skip_special_tokens=True)))
     scores = scorer([(example, text) for (example, _), text in zip(parts, texts, strict=True)]) if parts else ()
-    tried = []
+    exact, overlaps, right = list[str](), list[float](), 0
     for (example, (_, rest)), text, timed in zip(parts, texts, scores, strict=True):
         wanted = words_of(rest)
         written = words_of(text)[: len(wanted)]
-        value = timed.score.value
-        tried.append(
-            Completed(
-                example_id=example.id,
-                is_exact=written == wanted,
-                rouge_l=rouge_l(wanted, written),
-                is_right=value is not None and value > correct_above,
-            )
-        )
-    return ProbeReport(tried=tuple(tried), too_short=len(examples) - len(parts))
+        overlaps.append(rouge_l(wanted, written))
+        exact += [example.id] if written == wanted else []
+        right += timed.score.value is not None and timed.score.value > correct_above
+    tried = len(parts)
+    return ProbeReport(
+        tried=tried,
+        too_short=len(examples) - tried,
+        exact_rate=len(exact) / tried if tried else None,
+        rouge_l=sum(overlaps) / tried if tried else None,
+        right_rate=right / tried if tried else None,
+        exact=tuple(exact),
+    )
 
 
 def rouge_l(wanted: Sequence[str], written: Sequence[str]) -> float:
-    """ROUGE-L (Lin 2004), the F1 of the longest common subsequence: 2 LCS / (len(wanted) + len(written)); 0 to 1."""
+    """Return ROUGE-L (Lin 2004), the F1 of the longest common subsequence: 2 LCS / (wanted + written words); 0 to 1."""
     if not wanted or not written:
         return 0.0
     row = [0] * (len(written) + 1)
@@ -318,7 +284,6 @@ def rouge_l(wanted: Sequence[str], written: Sequence[str]) -> float:
 
 
 HELD_OUT = "held_out"  # the set of [eval] examples
-ALLOWED = 0.01  # of a set's examples: one of 64 is too many
 PROBED = 64  # prompts that the model is given, unless --examples says otherwise
 SHOWN = 10
 DRAW = Seeds(0)  # the same prompts whatever the run's seed
@@ -326,10 +291,7 @@ DRAW = Seeds(0)  # the same prompts whatever the run's seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContaminationReport:
-    """Every set against the training data and, where it was asked for, the model on the prompts of every set.
-
-    `allowed` is the share of a set's examples above which the set is contaminated.
-    """
+    """Every set against the training data, and the model's completions; `allowed` is the accepted share of a set."""
 
     sets: tuple[Contamination, ...]
     probes: dict[str, ProbeReport]
@@ -337,14 +299,12 @@ class ContaminationReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no set is contaminated."""
         rates: list[float | None] = [each.rate for each in self.sets]
         rates += [each.exact_rate for each in self.probes.values()]
         return all(rate is None or rate <= self.allowed for rate in rates)
 
     def as_data(self) -> dict[str, Any]:
-        """The documented JSON form."""
-        probes = {name: each.as_data() for name, each in self.probes.items()}
+        probes = {name: asdict(each) for name, each in self.probes.items()}
         return {"ok": self.ok, "allowed": self.allowed, "sets": [s.as_data() for s in self.sets], "probes": probes}
 
 
@@ -358,10 +318,7 @@ def audit_contamination(
     examples: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> ContaminationReport:
-    """Load the data as a run does and hold every evaluated set against it; ConfigError when nothing is evaluated.
-
-    With `open_backend` the model completes prompts, at most `examples` of each set; `say` tells the cost.
-    """
+    """Load the data as a run does and compare every evaluated set with it; `say` gets the cost of completions first."""
     context = PluginContext(
         config=config,
         seeds=Seeds.from_config(config.training.seed),
@@ -380,7 +337,6 @@ def audit_contamination(
 
 
 def report_lines(report: ContaminationReport) -> Iterator[str]:
-    """The report for a terminal."""
     for each in report.sets:
         exact = sum(found.match is Match.EXACT for found in each.overlaps)
         yield f"{each.name}: {each.held_out} examples against {each.training} of training, runs of {each.words} words"
@@ -393,7 +349,7 @@ def report_lines(report: ContaminationReport) -> Iterator[str]:
         if len(each.overlaps) > SHOWN:
             yield f"    and {len(each.overlaps) - SHOWN} more: --json has all of them"
     for name, tried in report.probes.items():
-        yield f"{name}: {len(tried.tried)} prompts, of which the model was given the first {GIVEN_SHARE:.0%}"
+        yield f"{name}: {tried.tried} prompts, of which the model was given the first {GIVEN_SHARE:.0%}"
         if tried.exact_rate is not None:
             yield f"  completed word for word   : {tried.exact_rate:.1%} (mean ROUGE-L {tried.rouge_l:.2f})"
             yield f"  answered rightly          : {tried.right_rate:.1%}"
@@ -412,13 +368,14 @@ _Set = tuple[Sequence[Example], Any]  # its examples, and the verifier of their 
 
 @contextmanager
 def _evaluated(tasks: Tasks, context: PluginContext) -> Iterator[dict[str, _Set]]:
-    """The held-out examples, and the further sets of whoever evaluates, with what judges each."""
     sets: dict[str, _Set] = {}
     if tasks.pool.held_out:
         sets[HELD_OUT] = [prompt.example for prompt in tasks.pool.held_out], tasks.verifier
     evaluation = context.plugins.notify("retrain_evaluation", context=context, tasks=tasks)
     try:
-        for each in getattr(evaluation, "sets", ()):  # those of `use/evaluate`; another plugin's may have none
+        for each in getattr(
+            evaluation, "sets", ()
+        ):  # from `use/evaluate`; another plugin's evaluation may have no sets
             sets[each.name] = [prompt.example for prompt in each.prompts], each.verifier
         yield sets
     finally:

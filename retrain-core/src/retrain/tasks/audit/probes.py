@@ -1,7 +1,7 @@
-r"""The texts that no reward may score as correct, for one example.
+"""The texts that no reward may score as correct, for one example.
 
-Each is something that a policy finds when it looks for reward without solving the task. A text that happens to be the
-right answer, because it says what the reference says, is left out.
+A policy finds each of them when it looks for reward without solving the task. A text that happens to say the reference
+is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retrain.kernel.types import Example
 
 Severity = Literal["error", "warning"]
 REPEATS = 64
-AFFIRMATIVE = ("VERDICT: yes", "True", "correct", "1")  # a judge's verdict, and what a comparison returns
+AFFIRMATIVE = ("VERDICT: yes", "True", "correct", "1")  # a judge's verdict, and a comparison's values
 HACKS = (*AFFIRMATIVE, r"\boxed{}", r"\boxed{\boxed{}}")
 YES = frozenset({"true", "yes", "correct", "1", "y", "t"})
 MOST_PLAUSIBLE = 16  # answers in one list
@@ -28,8 +28,8 @@ _NUMBER = re.compile(r"-?\d{1,30}(?:\.\d{1,30})?", re.ASCII)
 class Probe:
     """A text to try, and the finding if it scores as correct.
 
-    `partial` is the severity where the text scores clearly less than the right answer, as graded rewards do: None is no
-    finding, since only who knows the right answer could write it.
+    `partial` is the severity where the text scores clearly less than the right answer, as with graded rewards; None
+    means no finding, since only an author who knows the right answer could write the text.
     """
 
     example: Example
@@ -42,10 +42,7 @@ class Probe:
 
 
 def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: Sequence[str] = ()) -> Iterator[Probe]:
-    """Every text that must not score as correct.
-
-    `echoes` are the prompt as a policy would repeat it, `plausible` the references of other examples.
-    """
+    """Yield every text that must not score; `echoes` repeat the prompt, `plausible` are other references."""
     probe = partial(Probe, example=example)
     fix = "make an answer that says nothing wrong; look for an empty reference"
     yield probe(check="empty", text="", message="an empty answer is correct", fix=fix)
@@ -68,13 +65,13 @@ def wrong_texts(example: Example, gold: Gold, echoes: Sequence[str], plausible: 
 
 
 def repeated(reference: str) -> str:
-    """A word that is not in the reference, many times; a digit if possible, since most rewards read numbers."""
+    """Return a word that is not in the reference, many times; a digit if possible, since most rewards read numbers."""
     word = next((digit for digit in "0123456789" if digit not in reference), "the")
     return " ".join([word] * REPEATS)
 
 
 def says_the_same(text: str, reference: str) -> bool:
-    """Whether a text may score as this reference: it has all its words, equals its number, or both affirm."""
+    """True if a text may score as this reference: it has all its words, equals its number, or both affirm."""
     words = set(re.findall(r"\w+", reference.casefold()))
     if words and words <= set(re.findall(r"\w+", text.casefold())):
         return True
@@ -87,14 +84,14 @@ def says_the_same(text: str, reference: str) -> bool:
 
 
 def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
-    """The right answer where it is not the final one.
+    """Yield the right answer in places other than the final one.
 
-    A reward that declares a boxed answer reads boxes: another box after it, or no box at all, must be wrong. With any
-    other reward a sentence that contains the answer may count, so that is only a warning.
+    A reward that declares a boxed answer reads boxes: another box after it, or no box, must be wrong. With any other
+    reward a sentence that contains the answer may count, so that is only a warning.
     """
     reference = example.reference.strip()
     box = gold.texts[0] if gold.is_boxed else boxed(reference)
-    fix = "let the last box alone count" if gold.is_boxed else "let the final answer alone count, as a whole"
+    fix = "let only the last box count" if gold.is_boxed else "let only the final answer count, as a whole"
     severity: Severity = "error" if gold.is_boxed else "warning"
     probe = partial(Probe, example=example, check="misplaced", severity=severity, fix=fix)
     if gold.is_boxed or reference:
@@ -106,7 +103,7 @@ def _misplaced(example: Example, gold: Gold) -> Iterator[Probe]:
 
 
 def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[str]) -> Iterator[Probe]:
-    """Texts in the form of an answer that give none: the question itself, several answers, a denied one."""
+    """Yield texts in the form of an answer that give none: the question itself, several answers, a denied one."""
     reference = example.reference.strip()
     form = next((text for text in gold.texts if reference and reference in text), "")
     if not form:
@@ -120,14 +117,21 @@ def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[st
             text, given = f"{head}{content}{tail}", {"partial": "warning"} | traits
             yield Probe(example=example, check=check, text=text, message=message, fix=fix, **given)
 
-    fix = "compare the answer as it stands: what still has to be computed is no answer"
+    fix = "compare the answer as written: an expression that still has to be computed is no answer"
     message = "an expression of the prompt counts as its answer"
     yield from probes("restated", expressions(prompt, reference), message, fix)
     if gold.is_boxed and "".join(prompt.split()) != "".join(reference.split()):
         message = "the prompt in a box is correct"
         yield from probes("echo", [prompt], message, "compare the whole box with the reference")
-    before, after = _neighbours(reference, plausible)
-    lists = [f"{before}, {reference}, {after}", _all_plausible(reference, plausible)]
+    if _NUMBER.fullmatch(reference):  # two wrong answers that are as plausible as possible
+        before, after = str(Decimal(reference) - 1), str(Decimal(reference) + 1)
+    else:
+        words = [text for text in plausible if not (text in reference or reference in text)]
+        before, after, *_ = [*words, *(digit for digit in "0123456789" if digit not in reference), "X", "Y"]
+    others = [text for text in plausible if text != reference][: MOST_PLAUSIBLE - 1]
+    middle = len(others) // 2
+    every = ", ".join([*others[:middle], reference, *others[middle:]]) if middle else ""
+    lists = [f"{before}, {reference}, {after}", every]
     message, fix = "several answers are correct if the right one is among them", "accept one answer, as a whole"
     yield from probes("listed", [text for text in lists if text], message, fix)
     hedges = [f"{before} or {reference} or {after}"]
@@ -142,28 +146,12 @@ def _disguised(example: Example, gold: Gold, prompt: str, plausible: Sequence[st
     yield from probes("scaled", [rf"{reference}\text{{ million}}"] * is_number, message, fix, **traits)
 
 
-def _neighbours(reference: str, plausible: Sequence[str]) -> tuple[str, str]:
-    """Two wrong answers that are as plausible as possible, to stand before and after the right one in a list."""
-    if _NUMBER.fullmatch(reference):
-        return str(Decimal(reference) - 1), str(Decimal(reference) + 1)
-    words = [text for text in plausible if not (text in reference or reference in text)]
-    words += [digit for digit in "0123456789" if digit not in reference] + ["X", "Y"]
-    return words[0], words[1]
-
-
-def _all_plausible(reference: str, plausible: Sequence[str]) -> str:
-    """All answers of the examples in one list, the right one in the middle; empty for fewer than three."""
-    others = [text for text in plausible if text != reference][: MOST_PLAUSIBLE - 1]
-    middle = len(others) // 2
-    return ", ".join([*others[:middle], reference, *others[middle:]]) if middle else ""
-
-
-# The texts that a reward must score as correct: those it declares, or else the reference in the usual forms.
+# The texts that a reward must score as correct: its declared ones, or the reference in the usual forms.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gold:
-    """What is known about an example's right answer.
+    """The known right answers of one example.
 
     If `is_required`, one of `texts` must score as correct; otherwise a low score of one example proves nothing.
     `is_declared`: the reward's own `gold` gave the texts, or it scored each as correct. `fault` says why `gold` failed.
@@ -176,11 +164,10 @@ class Gold:
 
     @property
     def is_boxed(self) -> bool:
-        r"""Whether the answers are known and all in `\boxed{...}`, so that the reward reads boxes and nothing else."""
+        r"""True if the answers are known and all in `\boxed{...}`, so that the reward reads only boxes."""
         return self.is_declared and all(r"\boxed" in text or r"\fbox" in text for text in self.texts)
 
     def confirmed(self, correct: Sequence[str]) -> Gold:
-        """The same with the texts alone that scored as correct, if any did."""
         return replace(self, texts=tuple(correct), is_declared=True) if correct else self
 
 
@@ -188,19 +175,18 @@ GoldOf = Callable[[Example], Gold]
 
 
 def boxed(reference: str) -> str:
-    r"""`\boxed{reference}`."""
     return rf"\boxed{{{reference}}}"
 
 
 def gold_from_reference(example: Example) -> Gold:
-    """The reference in the usual forms, for a reward without a `gold` method."""
+    """Return the reference in the usual forms, for a reward without a `gold` method."""
     reference = example.reference.strip()
     forms = (boxed(reference), reference, f"#### {reference}", f"<answer>{reference}</answer>")
     return Gold(texts=forms) if reference else Gold()
 
 
 def gold_of(rewards: Sequence[object]) -> GoldOf:
-    """The right answers according to the rewards' own `gold` methods.
+    """Return a function that gives the right answers according to the rewards' own `gold` methods.
 
     For an example without a declared answer the reference is tried, but it may score as wrong.
     """
@@ -225,7 +211,7 @@ def gold_of(rewards: Sequence[object]) -> GoldOf:
     return find
 
 
-# The expressions of a prompt that still have to be computed: what a policy restates in place of an answer. Text between
+# The expressions of a prompt that still have to be computed: a policy may restate them as its answer. Text between
 # `$...$`, `\(...\)` or `\[...\]`, and every run of numbers joined by operators; of these, the ones with something left
 # to compute.
 
@@ -241,17 +227,16 @@ _UNFINISHED = re.compile(  # an operator between two operands, or a command that
 
 
 def expressions(prompt: str, reference: str) -> list[str]:
-    """At most two expressions of the prompt, none of them the reference or one side of an equation that gives it."""
+    """Return at most two expressions of the prompt, except the reference and sides of equations that give it."""
     found = ["".join(groups) for groups in _FORMULA.findall(prompt)]
     found += [match[0] for match in _SUM.finditer(_FORMULA.sub(" ", prompt))]
     texts = dict.fromkeys(
         " ".join(text.split()).strip(" .,;:?") for text in found if text.count("(") == text.count(")")
     )
-    left = [text for text in texts if _UNFINISHED.search(text) and not _gives(text, reference)]
-    return sorted(left, key=len, reverse=True)[:MOST]
-
-
-def _gives(text: str, reference: str) -> bool:
-    """Whether the text, or a side of it if it is an equation, is the reference but for white space."""
     answer = "".join(reference.split())
-    return any("".join(side.split()) == answer for side in (text, *text.split("=")))
+    left = [
+        text
+        for text in texts
+        if _UNFINISHED.search(text) and all("".join(side.split()) != answer for side in (text, *text.split("=")))
+    ]
+    return sorted(left, key=len, reverse=True)[:MOST]

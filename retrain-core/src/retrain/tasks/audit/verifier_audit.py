@@ -1,6 +1,6 @@
 """The audit of a run's own verifier: right and wrong texts of a few examples, each scored twice.
 
-It happens in the processes that will score the run's rollouts, and every wrong score is reported.
+It runs in the processes that will score the run's rollouts.
 """
 
 from __future__ import annotations
@@ -9,51 +9,48 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedTasks, TimedScore, Verifier
 from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Example, Outcome, Score
-from retrain.tasks.audit.probes import Gold, GoldOf, Probe, Severity, gold_from_reference, gold_of, wrong_texts
-from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally, head, raise_on_failure
+from retrain.kernel.types import Example, Outcome
+from retrain.tasks.audit.probes import Gold, GoldOf, Probe, gold_from_reference, gold_of, wrong_texts
 from retrain.tasks.scoring.build import judges
-from retrain.tasks.scoring.verdict import next_step
 from retrain.tasks.tasks import RewardVerifier
-from retrain.text.secrets import hide_text
-from retrain.text.terminal_text import printable
+from retrain.text.amounts import counted, duration
+
+if TYPE_CHECKING:
+    from retrain.tasks.audit.findings import AuditFinding, Cause
 
 LOG = logging.getLogger("retrain")
-SHADOW = "Shadow"  # what the lines about its audit begin with
+SHADOW = "Shadow"  # first word of the lines about its audit
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
-NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted
-DETAIL_CHARS = 300
-DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` finds what the run would
+DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` has the run's findings
 
 Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
 
 
 def refuse_unfit_verifier(context: PluginContext, tasks: LoadedTasks) -> None:
-    """The audit before training: RewardError when the verifier fails it, unless `[scoring] audit` says otherwise.
-
-    A shadow is warned of only, for nothing is trained on it.
-    """
+    """Audit the verifier: RewardError when it fails, unless `[scoring] audit` says otherwise. A shadow only warns."""
     config = context.config
     if config.scoring.audit == "off" or not judges(tasks.verifier.rewards):
         return
-    report = audit_tasks(tasks, context.tokenizer, config.scoring)
-    raise_on_failure(report, config.scoring.audit, place=config.place("scoring.audit"))
-    LOG.info("%s", report.line())
+    audited: list[tuple[Verifier, str, str]] = [(tasks.verifier, config.scoring.audit, "Reward")]
     if shadow := shadow_of(tasks):
-        report = audit_tasks(tasks, context.tokenizer, config.scoring, shadow)
-        raise_on_failure(report, "warn", of=SHADOW)
-        LOG.info("%s", report.line(SHADOW))
+        audited.append((shadow, "warn", SHADOW))
+    for verifier, policy, name in audited:
+        report = audit_tasks(tasks, context.tokenizer, config.scoring, verifier)
+        if report.findings:
+            from retrain.tasks.audit.findings import raise_on_failure
+
+            raise_on_failure(report, policy, place=config.place("scoring.audit"), of=name)
+        LOG.info("%s", report.line(name))
 
 
 def shadow_of(tasks: LoadedTasks) -> Verifier | None:
-    """The run's shadow as a verifier of its own; None without one."""
     verifier = tasks.verifier
     service = verifier.service.shadow if isinstance(verifier, RewardVerifier) else None
     return None if service is None else RewardVerifier(service)
@@ -62,11 +59,7 @@ def shadow_of(tasks: LoadedTasks) -> Verifier | None:
 def audit_tasks(
     tasks: LoadedTasks, tokenizer: Any, settings: ScoringTable, verifier: Verifier | None = None
 ) -> AuditReport:
-    """Try the run's verifier, or another one, on `[scoring] audit_examples` of the tasks.
-
-    Right answers are tried with rewards only: what one looks like to an environment, it alone knows. A policy that
-    repeats its prompt writes it as the tokenizer decodes it.
-    """
+    """Try the run's verifier, or another one, on `[scoring] audit_examples` of the tasks; right answers for rewards."""
     verifier = verifier or tasks.verifier
     tokens_of = {prompt.example.id: prompt.tokens_T for prompt in tasks.prompts}
     return audit(
@@ -81,7 +74,69 @@ def audit_tasks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
+class Tally:
+    """The outcomes of one check's texts; `correct` is a score above 0.5."""
+
+    tried: int = 0
+    correct: int = 0
+    no_verdict: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """The outcome of an audit.
+
+    `gold_tried` examples had a right answer to try, and `gold_correct` of them scored as correct; for `gold_unknown` no
+    answer is known. `lowest_gold` is the lowest score of a right answer. Seconds are the faster of two tries.
+    """
+
+    examples: int
+    gold_tried: int
+    gold_correct: int
+    gold_unknown: int
+    lowest_gold: float | None
+    checks: Mapping[str, Tally]
+    seconds_mean: float
+    seconds_max: float
+    timeout_s: float | None
+    findings: tuple[AuditFinding, ...]
+
+    @property
+    def errors(self) -> tuple[AuditFinding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Findings grouped by severity and cause, errors first."""
+        if not self.findings:
+            return ()
+        from retrain.tasks.audit.findings import grouped
+
+        return grouped(self.findings)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    @property
+    def others(self) -> Tally:
+        rest = [tally for check, tally in self.checks.items() if check != "gold"]
+        return Tally(**{name: sum(getattr(tally, name) for tally in rest) for name in Tally.__slots__})
+
+    def line(self, of: str = "Reward") -> str:
+        gold = f"gold {self.gold_correct}/{self.gold_tried} correct" if self.gold_tried else "gold not tried"
+        unknown = f" ({self.gold_unknown} without a known answer)" if self.gold_unknown else ""
+        others = f"{self.others.correct} of {self.others.tried} others correct"
+        parts = [f"{self.examples} examples", gold + unknown, others, f"{duration(self.seconds_mean)} a score"]
+        severities = [cause.first.severity for cause in self.causes]
+        counts = [counted(severities.count(word), word) for word in dict.fromkeys(severities)]
+        verdict = (["ok"] if self.ok else []) + counts
+        return f"{of} audit: {', '.join(parts)}: {', '.join(verdict)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
     probe: Probe
     first: TimedScore
     second: TimedScore
@@ -97,8 +152,15 @@ class _Tried:
 
     @property
     def seconds(self) -> float:
-        """Those of the faster try: the first may include imports."""
         return min(self.first.seconds, self.second.seconds)
+
+    @property
+    def is_sound(self) -> bool:
+        """True if no finding is possible: scored twice alike, and a wrong text neither correct nor above 0."""
+        one, other = self.first.score, self.second.score
+        is_stable = (one.outcome, one.value) == (other.outcome, other.value) and not self.has(Outcome.FAILED)
+        is_wrong = not self.is_correct and not any(value > 0 for value in self.values)
+        return is_stable and (self.probe.check == "gold" or is_wrong)
 
     def has(self, outcome: Outcome) -> bool:
         return outcome in (self.first.score.outcome, self.second.score.outcome)
@@ -116,10 +178,10 @@ def audit(
 ) -> AuditReport:
     """Try the reward on `limit` of the examples, drawn by their ids.
 
-    `scorer` gets every text twice, and must score it anew each time (no cache). `gold` gives the right answer,
-    `rendered` the whole prompt as a policy would repeat it. `timeout_s` is the limit of one score. A score above
-    `correct_above` is correct. When scoring fails, the audit ends with that example, since a reward that hangs would
-    use up its time limit on every text.
+    `scorer` gets every text twice, and must score it each time (no cache). `gold` gives the right answer, `rendered`
+    the whole prompt as a policy would repeat it. `timeout_s` is the limit of one score. A score above `correct_above`
+    is correct. When scoring fails, the audit ends with that example, since a reward that hangs would use up its time
+    limit on every text.
     """
     drawn = nsmallest(limit, examples, key=lambda example: DRAW.derive("audit", example.id))
     golds = {example.id: gold(example) for example in drawn}
@@ -127,27 +189,30 @@ def audit(
     chosen = [e for e in drawn if golds[e.id].fault or any(t.probe.example is e for t in tried)]
     right = {e.id: [t for t in tried if t.probe.check == "gold" and t.probe.example is e] for e in chosen}
     known = [e for e in chosen if golds[e.id].fault or _counts(right[e.id], golds[e.id])]
-    findings = [finding for e in chosen for finding in _gold_findings(e, golds[e.id], right[e.id])]
-    best_of = {e.id: max((value for t in right[e.id] for value in t.values), default=0.0) for e in chosen}
-    findings += [finding for t in tried for finding in _text_findings(t, best_of[t.probe.example.id])]
     if not known and not any(t.has(Outcome.FAILED) for t in tried):
         known = [e for e in chosen if right[e.id]]
-        findings += [_never_right(e, right[e.id]) for e in known]
+    best_of = {e.id: max((value for t in right[e.id] for value in t.values), default=0.0) for e in chosen}
+    correct = [e for e in known if any(t.is_correct for t in right[e.id])]
     slowest = max(tried, key=lambda t: t.seconds, default=None)
-    if slowest is not None and timeout_s is not None and slowest.seconds > SLOW_SHARE * timeout_s:
-        findings.append(_slow(slowest, timeout_s))
-    best = [best_of[e.id] for e in known if _is_right(right[e.id])]
+    is_slow = slowest is not None and timeout_s is not None and slowest.seconds > SLOW_SHARE * timeout_s
+    findings: tuple[AuditFinding, ...] = ()
+    is_certain = len(correct) == len(known) and all(best_of[e.id] >= 1.0 for e in known)
+    if is_slow or not is_certain or not all(t.is_sound for t in tried):
+        from retrain.tasks.audit.findings import findings_of
+
+        answers = [(e, golds[e.id].fault, right[e.id] if e in known else ()) for e in chosen]
+        findings = tuple(findings_of(answers, tried, best_of, slowest if is_slow else None, timeout_s or 0.0))
     return AuditReport(
         examples=len(chosen),
         gold_tried=len(known),
-        gold_correct=len(best),
+        gold_correct=len(correct),
         gold_unknown=len(chosen) - len(known),
-        lowest_gold=min(best, default=None),
+        lowest_gold=min((best_of[e.id] for e in correct), default=None),
         checks=_tallies(tried),
         seconds_mean=sum(t.seconds for t in tried) / max(len(tried), 1),
         seconds_max=slowest.seconds if slowest else 0.0,
         timeout_s=timeout_s,
-        findings=tuple(findings),
+        findings=findings,
     )
 
 
@@ -157,11 +222,8 @@ def _try(
     rendered: Callable[[Example], str] | None,
     scorer: Scorer,
     above: float,
-) -> list[_Tried]:
-    """Score the examples one after the other, the very first text alone; then all texts once more.
-
-    The right answers of an example come first, so that its wrong texts take a form that the reward reads.
-    """
+) -> list[Tried]:
+    """Score the very first text by itself, then right and wrong texts example by example; then all once more."""
     done: list[tuple[Probe, TimedScore]] = []
     plausible = list(dict.fromkeys(text for example in examples if (text := example.reference.strip())))
 
@@ -180,101 +242,33 @@ def _try(
         for part in (stage,) if done else (stage[:1], stage[1:]):
             done += zip(part, scored(part), strict=True)
             if any(first.score.outcome is Outcome.FAILED for _, first in done):
-                return [_Tried(probe=probe, first=first, second=first, correct_above=above) for probe, first in done]
+                return [Tried(probe=probe, first=first, second=first, correct_above=above) for probe, first in done]
     again = scored([probe for probe, _ in done])
     pairs = zip(done, again, strict=True)
-    return [_Tried(probe=p, first=first, second=second, correct_above=above) for (p, first), second in pairs]
+    return [Tried(probe=p, first=first, second=second, correct_above=above) for (p, first), second in pairs]
 
 
 def _wrong(
     example: Example, gold: Gold, rendered: Callable[[Example], str] | None, plausible: Sequence[str]
 ) -> Iterator[Probe]:
-    """Every wrong text, each once; a prompt that is also the right answer is tried as a prompt too."""
     seen: set[str] = set()
-    echoes = [_user_text(example)] + ([rendered(example)] if rendered else [])
+    prompt: Any = example.prompt
+    if not isinstance(prompt, str):
+        said = [message for message in prompt if message["role"] == "user"]
+        prompt = str((said or [*prompt])[-1]["content"])
+    echoes = [prompt] + ([rendered(example)] if rendered else [])
     for probe in wrong_texts(example, gold, echoes, plausible):
         if probe.text not in seen and (probe.check == "echo" or probe.text not in gold.texts):
             seen.add(probe.text)
             yield probe
 
 
-def _user_text(example: Example) -> str:
-    if isinstance(example.prompt, str):
-        return example.prompt
-    asked = [message for message in example.prompt if message["role"] == "user"]
-    return str((asked or [*example.prompt])[-1]["content"])
+def _counts(tried: Sequence[Tried], gold: Gold) -> bool:
+    return bool(tried) and (gold.is_required or any(t.is_correct for t in tried))
 
 
-def _is_right(tried: Sequence[_Tried]) -> bool:
-    return any(t.is_correct for t in tried)
-
-
-def _counts(tried: Sequence[_Tried], gold: Gold) -> bool:
-    """Whether the example counts as having a right answer: one must be correct, or one is."""
-    return bool(tried) and (gold.is_required or _is_right(tried))
-
-
-def _gold_findings(example: Example, gold: Gold, tried: Sequence[_Tried]) -> Iterator[AuditFinding]:
-    if gold.fault:
-        yield _finding("error", "gold", example, "", _safe(gold.fault), "repair the reward's gold method")
-    if not _counts(tried, gold):
-        return
-    best = max((value for t in tried for value in t.values), default=0.0)
-    if not _is_right(tried):
-        yield _never_right(example, tried)
-    elif best < 1.0:
-        shown, message = " or ".join(t.probe.text for t in tried), f"the right answer scored {best:g}, not 1"
-        cause, fix = "the right answer does not score 1", "let a fully right answer score 1"
-        yield _finding("warning", "gold", example, shown, message, fix, cause)
-
-
-def _never_right(example: Example, tried: Sequence[_Tried]) -> AuditFinding:
-    values = [value for t in tried for value in t.values]
-    reason = next((t.first.score.detail for t in tried if t.first.score.detail), "")
-    fix = "choose another [reward], repair the data, or let the reward's gold(example) return an answer that scores 1"
-    if values:
-        message = f"the right answer scored {max(values):g}"
-    else:
-        message, fix = (
-            "the right answer got no verdict" + (f": {_safe(reason)}" if reason else ""),
-            next_step(reason) or fix,
-        )
-    shown = " or ".join(t.probe.text for t in tried)
-    return _finding("error", "gold", example, shown, message, fix, "the right answer is not correct")
-
-
-def _text_findings(tried: _Tried, best: float) -> Iterator[AuditFinding]:
-    """What one text shows; `best` is the highest score of the example's right answers."""
-    probe, scores = tried.probe, (tried.first.score, tried.second.score)
-    if tried.has(Outcome.FAILED):
-        detail = next(score.detail for score in scores if score.outcome is Outcome.FAILED)
-        message = f"scoring failed: {_safe(detail)}"
-        fix, cause = next_step(detail) or "let no text break the reward", "scoring failed"
-        yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
-    elif (scores[0].outcome, scores[0].value) != (scores[1].outcome, scores[1].value):
-        message = f"the same text scored {_shown(scores[0])}, then {_shown(scores[1])}"
-        fix, cause = "take randomness and memory out of the reward", "the same text scored differently"
-        yield _finding("error", probe.check, probe.example, probe.text, message, fix, cause)
-    if probe.check == "gold":
-        return
-    severity = probe.severity if max(tried.values, default=0.0) >= NEARLY * best else probe.partial
-    if tried.is_correct and severity:
-        message = f"{probe.message} (scored {max(tried.values):g})"
-        yield _finding(severity, probe.check, probe.example, probe.text, message, probe.fix, probe.message)
-    elif probe.check == "empty" and any(value > 0 for value in tried.values):
-        message, cause = f"an empty answer scores {max(tried.values):g}", "an empty answer scores above 0"
-        yield _finding("warning", "empty", probe.example, probe.text, message, probe.fix, cause)
-
-
-def _slow(slowest: _Tried, timeout_s: float) -> AuditFinding:
-    share = 100 * slowest.seconds / timeout_s
-    message = f"the slowest score took {slowest.seconds:.2g} s, {share:.0f} % of the time limit of {timeout_s:g} s"
-    fix = "raise [scoring] timeout_s, or make the reward faster"
-    return _finding("warning", "time", slowest.probe.example, slowest.probe.text, message, fix)
-
-
-def _tallies(tried: Sequence[_Tried]) -> dict[str, Tally]:
-    by_check: dict[str, list[_Tried]] = {}
+def _tallies(tried: Sequence[Tried]) -> dict[str, Tally]:
+    by_check: dict[str, list[Tried]] = {}
     for each in tried:
         by_check.setdefault(each.probe.check, []).append(each)
     return {
@@ -286,26 +280,3 @@ def _tallies(tried: Sequence[_Tried]) -> dict[str, Tally]:
         )
         for check, those in by_check.items()
     }
-
-
-def _safe(detail: str) -> str:
-    """A reason as it may be shown: without secrets, printable, short."""
-    return printable(hide_text(detail))[:DETAIL_CHARS]
-
-
-def _finding(
-    severity: Severity, check: str, example: Example, text: str, message: str, fix: str, cause: str = ""
-) -> AuditFinding:
-    return AuditFinding(
-        severity=severity,
-        check=check,
-        example_id=example.id,
-        text=head(text),
-        message=message,
-        fix=fix,
-        cause=cause or message,
-    )
-
-
-def _shown(score: Score) -> str:
-    return f"{score.value:g}" if score.value is not None else score.outcome.value.replace("_", " ")

@@ -1,6 +1,6 @@
 """Entry point of a child process: a guard, and below it the worker that holds the object.
 
-The guard runs our code alone. It kills the worker, and whatever the worker has started, as soon as the run closes the
+The guard runs only our code. It kills the worker, and all that the worker has started, as soon as the run closes the
 life line or dies, even by SIGKILL and even while user code spins in C, and it reports to the run how a worker died. Few
 imports come before the fork, so that the guard is small and single-threaded.
 """
@@ -19,9 +19,11 @@ from retrain.tasks.child.system import adopt_orphans, die_with_parent, kill_desc
 
 
 def main() -> None:
-    """`argv`: import paths as JSON (already read), our parent, descriptors of calls and life line, bytes of memory."""
+    """Read `argv`: import paths (already used), our parent, descriptors of calls and life line, bytes of memory."""
     parent, calls, life_line, memory_bytes = (int(word) for word in sys.argv[2:6])
-    _ignore_signals()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        # Only the run ends us. The handlers do nothing: signals set to SIG_IGN would stay ignored after an exec.
+        signal.signal(getattr(signal, name), lambda *_: None)
     adopt_orphans()
     read_end, write_end = os.pipe()
     guard = os.getpid()
@@ -37,25 +39,14 @@ def main() -> None:
     os.set_inheritable(calls, False)
     os.close(life_line)
     os.close(read_end)
-    _redirect(write_end)
+    os.dup2(write_end, 1)  # the output of user code goes to the guard, which keeps its end
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
     limit_memory(memory_bytes)
     from retrain.tasks.child.worker import serve  # numpy and the types: the guard needs none of it
 
     serve(calls)
-
-
-def _ignore_signals() -> None:
-    """Only the run ends us. The handlers do nothing: signals set to SIG_IGN would stay ignored after an exec."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name), lambda *_: None)
-
-
-def _redirect(output: int) -> None:
-    """Send the output of user code to the guard, which keeps its end; none reaches a frame or the console."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    sys.stdout, sys.stderr = _stream(1), _stream(2)
 
 
 def _stream(descriptor: int) -> TextIO:
@@ -72,7 +63,7 @@ MAX_LAST_CHUNKS = 64  # a process that the worker left behind may keep printing
 
 
 def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
-    """Wait until the worker or the run ends, then kill every process below us; the worker's end is reported.
+    """Wait until the worker or the run ends, then kill every process below us and report the worker's end.
 
     A closed life line means that the run has ended. Forked copies of the run hold the life line open too, so our parent
     is checked every `PARENT_S` seconds.
@@ -99,14 +90,22 @@ def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
                 os.read(woken, CHUNK_BYTES)
             status = _ended(worker)
     if status is not None:
-        _report(life_line, status, _drain(output, tail))
+        os.set_blocking(output, False)
+        with suppress(BlockingIOError):
+            for _ in range(MAX_LAST_CHUNKS):
+                if not (chunk := os.read(output, CHUNK_BYTES)):
+                    break
+                tail = (tail + chunk)[-TAIL_BYTES:]
+        message = json.dumps({"status": status, "output": tail.decode("utf-8", "replace")})
+        with suppress(OSError):
+            os.write(life_line, message.encode("ascii"))
     kill_descendants()
     os.killpg(0, signal.SIGKILL)  # ourselves, and orphans of the group where the system lets us adopt none
     os._exit(0)
 
 
 def _ended(worker: int) -> int | None:
-    """The worker's exit code, negative for a signal, None while it runs; reaps adopted orphans as well."""
+    """Return the worker's exit code, negative for a signal, None while it runs; reaps adopted orphans as well."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -116,20 +115,3 @@ def _ended(worker: int) -> int | None:
             return None
         if pid == worker:
             return os.waitstatus_to_exitcode(status)
-
-
-def _drain(output: int, tail: bytes) -> bytes:
-    os.set_blocking(output, False)
-    with suppress(BlockingIOError):
-        for _ in range(MAX_LAST_CHUNKS):
-            chunk = os.read(output, CHUNK_BYTES)
-            if not chunk:
-                break
-            tail = (tail + chunk)[-TAIL_BYTES:]
-    return tail
-
-
-def _report(life_line: int, status: int, tail: bytes) -> None:
-    message = json.dumps({"status": status, "output": tail.decode("utf-8", "replace")})
-    with suppress(OSError):
-        os.write(life_line, message.encode("ascii"))

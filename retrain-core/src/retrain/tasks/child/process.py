@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -11,7 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from retrain.kernel import errors
@@ -22,24 +27,20 @@ START_TIMEOUT_S = 120.0
 HANDOVER_S = (1.0, 60.0)  # an idle worker takes a call at once, but the machine may be very busy
 LAST_WORDS_S = 5.0
 KILL_S = 2.0
-AHEAD_BYTES = 2**15  # of a target that is sent at the launch: less than a socket holds, so that nobody waits
+AHEAD_BYTES = 2**15  # of a target that is sent at the launch: less than a socket holds, so that `launch` never waits
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from retrain.tasks.child.main import main; main()"
 
 
-class ChildFailure(Exception):  # noqa: N818 - not always an error of ours
+class ChildFailure(Exception):  # noqa: N818 - not always a fault of our code
     """A call, or the start, ended without a value; the text says why, fit for a record."""
 
 
 class ChildTimeout(ChildFailure):
-    """The method, or the start, took longer than it may; the process was killed."""
+    """The method, or the start, took too long; the process was killed."""
 
 
 class ChildDied(ChildFailure):
-    """The process ended by itself, or was killed from outside.
-
-    `has_started` says whether the method had begun: if not, the call is not to blame. `output` is the last output of
-    the process.
-    """
+    """The process ended by itself or was killed from outside; unless `has_started` the call is not to blame."""
 
     def __init__(self, text: str, *, has_started: bool = False, output: str = "") -> None:
         super().__init__(text)
@@ -60,10 +61,10 @@ class Child:
     """A process that holds `target` and answers calls of its methods, one at a time.
 
     `target` is pickled once, from this process to its child; nothing that a child sends is unpickled, since all else
-    travels as JSON (`wire.py`). The child has our import paths, folder and environment, and a session of its own; it
-    may use `memory_gb` (2**30 bytes) of address space, 0 = unlimited. Its last output goes into the message about its
-    death. It dies, with all the processes it has started, when it is killed and when this process dies in any way.
-    `name` is used in messages: "the scoring process died with signal 9". A child that is gone can be started again.
+    travels as JSON (`wire.py`). The child has our import paths, folder and environment, and a separate session; it may
+    use `memory_gb` (2**30 bytes) of address space, 0 = unlimited. It dies, with all processes it has started, when it
+    is killed and when this process dies in any way. `name` is used in messages: "the scoring process died with signal
+    9". A child that is gone can be started again.
     """
 
     def __init__(self, target: object, *, memory_gb: float = 0.0, name: str = "child") -> None:
@@ -75,25 +76,21 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._life_line: socket.socket | None = None
-        self._is_launched = False  # the process runs, and nobody has waited for it yet
+        self._is_launched = False  # the process runs, and `start` has not waited for it yet
         self._is_sent = False  # it has its target
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not killed; it may have died since."""
         return self._process is not None and not self._is_launched
 
     @property
     def pid(self) -> int:
-        """Process group of the child, for tests and messages; 0 when it is not running."""
+        """Process group of the child; 0 when it is not running."""
         process = self._process
         return process.pid if process else 0
 
     def launch(self) -> None:
-        """Start the process and return at once, so that `start` takes less time; `start` reports any fault.
-
-        A small target is sent, too: the process imports what it needs and prepares it while the run goes on.
-        """
+        """Start the process and return at once; a small target is sent too, and prepared while the run continues."""
         with suppress(OSError, ChildFailure, PluginError):
             self._boot()
             content = self._pickled()
@@ -102,10 +99,7 @@ class Child:
                 self._is_sent = True
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the process unless it was launched, send the target, and let it prepare.
-
-        PluginError when the target cannot be pickled; ChildTimeout, ChildDied; exceptions of `prepare` as in `call`.
-        """
+        """Start the process unless it was launched, send the target, and let it prepare. Raises as `call` does."""
         if not self._is_launched:
             self._boot()
         self._is_launched = False
@@ -145,12 +139,12 @@ class Child:
         self._is_launched, self._is_sent = True, False
 
     def call(self, method: str, *arguments: object, timeout_s: float) -> Any:
-        """The value of `target.method(*arguments)`; the clock starts when the method does.
+        """Return the value of `target.method(*arguments)`; the clock starts when the method does.
 
         After ChildTimeout (past `timeout_s`) and ChildDied the process is gone. A process that does not take the call
-        within about `timeout_s` either, because it is stopped, counts as dead before the method had begun. ChildError
-        when the method raised; an error meant for users (`RetrainError`) is raised as itself. TypeError for arguments
-        that cannot be sent.
+        within about `timeout_s`, because it is stopped, counts as dead before the method had begun. ChildError when the
+        method raised; an error meant for users (`RetrainError`) is raised as itself. TypeError for arguments that
+        cannot be sent.
         """
         content = wire.dumps({"method": method, "arguments": list(arguments)})
         if self._process is None:
@@ -158,13 +152,13 @@ class Child:
         try:
             self._hand_over(content, min(max(timeout_s, HANDOVER_S[0]), HANDOVER_S[1]))
             frame = self._receive(timeout_s, f"timed out after {timeout_s:g} s", has_started=True)
-        except BaseException:  # an interrupt too: a late answer would be read as that of the next call
+        except BaseException:  # an interrupt too: a late answer would be taken for the next call's
             self.kill()
             raise
         return self._value(frame)
 
     def kill(self) -> None:
-        """End the process and everything below it at once; safe to call twice, and from any thread."""
+        """End the process and everything below it at once; idempotent, and safe from any thread."""
         with self._lock:
             process, connection, life_line = self._process, self._connection, self._life_line
             self._process = self._connection = self._life_line = None
@@ -191,7 +185,7 @@ class Child:
         except Exception as error:  # pickle raises many kinds
             kind = type(self._target).__name__
             what = f"{self.name}: a {kind} cannot be sent to another process: {type(error).__name__}: {error}"
-            fix = "hold plain data in it, and make what is heavy or open (files, locks, models) in `prepare`"
+            fix = "hold plain data in it, and open files, locks and models in `prepare`"
             raise PluginError(Problem(what=what, fix=fix)) from error
 
     def _send(self, content: bytes, timeout_s: float) -> None:
@@ -205,7 +199,6 @@ class Child:
             raise self._death(has_started=False) from None
 
     def _hand_over(self, content: bytes, timeout_s: float) -> None:
-        """Send a call, and wait until the method starts."""
         try:
             self._send(content, timeout_s)
             self._receive(timeout_s, f"the {self.name} process did not take a call within {timeout_s:g} s")
@@ -239,11 +232,13 @@ class Child:
         raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
 
     def _death(self, *, has_started: bool) -> ChildDied:
-        """How the process ended, as its guard reports; the guard may be gone as well."""
         process, life_line = self._process, self._life_line
         if process is None or life_line is None:
             return ChildDied(f"the {self.name} process was killed", has_started=has_started)
-        report = _last_words(life_line)
+        report: dict[str, Any] = {}
+        life_line.settimeout(LAST_WORDS_S)
+        with suppress(OSError, ValueError), life_line.makefile("rb") as stream:
+            report = json.load(stream)
         status = report.get("status")
         if status is None:
             with suppress(subprocess.TimeoutExpired):
@@ -255,12 +250,41 @@ class Child:
         return ChildDied(f"the {self.name} process {text}", has_started=has_started, output=report.get("output", ""))
 
 
-def _last_words(life_line: socket.socket) -> dict[str, Any]:
-    """The report that the guard sent before it ended; empty if it sent none."""
-    life_line.settimeout(LAST_WORDS_S)
+def in_copy(work: Callable[[], Any], *, timeout_s: float) -> Any | None:
+    """Return the JSON value of `work`; None if its process died, took longer than `timeout_s`, or cannot be forked."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return None
+    forking = multiprocessing.get_context("fork")
+    reading, writing = forking.Pipe(duplex=False)
+    copy = forking.Process(target=_answer, args=(work, writing, timeout_s))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy; the copy uses none of them
+        copy.start()
+    assert copy.pid
+    writing.close()
     try:
-        with life_line.makefile("rb") as stream:
-            report: dict[str, Any] = json.load(stream)
-    except (OSError, ValueError):
-        return {}
-    return report
+        return json.loads(reading.recv_bytes()) if reading.poll(timeout_s) else None
+    except (EOFError, OSError, ValueError):  # it died before or in the middle of its answer
+        return None
+    finally:
+        reading.close()
+        for end in (os.killpg, os.kill):  # the group too: it may have started processes
+            with suppress(ProcessLookupError, PermissionError):
+                end(copy.pid, signal.SIGKILL)
+        copy.join()
+
+
+def _answer(work: Callable[[], Any], writing: Connection, timeout_s: float) -> None:
+    try:
+        os.setsid()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(timeout_s) + 1)  # it ends even if this process is gone
+        nothing = open(os.devnull, "r+", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing.fileno(), descriptor)
+        sys.stdin = sys.stdout = sys.stderr = nothing
+        sys.breakpointhook = lambda *_, **__: None
+        logging.disable()
+        writing.send_bytes(json.dumps(work()).encode())
+    finally:
+        os._exit(0)  # no `atexit`, no buffers of the original

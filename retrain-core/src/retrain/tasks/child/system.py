@@ -1,4 +1,4 @@
-"""Features of some systems, no-ops elsewhere: dying with the parent, adopting orphans, memory limits."""
+"""Features of some systems, no-ops on others: dying with the parent, adopting orphans, memory limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PAUSE_S = 0.002
 
 
 def has_children() -> bool:
-    """Whether this process has children, alive or not yet reaped; a few microseconds where `waitid` exists."""
+    """True if this process has children, alive or not yet reaped; takes microseconds where `waitid` exists."""
     try:
         if hasattr(os, "waitid"):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -64,7 +64,6 @@ def has_children() -> bool:
 
 
 def descendants(root: int) -> set[int]:
-    """Every process below `root`."""
     parents = _parents()
     found, last = set[int](), {root}
     while last:

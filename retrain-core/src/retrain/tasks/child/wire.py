@@ -2,7 +2,7 @@
 
 JSON has no NaN, no tuples, and only text as keys; here they arrive unchanged, because a changed value could turn a
 failure into a number. Values that JSON knows look like JSON; any other is an object with one key that starts with "!".
-Only the classes listed here can be sent: nothing that comes from a child is ever unpickled.
+Only the classes listed here can be sent: nothing from a child is ever unpickled.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ class WireError(Exception):
 
 
 def dumps(value: object) -> bytes:
-    """A value as the content of a frame; TypeError names a class that cannot be sent."""
     return json.dumps(encode(value)).encode("ascii")  # lone surrogates and null bytes travel as escapes
 
 
 def loads(content: bytes) -> Any:
-    """The value of a frame; WireError when the frame is not ours."""
     try:
         return decode(json.loads(content))
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
@@ -50,9 +48,12 @@ def loads(content: bytes) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """A value in a form that `json` writes without loss; TypeError names a class that cannot be sent."""
-    if value is None or isinstance(value, bool | str | float):
-        return _plain(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # subclasses (enumerations, numpy's strings) as their base class
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, int):
         return int(value) if value.bit_length() <= PLAIN_BITS else {"!int": hex(value)}
     if isinstance(value, list):
@@ -65,13 +66,15 @@ def encode(value: Any) -> Any:
         return {"!dict": [[encode(name), encode(each)] for name, each in value.items()]}
     if isinstance(value, np.generic) and not isinstance(value, np.bytes_ | np.void | np.complexfloating):
         return encode(value.item())
-    if type(value) in RECORDS.values():
-        return _encode_record(value)
-    raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
+    name = type(value).__name__
+    if isinstance(value, LoadedData) and value.reward is not None:
+        name = "LoadedData with a reward"
+    elif type(value) in RECORDS.values():
+        return {f"!{name}": {field.name: encode(getattr(value, field.name)) for field in fields(value)}}
+    raise TypeError(f"a {name} cannot be sent to another process")
 
 
 def decode(value: Any) -> Any:
-    """The value that `encode` was given."""
     if isinstance(value, list):
         return [decode(each) for each in value]
     if not isinstance(value, dict):
@@ -86,12 +89,11 @@ def decode(value: Any) -> Any:
         return {decode(name): decode(each) for name, each in content}
     if tag == "!int":
         return int(content, 16)
-    record = RECORDS[tag[1:]]
-    return record(**{name: _field(record.__name__, name, each) for name, each in content.items()})
+    named = {name: ENUMS.get((tag[1:], name), decode)(each) for name, each in content.items()}
+    return RECORDS[tag[1:]](**named)
 
 
 def send(connection: socket.socket, content: bytes, *, timeout_s: float | None) -> None:
-    """Write one frame; TimeoutError when the other side does not take it in time."""
     connection.settimeout(timeout_s)
     connection.sendall(len(content).to_bytes(HEADER_BYTES, "big") + content)
 
@@ -123,22 +125,3 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
             return None
         content += chunk
     return bytes(content)
-
-
-def _plain(value: Any) -> Any:
-    """Subclasses (enumerations, numpy's strings) as their base class."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    return float(value) if isinstance(value, float) else value
-
-
-def _encode_record(record: Any) -> dict[str, Any]:
-    if isinstance(record, LoadedData) and record.reward is not None:
-        raise TypeError("a LoadedData with a reward cannot be sent to another process")
-    name = type(record).__name__
-    return {f"!{name}": {field.name: encode(getattr(record, field.name)) for field in fields(record)}}
-
-
-def _field(record: str, name: str, value: Any) -> Any:
-    enum = ENUMS.get((record, name))
-    return decode(value) if enum is None else enum(value)

@@ -21,14 +21,14 @@ from retrain.tasks.child.system import descendants, has_children, kill_descendan
 MAX_TEXT = 2000  # characters of an exception's text
 MAX_FRAMES = 8  # of a traceback: user code may have recursed
 MAX_TRACEBACK = 4000
-SETS_UP = "load"  # of an environment: what this call starts, such as tool servers, serves the later ones
+SETS_UP = "load"  # of an environment: processes that this call starts, such as tool servers, serve the later ones
 
 
 def serve(descriptor: int) -> NoReturn:
     """Unpickle the object, prepare it, and answer calls until the run is gone.
 
-    Unpickling is safe here: the bytes come from the process that started this one, which controls it anyway. Nothing is
-    pickled the other way.
+    Unpickling is safe: the bytes come from the process that started this one and controls it anyway. Nothing is pickled
+    the other way.
     """
     own = os.getpid()
     connection = socket.socket(fileno=descriptor)
@@ -53,7 +53,12 @@ def serve(descriptor: int) -> NoReturn:
             os._exit(0)
         call = wire.loads(frame)
         _answer(connection, b'"started"')
-        answer = _call(target, call["method"], call["arguments"])
+        started = time.perf_counter()
+        try:
+            value = getattr(target, call["method"])(*call["arguments"])
+            answer = wire.dumps({"value": value, "seconds": time.perf_counter() - started})
+        except BaseException as error:  # user code may raise anything, even SystemExit
+            answer = wire.dumps(failure(error) | {"seconds": time.perf_counter() - started})
         _stay_alone(own)
         with suppress(OSError):
             signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm set by this call must not end the next
@@ -66,7 +71,6 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data of limited size, even if its own methods raise."""
     try:
         text = str(error)[:MAX_TEXT]
     except BaseException:  # user code again
@@ -86,19 +90,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     return report
 
 
-def _call(target: Any, method: str, arguments: list[Any]) -> bytes:
-    """The frame to answer with; user code may raise anything, even SystemExit."""
-    started = time.perf_counter()
-    try:
-        value = getattr(target, method)(*arguments)
-        seconds = time.perf_counter() - started
-        return wire.dumps({"value": value, "seconds": seconds})
-    except BaseException as error:
-        return wire.dumps(failure(error) | {"seconds": time.perf_counter() - started})
-
-
 def _stay_alone(own: int) -> None:
-    """End a copy of this process that user code forked and that returned here: it must not answer for us."""
     if os.getpid() != own:
         os._exit(0)
 

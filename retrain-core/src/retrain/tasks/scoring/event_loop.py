@@ -1,62 +1,123 @@
 """Rewards with `async def score`: one event loop in a thread of the run, at most `concurrency` calls of each at a time.
 
-A call is cancelled at its time limit and not waited for, since it may ignore the cancellation. A reward that blocks the
+A call is cancelled at its time limit and not awaited, since it may ignore the cancellation. A reward that blocks the
 loop instead of awaiting cannot be cancelled; a heartbeat that stops shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.types import Score
 from retrain.tasks.child.worker import failure
 from retrain.tasks.scoring.pool import Attempt, Task
 from retrain.tasks.scoring.verdict import verdict
 
+LOG = logging.getLogger("retrain")
 CONCURRENCY = 16
+STANDSTILL_MARGIN_S = 1.0  # an event loop on a busy machine may be that late
 BEAT_S = 0.2
 JOIN_S = 2.0
 STRAY = Attempt(score=Score.failed("the reward cancelled its own call"))
 
 
-class AsyncScorers:
-    """The asynchronous rewards of a run, by number."""
+class AsyncRewards:
+    """The asynchronous rewards of a run by number, and the event loop that their first score opens."""
 
+    def __init__(self, rewards: Mapping[int, Any], names: Sequence[str], limits: Sequence[ScoringTable]) -> None:
+        self.rewards, self._names = rewards, names
+        self._standstill_s = max(limits[number].timeout_s for number in rewards) + STANDSTILL_MARGIN_S
+        self._loop: AsyncScorers | None = None
+
+    def prepare(self) -> None:
+        for number, reward in self.rewards.items():
+            name = self._names[number]
+            if getattr(reward, "concurrency", 1) < 1:
+                what = f"reward {name!r} has concurrency {reward.concurrency}"
+                raise PluginError(Problem(where="scoring", what=what, fix="make it 1 or more"))
+            try:
+                if prepare := getattr(reward, "prepare", None):
+                    prepare()
+            except Exception as error:
+                what = f"reward {name!r} could not be prepared: {type(error).__name__}: {error}"
+                raise PluginError(Problem(where="scoring", what=what, fix="repair the reward")) from error
+
+    def submit(self, task: Task) -> None:
+        if self._loop is None:
+            self._loop = AsyncScorers(self.rewards)
+        self._loop.submit(task)
+
+    def drop_cancelled(self) -> None:
+        if self._loop is not None:
+            self._loop.drop_cancelled()
+
+    def blocked_at(self) -> str:
+        """Return where the event loop has been blocked for longer than any score may take; empty while it runs."""
+        if self._loop is None or time.monotonic() - self._loop.beat - BEAT_S <= self._standstill_s:
+            return ""
+        return self._loop.where() or "an unknown place"
+
+    def give_up(self, outstanding: set[Task], where: str) -> Problem:
+        """Fail the scores in a blocked event loop. Its thread cannot be ended, so the next score opens another loop."""
+        for task in [task for task in outstanding if task.reward in self.rewards]:
+            task.is_cancelled = True
+            task.last = Attempt(score=Score.failed(f"the event loop is blocked at {where}"), is_timeout=True)
+            outstanding.discard(task)
+        self._loop = None
+        names = ", ".join(repr(self._names[number]) for number in self.rewards)
+        what = f"an `async def score` ({names}) blocks instead of awaiting, at {where}"
+        fix = "await there, or make it a plain `def score`: its process can be killed"
+        return Problem(where="scoring", what=what, why="it cannot be cancelled at its time limit", fix=fix)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the rewards' own fields for the step's line; a reward whose `metrics()` raises adds none."""
+        fields: dict[str, float] = {}
+        for number, reward in self.rewards.items():
+            try:
+                found = dict(getattr(reward, "metrics", dict)())
+                for name, value in found.items():
+                    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                        raise ValueError(f"{name} = {value!r} is no finite number")
+                fields |= found
+            except Exception as error:  # a plugin may raise anything, and training does not depend on its figures
+                text = "metrics() of reward %r raised %s: %s"
+                LOG.warning(text, self._names[number], type(error).__name__, error)
+        return fields
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+
+
+class AsyncScorers:
     def __init__(self, rewards: Mapping[int, Any]) -> None:
         self._rewards = dict(rewards)
         self._loop = asyncio.new_event_loop()
         self._slots = {n: asyncio.Semaphore(getattr(r, "concurrency", CONCURRENCY)) for n, r in rewards.items()}
         self._calls: dict[Task, asyncio.Task[None]] = {}
-        self._beat = time.monotonic()
+        self.beat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="async-scoring", daemon=True)
-
-    def start(self) -> None:
-        """Start the loop's thread."""
-        self._beat = time.monotonic()
         self._thread.start()
 
-    @property
-    def standstill_s(self) -> float:
-        """Seconds for which nothing in the loop could run; about 0 in a healthy loop."""
-        return max(0.0, time.monotonic() - self._beat - BEAT_S)
-
     def submit(self, task: Task) -> None:
-        """Queue a task."""
         self._soon(self._begin, task)
 
     def drop_cancelled(self) -> None:
-        """End the calls of cancelled tasks."""
         self._soon(self._cancel)
 
     def where(self) -> str:
-        """The line of the reward that the loop's thread is in."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None:
             return ""
@@ -89,7 +150,7 @@ class AsyncScorers:
                 self._loop.run_until_complete(asyncio.wait(rest, timeout=JOIN_S / 2))
 
     def _pulse(self) -> None:
-        self._beat = time.monotonic()
+        self.beat = time.monotonic()
         self._loop.call_later(BEAT_S, self._pulse)  # not a task: a reward may cancel all of those
 
     def _begin(self, task: Task) -> None:
@@ -141,7 +202,7 @@ class AsyncScorers:
 
 
 async def _guarded(reward: Any, task: Task) -> tuple[Score, str]:
-    """The verdict, and the traceback of an exception. `sys.exit` in user code must not end the loop."""
+    """Return the verdict, and the traceback of an exception. `sys.exit` in user code must not end the loop."""
     try:
         return verdict(await reward.score(task.example, task.text)), ""
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Files with the texts on which a reward failed, one each, so that they can be scored again."""
+"""Failed scores: their repair, their budget, and files with the texts, so that they can be scored again."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.types import Example
+from retrain.kernel.errors import ConfigError, Problem, RewardError
+from retrain.kernel.types import Example, Outcome, Score
 from retrain.records.files import write_bytes
 from retrain.tasks.child import wire
+from retrain.tasks.scoring.pool import Task
 from retrain.text.secrets import hide_text, redacted
+from retrain.text.terminal_text import printable
+
+if TYPE_CHECKING:
+    from retrain.kernel.config.resolved import Config
+    from retrain.kernel.config.schema import ScoringTable
+    from retrain.tasks.scoring.batch import ScoringBatch
+    from retrain.tasks.scoring.service import NamedReward, ScoringService
 
 LOG = logging.getLogger("retrain")
 FOLDER = "failures"
 MAX_FILES = 1000
 MAX_REPR = 10_000
+_NEXT_STEPS = {  # part of a detail -> what to do about it
+    "timed out": "make the reward faster, or raise [scoring.limits.{name}] timeout_s",
+    "took longer than": "raise [scoring.limits.{name}] timeout_s",
+    "returned None": "return a number, or Score.no_verdict(reason) where it cannot decide",
+    "finite number": "return a finite number: look for a division by zero, a logarithm of 0 or the mean of nothing",
+    "not a number": "return a number or a Score",
+    "empty reference": "give that example a reference answer, or remove its row",
+    "the reference": "rewrite the reference of that example, or remove its row",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +64,96 @@ OF_EXAMPLE = ("id", "prompt", "reference", "task", "info")
 OF_SCORE = tuple(name for name in FailureRecord.__slots__ if name not in ("example", "text"))
 
 
-def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
-    """Write `<folder>/<label>_<n>.json`, replacing the files of an earlier attempt with the same label.
+def next_step(detail: str, name: str = "NAME") -> str:
+    """Return the repair for the detail of a score of reward `name` that failed or has no verdict; empty if unknown."""
+    return next((step.format(name=name) for cause, step in _NEXT_STEPS.items() if cause in detail), "")
 
-    A folder holds at most `MAX_FILES`: False when there was no room for all. An error of the disk is logged, and stops
-    nothing.
+
+def tolerated(batch: ScoringBatch) -> list[Score]:
+    """Return the scores of a shadow: failures end nothing, and a warning reports them above `max_failed_frac`."""
+    service = batch.service
+    try:
+        scores = batch.collect(within_budget=False)
+    except RewardError as error:  # it blocks the event loop; all its scores have failed by now
+        LOG.warning("the shadow: %s", error.problems[0].what)
+        scores = batch.collect(within_budget=False)
+    failed = [score.detail for score in scores if score.outcome is Outcome.FAILED]
+    if len(failed) > service.limits[0].max_failed_frac * len(scores):
+        text, first = "shadow %r failed on %d of %d completions; first: %s", printable(hide_text(failed[0]))
+        LOG.warning(text, service.names[0], len(failed), len(scores), first)
+    return scores
+
+
+def records_of(failed: Mapping[Task, int], rewards: Sequence[NamedReward]) -> list[FailureRecord]:
+    return [
+        FailureRecord(
+            reward=rewards[task.reward].name,
+            weight=rewards[task.reward].weight,
+            example=task.example,
+            text=task.text,
+            detail=task.score.detail,
+            attempts=task.attempts,
+            seconds=task.last.seconds,
+            count=count,
+            report=task.last.report,
+        )
+        for task, count in failed.items()
+    ]
+
+
+def over_budget(name: str, limits: ScoringTable, failed: Sequence[Task], *, total: int, kept: Path | None) -> Problem:
+    """Return the problem with a reward that failed on too many of `total` texts; `kept` is the folder of the texts."""
+    first = failed[0].score.detail
+    what = f"reward {name!r} failed on {len(failed)} of {total} completions"
+    what += f"; first: {first}, on example {failed[0].example.id}"
+    why = f"more than max_failed_frac = {limits.max_failed_frac:g} of them"
+    fix = next_step(first, name) or "repair the reward or its data"
+    if kept:
+        why += f"; the texts are in {kept}"
+        fix += f" (`retrain audit --replay {kept}` scores them again)"
+    return Problem(where="scoring", what=what, why=why, fix=f"{fix}, or raise [scoring] max_failed_frac")
+
+
+def refuse_faulty(
+    service: ScoringService, number: int, pairs: Sequence[tuple[Example, str]], path: str, config: Config
+) -> None:
+    """RewardError if a reward fails on all texts in its scoring process too; `path` is the key that names it.
+
+    A text that takes too long ends the trial, since the next may not.
     """
+    service.start()
+    name, finished, details = service.names[number], SimpleQueue[Task](), list[str]()
+    for example, text in pairs:
+        limits = service.limits[number]
+        service.submit(Task(reward=number, example=example, text=text, limits=limits, finished=finished))
+        task = finished.get()
+        if task.score.outcome is not Outcome.FAILED or task.last.is_timeout:
+            return
+        details.append(task.score.detail)
+    where = config.place(path) + (f" {name}" if path == "reward.weights" else "")
+    what = f"reward {name!r} failed on all {len(pairs)} texts that it was tried on; first: {details[0]}"
+    why = f"they are right answers, and the empty text, for {len({e.id for e, _ in pairs})} rows of the data"
+    fix = "repair the reward; `retrain audit` tries it without a run"
+    raise RewardError(Problem(where=where, what=what, why=why, fix=fix))
+
+
+def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
+    """Write `<folder>/<label>_<n>.json` in place of an earlier attempt's; False without room for all of them."""
     label = re.sub(r"[^\w.-]", "_", label) or "scores"
     try:
-        for old in _of_label(folder, label):
-            old.unlink()
+        of_label = re.compile(rf"{re.escape(label)}_\d+\.json")
+        for file in folder.iterdir() if folder.is_dir() else ():
+            if of_label.fullmatch(file.name):
+                file.unlink()
         room = MAX_FILES - sum(1 for _ in folder.glob("*.json"))
         for number, record in enumerate(records[:room]):
             folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(folder / f"{label}_{number}.json", _as_json(record))
+            own = {name: getattr(record, name) for name in OF_SCORE}
+            own |= {"detail": hide_text(record.detail), "report": hide_text(record.report)}  # they may quote a key
+            example = {name: _sendable(getattr(record.example, name)) for name in OF_EXAMPLE}
+            text = json.dumps(redacted({**own, "example": example, "text": record.text}), indent=2)
+            # escapes, for a text may hold lone surrogates
+            write_bytes(folder / f"{label}_{number}.json", text.encode("ascii") + b"\n")
     except OSError as error:
         LOG.warning("Failed scores cannot be kept in %s: %s", folder, error.strerror or error)
         return True
@@ -68,35 +161,26 @@ def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -
 
 
 def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
-    """The record of a file, or all of a folder in order; ConfigError names a file that is not a record."""
+    """Return the record of a file, or all of a folder in order; ConfigError names a file that is not a record."""
     if not path.exists():
         raise ConfigError(Problem(where=str(path), what="does not exist", fix="give a file or folder of failed scores"))
     files = sorted(path.glob("*.json"), key=_order) if path.is_dir() else [path]
     if not files:
         raise ConfigError(Problem(where=str(path), what="no failed scores in this folder", fix="give another"))
-    return [(file, _read(file)) for file in files]
-
-
-def _read(file: Path) -> FailureRecord:
-    try:
-        with open_regular(file) as stream:
-            content = json.load(stream)
-        example = Example(**{name: wire.decode(content["example"][name]) for name in OF_EXAMPLE})
-        record = FailureRecord(example=example, text=content["text"], **{name: content[name] for name in OF_SCORE})
-        if not isinstance(record.text, str):
-            raise TypeError("text must be text")
-        return record
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"is not a record of a failed score: {type(error).__name__}: {error}"
-        raise ConfigError(Problem(where=str(file), what=what, fix="give a file that a run wrote")) from error
-
-
-def _as_json(record: FailureRecord) -> bytes:
-    own = {name: getattr(record, name) for name in OF_SCORE}
-    own |= {"detail": hide_text(record.detail), "report": hide_text(record.report)}  # an exception may quote a key
-    example = {name: _sendable(getattr(record.example, name)) for name in OF_EXAMPLE}
-    text = json.dumps(redacted({**own, "example": example, "text": record.text}), indent=2)
-    return text.encode("ascii") + b"\n"  # escapes, for a text may hold lone surrogates
+    records = []
+    for file in files:
+        try:
+            with open_regular(file) as stream:
+                content = json.load(stream)
+            example = Example(**{name: wire.decode(content["example"][name]) for name in OF_EXAMPLE})
+            record = FailureRecord(example=example, text=content["text"], **{name: content[name] for name in OF_SCORE})
+            if not isinstance(record.text, str):
+                raise TypeError("text must be text")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = f"is not a record of a failed score: {type(error).__name__}: {error}"
+            raise ConfigError(Problem(where=str(file), what=what, fix="give a file that a run wrote")) from error
+        records.append((file, record))
+    return records
 
 
 def _sendable(part: Any) -> Any:
@@ -108,13 +192,5 @@ def _sendable(part: Any) -> Any:
         return repr(part)[:MAX_REPR]
 
 
-def _of_label(folder: Path, label: str) -> list[Path]:
-    pattern = re.compile(rf"{re.escape(label)}_\d+\.json")
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return [file for file in folder.iterdir() if pattern.fullmatch(file.name)]
-    return []
-
-
 def _order(file: Path) -> list[Any]:
-    """`step_10_2.json` after `step_9_11.json`."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", file.name)]

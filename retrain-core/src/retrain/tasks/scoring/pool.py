@@ -1,7 +1,4 @@
-"""A text to be scored, and the processes that score: a thread of the run drives each.
-
-It kills the process at the time limit, and replaces it when it is gone.
-"""
+"""Scoring processes, each driven by a thread of the run that kills it at the time limit and replaces it."""
 
 from __future__ import annotations
 
@@ -22,12 +19,6 @@ MAX_WORKERS = 8
 JOIN_S = 10.0
 
 
-def limits_of(settings: ScoringTable, name: str) -> ScoringTable:
-    """`[scoring]` for one reward: with the limits of `[scoring.limits.NAME]`."""
-    own = settings.limits.get(name)
-    return settings.model_copy(update=own.model_dump(exclude_none=True)) if own else settings
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One try: the score, the seconds that scoring took, and a traceback or the output of the process."""
@@ -43,10 +34,7 @@ NOT_TRIED = Attempt(score=Score.failed("not scored"))
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
-    """Goes to a scorer, and into `finished` after its last attempt; a cancelled task is dropped.
-
-    Until it is finished, only its scorer's thread writes to it.
-    """
+    """A text to be scored: put into `finished` after its last attempt, dropped if cancelled."""
 
     reward: int
     example: Example
@@ -59,7 +47,6 @@ class Task:
 
     @property
     def score(self) -> Score:
-        """The outcome of the last attempt."""
         return self.last.score
 
     def settle(self, attempt: Attempt) -> bool:
@@ -74,18 +61,13 @@ class Task:
         return True
 
 
-def default_workers() -> int:
-    """One less than the cores that this process may use, between 1 and 8."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_WORKERS, max(1, cores - 1))
-
-
 class ScoringPool:
     """Processes that hold all synchronous rewards of a run; tasks start in order, and finish in any order."""
 
     def __init__(self, rewards: Mapping[int, Reward], *, workers: int, memory_gb: float) -> None:
         scorers = Scorers(rewards)
-        count = workers or default_workers()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = workers or min(MAX_WORKERS, max(1, cores - 1))
         self._children = [Child(scorers, memory_gb=memory_gb, name="scoring") for _ in range(count)]
         self._running: list[Task | None] = [None] * count
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
@@ -93,11 +75,9 @@ class ScoringPool:
         self._is_closing = False
 
     def launch(self) -> None:
-        """Start the first process and return at once; `start` waits for it."""
         self._children[0].launch()
 
     def start(self) -> None:
-        """Start the first process, which shows any fault of a reward at once; the others start when needed."""
         if self._threads:
             return
         self._is_closing = False
@@ -109,7 +89,6 @@ class ScoringPool:
             self._threads.append(thread)
 
     def submit(self, task: Task) -> None:
-        """Queue a task."""
         self._tasks.put(task)
 
     def drop_cancelled(self) -> None:
@@ -119,7 +98,6 @@ class ScoringPool:
                 child.kill()
 
     def close(self) -> None:
-        """End all threads and processes; safe to call twice."""
         threads, self._threads = self._threads, []
         self._is_closing = True
         for _ in threads:
@@ -132,7 +110,7 @@ class ScoringPool:
         for thread in threads:
             thread.join(JOIN_S)
         for child in self._children:
-            child.kill()  # it may have been started anew meanwhile
+            child.kill()  # a thread may have started it again
 
     def _drive(self, number: int) -> None:
         child = self._children[number]
@@ -144,7 +122,7 @@ class ScoringPool:
 
 
 def _attempt(child: Child, task: Task) -> Attempt:
-    """One try. A process that was gone before the try began is replaced once more, for the text is not to blame."""
+    """Try once. A process that was gone before the try began is replaced once more, for the text is not to blame."""
     attempt = _try(child, task)
     return attempt if attempt is not None else _try(child, task, is_last=True) or _not_started("it died at once")
 
@@ -155,7 +133,7 @@ def _try(child: Child, task: Task, *, is_last: bool = False) -> Attempt | None:
         if not child.is_running:
             child.start()
     except (ChildFailure, RetrainError, OSError) as error:
-        return _not_started(str(error), report=_report(error))
+        return _not_started(str(error), report=getattr(error, "output", "") or getattr(error, "traceback", ""))
     if task.is_cancelled:  # while the process started
         return NOT_TRIED
     try:
@@ -175,7 +153,3 @@ def _try(child: Child, task: Task, *, is_last: bool = False) -> Attempt | None:
 
 def _not_started(why: str, report: str = "") -> Attempt:
     return Attempt(score=Score.failed(f"the scoring process could not be started: {why}"), report=report)
-
-
-def _report(error: BaseException) -> str:
-    return getattr(error, "output", "") or getattr(error, "traceback", "")

@@ -1,7 +1,7 @@
 """Tries the rewards of a run on a few of its rows before the backend's libraries and the model load.
 
-That takes milliseconds in a copy of this process, and leaves the state of a reward as it is. Only when a reward fails
-there on every text is it tried where a run has it, in its scoring process, whose answer counts.
+That takes milliseconds in a copy of this process, and does not change the state of a reward. A reward that fails there
+on every text is tried again in its scoring process, whose result counts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt, Verifier
-from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Outcome
-from retrain.tasks.child.process_copy import in_copy
+from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import names_a_reward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.scoring.verdict import verdict
@@ -29,8 +28,8 @@ Pairs = Sequence[tuple[Example, str]]
 def refuse_broken_rewards(verifier: Verifier, prompts: Sequence[Prompt], config: Config) -> None:
     """RewardError when a reward fails on every text of a few rows, right answers and the empty text among them.
 
-    Left to the audit: rewards that ask a server (`async def score`), those with something to load in `prepare` that
-    `is_loaded` does not disclaim, and environments. Nothing is tried when `[scoring] audit` is off.
+    Left to the audit: environments, rewards that call a server (`async def score`), and those that load something in
+    `prepare`, unless `is_loaded`.
     """
     if config.scoring.audit == "off" or not isinstance(verifier, RewardVerifier):
         return
@@ -46,12 +45,12 @@ def _refuse(service: ScoringService, prompts: Sequence[Prompt], config: Config, 
         if inspect.iscoroutinefunction(reward.score) or not is_light or limits.max_failed_frac >= 1.0:
             continue
         pairs = [(prompt.example, text) for prompt in prompts[:ROWS] for text in _texts(reward, prompt.example)]
-        if _fails_in_copy(reward, pairs, config) and (fault := service.fault(number, pairs)):
-            what = f"reward {named.name!r} failed on all {len(pairs)} texts that it was tried on; first: {fault}"
-            why = f"they are right answers, and the empty text, for {min(ROWS, len(prompts))} rows of the data"
-            fix = "repair the reward; `retrain audit` tries it alone"
-            where = config.place("reward.shadow") if of_shadow else _place(config, named.name)
-            raise RewardError(Problem(where=where, what=what, why=why, fix=fix))
+        if _fails_in_copy(reward, pairs, config):
+            from retrain.tasks.scoring.failures import refuse_faulty
+
+            is_of_source = named.name == config.data.source and not names_a_reward(config)
+            path = "reward.weights" if config.reward.weights else "data.source" if is_of_source else "reward.type"
+            refuse_faulty(service, number, pairs, "reward.shadow" if of_shadow else path, config)
 
 
 def _fails_in_copy(reward: Any, pairs: Pairs, config: Config) -> bool:
@@ -71,16 +70,8 @@ def _fails_in_copy(reward: Any, pairs: Pairs, config: Config) -> bool:
 
 
 def _texts(reward: Any, example: Example) -> list[str]:
-    """What a right answer may look like, and nothing at all."""
     texts = [rf"\boxed{{{example.reference}}}", example.reference, ""]
     with suppress(Exception):  # the audit reports a `gold` that raises
         if isinstance(gold := reward.gold(example), str):
             texts.insert(0, gold)
     return list(dict.fromkeys(texts))
-
-
-def _place(config: Config, name: str) -> str:
-    if config.reward.weights:
-        return f"{config.place('reward.weights')} {name}"
-    is_of_source = name == config.data.source and not names_a_reward(config)
-    return config.place("data.source" if is_of_source else "reward.type")

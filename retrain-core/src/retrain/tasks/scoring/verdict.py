@@ -1,4 +1,4 @@
-"""Turns whatever a reward returns into one of the three outcomes of a score."""
+"""Turns a reward's return value into one of the three outcomes of a score."""
 
 from __future__ import annotations
 
@@ -10,23 +10,11 @@ from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.types import Example, Outcome, Score
 
 UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part
-_NEXT_STEPS = {  # part of a detail -> what to do about it
-    "timed out": "make the reward faster, or raise [scoring.limits.{name}] timeout_s",
-    "took longer than": "raise [scoring.limits.{name}] timeout_s",
-    "returned None": "return a number, or Score.no_verdict(reason) where it cannot decide",
-    "finite number": "return a finite number: look for a division by zero, a logarithm of 0 or the mean of nothing",
-    "not a number": "return a number or a Score",
-    "empty reference": "give that example a reference answer, or remove its row",
-    "the reference": "rewrite the reference of that example, or remove its row",
-}
 MAX_DETAIL = 1000  # characters; it is stored with every completion
 
 
 def verdict(answer: Any) -> Score:
-    """The answer as a score; anything but a number or a valid Score is a failure, never a number.
-
-    Whatever `float()` takes counts as a number, and True is 1.0; text, None, arrays, NaN and infinity do not.
-    """
+    """Return the answer as a score: numbers are what `float()` takes; text, arrays, NaN and None are failures."""
     try:
         if isinstance(answer, Score):
             return _validated(answer)
@@ -40,13 +28,8 @@ def verdict(answer: Any) -> Score:
         return Score.failed(f"the reward returned an invalid score: {type(error).__name__}: {error}"[:MAX_DETAIL])
 
 
-def next_step(detail: str, name: str = "NAME") -> str:
-    """The repair for the detail of a score of reward `name` that failed or has no verdict; empty if unknown."""
-    return next((step.format(name=name) for cause, step in _NEXT_STEPS.items() if cause in detail), "")
-
-
 def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[float]) -> Score:
-    """Several rewards as one: value = sum of weight * value.
+    """Combine several rewards: value = sum of weight * value.
 
     If one part failed, the whole failed; otherwise, if one has no verdict, neither has the whole. `parts` holds the
     unweighted value of every reward that has one, by name.
@@ -65,7 +48,6 @@ def combined(scores: Sequence[Score], names: Sequence[str], weights: Sequence[fl
 
 
 def part_means(scores: Iterable[Score]) -> dict[str, float]:
-    """`reward_<name>_mean` of every part of the scores, over those that have it."""
     values: dict[str, list[float]] = {}
     for score in scores:
         for name, value in score.parts.items():
@@ -74,7 +56,7 @@ def part_means(scores: Iterable[Score]) -> dict[str, float]:
 
 
 def part_fields(fields: Iterable[str], prefix: str = "") -> dict[str, str]:
-    """Those of `fields` that `part_means` named, by the part's name; `prefix` is `eval_` for the held-out ones."""
+    """Return the `part_means` among `fields` by the part's name; `prefix` is `eval_` for the held-out ones."""
     head, tail = f"{prefix}reward_", "_mean"
     found = [field for field in fields if field.startswith(head) and field.endswith(tail) and field != UNIQUE_SCORES]
     return {field.removeprefix(head).removesuffix(tail): field for field in sorted(found)}
@@ -87,19 +69,16 @@ class Scorers:
         self.rewards = dict(rewards)
 
     def prepare(self) -> None:
-        """Let every reward load what it needs."""
         for reward in self.rewards.values():
             prepare = getattr(reward, "prepare", None)
             if prepare is not None:
                 prepare()
 
     def score(self, number: int, example: Example, text: str) -> Score:
-        """The verdict of one reward; its exceptions pass through."""
         return verdict(self.rewards[number].score(example, text))
 
 
 def _validated(score: Score) -> Score:
-    """Check a Score that may have been built without `Score.of`."""
     outcome = Outcome(score.outcome)
     detail = str(score.detail)[:MAX_DETAIL]
     parts = {str(name): float(value) for name, value in score.parts.items()}

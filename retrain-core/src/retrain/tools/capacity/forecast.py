@@ -47,7 +47,6 @@ class Forecast:
 
     @property
     def advice(self) -> str:
-        """Return the change to make if it does not fit, or ""."""
         limit = self.limit_bytes
         if not limit or self.estimate.needed_bytes <= int(limit * SAFETY[self.work.device]):
             return ""
@@ -177,16 +176,15 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
     same_work: list[Mapping[str, Any]] = []
     same_process: list[Mapping[str, Any]] = []
     now, folder = config.as_dict(), folder or Path(config.logging.log_dir).expanduser().parent
-    this_machine = {"machine": platform.machine(), "cores": os.cpu_count()}
+    work, this_machine = _work(now), {"machine": platform.machine(), "cores": os.cpu_count()}
     for manifest in islice(_manifests(folder), MAX_RUNS):
         measured = table_of(manifest, "capacity", "measured")
         hardware = table_of(manifest, "hardware")
         if not measured or any(hardware.get(name) != value for name, value in this_machine.items()):
             continue
-        if _agree(manifest, now, SAME_PROCESS):
-            same_process.append(measured)
-            if _agree(manifest, now, SAME_WORK):
-                same_work.append(measured)
+        before = _work(table_of(manifest, "config"))
+        same_process += [measured] if all(before[key] == work[key] for key in SAME_PROCESS) else []
+        same_work += [measured] if before == work else []
     each_s = [{"s": eval_completion_s(measured, now)} for measured in same_work]  # they agree on the size of a step
     return Past(
         runs=len(same_work),
@@ -222,17 +220,12 @@ def _manifests(folder: Path) -> Iterator[Mapping[str, Any]]:
                 yield Run(run).manifest
 
 
-def _agree(manifest: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[tuple[str, str], ...]) -> bool:
-    before = table_of(manifest, "config")
-    return all(_value(before, table, name) == _value(now, table, name) for table, name in keys)
-
-
-def _value(config: Mapping[str, Any], table: str, name: str) -> Any:
-    """Return a value of a configuration; a GPU that this machine lacks is the CPU that a run takes instead."""
-    value = table_of(config, table).get(name)
-    if name != "devices" or not isinstance(value, str):
-        return value
-    return [each if device_kind(each) == "cuda" else "cpu" for each in map(str.strip, value.split(","))]
+def _work(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """Return the values of `SAME_WORK`; a GPU that this machine lacks is the CPU that a run takes instead."""
+    found = {(table, name): table_of(config, table).get(name) for table, name in SAME_WORK}
+    if isinstance(devices := found["backend", "devices"], str):
+        found["backend", "devices"] = [device_kind(each.strip()) for each in devices.split(",")]
+    return found
 
 
 def _median(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -282,7 +275,6 @@ class RunTime:
 
 
 def run_time(config: Config, past: Past, *, steps_done: int = 0) -> RunTime:
-    """Count the steps and evaluations after the first `steps_done` steps, and estimate the time of both."""
     schedule, completions = schedule_of(config), eval_completions_of(config)
     steps = max(schedule.max_steps - steps_done, 0)
     number = evaluations(schedule.max_steps, config.eval.every, steps_done) if completions else 0

@@ -50,17 +50,16 @@ class KnownShape:
 
 @cache
 def known_shapes() -> tuple[KnownShape, ...]:
+    found = []
     with TABLE.open(encoding="utf-8", newline="") as stream:
-        return tuple(_shape(row) for row in csv.DictReader(stream))
-
-
-def _shape(row: dict[str, str]) -> KnownShape:
-    names, millions = row.pop("models").split(), row.pop("millions")
-    document: dict[str, int | str | bool] = {name: int(text) for name, text in row.items() if text.isdecimal()}
-    document |= {"model_type": row["model_type"], "tie_word_embeddings": row["tie_word_embeddings"] == "1"}
-    split = [name.partition("@") for name in names]
-    contexts = {name: int(own or row["max_position_embeddings"]) for name, _, own in split}
-    return KnownShape(contexts=contexts, document=document, parameters=round(1e6 * float(millions)))
+        for row in csv.DictReader(stream):
+            names, millions = row.pop("models").split(), row.pop("millions")
+            document: dict[str, int | str | bool] = {name: int(text) for name, text in row.items() if text.isdecimal()}
+            document |= {"model_type": row["model_type"], "tie_word_embeddings": row["tie_word_embeddings"] == "1"}
+            split = [name.partition("@") for name in names]
+            contexts = {name: int(context or row["max_position_embeddings"]) for name, _, context in split}
+            found.append(KnownShape(contexts=contexts, document=document, parameters=round(1e6 * float(millions))))
+    return tuple(found)
 
 
 def known_document(name: str) -> Document | None:
@@ -132,7 +131,6 @@ def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Pat
 
 
 def _or_sizes(fix: str, name: str) -> str:
-    """Add the other way to learn whether the model would fit."""
     near = nearest(name)
     known = f"; the nearest model of known size is {near}" if near else ""
     return f"{fix}; `retrain capacity` also takes its sizes: --layers, --hidden, --heads, --vocabulary{known}"

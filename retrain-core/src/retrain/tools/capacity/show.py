@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, MemoryPhase, Workload
+from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
 from retrain.kernel.errors import RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.text.amounts import duration, size
@@ -25,19 +25,20 @@ RANKS = tuple(2**power for power in range(9, -1, -1))  # 512 to 1
 
 
 def text(forecast: Forecast, *, has_time: bool = True) -> str:
-    """Return memory by phase, the change to make, and the time; without it for another machine."""
     found, work, model = forecast.estimate, forecast.work, forecast.model
     counted = "counted in its files" if model.is_counted else "by formula"
     real = "(assumed; a past run, --pilot or --prompt-tokens gives the real length)"
     prompt = f" {real}" if forecast.is_prompt_assumed else ""
     trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
+    shared = all(phase.resident == found.phases[0].resident for phase in found.phases)
+    always = {"" if shared else f"in {phase.name}: ": _parts(phase.resident) for phase in found.phases}
     lines = [
         f"Model    {model.parameters:,d} parameters ({counted}), {trained}",
         f"Step     {work.completions:,d} completions of up to {work.max_tokens:,d} tokens = "
         f"{work.completions * work.max_tokens:,d} tokens; prompts of up to {work.prompt_tokens:,d} tokens{prompt}",
         "",
         f"Memory on {work.device}, when every completion reaches its limit:",
-        *_always(found.phases),
+        *(f"  always    {where}{parts}" for where, parts in always.items()),
     ]
     limit = forecast.limit_bytes
     of_limit = f", {100 * found.peak_bytes / limit:.0f} % of {size(limit)}" if limit else ""
@@ -113,19 +114,12 @@ def _past(forecast: Forecast) -> str:
     return "one run here" if forecast.past.runs == 1 else f"{forecast.past.runs} runs here"
 
 
-def _always(phases: Sequence[MemoryPhase]) -> list[str]:
-    if all(phase.resident == phases[0].resident for phase in phases):
-        return [f"  always    {_parts(phases[0].resident)}"]
-    return [f"  always    in {phase.name}: {_parts(phase.resident)}" for phase in phases]
-
-
 def _parts(parts: Mapping[str, int]) -> str:
     shown = [f"{name.replace('_', ' ')} {size(count)}" for name, count in parts.items() if count >= 2**19]
     return ", ".join(shown) or "next to nothing"
 
 
 def explained(config: Config, plugins: Plugins) -> dict[str, str]:
-    """Return rows for `retrain explain`; nothing is downloaded, and an unknown peak is marked as such."""
     try:
         found = forecast(config, plugins)
     except RetrainError as error:

@@ -48,7 +48,7 @@ class CapacityWatch(Watcher):
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        if "step_time_s" in metrics:  # the evaluation before training has none
+        if "step_time_s" in metrics:  # absent for the evaluation before training
             phases_s = {phase: float(metrics.get(f"{phase}_time_s", 0.0)) for phase in PHASES}
             self._meter.step(float(metrics["step_time_s"]), phases_s)
         if "eval_time_s" in metrics:
@@ -70,7 +70,7 @@ class CapacityWatch(Watcher):
         return {"capacity": ({"predicted": self._predicted} if self._predicted else {}) | found}
 
     def _predict(self, config: Config, steps_done: int) -> dict[str, Any]:
-        """Log the time of a run with evaluations; return the forecast of a GPU's memory, or why there is none."""
+        """Log the time of a run with evaluations; return the forecast of a GPU's memory, or why it failed."""
         has_gpu = "gpu" in config.backend.devices
         if not (has_gpu or config.eval.examples or config.table("eval", SetsKeys).sets):
             return {}

@@ -35,9 +35,16 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     selected = selected_parts(config, plugins, registered_tables(plugins)) if config else []
     needed = {part.distribution or provider(part.kind, part.name) for part in selected}
-    found = [_distribution(name, plugins, needed=name in needed) for name in own_distributions()]
+    found = []
+    for name, purpose in own_distributions().items():
+        each = diagnose_distribution(name, purpose=purpose, needed=name in needed)
+        if name in plugins.left_out and each.status == "ok":
+            detail = f"{each.detail}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out"
+            fix = f"take {name} out of RETRAIN_BLOCK, or add it to RETRAIN_PLUGINS"
+            each = replace(each, status="failed" if name in needed else "warn", detail=detail, fix=fix)
+        found.append(each)
     found += _extras(config, selected)
-    for failure in plugins.failures:  # without a configuration this is what makes the exit code 1
+    for failure in plugins.failures:  # the only cause of exit code 1 without a configuration
         detail = f"{failure.owner.source}: {failure.error}"
         fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
         name, is_needed = f"plugin {failure.owner}", config is None
@@ -49,15 +56,6 @@ def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
             found.append(Diagnosis(name=name, status="ok", detail=part.source, needed=True))
         else:
             found.append(_missing(name, f"{part.problem.where}: {part.problem.what}", part.problem.fix))
-    return found
-
-
-def _distribution(name: str, plugins: Plugins, *, needed: bool) -> Diagnosis:
-    found = diagnose_distribution(name, purpose=own_distributions()[name], needed=needed)
-    if name in plugins.left_out and found.status == "ok":
-        detail = f"{found.detail}, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out"
-        fix = f"take {name} out of RETRAIN_BLOCK, or add it to RETRAIN_PLUGINS"
-        return replace(found, status="failed" if needed else "warn", detail=detail, fix=fix)
     return found
 
 

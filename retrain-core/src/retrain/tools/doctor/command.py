@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -131,16 +131,14 @@ QUESTIONS = (
 
 
 def compare(config: Config, plugins: Plugins, max_gap: float) -> tuple[Diagnosis, dict[str, Any]]:
-    """Compare the mean gap with the limit; the numbers are for `--json`."""
     gap = logprob_gap(config, plugins)
-    measured = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
-    content = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
-    content["max_mean_gap"] = max_gap
-    if gap.mean <= max_gap:
-        return Diagnosis(name="log-probabilities", status="ok", detail=measured, needed=True), content
-    fix = "use the same weights, temperature and dtype in both; [algorithm] tis_cap softens a small gap"
-    detail = f"{measured}; the mean must be at most {max_gap:g}"
-    return Diagnosis(name="log-probabilities", status="failed", detail=detail, fix=fix, needed=True), content
+    detail = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
+    numbers = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
+    found = Diagnosis(name="log-probabilities", status="ok", detail=detail, needed=True)
+    if gap.mean > max_gap:
+        fix = "use the same weights, temperature and dtype in both; [algorithm] tis_cap softens a small gap"
+        found = replace(found, status="failed", detail=f"{detail}; the mean must be at most {max_gap:g}", fix=fix)
+    return found, {**numbers, "max_mean_gap": max_gap}
 
 
 def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:

@@ -74,7 +74,6 @@ def write_pack(file: Path, manifest: Mapping[str, Any], members: Mapping[str, by
 
 
 def zipped(members: Mapping[str, bytes]) -> bytes:
-    """Return a zip archive of these members, in their order; the same bytes for the same members."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -130,7 +129,6 @@ class Opened:
 
 
 def open_pack(file: Path) -> Opened:
-    """Check a pack without unpacking it; ConfigError names the fault."""
     try:
         with open_regular(file) as source, zipfile.ZipFile(source) as archive:
             infos = archive.infolist()
@@ -180,7 +178,6 @@ def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
 
 
 def own_module(distribution: str) -> str:
-    """Return the top-level module of one of our distributions."""
     return "retrain" if distribution == "retrain-core" else distribution.replace("-", "_")
 
 
@@ -340,7 +337,6 @@ class Contents(_Checked):
 
 
 def read_contents(opened: Opened) -> Contents:
-    """Return the checked manifest of a pack; ConfigError names the fault."""
     manifest = opened.manifest
     try:
         content = {

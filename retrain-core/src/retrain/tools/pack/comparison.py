@@ -59,7 +59,6 @@ class RunLines:
             yield line
 
     def _complete(self, name: str) -> Iterator[Record]:
-        """Yield every further line of a file that ends with a line break."""
         try:
             with open_regular(self.run / name) as stream:
                 stream.seek(self._places.get(name, 0))
@@ -105,7 +104,6 @@ class Divergence:
         return {"run": self.run, "step": self.step, "fields": fields, "missing": self.missing}
 
     def lines(self) -> list[str]:
-        """Return the step, then both values of a few fields, loss and rates first."""
         where = "the evaluation before training" if self.step < 0 else f"step {self.step}"
         head = f"first divergence: {where}" + (f" of {self.run}" if self.run else "")
         if self.missing:
@@ -131,7 +129,6 @@ def divergence(run: str, packed: Line | None, here: Line | None) -> Divergence |
 
 
 def verdict_of(campaign: Path) -> dict[str, Any]:
-    """Return the metric, the standing, and each comparison; `problem` says why nothing could be compared."""
     try:
         study = comparison_with_ledger([campaign], Options(), is_recorded=False)
     except ConfigError as error:
@@ -180,7 +177,6 @@ class Equivalence:
 
     @property
     def is_equivalent(self) -> bool:
-        """True if the interval lies strictly inside the margin."""
         return self.interval is not None and -self.margin < self.interval[0] and self.interval[1] < self.margin
 
     def as_data(self) -> dict[str, Any]:

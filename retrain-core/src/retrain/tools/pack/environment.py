@@ -1,4 +1,4 @@
-"""Where a rerun happens: its folder, its environment, and the variables that its processes see."""
+"""The place of a rerun: its folder, its environment, and the variables that its processes see."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, digest_of, pinned
 
 RUN = "rerun"  # the log_dir of the run, below its folder
 DROPPED = ("RETRAIN", "PYTHON", "VIRTUAL_ENV", "CONDA_", "WANDB_")
-# What must not reach an account or a scheduler of whoever runs a stranger's configuration.
+# An untrusted configuration must not reach an account or a scheduler of its user.
 OWN: Mapping[str, Mapping[str, Any]] = {
     "logging": {"log_dir": RUN, "recorders": [], "wandb_project": "", "checkpoint_artifacts": False},
     "backend": {"adapter_path": "", "throttle_dir": ""},
     "campaign": {"launcher": "subprocess", "launcher_options": {}},
-    "environment": {"auto_install": False},  # it would install what the listing does not name
+    "environment": {"auto_install": False},  # it would install unlisted packages
 }
-# A folder whose files look like a bare repository would have its own settings obeyed, which can name a program.
+# git obeys the settings of a folder that looks like a bare repository, and they can name a program.
 GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"}
 
 
@@ -55,10 +55,10 @@ def environ_of(contents: Contents, passed: Iterable[str], environ: Mapping[str, 
 def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Path]:
     """Return the files that do not come from the pack, by place: `given` by the user, or found where the run had them.
 
-    ConfigError names what the pack does not have, and what is missing.
+    ConfigError names unknown and missing files.
     """
     if unknown := sorted(set(given) - {name for file in contents.files for name in (file.name, file.place)}):
-        known = ", ".join(file.name for file in contents.files) or "it has none"
+        known = ", ".join(file.name for file in contents.files) or "(no files)"
         what, fix = f"the pack has no file {printable(unknown[0])!r}", f"its files: {printable(known)}"
         raise ConfigError(Problem(where="--data", what=what, fix=fix))
     found, problems = dict[str, Path](), list[Problem]()
@@ -95,7 +95,7 @@ def forced(tables: dict[str, Any]) -> dict[str, Any]:
     campaign = tables.get("campaign")
     for key in _keys(campaign.get("conditions") if isinstance(campaign, dict) else ()):
         if key.rpartition(".")[2].replace("-", "_") in own:
-            what, fix = f"a condition sets {printable(key)}, which a rerun sets itself", "pack single runs"
+            what, fix = f"a condition sets {printable(key)}, but a rerun sets it", "pack single runs"
             raise ConfigError(Problem(where=CONFIG_FILE, what=what, fix=fix))
     for table, keys in OWN.items():
         if isinstance(tables.get(table), dict):
@@ -113,7 +113,6 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
-    """Return where the run read a file that was left out, if it is the same."""
     place = next(
         (old + file.place[len(new) :] for old, new in moved.items() if f"{file.place}/".startswith(f"{new}/")),
         file.place,
@@ -123,7 +122,7 @@ def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
     return path if found.hash == file.hash != "" else None
 
 
-# The virtual environment, made of wheels alone, each of which the listing named with its hash.
+# The virtual environment, made only of wheels that the listing named with their hash.
 #
 # Requirements in metadata are not followed, nothing is built, and pip installs files of known SHA-256 without an index:
 # the pack's wheels, and those that the user's pip downloaded for the listed versions.
@@ -172,7 +171,6 @@ def make_environment(
 def _checked_downloads(
     contents: Contents, wheels: Sequence[CheckedWheel], folder: Path, *, other_builds: bool
 ) -> list[Path]:
-    """Return the downloaded wheels: one for each listed package, with the listed files."""
     files, problems = sorted(folder.iterdir()), list[Problem]()
     left = {canonicalize_name(name): each for name, each in contents.packages.items()}
     owners = {module: wheel.packed.name for wheel in wheels for module in wheel.modules}

@@ -58,8 +58,6 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A run folder, its `run.json`, and the files that it ran on."""
-
     name: str
     folder: Path
     record: Mapping[str, Any]
@@ -67,7 +65,7 @@ class Recorded:
 
 
 def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets: bool) -> Gathered:
-    """Return the pack of a run or campaign; ConfigError says why there is none, or which lines hold a secret.
+    """Return the pack of a run or campaign; ConfigError says why it cannot be made, or which lines hold a secret.
 
     `most_bytes` is the size up to which a data file is packed, `margin` the one of an equivalence test.
     """
@@ -157,7 +155,6 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
 
 
 def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str, Any]:
-    """Add the records of a run to the members; return its entry in the manifest."""
     place = f"runs/{run.name}" if run.name else "run"
     lines = list(RunLines(run.folder).new())
     text = b"".join(map(encoded, lines))
@@ -200,7 +197,6 @@ def _width_notes(evaluations: bytes, margin: float) -> list[str]:
 
 
 def weights_of(run: Path) -> dict[str, str]:
-    """Return the checksums of a run's last weights; empty where they are not in its folder."""
     folders = checkpoint_folders(run / ADAPTERS)
     sums = read_object(folders[0] / SUMS) if folders else {}
     return {name: str(sums[name]) for name in WEIGHTS if name in sums}

@@ -211,14 +211,13 @@ def leaks_in(name: str, content: bytes) -> Iterator[Leak]:
 
 
 def hidden(content: bytes) -> bytes:
-    """Return a text without its secrets, with the same number of lines."""
     text = content.decode("utf-8", "surrogateescape")
     for form in known_forms():
         text = text.replace(form, HIDDEN)
     for pattern in (_SHAPE, _LOGIN):
         text = pattern.sub(lambda match: HIDDEN + "\n" * match[0].count("\n"), text)
     for pattern in (_ASSIGNED, _QUERY):
-        text = pattern.sub(_without_value, text)
+        text = pattern.sub(lambda m: m[0].replace(m["value"], HIDDEN) if _is_literal(m) else m[0], text)
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -242,7 +241,3 @@ def _is_literal(match: re.Match[str]) -> bool:
         return False
     is_code = not found.get("quote") and re.fullmatch(r"[A-Za-z_][\w.]*", value) is not None and "." in value
     return (name is None or is_secret_name(name)) and not is_code
-
-
-def _without_value(match: re.Match[str]) -> str:
-    return match[0].replace(match["value"], HIDDEN) if _is_literal(match) else match[0]

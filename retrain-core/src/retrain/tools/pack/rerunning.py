@@ -43,6 +43,12 @@ LOOKED_AT = "seed, configuration, data, model, code, plugins, python, packages, 
 OF_THE_RERUN = ("logging", "resume", "campaign")
 KEYS_OF_THE_RERUN = frozenset({"training.seed", "backend.adapter_path", "backend.throttle_dir"})
 CALCULATING = tuple(name for name in LIBRARIES if name not in ("pydantic", "pluggy"))
+VALUES = (  # of `run.json`: kind, words before it, path
+    ("seed", "", ("seed",)),
+    ("python", "", ("python",)),
+    *(("hardware", f"{name} ", ("hardware", name)) for name in ("cpu", "machine", "cores", "threads", "system")),
+    ("hardware", "devices ", ("devices", "used")),
+)
 POLL_S, GRACE_S = 0.2, 60.0
 LOG = "run.log"
 Say = Callable[[str], None]
@@ -69,7 +75,7 @@ def differences(
 ) -> list[Difference]:
     """Return every difference between a run of a pack and its rerun in `run`.
 
-    `inputs` is the folder of the packed copies, `packages` what is installed where it was run again.
+    `inputs` is the folder of the packed copies, `packages` the installed ones of the rerun.
     """
     before, now = contents.record(f"{packed.place}/{RUN_FILE}"), Run(run).manifest
     identity = {**contents.record(packed.identity), FOLDER: str(inputs)}
@@ -77,18 +83,18 @@ def differences(
     for change in changes_between(_renamed(identity, contents), Run(run).identity):
         if str(change.kind) != "package":
             found.append(Difference(kind=str(change.kind), what=str(change)))
-    has_cause = any(each.kind in ("data", "configuration", "seed") for each in found)
+    has_cause = any(each.kind in ("data", "configuration") for each in found) or before.get("seed") != now.get("seed")
     if not has_cause and before.get("examples") != now.get("examples"):  # of a source that is no file
         found.append(Difference(kind="data", what="the data source gives other examples, or in another order"))
     found += _packages(contents.packages, packages)
-    if before.get("python") != now.get("python"):
-        found.append(Difference(kind="python", what=_was(before.get("python"), now.get("python"))))
-    return [*found, *_hardware(before, now)]
+    for kind, name, path in VALUES:
+        old, new = (table_of(record, *path[:-1]).get(path[-1]) for record in (before, now))
+        if old != new:
+            found.append(Difference(kind=kind, what=f"{name}{_was(old, new)}"))
+    return found
 
 
 def _settings(before: Mapping[str, Any], now: Mapping[str, Any], moved: Mapping[str, str]) -> Iterator[Difference]:
-    if before.get("seed") != now.get("seed"):
-        yield Difference(kind="seed", what=_was(before.get("seed"), now.get("seed")))
     old, new = flattened(with_moved(table_of(before, "config"), moved)), flattened(table_of(now, "config"))
     for path in sorted({*old, *new}):
         values = old.get(path, _ABSENT), new.get(path, _ABSENT)
@@ -112,7 +118,6 @@ def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
 
 
 def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
-    """Yield packages, with the libraries that calculate first."""
     for name in sorted(packed, key=lambda each: (CALCULATING.index(each) if each in CALCULATING else 99, each)):
         old, new = packed[name], here.get(name, {})
         if old["version"] != new.get("version"):
@@ -120,16 +125,6 @@ def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mappin
         elif old["digest"] and new.get("digest") and old["digest"] != new["digest"]:
             what = f"{name} {old['version']} is another build: its files have other hashes"
             yield Difference(kind="package", what=what)
-
-
-def _hardware(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    old, new = before.get("hardware") or {}, now.get("hardware") or {}
-    for name in ("cpu", "machine", "cores", "threads", "system"):
-        if old.get(name) != new.get(name):
-            yield Difference(kind="hardware", what=f"{name} {_was(old.get(name), new.get(name))}")
-    devices = [(record.get("devices") or {}).get("used") for record in (before, now)]
-    if devices[0] != devices[1]:
-        yield Difference(kind="hardware", what=f"devices {_was(*devices)}")
 
 
 def _was(old: object, new: object) -> str:
@@ -152,7 +147,6 @@ class RunOutcome:
 
     @property
     def verdict(self) -> str:
-        """Return `identical`, `equivalent`, or `different`."""
         if self.first is None:
             return "identical"
         return "equivalent" if self.tested is not None and self.tested.is_equivalent else "different"
@@ -183,7 +177,6 @@ class RunOutcome:
         return False
 
     def conclude(self) -> None:
-        """Compare lines that never came, and the final weights."""
         here = weights_of(self.folder)
         if self.first is None and self.num_same < len(self.wanted):
             self.first = divergence(self.run.name, self.wanted[self.num_same], None)
@@ -289,7 +282,6 @@ class Rerun:
 
 
 def cause_lines(causes: Sequence[Difference]) -> list[str]:
-    """Return the most likely cause, and every other difference."""
     if not causes:
         return [f"cause not found among {LOOKED_AT}: it may be time, a service or a race"]
     more = [f"  also different: {each}" for each in causes[1:]]

@@ -1,4 +1,4 @@
-"""Makes a wheel of a distribution as it is installed, or as its clone has it.
+"""Makes a wheel of an installed distribution, or of its clone.
 
 The format is https://packaging.python.org/specifications/binary-distribution-format: the modules, the metadata without
 an installer's additions, and a RECORD of the hashes. Nothing is built, so no build backend is needed on either side.
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
@@ -84,38 +84,24 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     }
     tops = {top_level(str(file)) for file in recorded}
     is_editable = source_folder(name) is not None and not tops.intersection(modules)
+    sources = {}
     if is_editable:
-        sources = dict(_of_modules(modules))
+        for place, is_folder in map(located, sorted(modules)):
+            for path in files_below(place) if is_folder else [place] if place else []:
+                below = PurePosixPath(os.path.relpath(path, Path(place).parent)).as_posix()
+                sources[below] = read_regular(Path(path))
     else:
-        sources = {
-            str(file): read_regular(Path(str(file.locate()))) for file in recorded if file.parts[0] not in (info, "/")
-        }
+        own = [file for file in recorded if file.parts[0] not in (info, "/")]
+        sources = {str(file): read_regular(Path(str(file.locate()))) for file in own}
     members = {**dict(sorted(sources.items())), **dict(sorted(metadata.items()))}
-    record = f"{info}/RECORD"
-    members[record] = "".join(map(_record_line, members.items())).encode() + f"{record},,\n".encode()
+    lines = [f"{path},sha256={_base64(hashlib.sha256(content))},{len(content)}\n" for path, content in members.items()]
+    members[f"{info}/RECORD"] = "".join([*lines, f"{info}/RECORD,,\n"]).encode()
     tags = _TAG.findall(metadata.get(f"{info}/WHEEL", b"").decode("utf-8", "replace"))
-    tag = "py3-none-any" if is_editable or not tags else _compressed(tags)
+    # one tag for all: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`
+    parts = zip(*(tag.split("-") for tag in tags if tag.count("-") == 2), strict=True)
+    tag = "py3-none-any" if is_editable or not tags else "-".join(".".join(dict.fromkeys(each)) for each in parts)
     file = f"{re.sub(r'[-_.]+', '_', name)}-{version}-{tag}.whl"
     return Wheel(file=file, content=zipped(members), sources=sources, is_editable=is_editable)
-
-
-def _of_modules(modules: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    for top in sorted(modules):
-        place, is_folder = located(top)
-        parent = Path(place).parent
-        for path in files_below(place) if is_folder else [place] if place else []:
-            yield PurePosixPath(os.path.relpath(path, parent)).as_posix(), read_regular(Path(path))
-
-
-def _record_line(member: tuple[str, bytes]) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(member[1]).digest()).rstrip(b"=").decode()
-    return f"{member[0]},sha256={digest},{len(member[1])}\n"
-
-
-def _compressed(tags: list[str]) -> str:
-    """Return the tags in one: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`."""
-    parts = [tag.split("-") for tag in tags if tag.count("-") == 2]
-    return "-".join(".".join(dict.fromkeys(each[column] for each in parts)) for column in range(3))
 
 
 # The wheels in a pack, checked before anything of them is installed.
@@ -177,7 +163,8 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
             for source, named in (("METADATA", headers), (folder, folder.removesuffix(".dist-info").split("-"))):
                 if len(named) != 2 or (canonicalize_name(named[0]), Version(named[1])) != (name, version):
                     raise refused(where, f"{file} says in its {source} that it is {' '.join(named)}")
-            files = _recorded(archive, folder)
+            rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
+            files = {row[0]: row[1].partition("sha256=")[2] for row in rows if row}
             if bad := _first_fault(archive, folder, files):
                 raise refused(where, f"{file}: {bad} is not as its RECORD lists it")
     except (InvalidWheelFilename, InvalidVersion, *DAMAGED) as error:
@@ -185,12 +172,6 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
             raise
         raise refused(where, f"{file} is no wheel that can be used: {str(error)[:200]}") from error
     return ReadWheel(name=str(name), version=str(version), folder=folder, files=files)
-
-
-def _recorded(archive: zipfile.ZipFile, folder: str) -> dict[str, str]:
-    """Return the hashes of a RECORD by path; empty for one that is not SHA-256."""
-    rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
-    return {row[0]: row[1].removeprefix("sha256=") if row[1].startswith("sha256=") else "" for row in rows if row}
 
 
 def _first_fault(archive: zipfile.ZipFile, folder: str, files: Mapping[str, str]) -> str:
@@ -203,9 +184,13 @@ def _first_fault(archive: zipfile.ZipFile, folder: str, files: Mapping[str, str]
         with archive.open(name) as member:
             while chunk := member.read(CHUNK):
                 digest.update(chunk)
-        if base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode() != files[name].rstrip("="):
+        if _base64(digest) != files[name].rstrip("="):
             return name
     return ""
+
+
+def _base64(digest: hashlib._Hash) -> str:
+    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
 
 
 def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
@@ -267,7 +252,6 @@ def _changed(read: ReadWheel, name: str, modules: Iterable[str]) -> tuple[str, .
 
 
 def _run_files(read: ReadWheel) -> dict[str, str]:
-    """Return the files that decide what runs: modules and entry points."""
     prefix, skipped = f"{read.folder}/", (*SIGNATURES, *NOT_RUN)
     return {
         path.replace(prefix, ".dist-info/", 1): digest
@@ -308,7 +292,7 @@ def required(roots: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def installed_digests(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return version, and a digest over the recorded hashes of the installed files; empty where there are none.
+    """Return version, and a digest over the recorded hashes of the installed files; empty without hashes.
 
     Byte code, scripts and metadata, the installer's additions, are not counted.
     """

@@ -27,12 +27,20 @@ from retrain.run.tables import registered_tables, table_hint
 from retrain.text.amounts import rate_interval
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.terminal_text import printable
-from retrain.tools.squeeze.adapter import REMOTE, WEIGHTS_FILE, Adapter, local_copy, read_adapter
+from retrain.tools.squeeze.adapter import (
+    REMOTE,
+    WEIGHTS_FILE,
+    Adapter,
+    TensorInfo,
+    encode,
+    local_copy,
+    read_adapter,
+    write_tensor_file,
+)
 from retrain.tools.squeeze.compress import compress_adapter
 from retrain.tools.squeeze.job import SqueezeResult, rank_to_keep, run_job
 from retrain.tools.squeeze.spectrum import ranks_to_test
 from retrain.tools.squeeze.table import SqueezeTable
-from retrain.tools.squeeze.tensor_file import TensorInfo, encode, write_tensor_file
 
 Evaluate = Callable[[Path], Mapping[str, float]]  # folder of a checkpoint -> `eval_*` fields
 RATE, LOW, HIGH = "eval_correct_rate", "eval_ci_low", "eval_ci_high"
@@ -84,7 +92,6 @@ def command(
 
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> dict[str, Any]:
-    """Return the rows of `retrain explain` for a file that is a squeeze; no weights are read."""
     request = parse_request(arguments, plugins)
     settings, adapter = request.settings, read_adapter(request.adapter)
     content: dict[str, Any] = {

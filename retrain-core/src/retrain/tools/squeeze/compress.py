@@ -13,17 +13,25 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 from retrain.records.files import write_folder, write_json
-from retrain.tools.squeeze.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, LoraPair, read_adapter
+from retrain.tools.squeeze.adapter import (
+    CONFIG_FILE,
+    ITEM_BYTES,
+    WEIGHTS_FILE,
+    Adapter,
+    LoraPair,
+    TensorInfo,
+    encode,
+    read_adapter,
+    unusable,
+    write_tensor_file,
+)
 from retrain.tools.squeeze.spectrum import Solver, one_thread, solver_for, variance_kept
-from retrain.tools.squeeze.tensor_file import ITEM_BYTES, TensorInfo, encode, unusable, write_tensor_file
 
 MARK = "squeeze.json"  # marks a folder that we wrote and may replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedLayer:
-    """One module after compression; `kept` is V(rank), None if there was no update."""
-
     module: str
     rank: int
     source_rank: int

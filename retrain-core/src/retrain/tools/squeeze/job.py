@@ -13,20 +13,28 @@ from retrain.records.files import write_json
 from retrain.text.secrets import hide, hide_text
 from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
+from retrain.tools.squeeze.adapter import unusable
 from retrain.tools.squeeze.compress import CompressedAdapter, compress_adapter
 from retrain.tools.squeeze.spectrum import SqueezeAnalysis, analyze_adapter
-from retrain.tools.squeeze.spectrum_pages import write_plot
+from retrain.tools.squeeze.spectrum_pages import DATA_FILE, FOLDER, write_plot
 from retrain.tools.squeeze.table import SqueezeTable
-from retrain.tools.squeeze.tensor_file import unusable
 
 LOG = logging.getLogger("retrain")
-DATA_FILE, PLOT_FILE = "spectrum.json", "spectrum.html"
+PLOT_FILE = "spectrum.html"
+RUN_NAME = "squeeze-analysis"
+VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
+MAX_REASON_CHARS = 300
+FINISH_TIMEOUT_S = 300.0  # an unreachable server must not block a finished command for ever
+# As for training runs, wandb collects nothing by itself.
+SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
+FRAME = "=" * 60
+COLUMNS = ("  Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%", "")
+MARKER = "<--"
+NO_PROMISE = "A spectrum does not measure quality: `retrain squeeze ... --eval` measures the smaller adapter."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqueezeResult:
-    """The result of a job; `report` is the folder of `spectrum.json` and `spectrum.html`."""
-
     analysis: SqueezeAnalysis
     compressed: CompressedAdapter | None
     report: Path
@@ -91,18 +99,10 @@ def auto_squeeze(
 
     The framed table goes to the log, the report to `out_folder`/squeeze. RetrainError if the adapter cannot be used.
     """
-    result = run_job(adapter, settings, Path(out_folder) / "squeeze", wandb=wandb)
+    result = run_job(adapter, settings, Path(out_folder) / FOLDER, wandb=wandb)
     for line in result.lines(framed=True):
         LOG.info("%s", line)
     return result.as_data()
-
-
-RUN_NAME = "squeeze-analysis"
-VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
-MAX_REASON_CHARS = 300
-FINISH_TIMEOUT_S = 300.0  # an unreachable server must not block a finished command for ever
-# As for training runs, wandb collects nothing by itself.
-SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
 
 def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> str:
@@ -112,48 +112,39 @@ def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder:
     """
     if not table.get("wandb_project"):
         return ""
-    try:
-        return _record(analysis, table, folder)
-    except Exception as error:  # no package, disk or server: the analysis itself is complete
-        LOG.warning("The squeeze analysis is not in wandb: %s", _reason(error))
-        return ""
-
-
-def run_arguments(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    own = [tag.strip() for tag in table.get("wandb_tags", "").split(",") if tag.strip()]
-    rank = [] if analysis.recommended_rank is None else [f"rank-{analysis.recommended_rank}"]
-    config: Mapping[str, Any] = hide({k: v for k, v in analysis.as_data().items() if k != "ranks"})
-    return {
+    data, best = analysis.as_data(), analysis.recommended_rank
+    tags = [tag.strip() for tag in table.get("wandb_tags", "").split(",") if tag.strip()]
+    tags += ["squeeze", *([] if best is None else [f"rank-{best}"])]
+    arguments = {
         "project": table["wandb_project"],
         "entity": table.get("wandb_entity") or None,
         "group": table.get("wandb_group") or None,
         "name": RUN_NAME,
         "job_type": "squeeze",
-        "tags": list(dict.fromkeys([*own, "squeeze", *rank])),
+        "tags": list(dict.fromkeys(tags)),
         "dir": os.environ.get("WANDB_DIR") or str(folder),
-        "config": dict(config),
+        "config": hide({name: value for name, value in data.items() if name != "ranks"}),
     }
+    try:
+        import wandb
 
-
-def _record(analysis: SqueezeAnalysis, wanted: Mapping[str, Any], folder: Path) -> str:
-    import wandb
-
-    run = _open(wandb, run_arguments(analysis, wanted, folder))
-    rows = [[getattr(row, name) for name in VALUES] for row in analysis.rows]
-    run.define_metric("squeeze/*", step_metric="squeeze/rank")
-    for row in rows:
-        run.log({f"squeeze/{name}": value for name, value in zip(VALUES, row, strict=True)})
-    table = [[*row, row[0] == analysis.recommended_rank] for row in rows]
-    run.log({"squeeze/variance_table": wandb.Table(columns=[*VALUES, "recommended"], data=table)})
-    names = ("recommended_rank", "source_rank", "min_variance_retention", "num_layers")
-    data = analysis.as_data()
-    run.summary.update({f"squeeze/{name}": data[name] for name in names})
-    run.finish()
-    return str(run.id)
+        run = _open(wandb, arguments)
+        rows = [[getattr(row, name) for name in VALUES] for row in analysis.rows]
+        run.define_metric("squeeze/*", step_metric="squeeze/rank")
+        for row in rows:
+            run.log({f"squeeze/{name}": value for name, value in zip(VALUES, row, strict=True)})
+        content = [[*row, row[0] == best] for row in rows]
+        run.log({"squeeze/variance_table": wandb.Table(columns=[*VALUES, "recommended"], data=content)})
+        names = ("recommended_rank", "source_rank", "min_variance_retention", "num_layers")
+        run.summary.update({f"squeeze/{name}": data[name] for name in names})
+        run.finish()
+        return str(run.id)
+    except Exception as error:  # no package, disk or server: the analysis itself is complete
+        LOG.warning("The squeeze analysis is not in wandb: %s", _reason(error))
+        return ""
 
 
 def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
-    """Open the run, offline if the server is unreachable."""
     has_own = "WANDB_FINISH_TIMEOUT" in os.environ
     limit: dict[str, Any] = {} if has_own else {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
     arguments = {**arguments, "settings": wandb.Settings(**SETTINGS, **limit)}
@@ -171,12 +162,6 @@ def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
 
 def _reason(error: Exception) -> str:
     return printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
-
-
-FRAME = "=" * 60
-COLUMNS = ("  Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%", "")
-MARKER = "<--"
-NO_PROMISE = "A spectrum does not measure quality: `retrain squeeze ... --eval` measures the smaller adapter."
 
 
 def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[str]:

@@ -18,8 +18,7 @@ from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
 from retrain.kernel.types import Floats
-from retrain.tools.squeeze.adapter import Adapter, LoraPair, read_adapter
-from retrain.tools.squeeze.tensor_file import unusable
+from retrain.tools.squeeze.adapter import Adapter, LoraPair, read_adapter, unusable
 
 RETENTION = 0.95
 BLOCK_ROWS = 1024
@@ -49,7 +48,6 @@ class LayerSpectrum:
         return math.hypot(*self.singular_values_R)
 
     def variance_at(self, rank: int) -> float | None:
-        """Return V(rank); 1 from the module's full rank on."""
         return None if self.variance_R is None else float(self.variance_R[min(rank, self.rank) - 1])
 
     def as_data(self) -> dict[str, Any]:

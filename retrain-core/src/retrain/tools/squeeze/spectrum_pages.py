@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import write_text
-from retrain.records.reading import Record, number, read_object
+from retrain.records.reading import Record, number, read_object, tables_in
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.report.parts import Plot, Section, Tiles, drawn, lede
 from retrain.report.shell import sections_page
-from retrain.text.amounts import ABSENT
+from retrain.text.amounts import percent
 from retrain.tools.squeeze.spectrum import SqueezeAnalysis
 
 FOLDER, DATA_FILE = "squeeze", "spectrum.json"
@@ -21,16 +20,12 @@ CURVES = (("mean of layers", "mean_variance"), ("weighted by energy", "energy_va
 COLUMNS = (*CURVES, ("largest", "max_variance"))
 MAX_BYTES = 256 << 20
 MAX_LAYERS = 2000
+NO_UPDATE = "The adapter learned no update."
 
 
 def write_plot(analysis: SqueezeAnalysis, path: Path) -> None:
     """Write the page: variance kept at each rank, and the rank that each module needs. Their names are untrusted."""
-    share = f"{100 * analysis.min_variance_retention:.6g} %"
-    result = f"Recommended rank: {analysis.recommended_rank} of {analysis.source_rank} ({share} of the variance)."
-    if analysis.learned_nothing:
-        result = "No update learned."
-    elif analysis.recommended_rank is None:
-        result = f"No tested rank keeps {share} of the variance; the source rank is {analysis.source_rank}."
+    result = NO_UPDATE if analysis.learned_nothing else _recommendation(analysis.as_data())
     summary = lede(f"{analysis.adapter}: {len(analysis.layers)} layers. {result}")
     parts = (summary, Tiles("plots", spectrum_plots(analysis)))
     page = sections_page("retrain squeeze", f"Spectrum of {analysis.adapter.name}", [Section("ranks", "Ranks", parts)])
@@ -49,21 +44,19 @@ def spectrum_plots(analysis: SqueezeAnalysis) -> list[Plot]:
 
 
 def report_section(run: Path, campaign: Path | None) -> ReportSection | None:
-    """Return variance kept by rank, and the rank that each layer needs; None if no adapter was analysed."""
     content, file = _of_campaign(campaign) if campaign else _of_run(run)
     if content is None:
         return None
     files = (file,) if file else ()
-    rows = [row for row in _dicts(content.get("ranks")) if number(row.get("rank")) is not None]
+    rows = [row for row in tables_in(content.get("ranks")) if number(row.get("rank")) is not None]
     if not rows:
-        return ReportSection(name="squeeze", text="The adapter learned no update.", files=files)
-    layers = _dicts(content.get("layers"))[:MAX_LAYERS]
+        return ReportSection(name="squeeze", text=NO_UPDATE, files=files)
+    layers = list(tables_in(content.get("layers")))[:MAX_LAYERS]
     plots = [_kept(rows, layers, content), *_needed(layers)]
     return ReportSection(name="squeeze", text=_recommendation(content), plots=plots, files=files)
 
 
 def _of_campaign(campaign: Path) -> tuple[Record | None, Path | None]:
-    """Return the spectrum file, or the summary in the manifest, or nothing."""
     try:
         manifest = read_object(campaign / CAMPAIGN_FILE).get("squeeze")
     except ConfigError:
@@ -119,7 +112,13 @@ def _kept(rows: Sequence[Record], layers: Sequence[Record], content: Record) -> 
         is_log_x=True,
         is_share=True,
         heads=("rank", *(name for name, _ in COLUMNS)),
-        rows=[(_rank(row), *(_share(row.get(field)) for _, field in COLUMNS)) for row in rows],
+        rows=[
+            (
+                f"{number(row.get('rank')):g}{' (recommended)' if row.get('recommended') is True else ''}",
+                *(percent(number(row.get(field)), 2) for _, field in COLUMNS),
+            )
+            for row in rows
+        ],
     )
 
 
@@ -146,17 +145,3 @@ def _variance_at(variance: object, rank: int) -> float | None:
         return None
     value = number(variance[min(rank, len(variance)) - 1])
     return None if value is None else round(value, 4)
-
-
-def _rank(row: Record) -> str:
-    mark = " (recommended)" if row.get("recommended") is True else ""
-    return f"{number(row.get('rank')):g}{mark}"
-
-
-def _share(value: object) -> str:
-    share = number(value)
-    return ABSENT if share is None else f"{100 * share:.2f}%"
-
-
-def _dicts(value: object) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

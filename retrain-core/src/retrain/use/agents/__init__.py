@@ -1,1 +1,1 @@
-"""Agents written elsewhere, in their own processes, whose calls to a model the policy answers."""
+"""The user's own agents, in separate processes; the policy answers their calls to a model."""

@@ -22,6 +22,10 @@ from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
 from retrain.use.serving.service import Answer, Answers, Choice, plain_message
 
+MODEL = "policy"  # the name of the list of models; a request may give any
+SAME_TEMPERATURE = 1e-6  # a client may send it rounded
+GONE = 410  # unlike after 409 and 429, no client retries
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
@@ -76,7 +80,7 @@ class Calls:
         return call
 
     def remove(self, call: Call) -> bool:
-        """Forget an undelivered answer, unless a later call continues it: then it was delivered."""
+        """Forget an undelivered answer; one that a later call continues was delivered."""
         if call not in self._calls or call.children:
             return False
         self._calls.remove(call)
@@ -109,13 +113,7 @@ class Calls:
 
 
 def _ordered(calls: Sequence[Call]) -> list[Call]:
-    """Sort by length of the prompt, then by tokens: the order of the calls of a sequential agent."""
     return sorted(calls, key=lambda call: (len(call.prompt_T), call.tokens_T.tobytes()))
-
-
-MODEL = "policy"  # the name of the list of models; a request may give any
-SAME_TEMPERATURE = 1e-6
-GONE = 410  # unlike 409 and 429, no client asks again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +125,6 @@ class Rules:
     """
 
     params: SamplingParams
-    template_args: Mapping[str, Any]
     most_calls: int
     streams: Streams
     config: Config
@@ -139,13 +136,11 @@ class Rules:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Asking:
-    """A request in progress, with the call that it continues, and its complete answers."""
-
     answer: Answer
     text: str
     parent: Call | None
     prompt_T: Tokens
-    number: int  # among those of the episode with the same prompt
+    number: int  # among the episode's requests with the same prompt
     calls: list[Call] = field(default_factory=list)
     is_delivered: bool = False
 
@@ -164,7 +159,7 @@ class Episode(Answers):
         self.prompt, self.number, self.token = prompt, number, secrets.token_urlsafe(32)
         self.calls = Calls(rules.tokenizer)
         self.is_over = self.hit_call_limit = self.is_full = False
-        self.score: Score | None = None  # one that the verifier need not work out
+        self.score: Score | None = None  # without the verifier
         self.said: str | None = None  # the agent's own answer
         self.dropped = 0
         self._rules = rules
@@ -202,7 +197,6 @@ class Episode(Answers):
         return str(self._tokenizer.decode(last[0].sample.tokens_T, skip_special_tokens=True)) if last else ""
 
     def begin(self) -> None:
-        """Start the agent's clock."""
         with self._state:
             self._own_s, self._since = 0.0, time.monotonic()
 
@@ -221,14 +215,14 @@ class Episode(Answers):
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         if not is_chat:
-            raise RequestError("an agent's policy answers chats alone: POST /v1/chat/completions", status=404)
+            raise RequestError("an agent's policy answers only chats: POST /v1/chat/completions", status=404)
         with self._state:
             self._refuse(asked)
             if is_retry and (given := self._given(asked)):
                 return given
             asking = self._asking(asked, events)
             self._asked.append(asking)
-            if not self._waits:  # the agent's clock stands still while a call waits
+            if not self._waits:  # the agent's clock stops while a call waits
                 self._own_s += time.monotonic() - self._since
             self._waits += 1
         try:
@@ -252,7 +246,7 @@ class Episode(Answers):
         with self._state:
             asking = self._of(answer)
             if asking is None:
-                raise RequestError("this call was given up, since its client asked again", status=GONE)
+                raise RequestError("this call was given up for a retry of its client", status=GONE)
             self._refuse_when_over()
             if not asking.calls:
                 with self._tokenizer_lock:
@@ -316,7 +310,7 @@ class Episode(Answers):
     def _asking(self, asked: Asked, events: Inbox) -> _Asking:
         messages = [self._plain(message) for message in asked.messages]
         with self._tokenizer_lock:
-            text = self._rendered(messages, asked, self._rules.template_args)
+            text = self._rendered(messages, asked, self._rules.config.data.template_args)
             parent, prompt_T = self.calls.prompt(text)
         if self.limit is not None and len(prompt_T) >= self.limit:
             self.is_full = True
@@ -371,7 +365,7 @@ def _give_up(answer: Answer) -> None:
     """Stop sampling it, and notify the waiting client."""
     for work in answer.works:
         work.is_cancelled = True
-        work.tell(Failure(message="this call was given up", is_stopping=True))
+        work.events.put(work, Failure(message="this call was given up", is_stopping=True))
 
 
 def _joined(choice: Choice) -> Sample:

@@ -28,31 +28,11 @@ from retrain.use.serving.http import ApiServer
 
 CLOCK_S = 0.05  # between two looks at the agents' clocks
 NO_LIMIT_S = 7 * 24 * 3600.0  # the clock that counts is the agent's own
-
-
-class Stage:
-    """The processes of a run's agents; they outlive a batch, and each plays one episode at a time."""
-
-    def __init__(self, program: Program, *, name: str, concurrency: int, timeout_s: float, memory_gb: float) -> None:
-        self._timeout_s = timeout_s
-        self._children = [_Actor(program, name, memory_gb) for _ in range(concurrency)]
-
-    def start(self) -> None:
-        """Start one process, so that an agent that cannot be loaded is refused now."""
-        self._children[0].start()
-
-    def close(self) -> None:
-        for child in self._children:
-            child.kill()
-
-    def play(self, episodes: Sequence[Episode], url: str, done: Callable[[Episode | None], None]) -> Performance:
-        """Begin to play these episodes; `done` is called for each, from any thread, and once more at the end."""
-        return Performance(self._children[: len(episodes)], episodes, url, self._timeout_s, done)
+MOST_CALLS = 64
+GATHER_S = 0.05  # for the calls of several agents to come together, where none can join later
 
 
 class _Actor(Child):
-    """A process that plays, started on demand; it may have died since."""
-
     def __init__(self, program: Program, name: str, memory_gb: float) -> None:
         super().__init__(program, name=name, memory_gb=memory_gb)
         self._is_up = False
@@ -141,7 +121,7 @@ class Performance:
         except ChildFailure as error:
             if not isinstance(error, ChildError):
                 actor.kill()
-            if not (episode.hit_call_limit or episode.is_full):  # such an agent is scored as it stands
+            if not (episode.hit_call_limit or episode.is_full):  # with these limits an error is expected
                 output = getattr(error, "output", "").strip()[-500:]
                 detail = f"the agent failed: {error}" + (f"; it wrote: {output}" if output else "")
                 episode.score = episode.score or Score.failed(detail.replace(episode.token, "(its key)"))
@@ -161,9 +141,6 @@ class Performance:
             time.sleep(CLOCK_S)
 
 
-MOST_CALLS = 64
-
-
 class AgentArgs(Table):
     """`[environment] args` of an agent."""
 
@@ -172,7 +149,6 @@ class AgentArgs(Table):
 
 
 def make_agent(context: PluginContext) -> AgentPlayer:
-    """Make the agent that `[environment]` names; ConfigError lists every fault."""
     config = context.config
     entry, most_calls = str(config.environment.id), config.environment.max_turns
     places = {name: config.place(f"environment.{name}") for name in ("id", "args", "max_turns")}
@@ -193,26 +169,33 @@ def make_agent(context: PluginContext) -> AgentPlayer:
     program: Program = FunctionAgent(entry=entry, where=places["id"])
     if command:
         program = CommandAgent(command=command, where=places["args"])
-    stage = Stage(
+    return AgentPlayer(
         program,
-        name="agent",
+        name=entry or command,
+        most_calls=most_calls if most_calls > 0 else MOST_CALLS,
         concurrency=args.concurrency,
         timeout_s=config.environment.timeout_s,
         memory_gb=config.scoring.memory_gb,
     )
-    return AgentPlayer(stage, name=entry or command, most_calls=most_calls if most_calls > 0 else MOST_CALLS)
 
 
 class AgentPlayer:
-    """Plays an agent; a `retrain.tasks.tasks.Player`."""
+    """A `retrain.tasks.tasks.Player`. Its processes outlive a batch, and each plays one episode at a time."""
 
-    def __init__(self, stage: Stage, *, name: str, most_calls: int) -> None:
-        self.name = name
-        self.stage, self.most_calls = stage, most_calls
+    def __init__(
+        self, program: Program, *, name: str, most_calls: int, concurrency: int, timeout_s: float, memory_gb: float
+    ) -> None:
+        self.name, self.most_calls, self._timeout_s = name, most_calls, timeout_s
+        self._actors = [_Actor(program, "agent", memory_gb) for _ in range(concurrency)]
         self.gateway: Gateway | None = None
 
     def start(self) -> None:
-        self.stage.start()
+        """Start one process, so that an agent that cannot be loaded is refused now."""
+        self._actors[0].start()
+
+    def play(self, episodes: Sequence[Episode], url: str, done: Callable[[Episode | None], None]) -> Performance:
+        """Begin to play these episodes; `done` is called for each, from any thread, and once more at the end."""
+        return Performance(self._actors[: len(episodes)], episodes, url, self._timeout_s, done)
 
     def rollouts(
         self,
@@ -226,16 +209,11 @@ class AgentPlayer:
         return AgentRollouts(self, self.gateway, backend, scoring, context, params, context_length)
 
     def close(self) -> None:
-        self.stage.close()
+        for actor in self._actors:
+            actor.kill()
         if self.gateway is not None:
             self.gateway.close()
             self.gateway = None
-
-
-# Episodes of an agent: played side by side, sampled together, then judged by the run's rewards.
-
-
-GATHER_S = 0.05  # for the calls of several agents to come together, where none can join later
 
 
 class Gateway(ApiServer):
@@ -252,7 +230,6 @@ class Gateway(ApiServer):
 
     @contextmanager
     def admitted(self, episodes: Sequence[Episode]) -> Iterator[None]:
-        """Accept the keys of these episodes within the block."""
         self._episodes = {episode.token: episode for episode in episodes}
         try:
             yield
@@ -291,37 +268,32 @@ class _AgentBatch:
         self._owner = owner
         self._scores = scores
         self._groups: list[list[Episode]] = []
+        self._episodes: list[Episode] = []
         self._completions: list[Completion] = []
-
-    @property
-    def _episodes(self) -> list[Episode]:
-        return [episode for group in self._groups for episode in group]
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner, params = self._owner, self._owner.params
         batcher = Batcher(owner.backend, entropy=params.entropy, gather_s=GATHER_S, is_run=True)
-        config = owner.context.config
         rules = Rules(
             params=params,
-            template_args=config.data.template_args,
             most_calls=owner.player.most_calls,
             streams=streams,
-            config=config,
+            config=owner.context.config,
             tokenizer=owner.context.tokenizer,
             batcher=batcher,
             limit=owner.context_length,
             lock=threading.Lock(),
         )
         self._groups = [[Episode(prompt, number, rules) for number in range(group_size)] for prompt in prompts]
-        self._play(self._episodes, batcher)
+        self._episodes = [episode for group in self._groups for episode in group]
+        self._play(batcher)
         groups = [tuple(episode.completion() for episode in group) for group in self._groups]
         self._completions = [completion for group in groups for completion in group]
         return groups
 
     def scores(self) -> list[tuple[Score, ...]]:
-        episodes = self._episodes
-        self._check_budget([episode.score for episode in episodes if episode.score], len(episodes))
-        waiting = [episode for episode in episodes if episode.score is None]
+        self._check_budget()
+        waiting = [episode for episode in self._episodes if episode.score is None]
         for episode in waiting:
             self._scores.submit(episode.prompt.example, episode.text)
         for episode, score in zip(waiting, self._scores.collect(), strict=True):
@@ -339,18 +311,17 @@ class _AgentBatch:
             **self._scores.metrics(),
         }
 
-    def _play(self, episodes: Sequence[Episode], batcher: Batcher) -> None:
-        owner, progress = self._owner, self._owner.context.sampling_progress
+    def _play(self, batcher: Batcher) -> None:
+        owner, progress, episodes = self._owner, self._owner.context.sampling_progress, self._episodes
         progress.begin("episodes", len(episodes))
 
         def done(episode: Episode | None) -> None:
             if episode is not None:
-                tokens = sum(len(call.sample.tokens_T) for call in episode.calls)
-                progress.add(1, tokens=tokens)
+                progress.add(1, tokens=sum(len(call.sample.tokens_T) for call in episode.calls))
             batcher.wake()
 
         with owner.gateway.admitted(episodes):
-            performance = owner.player.stage.play(episodes, owner.gateway.url, done)
+            performance = owner.player.play(episodes, owner.gateway.url, done)
             try:
                 batcher.run(lambda: performance.is_over)
             finally:
@@ -359,11 +330,12 @@ class _AgentBatch:
         if performance.error is not None:
             raise performance.error
 
-    def _check_budget(self, failed: Sequence[Score], total: int) -> None:
-        failed = [score for score in failed if score.outcome is Outcome.FAILED]
+    def _check_budget(self) -> None:
+        scores, total = [episode.score for episode in self._episodes], len(self._episodes)
+        failed = [score for score in scores if score is not None and score.outcome is Outcome.FAILED]
         allowed = self._owner.context.config.scoring.max_failed_frac
         if len(failed) > allowed * total:
             what = f"the agent failed in {len(failed)} of {total} episodes; first: {failed[0].detail}"
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
-            fix = "repair the agent; what the policy may answer, nonsense included, must not end it"
+            fix = "repair the agent: no answer of the policy, not even nonsense, may end it"
             raise RewardError(Problem(where="[environment]", what=what, why=why, fix=fix))

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -18,10 +18,10 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.process import import_from_here
 
 MOST_ANSWER = 2**20  # characters
-TAIL = 1500  # of what a command wrote to stderr
+TAIL = 1500  # characters of a command's stderr in messages
 
 
-class AgentFailure(Exception):  # noqa: N818 - the agent's, not ours
+class AgentFailure(Exception):  # noqa: N818 - an outcome of an episode, not an error of retrain
     """The agent ended without an answer; the text says how."""
 
 
@@ -39,11 +39,10 @@ class FunctionAgent:
         self._function()
 
     def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
-        """Call the function; None stands for the policy's last answer."""
         os.environ.update(variables)
         answer = self._function()(dict(task))
         if inspect.iscoroutine(answer):
-            answer = asyncio.run(_coroutine(answer))
+            answer = asyncio.run(answer)
         if answer is None or isinstance(answer, str):
             return _checked(answer)
         raise AgentFailure(f"{self.entry} returned {type(answer).__name__}, neither text nor None")
@@ -99,7 +98,3 @@ def _checked(answer: str | None) -> str | None:
     if answer is not None and len(answer) > MOST_ANSWER:
         raise AgentFailure(f"the answer has {len(answer)} characters, and {MOST_ANSWER} are allowed")
     return answer
-
-
-async def _coroutine(answer: Coroutine[Any, Any, object]) -> object:
-    return await answer

@@ -23,6 +23,21 @@ from retrain.use.evaluate.subjects import Request, Result, evaluate_subject
 NAME, PORT = "policy", 8000
 URL = f"http://127.0.0.1:{PORT}/v1"
 CLIENTS = ("lm-eval", "inspect")
+EPILOG = """\b
+Examples:
+  retrain eval logs/train                          its own sets: held-out examples and [eval.sets]
+  retrain eval logs/train --checkpoint base --checkpoint all
+  retrain eval logs/a logs/b --data tasks.jsonl --reward math --samples 8
+  retrain eval Qwen/Qwen3-0.6B --data tasks.jsonl --reward match --greedy --json
+  retrain eval logs/train --to lm-eval             what to type to let lm-eval judge it
+
+\b
+Exit codes: 0 done; 1 failed; 2 usage or configuration error.
+"""
+FILE, FOLDER = click.Path(path_type=Path, dir_okay=False, exists=True), click.Path(path_type=Path, file_okay=False)
+PASS = "pass_at_"
+HEADS = ("policy", "steps", "set", "examples", "correct", "95 %", "pass@k", "reward")
+NOTE = "Each interval is about one policy. To compare two over several seeds, use `retrain compare`."
 
 
 def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> list[str]:
@@ -39,36 +54,21 @@ def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> 
     else:
         words = ["inspect", "eval", "inspect_evals/gsm8k", "--model", f"openai-api/retrain/{NAME}"]
         call = f"RETRAIN_API_KEY=TOKEN RETRAIN_BASE_URL={URL} {shlex.join(words)}"
-    return ["# in one terminal; it prints the token that TOKEN below stands for", serve, "# in another", call]
-
-
-EPILOG = """\b
-Examples:
-  retrain eval logs/train                          its own sets: held-out examples and [eval.sets]
-  retrain eval logs/train --checkpoint base --checkpoint all
-  retrain eval logs/a logs/b --data tasks.jsonl --reward math --samples 8
-  retrain eval Qwen/Qwen3-0.6B --data tasks.jsonl --reward match --greedy --json
-  retrain eval logs/train --to lm-eval             what to type to let lm-eval judge it
-
-\b
-Exit codes: 0 done; 1 failed; 2 usage or configuration error.
-"""
-_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+    return ["# in one terminal; it prints the TOKEN", serve, "# in another", call]
 
 
 @click.command("eval", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
-@click.option("--eval-set", "sets", multiple=True, metavar="NAME", help="Only this set; held_out is that of [eval].")
+@click.option("--eval-set", "sets", multiple=True, metavar="NAME", help="Only this set; held_out is the set of [eval].")
 @click.option("--checkpoint", "checkpoints", multiple=True, help="Of a run: best, final, a number of steps, base, all.")
-@click.option("--config", "file", type=_FILE, help="Configuration of a model or adapter; for a run, further sets.")
+@click.option("--config", "file", type=FILE, help="Configuration of a model or adapter; for a run, further sets.")
 @click.option("--data", default="", metavar="FILE|SOURCE", help="Evaluate on these examples instead.")
-@click.option("--reward", default="", metavar="NAME", help="With --data: what judges; default: the run's reward.")
+@click.option("--reward", default="", metavar="NAME", help="With --data: the reward to use; default: the run's.")
 @click.option("--examples", type=click.IntRange(1), help="With --data: this many, drawn by seed; default: all.")
 @click.option("--samples", type=click.IntRange(1), help="With --data: completions per example.")
 @click.option("--greedy", is_flag=True, help="With --data: always take the most likely token.")
-@click.option("--out", type=_FOLDER, help="Where results are kept; default: evaluations in the run's folder.")
+@click.option("--out", type=FOLDER, help="Folder of the results; default: evaluations in the run's folder.")
 @click.option("--save-every", "at_once", type=click.IntRange(1), default=256, show_default=True, help="Examples.")
-@click.option("--to", "client", type=click.Choice(CLIENTS), help="Print how somebody else's evaluation is run.")
+@click.option("--to", "client", type=click.Choice(CLIENTS), help="Print how another evaluation is run.")
 @json_option()
 @config_argument("SUBJECT... [--KEY VALUE]...")
 @click.pass_obj
@@ -86,8 +86,8 @@ def command(
     """Evaluate each SUBJECT: a run, a checkpoint, an adapter or a model.
 
     A run is evaluated as it evaluated itself: on its held-out examples and the sets of [eval.sets], with the same
-    random streams. Keys of the configuration are flags here as anywhere: --temperature 0.7, --eval-samples 16. What is
-    done is recorded, so that a command that was interrupted goes on where it stopped."""
+    random streams. Keys of the configuration are flags here as anywhere: --temperature 0.7, --eval-samples 16. Results
+    are recorded, so that an interrupted command continues where it stopped."""
     count = next((number for number, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     names, overrides = arguments[:count], arguments[count:]
     if not names:
@@ -97,7 +97,7 @@ def command(
     if (changed or given["reward"]) and not given["data"]:
         flag = next(iter(changed), "reward")
         fix = f"add --data, or write --eval-{flag}" if flag in ("examples", "samples") else "add --data"
-        raise ConfigError(Problem(where=f"--{flag}", what="says how --data is evaluated, which is not given", fix=fix))
+        raise ConfigError(Problem(where=f"--{flag}", what="needs --data", fix=fix))
     if client:
         for name in names:
             click.echo("\n".join(client_lines(client, name, (*given["checkpoints"], "")[0], plugins)))
@@ -110,17 +110,6 @@ def command(
         click.echo(json.dumps({"results": [result.as_data() for result in results]}, indent=2, allow_nan=False))
         return
     click.echo("\n".join(map(printable, shown_results(results))))
-
-
-# The table of `retrain eval`.
-
-
-PASS = "pass_at_"
-HEADS = ("policy", "steps", "set", "examples", "correct", "95 %", "pass@k", "reward")
-NOTE = (
-    "Each interval is about one policy. Whether two differ, also for another seed: `retrain compare` over runs of "
-    "several seeds."
-)
 
 
 def shown_results(results: Sequence[Result]) -> list[str]:
@@ -148,10 +137,10 @@ def _row(result: Result) -> tuple[str, ...]:
 def _notes(results: Sequence[Result]) -> Iterator[str]:
     repeated = [(result, *result.own) for result in results if result.own]
     if same := sum(total for _, equal, total in repeated if equal == total):
-        yield f"{same} samples are those of the run's own evaluation at that step."
+        yield f"{same} samples equal the run's own evaluation at that step."
     for result, equal, total in repeated:
         if equal < total:
-            of_run = f"{result.subject.label}, {result.set}: {total - equal} of {total} samples differ from those"
-            yield f"{of_run} of the run's own evaluation: another machine, engine or version, or rounding."
+            different = f"{result.subject.label}, {result.set}: {total - equal} of {total} samples differ"
+            yield f"{different} from the run's own evaluation: another machine, engine or version, or rounding."
     if len({(result.subject.label, result.subject.steps) for result in results}) > 1:
         yield NOTE

@@ -18,8 +18,6 @@ from retrain.tasks.tasks import Tasks
 from retrain.use.evaluate.sets import HELD_OUT, LoadedSet, held_out_set, load_set, read_sets
 
 Record = Mapping[str, Any]
-
-
 Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by example, then by sample
 
 
@@ -36,7 +34,6 @@ class SetEvaluation:
         return step + 1 == last or (every > 0 and step >= 0 and (step + 1) % every == 0)
 
     def measure(self, step: int, backend: Backend, failures: Path | None) -> dict[str, Any]:
-        """Return `eval_...` of the held-out examples, and `eval_NAME_...` of each set."""
         started = time.perf_counter()
         fields: dict[str, Any] = {}
         records: list[Record] = []
@@ -59,7 +56,6 @@ class SetEvaluation:
 
 
 def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
-    """Return the evaluation that a run's configuration requests, if any."""
     evaluation = SetEvaluation(context)
     try:
         evaluation.sets += (held_out_set(context, tasks),) if tasks.pool.held_out else ()
@@ -84,7 +80,6 @@ def evaluate(
 
 
 def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: Plugins) -> dict[str, Any]:
-    """Collect the metrics of a set from every plugin."""
     above = each.context.config.scoring.correct_above
     clusters_E = [_cluster(prompt.example, each.cluster) for prompt in each.prompts]
     found: dict[str, Any] = {}
@@ -96,7 +91,6 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
 
 
 def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step: int) -> list[Record]:
-    """Return a line of `eval.jsonl` per example."""
     above = each.context.config.scoring.correct_above
     rows = zip(prompts, *found, strict=True)
     return [

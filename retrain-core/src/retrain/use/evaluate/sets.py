@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.load import TableEntry
@@ -21,6 +20,7 @@ from retrain.kernel.config.toml_file import key_lines
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.plugins.resolve import validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import SamplingParams
@@ -37,6 +37,7 @@ from retrain.text.tokenizer import context_length
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 PRESENTATION = ("instruction", "system_prompt", "template_args")  # the rest of [data] belongs to its source
+LOG = logging.getLogger("retrain")
 
 
 class SetKeys(Table):
@@ -45,7 +46,7 @@ class SetKeys(Table):
     reward: str | dict[str, Any] | None = key(None, "A reward by name, or a table with the keys of [reward].")
     examples: int = key(0, "Examples, drawn by seed; 0 = all.", ge=0)
     samples: int | None = key(None, "Completions per example; with greedy 1.", ge=1)
-    temperature: float | None = key(None, "Sampling temperature; above 0.", gt=0.0)
+    temperature: float | None = key(None, "Sampling temperature; above 0. For greedy decoding set greedy.", gt=0.0)
     max_tokens: int | None = key(None, "New tokens per completion at most.", ge=1)
     greedy: bool = key(False, "Always take the most likely token.")
     seed: int | None = key(None, "Seed of the choice of examples and of sampling.", ge=0)
@@ -80,7 +81,6 @@ class EvalSet:
 
 
 def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
-    """Return the sets of `[eval.sets]`, in order, and every problem with their keys."""
     sets, problems = [], []
     given: Mapping[str, Mapping[str, Any]] = config.table("eval", SetsKeys).sets
     lines: Mapping[str, int] = {}
@@ -92,9 +92,8 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
         origin = f"{config.source}:{line}" if line else config.origin("eval.sets").place
         place = f"{origin} [eval.sets.{name}]".strip()
         if name == HELD_OUT or not NAME.fullmatch(name):
-            why = "it is the set of [eval] examples" if name == HELD_OUT else "it becomes part of metrics' names"
-            fix = "use another name, of letters, digits and _"
-            problems.append(Problem(where=place, what=f"{name!r} cannot be a set's name", why=why, fix=fix))
+            what, fix = f"{name!r} cannot be a set's name", f"use letters, digits and _; {HELD_OUT} is taken"
+            problems.append(Problem(where=place, what=what, fix=fix))
             continue
         found, faults = read_set(name, values, config, place)
         problems += faults
@@ -104,20 +103,24 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
 
 def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -> tuple[EvalSet | None, list[Problem]]:
     """Return one set, or None and every problem with its keys."""
-    data_model, known = type(config.data), [*type(config.data).model_fields, *SetKeys.model_fields]
-    named = {key: value for key, value in values.items() if key in data_model.model_fields}
-    others = {key: value for key, value in values.items() if key not in named}
-    own, problems = _validated(SetKeys, others, place, known)
+    data_model, table = type(config.data), config.tables.get("reward")
+    keys = {key: value for key, value in values.items() if key in SetKeys.model_fields}
+    named = {key: value for key, value in values.items() if key not in keys}
     is_other = named.get("source", config.data.source) != config.data.source
     kept = PRESENTATION if is_other else tuple(data_model.model_fields)
-    data, faults = _validated(data_model, {key: getattr(config.data, key) for key in kept} | named, place, known)
+    own, problems = validated_params(SetKeys, keys, where=place)
+    inherited = {key: getattr(config.data, key) for key in kept}
+    data, faults = validated_params(data_model, inherited | named, where=place)
     problems += faults
-    reward, faults = _reward(own, config, place)
-    problems += faults
-    if own and own.greedy and (own.samples or 1) > 1:
+    reward = None
+    if isinstance(own, SetKeys) and own.reward is not None and table is not None:
+        given = {"type": own.reward} if isinstance(own.reward, str) else own.reward
+        reward, faults = validated_params(type(table), given, where=f"{place} reward")
+        problems += faults
+    if isinstance(own, SetKeys) and own.greedy and (own.samples or 1) > 1:
         what, fix = f"{own.samples} samples of one greedy answer are all equal", "leave samples out, or greedy"
         problems.append(Problem(where=f"{place} samples", what=what, fix=fix))
-    if problems or own is None or data is None:
+    if problems or not isinstance(own, SetKeys) or data is None:
         return None, problems
     tables: dict[str, BaseModel] = {**config.tables, "data": data, **({"reward": reward} if reward else {})}
     tables.pop("environment", None)  # a set has a source, even where the run has an environment
@@ -147,60 +150,17 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
 
 def problems_of(config: Config, plugins: Plugins) -> list[Problem]:
     sets, problems = read_sets(config)
-    for each in sets:
-        problems += problems_with(each, plugins)
-    return problems
+    return problems + [problem for each in sets for problem in problems_with(each, plugins)]
 
 
 def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
-    """Report names that no plugin provides, options that the source lacks, and a missing reward."""
     tables = each.config.tables
     entries = {name: TableEntry(model=type(tables[name])) for name in ("data", "reward") if name in tables}
     found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
     problems = [problem for problem in found if each.place in problem.where]  # the others are the run's
     if not has_verifier(each.config):
-        fix = 'give the set a reward, for instance reward = "match"'
-        problems.append(Problem(where=each.place, what="nothing judges the completions of this set", fix=fix))
+        problems.append(Problem(where=each.place, what="the set has no reward", fix='write reward = "match"'))
     return problems
-
-
-def _reward(own: SetKeys | None, config: Config, place: str) -> tuple[BaseModel | None, list[Problem]]:
-    """Return the set's `[reward]`; None if it uses the run's."""
-    if own is None or own.reward is None:
-        return None, []
-    table = config.tables.get("reward")
-    if table is None:
-        what, fix = "no [reward] is installed", "pip install retrain-rewards"
-        return None, [Problem(where=f"{place} reward", what=what, fix=fix)]
-    values = {"type": own.reward} if isinstance(own.reward, str) else own.reward
-    return _validated(type(table), values, f"{place} reward", list(type(table).model_fields))
-
-
-def _validated(
-    model: type[Any], values: Mapping[str, Any], place: str, known: Sequence[str]
-) -> tuple[Any, list[Problem]]:
-    """Return the table, or None and every problem with its keys; `known` are candidates for a misspelt one."""
-    try:
-        return model.model_validate(dict(values)), []
-    except ValidationError as error:
-        problems = []
-        for detail in error.errors():
-            key = ".".join(str(part) for part in detail["loc"])
-            info = model.model_fields.get(str(detail["loc"][0])) if detail["loc"] else None
-            what = detail["msg"].removeprefix("Value error, ")
-            fix = (info.description if info else "") or "correct the table"
-            if detail["type"] == "extra_forbidden":
-                what, near = "unknown key", get_close_matches(key, known, n=1)
-                fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
-            elif detail["type"] != "value_error":
-                what += f", not {detail['input']!r}"
-            if key == "temperature" and detail["input"] == 0:
-                fix = "write greedy = true"
-            problems.append(Problem(where=f"{place} {key}".strip(), what=what, fix=fix))
-        return None, problems
-
-
-LOG = logging.getLogger("retrain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,7 +187,6 @@ class LoadedSet:
 
 
 def held_out_set(context: PluginContext, tasks: Tasks) -> LoadedSet:
-    """Return the held-out examples of a run, judged as in training."""
     config = context.config
     training, cluster = config.training, str(config.table("eval", SetsKeys).cluster)
     prompts = tasks.pool.held_out
@@ -311,7 +270,7 @@ def _chosen(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> li
     left = [prompt for prompt in prompts if trained.isdisjoint((prompt.example.id, prompt_text(prompt.example)))]
     if count := len(prompts) - len(left):
         if not left:
-            what = f"all {count} examples are trained on, and a rate on those is meaningless"
+            what = f"all {count} examples are trained on"
             raise ConfigError(Problem(where=each.place, what=what, fix="name other data, or use [eval] examples"))
         LOG.warning("[eval.sets.%s] %d of %d examples left out: they are trained on", each.name, count, len(prompts))
     if each.examples > len(left):
@@ -325,7 +284,6 @@ def _chosen(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> li
 def _check_cluster(column: str, prompts: Sequence[Prompt], where: str) -> None:
     if not column or any(column in prompt.example.info for prompt in prompts):
         return
-    columns = sorted({name for prompt in prompts for name in prompt.example.info})
-    near = get_close_matches(column, columns, n=1)
-    fix = f"did you mean {near[0]!r}?" if near else f"columns: {printable(', '.join(columns)) or 'none'}"
+    columns = ", ".join(sorted({name for prompt in prompts for name in prompt.example.info}))
+    fix = f"name one of the columns: {printable(columns) or 'none'}"
     raise ConfigError(Problem(where=where, what=f"no example has {column!r}", fix=fix))

@@ -48,7 +48,7 @@ from retrain.verdicts.ledger.looks import InterimLooks
 LOG = logging.getLogger("retrain")
 ALL = "all"
 COLUMN_KEYS = ("prompt_key", "answer_key", "messages_key")
-Say = Callable[[str], None]
+SMALL_BYTES = 2**28  # a larger file of a model counts by its size and time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One policy on one set; `fields` are its metrics without their prefix.
+    """One policy on one set.
 
     `own` counts the samples equal to those that the run recorded at that step, and all of them; None if the run
     evaluated otherwise or not at all.
@@ -99,7 +99,7 @@ class Result:
         }
 
 
-def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[Result]:
+def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], None]) -> Iterator[Result]:
     """Yield the results of every requested checkpoint on every set; recorded results are not computed again."""
     subjects = _subjects(request)
     first = subjects[0]
@@ -113,7 +113,15 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
     with ExitStack() as stack:
 
         def load(context: PluginContext) -> None:
-            sets.extend(_sets(wanted, context, first, stack))
+            """Load the sets; their verifiers close with the stack."""
+            tasks = _tasks(context, first, needed=HELD_OUT in wanted)
+            if tasks:
+                stack.callback(tasks.verifier.close)
+            for each in wanted.values():
+                loaded = load_set(each, context, tasks) if each else held_out_set(context, tasks or load_tasks(context))
+                if not loaded.is_shared:
+                    stack.callback(loaded.verifier.close)
+                sets.append(loaded)
 
         policy = stack.enter_context(opened(first, plugins, overrides, file=file, before_model=load))
         for subject in subjects:
@@ -123,7 +131,6 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Say) -> Iterator[R
 
 
 def _subjects(request: Request) -> list[Subject]:
-    """Return the checkpoints in order, each policy once; all share one base."""
     found: list[Subject] = []
     for checkpoint in request.checkpoints or ("",):
         if checkpoint != ALL:
@@ -131,7 +138,7 @@ def _subjects(request: Request) -> list[Subject]:
         elif run := find_subject(request.named).run:
             found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
         else:
-            what = "--checkpoint all is about the checkpoints of a run, and this is none"
+            what = "--checkpoint all needs a run"
             raise ConfigError(Problem(where=printable(request.named), what=what, fix="give the folder of a run"))
     return list({(subject.folder, subject.steps): subject for subject in found}.values())
 
@@ -144,7 +151,7 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
         read_toml(file)[0].get("eval", {}).get("sets", {}) for file in (subject.run / CONFIG_FILE, request.file)
     )
     if not added or not isinstance(added, dict):
-        what, fix = "has no [eval.sets.NAME], and of a run's configuration nothing else is replaced", "add one"
+        what, fix = "has no [eval.sets.NAME], the only table that is read for a run", "add one"
         raise ConfigError(Problem(where=str(request.file), what=what, fix=fix))
     return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
 
@@ -152,14 +159,7 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
 def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
     """Return the requested sets by name, None for the held-out examples; ConfigError before anything loads."""
     wanted = {} if request.data and not request.sets else _of_config(request, config)
-    if not request.data:
-        return wanted
-    name, values = _given(request, config, plugins)
-    found, problems = read_set(name, values, config, "--data")
-    problems += problems_with(found, plugins) if found else []
-    if problems or found is None:
-        raise ConfigError(*problems)
-    return wanted | {name: found}
+    return wanted | _given(request, config, plugins) if request.data else wanted
 
 
 def _refuse_another_split(subject: Subject, config: Config) -> None:
@@ -169,32 +169,16 @@ def _refuse_another_split(subject: Subject, config: Config) -> None:
         return
     held_out, wanted, seed = recorded.get("examples", 0), config.eval.examples, recorded.get("seed", 0)
     if wanted > held_out:
-        path, fix = "eval.examples", f"at most {held_out}, or other data: --data FILE"
-        what = f"{wanted} held-out examples wanted, but the run held out {held_out}"
+        path, what = "eval.examples", f"{wanted} held-out examples wanted, but the run held out {held_out}"
     elif config.eval.seed != seed:
-        path, fix = "eval.seed", "remove it"
-        what = f"is {config.eval.seed}, and the run held out its examples with {seed}"
+        path, what = "eval.seed", f"is {config.eval.seed}, and the run held out its examples with {seed}"
     else:
         return
-    why = "the others are trained on, and a rate on those is meaningless"
-    raise ConfigError(Problem(where=config.place(path), what=what, why=why, fix=fix))
-
-
-def _sets(
-    wanted: Mapping[str, EvalSet | None], context: PluginContext, subject: Subject, verifiers: ExitStack
-) -> Iterator[LoadedSet]:
-    tasks = _tasks(context, subject, needed=HELD_OUT in wanted)
-    if tasks:
-        verifiers.callback(tasks.verifier.close)
-    for each in wanted.values():
-        loaded = load_set(each, context, tasks) if each else held_out_set(context, tasks or load_tasks(context))
-        if not loaded.is_shared:
-            verifiers.callback(loaded.verifier.close)
-        yield loaded
+    fix = "remove it, or use other data: --data FILE"
+    raise ConfigError(Problem(where=config.place(path), what=what, why="the run trained on the others", fix=fix))
 
 
 def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
-    """Return the sets of the configuration; ConfigError if it has no set."""
     sets, problems = read_sets(config)
     if problems:
         raise ConfigError(*problems)
@@ -206,15 +190,13 @@ def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
             fix = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
             raise ConfigError(Problem(where="--eval-set", what=f"there is no set {printable(name)!r}", fix=fix))
     if not known:
-        why = "it held out no examples ([eval] examples = 0), and has no [eval.sets.NAME]"
+        what = "there is nothing to evaluate on: neither [eval] examples nor [eval.sets.NAME]"
         fix = "name data and reward: --data FILE --reward match, or a file with sets: --config FILE"
-        what = "there is nothing to evaluate on"
-        raise ConfigError(Problem(where=printable(request.named), what=what, why=why, fix=fix))
+        raise ConfigError(Problem(where=printable(request.named), what=what, fix=fix))
     return {name: known[name] for name in request.sets} or known
 
 
-def _given(request: Request, config: Config, plugins: Plugins) -> tuple[str, dict[str, Any]]:
-    """Return the set that flags describe: a data source by its name, or files."""
+def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
@@ -225,7 +207,12 @@ def _given(request: Request, config: Config, plugins: Plugins) -> tuple[str, dic
         values |= {key: getattr(config.data, key) for key in given}
     values |= {"reward": request.reward} if request.reward else {}
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).lstrip("_0123456789")
-    return name if name not in ("", HELD_OUT) else "data", values | dict(request.changed)
+    name = "data" if name in ("", HELD_OUT) else name
+    found, problems = read_set(name, values | dict(request.changed), config, "--data")
+    problems += problems_with(found, plugins) if found else []
+    if problems:
+        raise ConfigError(*problems)
+    return {name: found}
 
 
 def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks | None:
@@ -237,8 +224,7 @@ def _tasks(context: PluginContext, subject: Subject, *, needed: bool) -> Tasks |
     except RetrainError as error:
         if needed:
             raise
-        what = "the run's own data cannot be loaded, so that examples it trained on are not left out: %s"
-        LOG.warning(what, error.problems[0])
+        LOG.warning("The run's own data cannot be loaded, so its training examples are not left out: %s", error)
         return None
 
 
@@ -262,7 +248,8 @@ def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet)
     has_warm_up = subject.steps == 0 and bool(policy.config.sft.steps)
     is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
     is_repeated = not (request.file or request.data or request.overrides or is_changed or has_warm_up)
-    own = own_records(subject.run, step, each.name) if subject.run and is_repeated else []
+    recorded = Run(subject.run).evaluations() if subject.run and is_repeated else ()
+    own = [record for record in recorded if (record.get("step"), record.get("set")) == (step, each.name)]
     fields = set_fields(each, [scores_of(record) for record in records], policy.plugins)
     return Result(
         subject=subject,
@@ -285,12 +272,6 @@ def _same_as(own: Sequence[Record], records: Sequence[Record]) -> tuple[int, int
     pairs = [(samples(record), by_name.get(record["example"], [])) for record in records]
     same = sum(now == then for found, recorded in pairs for now, then in zip(found, recorded, strict=False))
     return same, sum(len(found) for found, _ in pairs)
-
-
-# The file of one evaluation: what was evaluated on what, then a line per example, so that a stopped one continues.
-
-
-SMALL_BYTES = 2**28  # a larger file of a model counts by its size and time
 
 
 class ResultFile:
@@ -350,11 +331,6 @@ def _scores(record: Record, prefix: str = "") -> list[Score]:
     values: Sequence[float | None] = record[f"{prefix}scores"]
     outcomes = record.get(f"{prefix}outcomes") or [Outcome.SCORED.value] * len(values)
     return [Score(outcome=Outcome(name), value=value) for value, name in zip(values, outcomes, strict=True)]
-
-
-def own_records(run: Path, step: int, name: str) -> list[Record]:
-    """Return the run's own records about a set after a step; empty if it did not evaluate then."""
-    return [record for record in Run(run).evaluations() if (record.get("step"), record.get("set")) == (step, name)]
 
 
 def _header(subject: Subject, each: LoadedSet) -> dict[str, Any]:

@@ -10,18 +10,15 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import numpy as np
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.errors import RetrainError
-from retrain.kernel.types import ActionRow, Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.kernel.types import ActionRow, Sample, SampleRequest, SamplingParams, StopReason
 from retrain.run.streaming import RanksTokens, StreamsTokens, TopLogprobs, stream_from
 from retrain.tasks.rollout import check_sample
 
 LOG = logging.getLogger("retrain")
-POLL_S = 0.2
+POLL_S = 0.2  # between two looks at `is_over`
 NO_LIMIT = 2**24  # tokens: each completion ends at its own limit
 MOST_ROWS = 1024  # completions that are sampled or wait
 
@@ -45,12 +42,11 @@ class Failure:
     is_stopping: bool = False
 
 
+STOPPING = Failure(message="the server is stopping", is_stopping=True)
 Event = Piece | list[TopLogprobs] | Failure
 
 
 class Inbox:
-    """Events from the thread that samples, for one coroutine of `loop`."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._events: asyncio.Queue[tuple[Work, Event]] = asyncio.Queue()
@@ -71,9 +67,6 @@ class Work:
     temperature: float
     events: Inbox
     is_cancelled: bool = False
-
-    def tell(self, event: Event) -> None:
-        self.events.put(self, event)
 
     @property
     def num_rows(self) -> int:
@@ -97,8 +90,6 @@ class Generation(Work):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ranking(Work):
-    """The likeliest `top` tokens at each place of given rows."""
-
     rows: Sequence[ActionRow]
     top: int
 
@@ -137,10 +128,9 @@ class Batcher:
         return isinstance(self._backend, RanksTokens)
 
     def submit(self, work: Work) -> None:
-        """Queue the work; BusyError when too much is queued."""
         with self._changed:
             if self._is_closed:
-                work.tell(_stopping())
+                work.events.put(work, STOPPING)
                 return
             if self._rows + work.num_rows > MOST_ROWS:
                 raise BusyError
@@ -162,33 +152,40 @@ class Batcher:
                 self._run_one(first)
 
     def wake(self) -> None:
-        """Make `run` check at once whether it is over."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse queued and later work."""
         with self._changed:
             self._is_closed = True
             for work in self._waiting:
-                work.tell(_stopping())
+                work.events.put(work, STOPPING)
             self._waiting.clear()
             self._changed.notify_all()
 
     def _run_one(self, first: Work) -> None:
-        batch = [first]
+        batch: list[Work] = [first]
         try:
             self._use(first.model)
             if isinstance(first, Ranking):
                 assert isinstance(self._backend, RanksTokens)
                 if not first.is_cancelled:
-                    first.tell(self._backend.top_logprobs(first.rows, first.temperature, first.top))
+                    tops = self._backend.top_logprobs(first.rows, first.temperature, first.top)
+                    first.events.put(first, tops)
             elif isinstance(first, Generation):
-                batch += self.waiting_like(first, in_front=False)
-                self._generate([work for work in batch if isinstance(work, Generation)], batch)
+                works = [first, *self.waiting_like(first, in_front=False)]
+                batch[:] = works
+                params = SamplingParams(
+                    max_tokens=NO_LIMIT if self._streams else first.max_tokens,
+                    temperature=first.temperature,
+                    entropy=self._entropy,
+                    greedy=first.greedy,
+                )
+                # `batch` grows by similar works that arrive meanwhile
+                stream_from(self._backend, [work.request for work in works], params, _Feed(self, works, batch))
         except BaseException as error:
             if self.is_run or not isinstance(error, Exception):
-                _fail(batch, _stopping())
+                _fail(batch, STOPPING)
                 raise
             # one request that breaks something must not end the server
             if isinstance(error, RetrainError):
@@ -200,20 +197,10 @@ class Batcher:
             _fail(batch, Failure(message=message))
         else:
             if self.is_over():
-                _fail(batch, _stopping())
+                _fail(batch, STOPPING)
         finally:
             with self._changed:
                 self._rows -= sum(work.num_rows for work in batch)
-
-    def _generate(self, works: list[Generation], batch: list[Work]) -> None:
-        """Sample for these and for similar ones that arrive meanwhile; `batch` grows by them."""
-        first = works[0]
-        limit = NO_LIMIT if self._streams else first.max_tokens
-        params = SamplingParams(
-            max_tokens=limit, temperature=first.temperature, entropy=self._entropy, greedy=first.greedy
-        )
-        feed = _Feed(self, works, batch)
-        stream_from(self._backend, [work.request for work in works], params, feed)
 
     def waiting_like(self, first: Generation, *, in_front: bool) -> list[Generation]:
         """Dequeue the works that may be sampled together with `first`; `in_front`: only from the front of the queue."""
@@ -233,14 +220,12 @@ class Batcher:
 
 
 class _Feed:
-    """Passes tokens to the waiting clients, up to the limit of each completion."""
-
     def __init__(self, batcher: Batcher, works: list[Generation], batch: list[Work]) -> None:
         self._batcher, self._works, self._batch = batcher, works, batch
 
     def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
         work = self._works[request]
-        if self._batcher.is_run:  # what is trained must be finite; a server sends what it gets
+        if self._batcher.is_run:  # a run must train on finite numbers; a server sends any
             check_sample(piece, "a call")
         if work.is_cancelled or place in work.ended or self._batcher.is_over():
             return False
@@ -250,7 +235,7 @@ class _Feed:
         work.counts[place] = before + min(room, len(piece.tokens_T))
         is_full = work.counts[place] >= work.max_tokens
         reason = piece.stop_reason if is_done and not cut else StopReason.LENGTH if is_full else None
-        work.tell(Piece(place=place, sample=first_tokens(piece, room), reason=reason))
+        work.events.put(work, Piece(place=place, sample=first_tokens(piece, room), reason=reason))
         if reason is not None:
             work.ended.add(place)
         return reason is None
@@ -270,21 +255,6 @@ def first_tokens(sample: Sample, count: int) -> Sample:
     return replace(sample, **arrays)
 
 
-def ranked_row(prompt_T: Tokens, completion_T: Tokens) -> ActionRow:
-    """Return a row in which every token but the first is to be ranked."""
-    tokens_T = np.concatenate([prompt_T, completion_T])
-    return _Row(tokens_T=tokens_T, action_T=np.arange(len(tokens_T)) > 0)
-
-
-class _Row(NamedTuple):
-    tokens_T: Tokens
-    action_T: np.ndarray
-
-
 def _fail(batch: Sequence[Work], failure: Failure) -> None:
     for work in batch:
-        work.tell(failure)
-
-
-def _stopping() -> Failure:
-    return Failure(message="the server is stopping", is_stopping=True)
+        work.events.put(work, failure)

@@ -18,13 +18,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from retrain.use.serving.batcher import Inbox
-from retrain.use.serving.objects import Writer, error_object, model_object
+from retrain.use.serving.objects import ResponseWriter, Writer, error_object, model_object, parse_response
 from retrain.use.serving.parse import RequestError, parse
-from retrain.use.serving.responses import ResponseWriter, parse_response
 from retrain.use.serving.service import Answer, Answers
 from retrain.web import Server
 
-MOST_BODY, MOST_OF_STRANGERS = 32 * 2**20, 2**20
+MOST_BODY, MOST_UNAUTHORISED = 32 * 2**20, 2**20
 COMPLETIONS, CHATS, RESPONSES = ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MODELS = "/v1/models"
 RETRIES = "x-stainless-retry-count"  # how OpenAI's own clients number the tries of a request
@@ -44,7 +43,7 @@ class ApiServer(Server):
     ) -> None:
         self._service_of, self._refusal, self._created = service_of, refusal, int(time.time())
         routes = [
-            *(Route(path, _health) for path in ("/health", "/v1/health")),
+            *(Route(path, lambda _: _json_response({"status": "ok"})) for path in ("/health", "/v1/health")),
             *(Route(path, self._models) for path in (MODELS, f"{MODELS}/{{name:path}}")),
             *(Route(path, self._complete, methods=["POST"]) for path in ROUTES),
             Route("/{path:path}", self._nothing, methods=["GET", "POST"]),
@@ -64,10 +63,10 @@ class ApiServer(Server):
     async def _complete(self, request: Request) -> _Reply:
         service, body = await self._read(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
-            # so that no page in a browser can ask without being allowed to
+            # a page in a browser must not be able to send requests without CORS
             raise RequestError(f"Content-Type must be {JSON_TYPE}", status=415)
 
-        def no_constant(name: str) -> Any:
+        def no_constant(name: str) -> Any:  # NaN and Infinity, which Python would accept
             raise ValueError(f"{name} is not JSON")
 
         try:
@@ -82,12 +81,9 @@ class ApiServer(Server):
         return _Reply(service, answer, ResponseWriter(content, answer) if is_response else Writer(service, answer))
 
     async def _nothing(self, request: Request) -> Response:
-        path, there = request.scope["path"][:80], ""
-        if request.method == "POST":
-            await self._read(request)
-            there = f"; there are {', '.join(ROUTES)}"
         self._service(request)
-        raise RequestError(f"there is nothing at {path}{there}", status=404)
+        path = request.scope["path"][:80]
+        raise RequestError(f"there is nothing at {path}; POST goes to {', '.join(ROUTES)}", status=404)
 
     def _service(self, request: Request) -> Answers:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
@@ -97,12 +93,11 @@ class ApiServer(Server):
         return service
 
     async def _read(self, request: Request) -> tuple[Answers, bytes]:
-        """Return the client's service and the body."""
         length = request.headers.get("content-length")
         if length is None or "transfer-encoding" in request.headers:
             raise RequestError("a body with Content-Length is needed", status=411)
         # before the token is looked at: a client that is still sending would see no refusal, but a broken connection
-        body = await request.body() if int(length) <= MOST_OF_STRANGERS else b""
+        body = await request.body() if int(length) <= MOST_UNAUTHORISED else b""
         service = self._service(request)
         if int(length) > MOST_BODY:
             raise RequestError(f"the body has more than {MOST_BODY >> 20} MiB", status=413)
@@ -125,7 +120,11 @@ class _Reply:
         self._service, self._answer, self._writer = service, answer, writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.create_task(_disconnection(receive))
+        async def disconnection() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.create_task(disconnection())
         sending = asyncio.create_task(self._send(send, leaving))
         try:
             await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
@@ -165,29 +164,19 @@ class _Reply:
             whole = _json_response(writer.whole())
             await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
             await write(bytes(whole.body))
-        await write(b"")  # waits while the client has yet to take what was sent
+        await write(b"")  # waits until the client has taken the rest
         if not leaving.done():
             service.delivered(answer)  # with nothing to wait for since: a quick client closes at once
             await send({"type": "http.response.body", "more_body": False})
 
 
-async def _disconnection(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _health(request: Request) -> Response:
-    return _json_response({"status": "ok"})
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Return an error in OpenAI's form."""
     if isinstance(error, HTTPException):
         error = RequestError(f"unsupported method {request.method[:80]!r}", status=501)
-    elif not isinstance(error, RequestError):  # also of a client that has gone: nobody reads it
+    elif not isinstance(error, RequestError):  # also after a disconnection, when no client reads it
         error = RequestError(f"internal error: {type(error).__name__}", status=500)
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.status in (401, 411, 413):  # the body may be unread
+    if error.status in (401, 404, 411, 413):  # the body may be unread
         headers["Connection"] = "close"
     return _json_response(error_object(error), error.status, headers)
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from retrain.text.chat import as_chat
 
 Body = Mapping[str, Any]
-MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_TOP = 128, 256, 16, 20
+MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_TOP = 128, 256, 16, 20  # choices and alternatives as in OpenAI's API
 # Sampling is from the full distribution, whose log-probabilities are reported: other values than these are refused.
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     "top_p": (1,),
@@ -84,7 +84,6 @@ class Asked:
 
     @property
     def is_ranked(self) -> bool:
-        """True if alternatives, or log-probabilities of the prompt, are wanted."""
         return bool(self.top or (self.echo and self.top is not None))
 
 
@@ -123,7 +122,6 @@ class _Completion(_Fields):
 
 
 def parse(body: Any, *, is_chat: bool) -> Asked:
-    """Parse a body; RequestError on a field that is wrong, unknown, or not supported."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
     tools = _tools(body) if is_chat else ()
@@ -144,13 +142,8 @@ def parse(body: Any, *, is_chat: bool) -> Asked:
         if name != "include_usage" and value:
             raise RequestError(f"{_shown(name)} is not supported", param=f"stream_options.{name}"[:64])
     asked = Asked(
-        model=fields.model,
-        max_tokens=fields.max_tokens,
-        temperature=fields.temperature,
-        n=fields.n,
-        seed=fields.seed,
+        **{name: getattr(fields, name) for name in ("model", "max_tokens", "temperature", "n", "seed", "stream")},
         stops=tuple(fields.stop),
-        stream=fields.stream,
         include_usage=fields.stream and bool(options.get("include_usage")),
     )
     if isinstance(fields, _Chat):
@@ -186,27 +179,25 @@ def refuse_unsupported(body: Body, read: frozenset[str], neutral: Mapping[str, S
             continue
         if name in neutral:
             if value not in neutral[name]:
-                only = " or ".join(repr(each) for each in neutral[name])
-                message = f"{name} = {_shown(value)} is not supported: completions come from the full distribution"
-                raise RequestError(f"{message}. Leave it out, or give {only}", param=name, code="unsupported_value")
+                only = " or ".join(map(repr, neutral[name]))
+                message = f"{name} = {_shown(value)} is not supported: leave it out, or give {only}"
+                raise RequestError(message, param=name, code="unsupported_value")
         elif name not in read:
             raise RequestError(f"unknown field {_shown(name)}", param=name[:64], code="unknown_parameter")
 
 
 def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
     given = body.get("tools") or []
-    for tool in given if isinstance(given, list) else [given]:
+    for tool in given if isinstance(given, list) else [None]:
         match tool:
             case {"type": "function", "function": {"name": str(name)}} if name:
-                pass
-            case _:
-                message = "tools must be a list of functions: {'type': 'function', 'function': {'name': ...}}"
-                raise RequestError(message, param="tools")
+                continue
+        message = "tools must be a list of functions: {'type': 'function', 'function': {'name': ...}}"
+        raise RequestError(message, param="tools")
     return list(given)
 
 
 def _opening(body: Body, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the beginning of an answer that must call a tool, or a certain one."""
     wanted = body.get("tool_choice")
     if wanted in (None, "auto", "none"):
         return ""

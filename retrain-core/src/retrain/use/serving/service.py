@@ -12,30 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import Sample, SampleRequest, StopReason, Tokens
+from retrain.kernel.types import LogprobRow, Sample, SampleRequest, StopReason, Tokens
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import TopLogprobs
 from retrain.text.chat import chat_text
 from retrain.text.tokenizer import context_length, token_texts
 from retrain.text.tool_calls import ToolCall, parse_tool_calls, plain_tool_calls
-from retrain.use.serving.batcher import (
-    Batcher,
-    BusyError,
-    Failure,
-    Generation,
-    Inbox,
-    Piece,
-    Ranking,
-    Work,
-    ranked_row,
-)
+from retrain.use.serving.batcher import Batcher, BusyError, Failure, Generation, Inbox, Piece, Ranking, Work
 from retrain.use.serving.parse import CALL_END, Asked, RequestError
 from retrain.use.serving.text_stream import TextStream
 
 Json = dict[str, Any]
-LEAST = -9999.0  # what vLLM writes for minus infinity, which JSON does not have
+LEAST = -9999.0  # JSON has no minus infinity; vLLM writes this
 GREEDY_TEMPERATURE = 1.0  # of the log-probabilities where the request says 0
+MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,8 +57,6 @@ class Choice:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
-    """A request and its choices."""
-
     asked: Asked
     is_chat: bool
     model: str
@@ -78,7 +67,6 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Count the tokens read, each prompt once, and the tokens sampled."""
         prompts = sum(len(choice.prompt_T) for choice in self.choices[:: self.asked.n])
         sampled = sum(len(choice.tokens) for choice in self.choices)
         return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
@@ -95,8 +83,8 @@ class Answers:
     ) -> None:
         self.models, self.limit = models, limit
         self._tokenizer, self._batcher = tokenizer, batcher
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._tokenizer_lock = lock  # of the Rust library, which refuses two threads at once
+        self.special = frozenset(tokenizer.all_special_ids)
+        self._tokenizer_lock = lock  # the Rust library refuses two threads at once
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         """Encode the prompts and queue their completions; RequestError where that is not possible.
@@ -149,10 +137,15 @@ class Answers:
         max_tokens: int,
         greedy: bool,
     ) -> Answer:
-        """Return the answer to `prompts`, each a text and its tokens; `seed_of` takes prompt and place."""
         places = range(asked.n)
+        stops = (*asked.stops, CALL_END) if asked.one_call else asked.stops
         choices = [
-            Choice(index=number * asked.n + place, prompt=text, prompt_T=tokens_T, stream=self._stream(asked))
+            Choice(
+                index=number * asked.n + place,
+                prompt=text,
+                prompt_T=tokens_T,
+                stream=TextStream(self._tokenizer, stops),
+            )
             for number, (text, tokens_T) in enumerate(prompts)
             for place in places
         ]
@@ -184,12 +177,9 @@ class Answers:
             raise RequestError(message, param="tools", code="unsupported_value")
         try:
             return chat_text(messages, self._tokenizer, template_args, asked.tools) + asked.opening
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template may raise anything
             message = f"the chat template refuses the messages: {type(error).__name__}: {str(error)[:300]}"
             raise RequestError(message, param="messages") from None
-
-    def _stream(self, asked: Asked) -> TextStream:
-        return TextStream(self._tokenizer, (*asked.stops, CALL_END) if asked.one_call else asked.stops)
 
     def _read_tools(self, answer: Answer, choice: Choice) -> str:
         """Read the calls in a complete text, where tools were offered; returns the policy's whole text."""
@@ -213,7 +203,6 @@ class Answers:
             raise RequestError(message, param="logprobs", code="unsupported_value")
 
     def _submit(self, answer: Answer, works: Sequence[Work]) -> None:
-        """Queue works of an answer; RequestError when there are too many."""
         try:
             for work in works:
                 self._batcher.submit(work)
@@ -230,9 +219,6 @@ class Answers:
     def text_of(self, token: int) -> str:
         with self._tokenizer_lock:
             return str(self._tokenizer.decode([token]))
-
-    def is_end(self, token: int) -> bool:
-        return token in self._special
 
     def _take(self, work: Generation, choice: Choice, piece: Piece) -> tuple[Choice, str, slice]:
         before, text = len(choice.tokens), ""
@@ -253,7 +239,8 @@ class Answers:
         return choice, text, slice(before, len(choice.tokens))
 
     async def _rank(self, answer: Answer) -> None:
-        rows = [ranked_row(c.prompt_T, np.asarray(c.tokens, dtype=np.int64)) for c in answer.choices]
+        wholes = [np.concatenate([c.prompt_T, np.asarray(c.tokens, dtype=np.int64)]) for c in answer.choices]
+        rows = [LogprobRow.of(whole_T[:1], whole_T[1:]) for whole_T in wholes]
         work = Ranking(
             model=answer.model,
             temperature=answer.temperature,
@@ -292,7 +279,6 @@ class Service(Answers):
         self._source = source
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
-        """As `Answers.start`; a retry is sampled again."""
         model = asked.model or next(iter(self.models))
         if model not in self.models:
             known = ", ".join(self.models)
@@ -343,7 +329,6 @@ class Service(Answers):
 
 
 async def _next(events: Inbox) -> tuple[Work, Piece | list[TopLogprobs]]:
-    """Wait for the next event; RequestError on a failure."""
     work, event = await events.next()
     if isinstance(event, Failure):
         raise RequestError(event.message, status=503 if event.is_stopping else 500)
@@ -367,12 +352,6 @@ def kept_tokens(choice: Choice, texts: Sequence[str]) -> int:
         return len(texts)
     starts = accumulate(map(len, texts), initial=0)
     return sum(start < len(choice.text) for start in [*starts][:-1])
-
-
-# Tools in a chat: messages as templates read them, and the calls in what the policy wrote.
-
-
-MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class TextStream:
         return "" if piece.endswith(BROKEN) and len(self._tokens) - self._read < CONTEXT else self._grown(piece)
 
     def finish(self) -> str:
-        """Return the rest of the text."""
         piece = ""
         if not self.is_stopped and self._read < len(self._tokens):
             piece = self._grown(self._unread())

@@ -1,7 +1,6 @@
 """Finds a campaign in the ledger by its runs and its plan, and contradictions: resealed, redefined, run before.
 
-A campaign is its conditions and seeds, whatever its folder, hypothesis or metric: a second run of the same ones has
-seen them before.
+A campaign is its conditions and seeds, whatever its folder, hypothesis or metric.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import hash_of, seal_of
-from retrain.records.reading import Record, number, read_object
+from retrain.records.reading import Record, number, read_object, table_of, tables_in
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
 from retrain.text.amounts import counted, first_few
 from retrain.verdicts.ledger.chain import name_in
@@ -27,11 +26,7 @@ Key = tuple[str, int]  # a campaign's folder in the ledger, and how many campaig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnRecord:
-    """A campaign's folder and its part of the ledger: the event with which it began, and its last session.
-
-    `keys` are the folders that it had; several if it was renamed and continued. Without an `opening` the ledger never
-    saw it begin.
-    """
+    """A campaign's folder and its part of the ledger; `keys` are its folders, without an `opening` it is unknown."""
 
     name: str
     folder: Path
@@ -84,14 +79,21 @@ def check_campaign(history: History, found: OnRecord, present: Sequence[RunOnDis
             yield Finding(what=what, fix="compare it in its own campaign")
     named: set[Key] = set()
     if opening is not None:
-        for key, each in _alike(history, opening):
+        same = "question" if opening.get("question") else "content"  # without a plan, the same definition
+        alike = (
+            ((place, number), each)
+            for place in history.campaigns
+            for number, each in enumerate(history.openings(place), start=1)
+            if each["line"] != opening["line"] and opening.get(same) and each.get(same) == opening.get(same)
+        )
+        for key, each in alike:
             named.add(key)
-            asks = "of the same plan" if opening.get("question") else "of the same conditions and seeds"
+            question = "of the same plan" if opening.get("question") else "of the same conditions and seeds"
             by = ", by --new" if each.get("new") or opening.get("new") else ""
             where = "in the same folder" if key[0] == name else key[0]
             is_there = key[0] == name or (history.folder / key[0]).exists()
             kept = "" if is_there else ", and it is gone"
-            what = f"{name}: a second campaign {asks}{by}: {where}, opened {each.get('time')}{kept}"
+            what = f"{name}: a second campaign {question}{by}: {where}, opened {each.get('time')}{kept}"
             yield Finding(what=what, fix="publish both, or register another plan for the second")
     yield from _run_elsewhere(history, found, present, named)
     if found.manifest.get("plan") and opening is None and all(run.known for run in present):
@@ -117,23 +119,10 @@ def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Findi
         yield Finding(what=what, fix="restore it from a backup")
 
 
-def _alike(history: History, opening: Record) -> Iterator[tuple[Key, Record]]:
-    """Yield other campaigns that ask the same question, or without a plan have the same definition."""
-    key = "question" if opening.get("question") else "content"
-    for name in history.campaigns:
-        for place, each in enumerate(history.openings(name), start=1):
-            if each["line"] != opening["line"] and opening.get(key) and each.get(key) == opening.get(key):
-                yield (name, place), each
-
-
 def _run_elsewhere(
     history: History, found: OnRecord, present: Sequence[RunOnDisk], named: set[Key]
 ) -> Iterator[Finding]:
-    """Yield the same conditions and seeds outside this campaign, on record; runs without a finished step do not count.
-
-    Earlier ones are a pilot: its results were known when the seeds were planned. Later ones count against a plan only
-    if they had one, too.
-    """
+    """Yield the same conditions and seeds outside this campaign, earlier as a pilot or later under another plan."""
     ours = {id(run.known) for run in present}
     own = [run for run in history.runs.values() if found.owns(run)]
     outside = [run for run in history.runs.values() if not found.owns(run) and id(run) not in ours and run.setup[2]]
@@ -163,15 +152,12 @@ def _run_elsewhere(
 
 
 def run_before(found: OnRecord, present: Sequence[RunOnDisk], unknown: Iterable[RunOnDisk]) -> Iterator[Finding]:
-    """Yield runs of the same conditions and seeds that are older than a planned campaign, but in no ledger.
-
-    A ledger that was deleted after a pilot leaves the pilot's folders.
-    """
+    """Yield runs of the same conditions and seeds older than a planned campaign but in no ledger: it was deleted."""
     setups, opened = {run.setup for run in present}, str(found.opening.get("time")) if found.opening else ""
     names = [run.name for run in unknown if run.started < opened and run.setup in setups]
     if names:
         count = counted(len(names), "run")
-        what = f"{found.name}: these seeds were already run in {first_few(names)} ({count}, which no ledger saw begin)"
+        what = f"{found.name}: these seeds were already run in {first_few(names)} ({count} in no ledger)"
         yield Finding(what=what, fix="plan a campaign with other seeds, or publish both")
 
 
@@ -190,8 +176,7 @@ def not_given(history: History, present: Sequence[RunOnDisk]) -> list[Finding]:
 
 
 def _plan_hash(manifest: Mapping[str, Any]) -> str:
-    plan = manifest.get("plan")
-    return str(plan.get("sha256", "")) if isinstance(plan, dict) else ""
+    return str(table_of(manifest, "plan").get("sha256", ""))
 
 
 def unreadable(name: str, error: ConfigError) -> Finding:
@@ -200,9 +185,8 @@ def unreadable(name: str, error: ConfigError) -> Finding:
 
 def cells_of(manifest: Mapping[str, Any]) -> str:
     """Hash the runs that a campaign's manifest lists, in order: condition, seed and folder of each."""
-    runs = manifest.get("runs")
-    entries = [each for each in runs if isinstance(each, dict)] if isinstance(runs, list) else []
-    return seal_of({"cells": [[each.get(name) for name in ("condition", "seed", "run_name")] for each in entries]})
+    runs = tables_in(manifest.get("runs"))
+    return seal_of({"cells": [[each.get(name) for name in ("condition", "seed", "run_name")] for each in runs]})
 
 
 def question_of(plan: Mapping[str, Any]) -> str:

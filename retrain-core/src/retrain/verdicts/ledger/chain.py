@@ -7,24 +7,22 @@ is found; a missing tail only with a later hash. Secrets are left out as in all 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import math
 import os
 import re
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import StopRequested
-from retrain.records.files import seal_of
-from retrain.records.reading import table_of
+from retrain.records.files import append_whole, seal_of, take_lock
+from retrain.records.reading import lines_backwards, table_of
 from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS
 from retrain.records.run import Run, settings_key
 from retrain.text.secrets import hide, redacted_json
@@ -32,43 +30,57 @@ from retrain.text.secrets import hide, redacted_json
 if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
 
+LOG = logging.getLogger("retrain")
 NAME = "ledger.jsonl"
 FIRST = "0" * 64
-BLOCK_BYTES = 8192
-PATIENCE_S, PAUSE_S = 5.0, 0.01  # for the lock, which is held for one write and one flush
+PATIENCE_S = 5.0  # for the lock, held for one write and one flush
 SUFFIX = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
+RUNS = "runs"
+HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
+OF_THE_PLACE = frozenset({"logging", "resume"})  # tables about the place of a run
+NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
 
 
 def append(folder: Path, kind: str, **fields: Any) -> str:
     """Append an event to the ledger in `folder`; return why that failed, or nothing.
 
-    `fields` are plain data. Only the end of the file is read. A last line that a kill tore is removed first, and the
-    event records it (`healed`: bytes): it was never on record.
+    `fields` are plain data. A last line that a kill tore is removed first, and the event records it (`healed`: bytes).
     """
     content = as_recorded(hide(fields))
     try:
-        with _locked(folder / NAME) as descriptor:
-            size = os.fstat(descriptor).st_size
-            last = _last_line(descriptor, size)
-            if last and not last.endswith(b"\n"):
-                os.ftruncate(descriptor, size - len(last))
-                content["healed"] = len(last)
-                last = _last_line(descriptor, size - len(last))
+        with _locked(folder / NAME) as stream:
+            backwards = lines_backwards(stream)
+            torn, last = next(backwards), next(backwards, None)
+            if torn:
+                os.ftruncate(stream.fileno(), stream.seek(0, os.SEEK_END) - len(torn))
+                content["healed"] = len(torn)
+            previous = FIRST if last is None else hash_of_line(last + b"\n")
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            record = {"time": now, "kind": kind, **content, "previous": hash_of_line(last)}
+            record = {"time": now, "kind": kind, **content, "previous": previous}
             body = redacted_json([record])[0].encode("utf-8", "backslashreplace")
-            sha256 = hashlib.sha256(body).hexdigest()
-            _write(descriptor, body[:-1] + f', "sha256": "{sha256}"}}\n'.encode("ascii"))
+            line = body[:-1] + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode("ascii")
+            append_whole(stream.fileno(), line, sync=True)
     except OSError as error:
         return f"{folder / NAME} cannot be written: {error.strerror or error}"
     return ""
 
 
+@contextmanager
+def _locked(file: Path) -> Iterator[IO[bytes]]:
+    """Open the ledger so that no other process writes to it meanwhile; OSError when that takes too long."""
+    with open(
+        file, "a+b", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666)
+    ) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(f"{NAME} is not a regular file")
+        if not take_lock(stream, PATIENCE_S):
+            raise OSError("another process has held it for too long")
+        yield stream
+
+
 def hash_of_line(line: bytes) -> str:
-    """Return the hash that a line states; without one, that of its bytes, so that the chain continues after damage."""
-    if not line:
-        return FIRST
+    """Return the hash that a line states; without one, hash its bytes, so that the chain continues after damage."""
     found = SUFFIX.fullmatch(line[-SUFFIX_BYTES:])
     return found[1].decode("ascii") if found else hashlib.sha256(line).hexdigest()
 
@@ -82,70 +94,15 @@ def as_recorded(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[int]:
-    """Yield a descriptor of the ledger that no other process writes to meanwhile; OSError when that takes too long."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{NAME} is not a regular file")
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise OSError("another process has held it for too long") from None
-                time.sleep(PAUSE_S)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _last_line(descriptor: int, size: int) -> bytes:
-    """Return the last line, whole or torn, of a file of `size` bytes, read from its end."""
-    position, tail = size, b""
-    while position:
-        step = min(BLOCK_BYTES, position)
-        position -= step
-        tail = os.pread(descriptor, step, position) + tail
-        start = tail.rfind(b"\n", 0, len(tail) - 1)
-        if start >= 0:
-            return tail[start + 1 :]
-    return tail
-
-
-def _write(descriptor: int, line: bytes) -> None:
-    """Append a line and flush it to disk, all of it or nothing."""
-    size, rest = os.fstat(descriptor).st_size, memoryview(line)
-    try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-
-
-RUNS = "runs"
-HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
-OF_THE_PLACE = frozenset({"logging", "resume"})  # tables that say where a run writes, not what it is
-NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
-
-
 def ledger_folder(path: Path) -> Path:
-    """Return the folder whose ledger covers a run or a campaign: the one that holds it.
-
-    A run in `CAMPAIGN/runs/` belongs to the ledger of its campaign, in the folder that holds the campaign.
-    """
+    """Return the folder that holds a run or a campaign, or the campaign of a run: its ledger covers them."""
     folder = path.resolve()
     is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_FILE).is_file()
     return folder.parent.parent.parent if is_of_campaign else folder.parent
 
 
 def name_in(folder: Path, path: Path) -> str:
-    """Return a run's or campaign's folder relative to that of the ledger, with slashes on every system."""
+    """Return a run's or campaign's folder relative to the ledger's, with slashes on every system."""
     full, base = path.resolve(), folder.resolve()
     return full.relative_to(base).as_posix() if full.is_relative_to(base) else str(full)
 
@@ -171,18 +128,15 @@ def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def learned_by(manifest: Mapping[str, Any]) -> str:
-    """Hash the settings in `run.json` that decide what a run learns, without its seed and its length."""
+    """Hash the settings in `run.json` that decide its learning, without seed and length."""
     settings = [each for each in settings_key(manifest) if each[0].partition(".")[0] not in NOT_LEARNED]
     return seal_of({"learns": settings})
-
-
-LOG = logging.getLogger("retrain")
 
 
 def begin(run: RunView) -> None:
     is_resumed, learns = "resumed_at_step" in run.manifest, learned_by(Run(run.folder).record)
     if reason := _append(run, "run_started", {}, first_step=run.first_step, resumed=is_resumed, learns=learns):
-        LOG.warning("Not in the ledger: %s. The run goes on; `retrain compare` will say what is unknown", reason)
+        LOG.warning("Not in the ledger: %s. `retrain compare` will report the run as unknown", reason)
 
 
 def end(run: RunView, error: BaseException | None) -> None:
@@ -191,14 +145,6 @@ def end(run: RunView, error: BaseException | None) -> None:
 
 
 def _append(run: RunView, kind: str, hashes: dict[str, str], **fields: Any) -> str:
-    folder = ledger_folder(run.folder)
-    return append(
-        folder,
-        kind,
-        run=name_in(folder, run.folder),
-        started=str(run.manifest.get("started", "")),
-        condition=run.condition,
-        seed=run.seed,
-        **fields,
-        hashes=hashes | manifest_hashes(Run(run.folder).record),
-    )
+    folder, hashes = ledger_folder(run.folder), hashes | manifest_hashes(Run(run.folder).record)
+    fields = {"condition": run.condition, "seed": run.seed, **fields, "hashes": hashes}
+    return append(folder, kind, run=name_in(folder, run.folder), started=str(run.manifest.get("started", "")), **fields)

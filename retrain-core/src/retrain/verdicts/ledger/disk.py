@@ -1,7 +1,6 @@
 """Compares runs on disk with the ledger: runs that are gone, changed, copied or never began here.
 
-A contradiction is a fact that moving or copying whole folders cannot explain; the rest is reported as unknown. Runs are
-found by start time, condition and seed, so a renamed folder hides nothing.
+A contradiction is a fact that moving or copying whole folders cannot explain; the rest is reported as unknown.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from retrain.records.reading import Record, number
@@ -19,7 +19,7 @@ from retrain.text.amounts import first_few
 from retrain.verdicts.ledger.chain import learned_by, manifest_hashes, name_in, record_hashes
 from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup, folders_below
 
-EMPTY = hashlib.sha256().hexdigest()  # of a file without a byte, which runs that failed early share
+EMPTY = hashlib.sha256().hexdigest()  # of an empty file; runs that failed early share it
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
 RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
 
@@ -70,24 +70,22 @@ def in_ledger(history: History, runs: Iterable[RunOnDisk]) -> list[RunOnDisk]:
     return [replace(run, name=name, known=history.known(name, run.identity, run.hashes)) for name, run in named]
 
 
+@dataclass
 class Elsewhere:
-    """Finds runs whose folder was moved or copied: an index of all runs, read when first needed."""
+    """Finds runs below a ledger's folder that were moved or copied."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._index: dict[Identity, Path] | None = None
+    folder: Path
 
-    def find(self, run: RunHistory) -> Path | None:
-        if self._index is None:
-            self._index = {_identity(Run(each).record): each for each in folders_below(self._folder)}
-        return self._index.get(run.identity)
+    @cached_property
+    def runs(self) -> dict[Identity, Path]:
+        return {_identity(Run(each).record): each for each in folders_below(self.folder)}
 
     def unknown(self, history: History, campaign: Path) -> Iterator[RunOnDisk]:
         """Yield runs outside a campaign's folder that the ledger never saw begin, without hashes."""
-        for folder in folders_below(self._folder):
+        for folder in folders_below(self.folder):
             if campaign.resolve() in folder.resolve().parents:
                 continue
-            run = RunOnDisk(name=name_in(self._folder, folder), folder=folder, manifest=Run(folder).record, hashes={})
+            run = RunOnDisk(name=name_in(self.folder, folder), folder=folder, manifest=Run(folder).record, hashes={})
             if run.manifest and history.known(run.name, run.identity, {}) is None:
                 yield run
 
@@ -99,17 +97,14 @@ def _identity(manifest: Record) -> Identity:
 def gone(
     history: History, present: Sequence[RunOnDisk], in_scope: Callable[[RunHistory], bool], elsewhere: Elsewhere
 ) -> list[Finding]:
-    """Return runs that began and are in no folder any more, and runs that were started again from their first step.
-
-    A run without a finished step had no result to choose by; a failed one is named and is no fault.
-    """
+    """Return runs that are in no folder any more, or were started again although they had a finished step."""
     here = {id(each.known): each.folder for each in present if each.known}
     last = {(run.name, run.opening): run.started for run in history.runs.values()}
     found = []
     for run in filter(in_scope, history.runs.values()):
         later = last[run.name, run.opening]
         again = f"; it was run again at {later}" if later != run.started else ""
-        folder = here.get(id(run)) or elsewhere.find(run) if again or id(run) not in here else None
+        folder = here.get(id(run)) or elsewhere.runs.get(run.identity) if again or id(run) not in here else None
         if folder is None and id(run) not in here:
             found.append(Finding(what=f"{run.name}, begun {run.started}, {_how(run)}, is gone{again}", fix=RESTORE))
             continue
@@ -140,7 +135,7 @@ def changed(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
         names = dict.fromkeys([*known.hashes, *run.hashes])
         differing = [WORDS.get(name, name) for name in names if run.hashes.get(name) != known.hashes.get(name)]
         if differing:
-            what = f"{run.name}: not as it was when the run ended: {', '.join(differing)}"
+            what = f"{run.name}: changed since the run ended: {', '.join(differing)}"
             found.append(Finding(what=what, fix=f"restore {run.folder} from a backup, or run it again"))
         elif (status := str(run.manifest.get("status"))) != known.state:
             what = f"{run.name}: run.json says {status}, the run ended {known.state}"
@@ -159,7 +154,7 @@ def copied(history: History, present: Iterable[RunOnDisk]) -> list[Finding]:
         owners.setdefault(run.hashes[METRICS], {}).setdefault(run.identity, run.name)
     fix = f"restore the {METRICS} of each, or run them again"
     return [
-        Finding(what=f"{', '.join(owners[each].values())}: the same {METRICS}, which no two runs write", fix=fix)
+        Finding(what=f"{', '.join(owners[each].values())}: the same {METRICS}; no two runs write one", fix=fix)
         for each in dict.fromkeys(run.hashes[METRICS] for run in runs)
         if len(owners[each]) > 1
     ]
@@ -182,7 +177,7 @@ def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | Non
         what = (
             f"unknown: whether {first_few(unknown)} {are} as recorded, and what else was run: the ledger knows nothing"
         )
-        what += f" before {day}, or of what was made elsewhere"
+        what += f" before {day}, or of other machines"
         fix = "compare where they were made, or verify the ledger there"
         found.append(Finding(what=what, fix=fix, is_certain=False))
     return found

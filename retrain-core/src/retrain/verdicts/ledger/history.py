@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.records.reading import Record, parse_record
+from retrain.records.reading import Record, parse_record, table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.verdicts.ledger.chain import FIRST, NAME, RUNS, SUFFIX, SUFFIX_BYTES, hash_of_line
 
-LEVELS_ABOVE = 3
-Cell = tuple[str, str]  # a run by its folder and the time at which it began; going on from a checkpoint keeps it
+Cell = tuple[str, str]  # a run by its folder and the time at which it began; a resume keeps it
 Identity = tuple[str, str, str]  # start time, condition and seed: a copied, moved or renamed folder keeps them
-Setup = tuple[str, str, str]  # condition, seed and a hash of the settings that decide what is learned
+Setup = tuple[str, str, str]  # condition, seed and a hash of the settings that decide the learning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,7 @@ class Entry:
 
 
 def read_chain(file: Path) -> Iterator[Entry]:
-    """Yield every line with its fault; nothing without a ledger.
-
-    After a fault the chain continues from the hash that the line itself states, so that each fault is reported once.
-    """
+    """Yield every line with its fault, once: after it the chain continues from the hash that the line states."""
     previous, number = FIRST, 0
     try:
         with open_regular(file) as stream:
@@ -42,9 +39,18 @@ def read_chain(file: Path) -> Iterator[Entry]:
                 if not line.endswith(b"\n"):
                     yield Entry(line=number, record={}, sha256=previous, is_torn=True)
                     return
-                entry = _entry(number, line, previous)
-                previous = entry.sha256
-                yield entry
+                record: Record = {}
+                with suppress(ValueError, RecursionError):
+                    record = parse_record(line)
+                stated, fault = hash_of_line(line), ""
+                if not SUFFIX.fullmatch(line[-SUFFIX_BYTES:]) or not record:
+                    fault = "is not a line that retrain writes"
+                elif hashlib.sha256(line[:-SUFFIX_BYTES] + b"}").hexdigest() != stated:
+                    fault = "was edited: its hash does not match its text"
+                elif record.get("previous") != previous:
+                    fault = "does not follow the line before: lines were removed, added, repeated or moved"
+                yield Entry(line=number, record=record, sha256=stated, fault=fault)
+                previous = stated
     except FileNotFoundError:
         return
     except OSError as error:
@@ -52,29 +58,9 @@ def read_chain(file: Path) -> Iterator[Entry]:
         raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
 
 
-def _entry(number: int, line: bytes, previous: str) -> Entry:
-    try:
-        record = parse_record(line)
-    except (ValueError, RecursionError):
-        record = {}
-    stated = hash_of_line(line)
-    fault = ""
-    if not SUFFIX.fullmatch(line[-SUFFIX_BYTES:]) or not record:
-        fault = "is not a line that retrain writes"
-    elif hashlib.sha256(line[:-SUFFIX_BYTES] + b"}").hexdigest() != stated:
-        fault = "was edited: its hash is not that of its text"
-    elif record.get("previous") != previous:
-        fault = "does not follow the line before: lines were removed, added, repeated or moved"
-    return Entry(line=number, record=record, sha256=stated, fault=fault)
-
-
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
-    """The record of a run from its first step on: its first event, and its end unless it continues.
-
-    `opening` counts the campaigns that had begun in its folder by then: another one may have begun there since. `line`
-    is the line of its first event.
-    """
+    """The record of a run: its first event and line, its end, and how many campaigns had begun in its folder."""
 
     name: str
     started: str
@@ -104,16 +90,15 @@ class RunHistory:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        found = self.ended.get("hashes") if self.ended else None
-        return found if isinstance(found, dict) else {}
+        return table_of(self.ended or {}, "hashes")
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """A ledger. `campaigns` has the openings of each campaign's folder, with their `line`, `runs` every run that began.
+    """A ledger: campaign openings with their `line`, every run that began, looks and verdicts.
 
-    `faults` are breaks of the chain with their lines, `is_torn`: a kill cut its last line, `head` is the hash of its
-    last line; `has_known_head`: some line has the expected hash.
+    `faults` are breaks of the chain, `is_torn`: a kill cut the last line; `has_known_head`: a line has the expected
+    hash.
     """
 
     folder: Path
@@ -138,10 +123,7 @@ class History:
         return [each for each in self.campaigns.get(campaign, ()) if not each.get("continued")]
 
     def known(self, name: str, identity: Identity, hashes: Mapping[str, str]) -> RunHistory | None:
-        """Return the run with this start time, condition and seed, whatever its folder is called now; None without one.
-
-        Parallel campaigns may begin such runs in one second: then the folder's name decides, or the records' hashes.
-        """
+        """Return the run with this start time, condition and seed, of several by its name or hashes."""
         same = self._same.get(identity, ())
         named = (each for each in same if each.name == name)
         alike = (each for each in same if each.hashes == hashes)
@@ -176,7 +158,7 @@ class History:
 
 
 def read_history(folder: Path, *, known_head: str = "") -> History:
-    """Return the ledger in `folder`, empty if there is none. ConfigError when it cannot be read."""
+    """Return the ledger in `folder`, empty if it does not exist. ConfigError when it cannot be read."""
     found = History(folder=folder)
     for entry in read_chain(folder / NAME):
         if entry.is_torn:
@@ -189,11 +171,6 @@ def read_history(folder: Path, *, known_head: str = "") -> History:
             found.faults.append(f"line {entry.line} {entry.fault}")
         found.take(entry.record)
     return found
-
-
-def ledgers_above(folder: Path) -> list[Path]:
-    """Return folders further up that have a ledger: runs in `folder` may have been moved down from there."""
-    return [each for each in folder.parents[:LEVELS_ABOVE] if (each / NAME).is_file()]
 
 
 def folders_below(folder: Path) -> Iterator[Path]:

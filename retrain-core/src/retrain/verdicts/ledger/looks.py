@@ -1,8 +1,4 @@
-"""Looks at results: each comparison and its choices, recorded once, counted, and put in a sentence.
-
-A look at a campaign that has not ended, by any command that shows its results, is on record too: stopping, adding seeds
-or starting again after it is a choice by results. It is recorded once for the same finished runs and command.
-"""
+"""Looks at results, by `compare` or any command that shows an unfinished campaign: recorded once, counted, worded."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
-from retrain.records.reading import Record, parse_record, read_object
+from retrain.records.reading import Record, parse_record, read_if_any, table_of
 from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
@@ -33,10 +28,7 @@ CHOICES = ("metric", "direction", "alpha", "baseline", "align", "at", "last", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look: `seeds` are those compared, by condition; `data` is the hash of the records that were read.
-
-    A look at a campaign that had not ended, by another command than `compare`, has its name in `by`, and no choices.
-    """
+    """One look: seeds by condition and the hash of its `data`; `by` another command than `compare`, without choices."""
 
     metric: str
     seeds: Mapping[str, tuple[int, ...]]
@@ -52,10 +44,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """Looks at the runs of one campaign, or at the same runs, in the order in which they were taken.
-
-    The same choices on the same records are one look. `registered_in` is the file of the plan, empty without one.
-    """
+    """Distinct looks at the runs of one campaign, or at the same runs, in order; `registered_in` is the plan's file."""
 
     looks: tuple[Look, ...] = ()
     registered_in: str = ""
@@ -71,10 +60,7 @@ class Looks:
 
 
 def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
-    """Return looks at a campaign, by any name of its folder, at any of these runs, or at records with this hash.
-
-    The last finds looks at a folder that was renamed since.
-    """
+    """Return looks at a campaign, by any name of its folder, at any of these runs, or at records with this hash."""
     wanted = set(runs)
     found = [
         each
@@ -85,10 +71,9 @@ def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collect
     ]
     distinct: dict[str, Look] = {}
     for each in found:
-        given = each.get("seeds")
         look = Look(
             metric=str(each.get("metric", "")),
-            seeds={label: tuple(_list(seeds)) for label, seeds in (given if isinstance(given, dict) else {}).items()},
+            seeds={label: tuple(_list(seeds)) for label, seeds in table_of(each, "seeds").items()},
             choices={name: each.get(name) for name in CHOICES},
             data=str(each.get("data", "")),
             by=str(each.get("by", "")),
@@ -121,20 +106,20 @@ def looks_sentence(looks: Looks | None) -> str:
 
 
 LEVELS = 5  # from a checkpoint's folder up to its campaign
-Say = Callable[[str], object]
 
 
 class InterimLooks:
     """Records unfinished campaigns shown by one command, `by`; `say` gets a line where that cannot be written."""
 
-    def __init__(self, by: str, say: Say) -> None:
+    def __init__(self, by: str, say: Callable[[str], object]) -> None:
         self._by, self._say = by, say
         self._known: list[dict[str, Any]] = []
 
     def at(self, paths: Iterable[Path]) -> None:
         """Record that the command shows these campaigns, runs or checkpoints."""
         for folder in dict.fromkeys(each for path in paths if (each := campaign_of(path))):
-            if not _has_ended(folder) and (status := read_campaign(folder)):
+            # A campaign whose manifest says that every run is done need not be read.
+            if read_if_any(folder / CAMPAIGN_FILE).get("status") != DONE and (status := read_campaign(folder)):
                 self.of(status)
 
     def of(self, campaign: CampaignStatus) -> None:
@@ -148,29 +133,17 @@ class InterimLooks:
         if look in self._known:
             return
         self._known.append(look)
-        if not _is_recorded(folder, look) and (reason := append(folder, LOOK, **look)):
+        mark, looks = f'"kind": "{LOOK}"'.encode(), []
+        with suppress(OSError, ValueError, RecursionError), open_regular(folder / NAME) as stream:
+            looks = [parse_record(line) for line in stream if mark in line and line.endswith(b"\n")]
+        if not is_on_record(looks, look) and (reason := append(folder, LOOK, **look)):
             self._say(f"note: {UNRECORDED.format(reason)}")
 
 
 def campaign_of(path: Path) -> Path | None:
-    """Return the campaign that a path is, or lies in; None if there is none."""
+    """Return the campaign that a path is, or lies in; None without one."""
     full = path.expanduser().resolve()
     for folder in (full, *full.parents[:LEVELS]):
         if (folder / CAMPAIGN_FILE).is_file() and not is_run(folder):
             return folder
     return None
-
-
-def _has_ended(folder: Path) -> bool:
-    """True if the manifest says that every run is done, so that none of them needs to be read."""
-    try:
-        return read_object(folder / CAMPAIGN_FILE).get("status") == DONE
-    except ConfigError:
-        return True
-
-
-def _is_recorded(folder: Path, look: dict[str, Any]) -> bool:
-    mark, looks = f'"kind": "{LOOK}"'.encode(), []
-    with suppress(OSError, ValueError, RecursionError), open_regular(folder / NAME) as stream:
-        looks = [parse_record(line) for line in stream if mark in line and line.endswith(b"\n")]
-    return is_on_record(looks, look)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -24,11 +23,7 @@ VALUE_CHARS = 80
 
 
 def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
-    """Check the chain of hashes, and the runs and campaigns in `folder` against it; return the exit code.
-
-    For a campaign or a run, check the folder that holds it. `head` is the hash of an earlier check, which must still be
-    in the chain.
-    """
+    """Check the chain of hashes with an earlier `head`, and runs and campaigns against it; return the exit code."""
     history = _history(folder, known_head=head)
     found = [*check_all(history, known_head=head), *_undeclared(history.folder)]
     if names := [run.name for run in history.runs.values() if run.ended is None]:
@@ -45,7 +40,11 @@ def verify(folder: Path | None, *, head: str, as_json: bool) -> int:
         for each in found:
             click.echo(printable(f"{'wrong: ' if each.is_certain else ''}{each.what}"))
             click.echo(printable(f"  fix: {each.fix}"))
-        click.echo(_outcome(history, len(wrong)))
+        num_stepless = sum(run.ended is not None and not run.ended.get("steps") for run in history.runs.values())
+        runs = f"{len(history.runs)} runs" + (f", {num_stepless} of them ended without a step" if num_stepless else "")
+        counts = f"{history.num_lines} lines since {history.since}, {runs}, {len(history.looks)} looks"
+        state = f"{len(wrong)} do{'es' if len(wrong) == 1 else ''} not match" if wrong else "intact"
+        click.echo(f"{history.file}: {state} ({counts})\nlast hash: {history.head}")
     return EXIT_FAILED if wrong else EXIT_DONE
 
 
@@ -54,9 +53,13 @@ def show(folder: Path | None, *, as_json: bool) -> int:
     for entry in read_chain(place / NAME):
         if as_json and entry.record:
             click.echo(json.dumps(entry.record))
+        elif entry.record:
+            texts = {name: each if isinstance(each, str) else json.dumps(each) for name, each in entry.record.items()}
+            shown = {n: text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..." for n, text in texts.items()}
+            fields = [f"{name}={text}" for name, text in shown.items() if name not in HIDDEN_FIELDS]
+            click.echo(printable("  ".join([texts.get("time", ""), texts.get("kind", ""), *fields])))
         elif not as_json:
-            torn = f"line {entry.line}: {entry.fault or 'torn'}"
-            click.echo(printable(_shown(entry.record) if entry.record else torn))
+            click.echo(f"line {entry.line}: {entry.fault or 'torn'}")
     return EXIT_DONE
 
 
@@ -83,37 +86,19 @@ def _undeclared(folder: Path) -> Iterator[disk.Finding]:
     for campaign in campaigns_below(folder):
         try:
             source = find_runs([campaign])
-        except ConfigError:  # told by the checks of the campaign
+        except ConfigError:  # reported by the checks of the campaign
             continue
         runs = [each for each in source.candidates if each.folder and not each.problem]
         if runs:
-            fix = "run again what differs, or declare it as a condition"
+            fix = "run those again, or declare the difference as a condition"
             for line in undeclared(source, runs, runs[0].condition):
                 what = f"{campaign.name}: a condition differs in more than it says: {line}"
                 yield disk.Finding(what=what, fix=fix)
 
 
-def _outcome(history: History, num_wrong: int) -> str:
-    num_stepless = sum(run.ended is not None and not run.ended.get("steps") for run in history.runs.values())
-    runs = f"{len(history.runs)} runs" + (f", {num_stepless} of them ended without a step" if num_stepless else "")
-    counts = f"{history.num_lines} lines since {history.since}, {runs}, {len(history.looks)} looks"
-    state = f"{num_wrong} do{'es' if num_wrong == 1 else ''} not match" if num_wrong else "intact"
-    return f"{history.file}: {state} ({counts})\nlast hash: {history.head}"
-
-
-def _shown(record: Mapping[str, Any]) -> str:
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in record.items()}
-    cut = {name: text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..." for name, text in texts.items()}
-    fields = [f"{name}={text}" for name, text in cut.items() if name not in HIDDEN_FIELDS]
-    return "  ".join([str(record.get("time", "")), str(record.get("kind", "")), *fields])
-
-
 def check_all(history: History, *, known_head: str = "") -> Iterator[disk.Finding]:
-    """Yield everything that is broken, does not match, or cannot be known; the runs are hashed, one after another.
-
-    `known_head` is a hash that was published: the ledger must still have it.
-    """
-    fix = "restore the ledger from a backup; what it says after this line cannot be relied on"
+    """Yield everything that is broken, does not match, or cannot be known; the published `known_head` must exist."""
+    fix = "restore the ledger from a backup; its lines after this one are unreliable"
     yield from (disk.Finding(what=f"{history.file}: {fault}", fix=fix) for fault in history.faults)
     if known_head and not history.has_known_head:
         what = f"{history.file}: no line has the hash {known_head[:12]}: the ledger was cut or rewritten since then"

@@ -1,7 +1,7 @@
 """Limits of shares: exact binomial ones, over several seeds, and of the chance that one condition ends above another.
 
 Student's interval is one point where every seed has 100 %, and leaves [0, 1] near the edge. Exact limits need a number
-of independent trials: examples. Neither completions of one example nor seeds, which all answer the same examples, are
+of independent trials: examples. Completions of one example, and seeds on the same examples, are not
 independent.
 """
 
@@ -22,7 +22,7 @@ def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[f
     """Return exact limits of the chance behind `right` of `total` independent trials (Clopper & Pearson 1934).
 
     They cover with at least `level` and never leave [0, 1]. A trial may be partly right, as an example with several
-    samples is: `right` is then rounded down for the lower and up for the upper limit, which can only widen them.
+    samples is: `right` is then rounded down for the lower and up for the upper limit, so they can only widen.
     ValueError without trials or when `right` is not within [0, `total`].
     """
     if total < 1 or not 0.0 <= right <= total:
@@ -54,7 +54,7 @@ def held_out_limits(rates_N: Floats, examples: int, *, level: float = 0.95) -> t
 def training_limits(rates_N: Floats, prompts: int, *, level: float = 0.95) -> tuple[float, float] | None:
     """Return limits of a share of training, where every seed has its own prompts; None below two seeds.
 
-    Student's t over seeds holds their luck already; its limits are cut at 0 and 1. Where all seeds have one share it
+    Student's t over seeds holds their luck already; its limits are cut at 0 and 1. If all seeds have one share it
     has no spread to go by: then the exact limits of `prompts` independent ones per seed.
     """
     over_seeds = t_interval(rates_N, level=level)
@@ -98,26 +98,22 @@ def improvement_of_all_pairs(baseline_N: Floats, condition_M: Floats, *, level: 
     if not baseline_N.size or not condition_M.size:
         return None
     found = probability_of_improvement(baseline_N, condition_M)
-    return Improvement(probability=found, interval=_newcombe(found, baseline_N.size, condition_M.size, level=level))
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    z, size = float(norm.ppf(0.5 + level / 2)), (baseline_N.size + condition_M.size) / 2
+
+    def outside(t: float) -> float:
+        spread = 1.0 + (size - 1.0) * ((1.0 - t) / (2.0 - t) + t / (1.0 + t))
+        return abs(found - t) - z * math.sqrt(t * (1.0 - t) * spread / (baseline_N.size * condition_M.size))
+
+    # At 0 and 1 the spread is zero, as is the distance of such an estimate: the limit sought is the other root.
+    low = float(brentq(outside, 0.0, min(found, 1.0 - 1e-9))) if found > 1e-9 else 0.0
+    high = float(brentq(outside, max(found, 1e-9), 1.0)) if found < 1.0 - 1e-9 else 1.0
+    return Improvement(probability=found, interval=(low, high))
 
 
 def probability_of_improvement(baseline_N: Floats, condition_M: Floats) -> float:
     """Return P(X > Y) + P(X = Y) / 2 over all pairs of values."""
     signs_MN = np.sign(condition_M[:, None] - baseline_N[None, :])
     return float(0.5 + signs_MN.mean() / 2)
-
-
-def _newcombe(found: float, num_baseline: int, num_condition: int, *, level: float) -> tuple[float, float]:
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
-    z, size = float(norm.ppf(0.5 + level / 2)), (num_baseline + num_condition) / 2
-
-    def outside(t: float) -> float:
-        spread = 1.0 + (size - 1.0) * ((1.0 - t) / (2.0 - t) + t / (1.0 + t))
-        return abs(found - t) - z * math.sqrt(t * (1.0 - t) * spread / (num_baseline * num_condition))
-
-    # At 0 and 1 the spread is zero, as is the distance of such an estimate: the limit sought is the other root.
-    low = float(brentq(outside, 0.0, min(found, 1.0 - 1e-9))) if found > 1e-9 else 0.0
-    high = float(brentq(outside, max(found, 1e-9), 1.0)) if found < 1.0 - 1e-9 else 1.0
-    return low, high

@@ -19,7 +19,7 @@ from retrain.verdicts.stats.crossed import MeanSquares
 
 DRAWS = 400
 POWER = 0.8
-MOST = 10_000  # seeds or clusters that anybody could add
+MOST = 10_000  # seeds or clusters; more is out of reach
 ADVICE_LEVEL = 0.8
 _STREAMS = Seeds(0)  # fixed, so that a comparison is reproducible
 
@@ -181,7 +181,7 @@ def _interval(values_D: Floats, level: float) -> tuple[float, float]:
 
 
 SURE = 0.8  # share of the draws in which a way must be the cheaper one to be called so
-CLEAR = 4  # an interval of a number needed whose ends differ by more tells too little
+CLEAR = 4  # an interval of a number needed is of no use beyond this factor
 
 
 class Way(StrEnum):
@@ -201,7 +201,7 @@ class Cost:
 class Advice:
     """Advice on narrowing the interval for examples like these; the intervals of the advice are 80 % ones.
 
-    `half_width` is that of today's interval, infinite where few seeds leave it without a limit; `twice_seeds` and
+    `half_width` is half of today's interval, infinite where few seeds leave it without a limit; `twice_seeds` and
     `twice_examples` are the same after doubling either. `seeds` and `examples` are how many in all would make it leave
     out zero in 80 % of studies, the others unchanged, if the true difference is the observed one; their intervals allow
     for its uncertainty. `cheaper` is the cheaper of the two in measured seconds, None without a cost or unless one way

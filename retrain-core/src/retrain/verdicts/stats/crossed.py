@@ -1,11 +1,11 @@
 """Seeds and held-out examples as crossed random effects: a difference over new seeds, new examples, or both.
 
-All runs of a campaign are scored on the same examples, so a difference over seeds alone is about these examples.
-`diffs_NE` has a row per seed and a column per example: the rate of the condition minus that of the baseline,
+All runs of a campaign are scored on the same examples, so a difference over only seeds is about these examples.
+`diffs_NE` has a row per seed and a column per example: the rate of the condition minus the baseline's,
 
     diffs[s, e] = mu + seed_s + example_e + rest_se
 
-Where examples share a source (a passage, a template), the column's role is taken by the cluster.
+If examples share a source (a passage, a template), the column's role is taken by the cluster.
 """
 
 from __future__ import annotations
@@ -84,7 +84,12 @@ def crossed(diffs_NE: Floats, *, level: float = 0.95, clusters_E: Sequence[str] 
     squares = _mean_squares(values_NC, factor, df_clusters)
     n, m = squares.num_seeds, squares.num_clusters
     mean, cells = float(diffs_NE.mean()), float(n * m)
-    variance, df = _both(squares)
+    combined, least_df = squares.seeds + squares.clusters - squares.rest, n - 1.0
+    dfs = least_df, df_clusters, least_df * df_clusters
+    terms = zip((squares.seeds, squares.clusters, squares.rest), dfs, strict=True)
+    spread = sum(square**2 / df for square, df in terms if df > 0.0)
+    df = max(combined**2 / spread, least_df) if spread else least_df  # Satterthwaite 1946
+    variance = max(combined, squares.seeds, squares.clusters)
     return Crossed(
         mean=mean,
         both=_inference(mean, variance / cells, df, level) if n > 1 and m > 1 else None,
@@ -116,21 +121,10 @@ def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanS
     )
 
 
-def _both(squares: MeanSquares) -> tuple[float, float]:
-    """Return n m times the variance over both, and its degrees of freedom (Satterthwaite 1946), at least n - 1."""
-    combined = squares.seeds + squares.clusters - squares.rest
-    least_df = float(squares.num_seeds - 1)
-    dfs = least_df, squares.df_clusters, least_df * squares.df_clusters
-    terms = zip((squares.seeds, squares.clusters, squares.rest), dfs, strict=True)
-    spread = sum(square**2 / df for square, df in terms if df > 0.0)
-    df = max(combined**2 / spread, least_df) if spread else least_df
-    return max(combined, squares.seeds, squares.clusters), df
-
-
 def _inference(mean: float, variance: float, df: float, level: float) -> Inference | None:
     if not variance > 0.0 or df <= 0.0:
         return None
-    from scipy.special import stdtr, stdtrit  # those of scipy.stats.t, a hundred times faster
+    from scipy.special import stdtr, stdtrit  # as scipy.stats.t, but a hundred times faster
 
     error = float(np.sqrt(variance))
     half = float(stdtrit(df, 0.5 + level / 2)) * error

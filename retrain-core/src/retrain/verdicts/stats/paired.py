@@ -56,7 +56,7 @@ _NEVER = 1e3  # standard deviations; upper end of the search
 def power_of(num_seeds: int, d_z: float, alpha: float) -> float:
     """Return the chance of p <= alpha when the true mean difference is `d_z` standard deviations of the differences.
 
-    That of the paired t-test (noncentral t), which the sign-flip test follows closely; with so few seeds that only the
+    From the paired t-test (noncentral t), close to the sign-flip test; with so few seeds that only the
     most extreme pattern is below alpha, the smaller exact chance for normal differences that all have one sign; 0 where
     no pattern is.
     """

@@ -22,7 +22,7 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats.flip import at_most
 
-EXACT_SEEDS = 14  # 8,192 patterns, the first sign being free; plans with more seeds draw theirs
+EXACT_SEEDS = 14  # 8,192 patterns, the first sign being free; larger plans draw patterns
 DRAWN = 9_999
 ALPHA_STEPS = 24  # bisections of the p value: to 6e-8
 _STREAMS = Seeds(0)  # fixed, so that a look is a pure function of the differences
@@ -212,7 +212,7 @@ def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_r
     """Return the interval around the mean of the shifts that a test of 'the mean is `shift`' does not reject.
 
     It always holds the mean difference, and zero exactly unless `is_zero_rejected`: interval and verdict agree. Limits
-    are infinite where even a shift far outside the data is not rejected. Where the shifts that are not rejected have
+    are infinite where even a shift far outside the data is not rejected. If the shifts that are not rejected have
     gaps, a limit is one of their edges; without a difference it is the whole line.
     """
     if not diffs_N.size:
@@ -230,19 +230,14 @@ def _limit(inside: float, far: float, outside: float | None, is_rejected: Callab
     if outside is None:
         if not is_rejected(far):
             return math.copysign(math.inf, far)
-        outside = _first_rejected(inside, far, is_rejected)
+        step = (far - inside) / FAR  # each four times the one before
+        while abs(inside + step) < abs(far) and not is_rejected(inside + step):
+            step *= 4.0
+        outside = inside + step if abs(inside + step) < abs(far) else far
     for _ in range(STEPS):
         middle = (inside + outside) / 2
         inside, outside = (inside, middle) if is_rejected(middle) else (middle, outside)
     return inside
-
-
-def _first_rejected(inside: float, far: float, is_rejected: Callable[[float], bool]) -> float:
-    """Return a rejected shift close to the edge: steps from `inside` towards `far`, each four times the one before."""
-    step = (far - inside) / FAR
-    while abs(inside + step) < abs(far) and not is_rejected(inside + step):
-        step *= 4.0
-    return inside + step if abs(inside + step) < abs(far) else far
 
 
 BETS_B: Floats = np.array([0.4, 0.8, 1.6, 3.2, -0.4, -0.8, -1.6, -3.2])

@@ -25,7 +25,7 @@ class TeachingForecast:
     """The settings by which a `RateBook` turns outcomes into rates; ValueError for values out of range.
 
     A completion's evidence is multiplied by `decay` in (0, 1] with each step, because the policy changes. Rates of
-    prompts have a common distribution, which is fitted to all of them: `prior` = (alpha, beta), both positive, is its
+    prompts have a common distribution, fitted to all of them: `prior` = (alpha, beta), both positive, is its
     guess without evidence, and counts as much as `prior_weight` prompts.
     """
 
@@ -54,9 +54,9 @@ class RateBook:
 
     Rates lie on a grid. A prompt's posterior is proportional to population(p) q^right (1-q)^wrong, where q is the rate
     that one of p had when the evidence was drawn: log-odds of all prompts move by a common drift per step, but for the
-    outermost rates, which stand for never and always. An extended Kalman filter follows the drift. The population's
+    outermost rates, never and always. An extended Kalman filter follows the drift. The population's
     distribution is the non-parametric estimate from all prompts' present evidence (Laird 1978, by expectation
-    maximisation), which can hold prompts that are never or always right. It is the posterior of an unseen prompt, and
+    maximisation) and can hold prompts that are never or always right. It is the posterior of an unseen prompt, and
     of one whose evidence has decayed.
     """
 
@@ -80,10 +80,6 @@ class RateBook:
         if judged:
             self._pending.append((example_id, correct, judged))
 
-    def chance(self, example_id: str, step: int, group_size: int) -> float:
-        """Return the chance in [0, 1] that a group of this prompt teaches at `step`."""
-        return float(self.chances([example_id], step, group_size)[0])
-
     def chances(self, example_ids: Sequence[str], step: int, group_size: int) -> Floats:
         """Return the chance in [0, 1] that a group teaches at `step`, of each prompt: [N]."""
         return np.asarray(self._posterior(example_ids, step) @ teaching(_RATES_K, group_size))
@@ -103,7 +99,7 @@ class RateBook:
         return np.asarray(_RATES_K[np.minimum(cells_N, _CELLS - 1)])
 
     def population(self, step: int) -> Floats:
-        """Return weights of the grid's rates among prompts at `step`, which add up to 1: [K]."""
+        """Return weights of the grid's rates among prompts at `step`, with a sum of 1: [K]."""
         self._take_in(step)
         if self._fitted is None or self._fitted[0] != step:
             in_order = sorted(self._seen)  # sums then are the same after a restore, whatever the order of the state

@@ -71,7 +71,7 @@ def components(
     """Return variance components of crossed random factors, balanced or not; None without any spread.
 
     value = mean of its group + sum over factors of an effect of the level + rest, all effects normal and independent. A
-    level counts within its group. Each factor's sum of squares is what it explains beyond all other factors (Henderson
+    level counts within its group. Each factor's sum of squares is its explanation beyond all other factors (Henderson
     1953, method 3; Searle, Casella, McCulloch, "Variance Components", 1992, ch. 5), so its expectation has no other
     component than its own and the rest. Intervals of the shares are generalised confidence intervals (Weerahandi 1993):
     the quantiles of the shares when every sum of squares is divided by drawn chi-squares. Exact for one factor against
@@ -94,11 +94,11 @@ def components(
         eigenvalues: Floats = np.linalg.eigvalsh(unexplained.T @ unexplained).astype(np.float64)
         eigenvalues = eigenvalues[eigenvalues > _TINY * max(1, len(values_N))]
         if eigenvalues.size:
-            explained = _squared(whole.T @ within_N) - _squared(others.T @ within_N)
+            explained = float(np.sum((whole.T @ within_N) ** 2) - np.sum((others.T @ within_N) ** 2))
             squares.append(_Square(name=name, sum=max(0.0, explained), eigenvalues=eigenvalues))
         else:
             tangled.append(name)
-    rest = max(0.0, _squared(within_N) - _squared(whole.T @ within_N)) if df > 0 else 0.0
+    rest = max(0.0, float(np.sum(within_N**2) - np.sum((whole.T @ within_N) ** 2))) if df > 0 else 0.0
     if df < 1 or np.abs(within_N).max() <= _ROUNDING * np.abs(values_N).max():
         return None
     parts, total = _parts(squares, rest, df, level)
@@ -142,10 +142,6 @@ def _basis(columns: Floats) -> Floats:
     """Return an orthonormal basis of the span of the columns."""
     left, sizes, _ = np.linalg.svd(columns, full_matrices=False)
     return np.asarray(left[:, sizes > _TINY * sizes[0]])
-
-
-def _squared(vector: Floats) -> float:
-    return float(vector @ vector)
 
 
 def _parts(squares: Sequence[_Square], rest: float, df: int, level: float) -> tuple[tuple[Component, ...], float]:

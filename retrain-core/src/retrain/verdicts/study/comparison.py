@@ -1,8 +1,4 @@
-"""One condition against its baseline: the verdict and its grounds, seed by seed too.
-
-A verdict is about the mean of the differences, that of the typical seed; the worst seed of each side is shown next to
-it.
-"""
+"""One condition against its baseline: the verdict on the mean of the differences and its grounds, seed by seed too."""
 
 from __future__ import annotations
 
@@ -14,10 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.records.runs.metric import Direction, Metric
+from retrain.records.runs.curves import Direction, Metric
 from retrain.verdicts.stats.binomial import Improvement, improvement_in_pairs, improvement_of_all_pairs
 from retrain.verdicts.stats.components import Advice, Components
-from retrain.verdicts.stats.paired import seeds_needed
 
 
 class DecidingTest(Protocol):
@@ -47,7 +42,7 @@ class LooksView:
     """The looks taken at one comparison, and the test that allows for them.
 
     With planned looks: `planned` and `taken` are numbers of seeds, `decided_after` the look of the verdict. With
-    `anytime`: `taken` are the earlier looks on record, and `reason` says what was not planned.
+    `anytime`: `taken` are the earlier looks on record, and `reason` names the departure from the plan.
     """
 
     design: Design
@@ -80,10 +75,7 @@ class VerdictReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The second line of a comparison, with lost runs at `worst`: the same test over the seeds that this completes.
-
-    `survives`: its verdict is that of the first line.
-    """
+    """The second line of a comparison, with lost runs at `worst`; it `survives` with the verdict of the first line."""
 
     baseline_seeds: tuple[int, ...]
     condition_seeds: tuple[int, ...]
@@ -99,11 +91,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlResult:
-    """A condition against one of its controls, over their common seeds.
+    """A condition against one of its controls, over their common seeds, by the deciding test without correction.
 
-    `difference` is condition minus control with its `interval`, `p` that of the deciding test, before any correction;
-    None without data, as with a control that has no finished run. `is_beaten`: the condition is on the better side,
-    with p at most alpha.
+    Numbers are None without data, as with a control that has no finished run. `is_beaten`: the condition is on the
+    better side, with p at most alpha.
     """
 
     control: str
@@ -126,10 +117,7 @@ class ControlsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewSeeds:
-    """An estimate where seeds are too few for a verdict: `interval` at `level` assumes roughly normal seeds.
-
-    It is about new seeds, and about new examples too if `is_of_examples`. It decides nothing.
-    """
+    """An estimate that decides nothing, if seeds are roughly normal; about new examples too if `is_of_examples`."""
 
     interval: tuple[float, float]
     level: float
@@ -140,7 +128,7 @@ class FewSeeds:
 class ExamplesView:
     """A difference over new seeds and new examples of the same kind, by crossed random effects; see `stats.crossed`.
 
-    `interval` is at `level`, and never narrower than the one over seeds, which assumes no distribution; nor is `p`
+    `interval` is at `level`, and never narrower than the distribution-free one over seeds; nor is `p`
     smaller. `normal` is the interval at 1 - alpha by crossed effects only. With clusters, `num_clusters` <
     `num_examples`, new examples means new clusters. `advice` exists while the interval holds zero. With a `reason`
     there is no such view: everything else is None or 0; `are_others` if both sides have different examples.
@@ -167,8 +155,8 @@ class Comparison:
     `difference` is condition minus baseline and `interval` its interval at `level`, infinite where seeds are too few:
     that level belongs to the comparison's step of Holm's correction, so the interval leaves out zero exactly where the
     verdict is better or worse. `p_holm` is the corrected p that decides, `smallest_p` the least p with these seeds.
-    `detectable` is the true difference found in 80 % of studies like this one, `seeds_needed` the seeds that the
-    observed difference needs for that, both at `alpha / comparisons`; `least_seeds` are the fewest for any verdict.
+    `detectable` is the true difference found in 80 % of studies like this one, at
+    `alpha / comparisons`; `least_seeds` are the fewest for any verdict.
     Within the planned `margin` both are practically the same. `lost` exists if runs were lost, `few_seeds` if three
     seeds or more are too few for a verdict.
     """
@@ -198,10 +186,6 @@ class Comparison:
     examples: ExamplesView | None = None
     few_seeds: FewSeeds | None = None
 
-    @property
-    def seeds_needed(self) -> int | None:
-        return seeds_needed(self.d_z, self.alpha / self.num_comparisons) if self.d_z else None
-
 
 LEAST_GAP_OF_A_RATE = 0.05  # a smaller gap is no collapse, however close together the other seeds are
 Values = Mapping[int, float]  # of one condition, by seed
@@ -211,9 +195,8 @@ Values = Mapping[int, float]  # of one condition, by seed
 class PerSeed:
     """The values behind a comparison, in the order of its `seeds`.
 
-    The worst value of each side is over all its compared seeds, also those that the other side lacks. `wins` and `ties`
-    count common seeds; `in_pairs` is their share with exact binomial limits, `of_all_pairs` the chance that any run of
-    the condition is better than any run of the baseline (the "probability of improvement" of arXiv:2108.13264).
+    The worst values are over all compared seeds of a side. `wins` and `ties` count common seeds; `in_pairs` is their
+    share with exact binomial limits, `of_all_pairs` the "probability of improvement" of arXiv:2108.13264.
     """
 
     baseline: tuple[float, ...]
@@ -228,7 +211,7 @@ class PerSeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collapse:
-    """Seeds of a condition far on the worse side of its others; `median` is that of all its seeds."""
+    """Seeds of a condition far on the worse side of its others; `median` is over all its seeds."""
 
     condition: str
     seeds: tuple[int, ...]
@@ -280,7 +263,7 @@ def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direct
 
 
 FAR = 5.0  # robust standard deviations
-LEAST_SEEDS = 4  # of three, one is always alone
+LEAST_SEEDS = 4  # of three, one is always apart
 _NORMAL = 1.4826  # median absolute deviation of a normal law, in standard deviations, is 1 / 1.4826
 _ROUNDING = 1e-9
 
@@ -291,7 +274,7 @@ def collapsed(values_by_condition: Sequence[Floats], *, least_gap: float = 0.0) 
     Far is both `FAR` robust standard deviations and `least_gap`. The robust standard deviation is 1.4826 times the
     median absolute deviation from the median, the larger of the condition's and that over all conditions, each around
     its own median: neither a handful of close seeds nor a condition that spreads by nature raises a flag. A condition
-    with fewer than four values has none. Turn the sign of the values where lower is better.
+    with fewer than four values gets no flag. Turn the sign of the values where lower is better.
     """
     gaps = [np.median(values_N) - values_N if values_N.size else values_N for values_N in values_by_condition]
     known = [gaps_N for gaps_N in gaps if gaps_N.size >= LEAST_SEEDS]

@@ -20,21 +20,19 @@ from retrain.verdicts.ledger.campaigns import (
     run_before,
     unreadable,
 )
-from retrain.verdicts.ledger.chain import append, ledger_folder, name_in
-from retrain.verdicts.ledger.history import History, RunHistory, ledgers_above, read_history
+from retrain.verdicts.ledger.chain import NAME, append, ledger_folder, name_in
+from retrain.verdicts.ledger.history import History, RunHistory, read_history
 from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
 from retrain.verdicts.study.study import Options, Study, study_of
 
-CONTRADICTED = "the ledger names what does not fit the plan or the records"
+LEVELS_ABOVE = 3
+CONTRADICTED = "the ledger contradicts the plan or the records"
 UNKNOWN = "unknown"  # a notice that begins so is no accusation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ledger:
-    """One ledger and the runs that it may know, with its record of the compared campaign, or the reason there is none.
-
-    `is_own` is False for a ledger further up, from which runs may have been moved down.
-    """
+    """A ledger, the runs it may know and its record of the compared campaign; `is_own` unless it is further up."""
 
     history: History
     present: Sequence[disk.RunOnDisk]
@@ -51,17 +49,21 @@ class _Ledger:
 
 
 def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
-    """Return `compare` with the findings of the ledger; record the look and its verdicts, once for the same data.
+    """Compare with the findings of the ledger; record the look and its verdicts, once for the same data.
 
-    A ledger that cannot be read or written changes no verdict; a notice reports it. Unless every compared run and the
-    plan are on record unchanged, a planned study is unverified.
+    A ledger that cannot be read or written changes no verdict, but leaves a planned study unverified.
     """
     source = find_runs(paths)
     notices: list[str] = []
     ledgers: list[_Ledger] = []
-    for folder, candidates in _by_ledger(source).items():
+    by_ledger: dict[Path, list[Candidate]] = {ledger_folder(source.campaign): []} if source.campaign else {}
+    for candidate in source.candidates:
+        if found := source.campaign or candidate.folder:
+            by_ledger.setdefault(ledger_folder(found), []).append(candidate)
+    for folder, candidates in by_ledger.items():
         present = [disk.read_run(folder, each.folder) for each in candidates if each.folder]
-        for place in (folder, *ledgers_above(folder)):
+        # Runs may have been moved down from a folder with another ledger.
+        for place in (folder, *(each for each in folder.parents[:LEVELS_ABOVE] if (each / NAME).is_file())):
             try:
                 ledgers.append(_opened(read_history(place), source, present, is_own=place == folder))
             except ConfigError as error:
@@ -83,10 +85,7 @@ def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_record
 
 
 def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
-    """Return the number of seeds that each earlier look has seen.
-
-    Looks by `status` and the like gave no choice in a campaign that ran all the seeds with which it began.
-    """
+    """Return the seeds seen by each earlier look that gave a choice, as none by `status` in a finished campaign."""
     is_as_begun = bool(source.campaign) and not source.added_seeds and all(each.has_ended for each in source.candidates)
     found = [look for each in ledgers for look in each.looks().looks]
     return [look.num_seeds for look in found if not (look.by and is_as_begun)]
@@ -101,14 +100,6 @@ def _opened(history: History, source: Source, runs: Sequence[disk.RunOnDisk], *,
         except ConfigError as error:
             problem = unreadable(name_in(history.folder, source.campaign), error)
     return _Ledger(history=history, present=present, campaign=campaign, problem=problem, is_own=is_own)
-
-
-def _by_ledger(source: Source) -> dict[Path, list[Candidate]]:
-    found: dict[Path, list[Candidate]] = {ledger_folder(source.campaign): []} if source.campaign else {}
-    for each in source.candidates:
-        if place := source.campaign or each.folder:
-            found.setdefault(ledger_folder(place), []).append(each)
-    return found
 
 
 def _findings(ledger: _Ledger) -> list[disk.Finding]:
@@ -132,13 +123,6 @@ def _findings(ledger: _Ledger) -> list[disk.Finding]:
     return found + disk.unseen(history, present, campaign.opening if campaign else None)
 
 
-def _data(study: Study, source: Source, present: Sequence[disk.RunOnDisk]) -> str:
-    left_out = {each.name for each in study.left_out}
-    compared = {each.folder.resolve() for each in source.candidates if each.folder and each.name not in left_out}
-    kept = [[*run.identity[1:], run.hashes.get(METRICS)] for run in present if run.folder.resolve() in compared]
-    return seal_of({"runs": sorted(kept, key=str)})
-
-
 def _recorded(
     ledger: _Ledger, study: Study, options: Options, source: Source, *, is_recorded: bool
 ) -> tuple[Looks, str]:
@@ -146,7 +130,10 @@ def _recorded(
     history, present = ledger.history, ledger.present
     name = name_in(history.folder, source.campaign) if source.campaign else ""
     scope: dict[str, Any] = {"campaign": name} if name else {"runs": sorted(each.name for each in present)}
-    data = _data(study, source, present)
+    left_out = {each.name for each in study.left_out}
+    compared = {each.folder.resolve() for each in source.candidates if each.folder and each.name not in left_out}
+    kept = [[*run.identity[1:], run.hashes.get(METRICS)] for run in present if run.folder.resolve() in compared]
+    data = seal_of({"runs": sorted(kept, key=str)})  # the records that were compared
     chosen: dict[str, Any] = {"metric": str(study.metric), "direction": study.direction.value, "alpha": study.alpha}
     chosen |= {"baseline": study.baseline, "align": study.align.value, "at": options.at, "last": options.last}
     look = {

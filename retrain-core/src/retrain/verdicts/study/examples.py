@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import read_records
 from retrain.records.run import Run
-from retrain.records.runs.budget import Spent
-from retrain.records.runs.curves import SECONDS
+from retrain.records.runs.curves import HELD_OUT, HELD_OUT_REWARD, SECONDS, Metric
 from retrain.records.runs.example_rates import (
     ExampleRates,
     NoExamplesError,
@@ -22,7 +22,6 @@ from retrain.records.runs.example_rates import (
     per_example,
     read_rates,
 )
-from retrain.records.runs.metric import HELD_OUT, HELD_OUT_REWARD, Metric
 from retrain.records.runs.source import ComparedRun
 from retrain.text.amounts import counted
 from retrain.verdicts.stats.components import Cost, advise, components, draw_components
@@ -36,7 +35,7 @@ TIMED_RUNS = 2  # of each condition; reading their times again costs little
 def with_examples(
     comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], *, metric: Metric, budget: float
 ) -> tuple[Comparison, ...]:
-    """Return the comparisons, each with its view on examples like these, or the reason there is none."""
+    """Return the comparisons, each with its view on examples like these, or a reason instead."""
     try:
         reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
     except NoExamplesError as error:
@@ -111,12 +110,12 @@ class _Reader:
     def __init__(self, runs: Sequence[ComparedRun], figure: PerExample, *, metric: Metric, budget: float) -> None:
         self._runs: Mapping[tuple[str, int], ComparedRun] = {(run.candidate.condition, run.seed): run for run in runs}
         self._figure, self._metric, self._budget = figure, metric, budget
+        self._timed = cache(self._time)
         self._found: dict[tuple[str, int], tuple[str, ExampleRates] | NoExamplesError] = {}
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # a thousand runs have one list of ids
-        self._times: dict[Path, tuple[float, float] | None] = {}
 
     def rates(self, label: str, seed: int) -> tuple[str, ExampleRates]:
-        """Return the run's name and its examples; NoExamplesError says why there are none."""
+        """Return the run's name and its examples; NoExamplesError gives a reason without any."""
         if (label, seed) not in self._found:
             try:
                 self._found[label, seed] = self._read(self._runs[label, seed])
@@ -131,7 +130,7 @@ class _Reader:
         """Return the measured cost of more of either; None where the runs did not record their times."""
         run_s = example_s = 0.0
         for label in (baseline, condition):
-            times = [self._time(label, seed) for seed in seeds[:TIMED_RUNS]]
+            times = [self._timed(label, seed) for seed in seeds[:TIMED_RUNS]]
             known = [each for each in times if each]
             if not known:
                 return None
@@ -154,26 +153,20 @@ class _Reader:
     def _time(self, label: str, seed: int) -> tuple[float, float] | None:
         """Return seconds of a run up to the budget with its evaluations, and of one example in one evaluation."""
         run = self._runs[label, seed]
-        folder = run.candidate.folder
-        if folder is None:
+        if run.candidate.folder is None:
             return None
-        if folder not in self._times:
-            self._times[folder] = _timed(folder, run.spent, self.rates(label, seed)[1].lines, self._budget)
-        return self._times[folder]
-
-
-def _timed(folder: Path, spent: Spent, examples: int, budget: float) -> tuple[float, float] | None:
-    try:
-        curves = Run(folder).curves({SECONDS, EVAL_SECONDS})
-    except ConfigError:  # read once already: it has changed since
-        return None
-    steps_R, evaluations_R = curves.column(SECONDS), curves.column(EVAL_SECONDS)
-    added = max(0, steps_R.size - spent.spent_R.size)  # rows that a running run wrote since, beyond any budget
-    within_R = np.concatenate([spent.spent_R[: steps_R.size], np.full(added, np.inf)]) <= budget
-    in_steps, evaluated = float(np.nansum(steps_R[within_R])), evaluations_R[within_R & np.isfinite(evaluations_R)]
-    if not evaluated.size or not in_steps > 0.0:
-        return None
-    return in_steps + float(evaluated.sum()), float(np.median(evaluated)) / examples
+        try:
+            curves = Run(run.candidate.folder).curves({SECONDS, EVAL_SECONDS})
+        except ConfigError:  # read once already: it has changed since
+            return None
+        steps_R, evaluations_R, spent_R = curves.column(SECONDS), curves.column(EVAL_SECONDS), run.spent.spent_R
+        added = max(0, steps_R.size - spent_R.size)  # rows that a running run wrote since, beyond any budget
+        within_R = np.concatenate([spent_R[: steps_R.size], np.full(added, np.inf)]) <= self._budget
+        in_steps, evaluated = float(np.nansum(steps_R[within_R])), evaluations_R[within_R & np.isfinite(evaluations_R)]
+        if not evaluated.size or not in_steps > 0.0:
+            return None
+        example_s = float(np.median(evaluated)) / self.rates(label, seed)[1].lines
+        return in_steps + float(evaluated.sum()), example_s
 
 
 LEVEL = 0.95

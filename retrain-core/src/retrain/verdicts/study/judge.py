@@ -9,14 +9,13 @@ an interval that is not the one on the page.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from retrain.kernel.types import Floats
-from retrain.records.runs.metric import Direction
+from retrain.records.runs.curves import Direction
 from retrain.verdicts.stats import paired
 from retrain.verdicts.stats.flip import FlipTest, at_most, fewest_exchanged, patterns_for
 from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds, Values, Verdict, VerdictReason
@@ -26,8 +25,7 @@ from retrain.verdicts.study.comparison import Comparison, DecidingTest, FewSeeds
 class Pairing:
     """A baseline and a condition over their common seeds, one value per seed each, in the order of `seeds`.
 
-    `test_of` makes the deciding test from the seeds and their differences; None for the sign-flip test of a fixed
-    number of seeds, or without `is_paired` the permutation test of unpaired runs.
+    `test_of` makes the deciding test; None for the sign-flip test, or the permutation test unless `is_paired`.
     """
 
     baseline: str
@@ -143,23 +141,19 @@ def with_margin(
     """
     if margin is None:
         return tuple(comparisons)
-    pairs = zip(comparisons, pairings, strict=True)
-    return tuple(_against(replace(each, margin=margin), pairing, margin) for each, pairing in pairs)
-
-
-def _against(comparison: Comparison, pairing: Pairing, margin: float) -> Comparison:
-    test = deciding_test(pairing, patterns_for(comparison.num_comparisons, comparison.alpha))
-    if test is None:
-        return comparison
-    level = 1.0 - comparison.alpha / comparison.num_comparisons
-    interval = test.interval(level)
-    is_found = comparison.verdict in (Verdict.BETTER, Verdict.WORSE)
-    if all(math.isfinite(limit) and -margin < limit < margin for limit in interval):
-        cause = VerdictReason.FOUND_WITHIN if is_found else VerdictReason.WITHIN
-        comparison = replace(comparison, verdict=Verdict.PRACTICALLY_SAME, cause=cause)
-    elif is_found:
-        return comparison
-    return replace(comparison, interval=interval, level=level)
+    found = []
+    for each, pairing in zip(comparisons, pairings, strict=True):
+        each, level = replace(each, margin=margin), 1.0 - each.alpha / each.num_comparisons
+        if test := deciding_test(pairing, patterns_for(each.num_comparisons, each.alpha)):
+            interval, is_found = test.interval(level), each.verdict in (Verdict.BETTER, Verdict.WORSE)
+            if all(-margin < limit < margin for limit in interval):
+                cause = VerdictReason.FOUND_WITHIN if is_found else VerdictReason.WITHIN
+                same = Verdict.PRACTICALLY_SAME
+                each = replace(each, verdict=same, cause=cause, interval=interval, level=level)
+            elif not is_found:
+                each = replace(each, interval=interval, level=level)
+        found.append(each)
+    return tuple(found)
 
 
 FEWEST = 3  # Student's t of two seeds is about six times as wide as of four
@@ -168,8 +162,7 @@ FEWEST = 3  # Student's t of two seeds is about six times as wide as of four
 def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the comparisons, with an estimate where three seeds or more cannot reach a verdict.
 
-    By crossed effects of seeds and examples where every example is on record, otherwise Student's t over the paired
-    differences of the seeds. Both assume roughly normal seeds; so few can neither show nor refute that.
+    By crossed effects of seeds and examples where every example is on record, otherwise Student's t over the seeds.
     """
     found = []
     for each in comparisons:

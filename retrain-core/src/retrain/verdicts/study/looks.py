@@ -1,4 +1,4 @@
-"""Chooses the test that decides: of a fixed number of seeds, of planned looks, or valid at any time."""
+"""Chooses the test that decides: of a fixed number of seeds, of planned looks, or valid at any time; and its reach."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Source
+from retrain.text.amounts import counted
+from retrain.verdicts.stats.flip import EXACT_EXCHANGES, EXACT_SEEDS, at_most, fewest_exchanged, patterns_for
+from retrain.verdicts.stats.paired import least_seeds
 from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal
 from retrain.verdicts.study.comparison import Comparison, DecidingTest, Design, LooksView, Verdict
 from retrain.verdicts.study.judge import Pairing
@@ -18,10 +23,7 @@ from retrain.verdicts.study.judge import Pairing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """The test of every pairing of one study, chosen from the plan, the campaign's record and the earlier looks.
-
-    `seeds` are in the order in which they were planned or added. `ended` are the runs that are done or failed for good.
-    """
+    """The test of every pairing of one study; `seeds` in the order planned or added, `ended` are done or failed."""
 
     design: Design
     seeds: tuple[int, ...]
@@ -83,7 +85,7 @@ class Looks:
         taken, decided = self.taken(comparison.baseline, comparison.condition), None
         test = pairing.test_of(pairing.seeds, pairing.diffs_N) if pairing.test_of else None
         if comparison.verdict is not Verdict.CANNOT_TELL and isinstance(test, SequentialFlip):
-            # Holm may have granted more alpha than its first step does; the look is that of the p value itself.
+            # Holm may have granted more alpha than its first step does; the look belongs to the p value itself.
             decided = test.rejected_at(test.p)
         view = LooksView(
             design=self.design,
@@ -99,10 +101,17 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
     """Choose the test for these runs.
 
     `planned looks` with an intact plan that has them and no seeds beyond it. `fixed`, or `unpaired` if an intact plan
-    says so, where the seeds are those of a plan without looks, or where nothing shows an earlier look at fewer.
+    says so, where the seeds belong to a plan without looks, or where nothing shows an earlier look at fewer.
     Otherwise `anytime`: seeds were added to the campaign, or `earlier` has looks at fewer seeds, by their number.
     """
-    plan, seeds = source.plan, _in_order(source)
+    began: dict[int, float] = {}  # of each seed, its first run
+    for each in source.candidates:
+        if each.seed is not None:
+            time_s = each.started.timestamp() if each.started else math.inf
+            began[each.seed] = min(time_s, began.get(each.seed, math.inf))
+    added = dict.fromkeys(seed for seed in source.added_seeds if seed in began)  # last, wherever the file lists them
+    seeds = (*(seed for seed in sorted(began, key=began.__getitem__) if seed not in added), *added)
+    plan = source.plan
     done = Counter(each.condition for each in source.candidates if each.state == DONE)
     compared = min((done[label] for label in source.conditions if done[label]), default=0)
     fewer = tuple(sorted({number for number in earlier if 0 < number < compared}))
@@ -125,18 +134,6 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
     return Looks(design=design, seeds=seeds, reason=reason, earlier=fewer, ended=ended)
 
 
-def _in_order(source: Source) -> tuple[int, ...]:
-    """Return seeds by the start of their first run; added ones last, wherever the file lists them."""
-    began: dict[int, float] = {}
-    for each in source.candidates:
-        if each.seed is not None:
-            time_s = each.started.timestamp() if each.started else math.inf
-            began[each.seed] = min(time_s, began.get(each.seed, math.inf))
-    seeds = sorted(began, key=began.__getitem__)
-    added = dict.fromkeys(seed for seed in source.added_seeds if seed in seeds)
-    return (*(seed for seed in seeds if seed not in added), *added)
-
-
 def looks_sentence(view: LooksView) -> str:
     """Return the looks taken and the test that allows for them; empty for one look at a fixed number of seeds."""
     match view.design:
@@ -150,3 +147,94 @@ def looks_sentence(view: LooksView) -> str:
     if view.decided_after is not None:
         return f"decided at the planned look of {view.decided_after} seeds; {looked}"
     return f"{looked}; the next is at {view.next_look} seeds" if view.next_look else looked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The clearest result that a number of seeds allows: the same difference in all of them.
+
+    `smallest_p` is of one comparison, before Holm's correction. `idle_looks` are planned looks that no result could
+    end, `first_look` the fewest seeds after which a first look can.
+    """
+
+    design: Design
+    num_seeds: int
+    comparisons: int
+    alpha: float
+    smallest_p: float
+    fewest_seeds: int
+    idle_looks: tuple[int, ...] = ()
+    first_look: int | None = None
+
+    @property
+    def can_decide(self) -> bool:
+        return at_most(self.comparisons * self.smallest_p, self.alpha)
+
+
+def reach_of(
+    design: Design,
+    *,
+    num_seeds: int,
+    comparisons: int,
+    alpha: float,
+    looks: Sequence[int] = (),
+    spend: Spend = Spend.POCOCK,
+) -> Reach:
+    """Return the reach of `num_seeds` seeds per condition under the test of `design` with the planned `looks`."""
+    share = alpha / comparisons
+
+    def can_end(*taken: int) -> bool:
+        return at_most(_at_looks(taken, looks, spend), share)
+
+    idle = [look for number, look in enumerate(looks, start=1) if not can_end(*looks[:number])]
+    fewest = {Design.UNPAIRED: fewest_exchanged, Design.ANYTIME: fewest_equal}.get(design, least_seeds)
+    return Reach(
+        design=design,
+        num_seeds=num_seeds,
+        comparisons=comparisons,
+        alpha=alpha,
+        smallest_p=_at_looks(looks, looks, spend) if looks else _smallest_p(design, num_seeds, comparisons, alpha),
+        fewest_seeds=fewest(share),
+        idle_looks=tuple(idle),
+        first_look=next(filter(can_end, range(1, looks[-1] + 1)), None) if idle else None,
+    )
+
+
+def reach_sentences(reach: Reach) -> list[str]:
+    """Return warnings before the first run, with a fix; empty where the plan can reach a verdict."""
+    if reach.can_decide:
+        looks, first = ", ".join(map(str, reach.idle_looks)), reach.first_look
+        told = f"no result can end the look after {looks} seeds; begin with a look after {first} or more"
+        return [told] if looks else []
+    holm = ""
+    if reach.comparisons > 1:
+        corrected = min(1.0, reach.comparisons * reach.smallest_p)
+        holm = f" ({corrected:.2g} after Holm's correction over {reach.comparisons} comparisons)"
+    seeds = counted(reach.num_seeds, "seed")
+    fix = f"plan at least {reach.fewest_seeds}"
+    if reach.design is Design.FIXED and reach.num_seeds >= fewest_exchanged(reach.alpha / reach.comparisons):
+        fix += ', or [campaign.plan] test = "unpaired"'
+    return [f"no verdict is possible. {seeds}: smallest possible p {reach.smallest_p:.2g}{holm}; {fix}"]
+
+
+def _smallest_p(design: Design, num_seeds: int, comparisons: int, alpha: float) -> float:
+    if num_seeds < 2:
+        return 1.0
+    drawn = 1.0 / patterns_for(comparisons, alpha)
+    if design is Design.ANYTIME:
+        return AnytimeTest(diffs_N=np.ones(num_seeds)).p
+    if design is Design.UNPAIRED:
+        return 2.0 / math.comb(2 * num_seeds, num_seeds) if num_seeds <= EXACT_EXCHANGES else drawn
+    return 2.0 ** -(num_seeds - 1) if num_seeds <= EXACT_SEEDS else drawn
+
+
+def _at_looks(taken: Sequence[int], looks: Sequence[int], spend: Spend) -> float:
+    """Return the least p after these looks of the planned ones."""
+    test = SequentialFlip(
+        diffs_N=np.ones(taken[-1]),
+        counts_K=list(taken),
+        shares_K=[look / looks[-1] for look in taken],
+        n_max=looks[-1],
+        spend=spend,
+    )
+    return test.smallest_p

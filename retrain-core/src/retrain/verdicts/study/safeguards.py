@@ -1,16 +1,16 @@
 """Two checks on a verdict: a second line with lost runs at the worst value, and controls that "better" must beat.
 
-Where crashes depend on the condition, dropping them is wrong in up to 14 % of campaigns without any difference; at the
+If crashes depend on the condition, dropping them is wrong in up to 14 % of campaigns without any difference; at the
 worst value they count against the condition that lost them. It costs power, so that line only accompanies the verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from retrain.records.run import Control, control_label, control_of_record
-from retrain.records.runs.metric import Direction, Metric, shown_difference
+from retrain.records.runs.curves import Direction, Metric, shown_difference
 from retrain.records.runs.run_status import DONE, LIVE
 from retrain.records.runs.source import Candidate, Source
 from retrain.verdicts.stats.flip import at_most
@@ -30,13 +30,9 @@ PENDING = (*LIVE, "not started")  # these may still end well
 Judged = Callable[[Sequence[Pairing]], Sequence[Comparison]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
-    values: Mapping[str, Values]
-    lost: Mapping[str, tuple[int, ...]]
-
-
-def sides_of(candidates: Iterable[Candidate], values: Mapping[str, Values], *, is_cut: bool) -> Sides:
+def lost_seeds(
+    candidates: Iterable[Candidate], values: Mapping[str, Values], *, is_cut: bool
+) -> dict[str, tuple[int, ...]]:
     """Return the seeds of each condition without a number although their run ended: it failed, died or stopped.
 
     A run that continues or has not begun is not lost, nor, where the curves are cut at a given budget (`is_cut`), one
@@ -48,43 +44,35 @@ def sides_of(candidates: Iterable[Candidate], values: Mapping[str, Values], *, i
         is_open = each.state in PENDING or is_short
         if each.seed is not None and each.seed not in values[each.condition] and not is_open:
             lost[each.condition][each.seed] = None
-    return Sides(values=values, lost={label: tuple(seeds) for label, seeds in lost.items()})
+    return {label: tuple(seeds) for label, seeds in lost.items()}
 
 
 def with_lost(
     comparisons: Sequence[Comparison],
     pairings: Sequence[Pairing],
-    sides: Sides,
+    values: Mapping[str, Values],
+    lost_seeds: Mapping[str, Sequence[int]],
     *,
     direction: Direction,
     judged: Judged,
 ) -> tuple[Comparison, ...]:
-    """Return the comparisons, with the second line where runs were lost: the same test over the whole family.
-
-    The worst value is that over all compared runs of all conditions. A seed that both sides lost is a tie.
-    """
-    seen = [value for values in sides.values.values() for value in values.values()]
-    if not seen or not any(sides.lost.values()):
+    """Return the comparisons, with the second line where runs were lost: the test with the worst value of all runs."""
+    seen = [value for by_seed in values.values() for value in by_seed.values()]
+    if not seen or not any(lost_seeds.values()):
         return tuple(comparisons)
     worst = min(seen) if direction is Direction.HIGHER else max(seen)
-    filled = {
-        label: {**values, **dict.fromkeys(sides.lost.get(label, ()), worst)} for label, values in sides.values.items()
-    }
+    filled = {label: {**known, **dict.fromkeys(lost_seeds.get(label, ()), worst)} for label, known in values.items()}
     again = judged([with_values(each, filled[each.baseline], filled[each.condition]) for each in pairings])
     found = []
     for first, second in zip(comparisons, again, strict=True):
-        left, right = sides.lost.get(first.baseline, ()), sides.lost.get(first.condition, ())
+        left, right = (tuple(lost_seeds.get(each, ())) for each in (first.baseline, first.condition))
+        fields = ("seeds", "difference", "interval", "level", "p_holm", "verdict")
         lost = Lost(
             baseline_seeds=left,
             condition_seeds=right,
             worst=worst,
-            seeds=second.seeds,
-            difference=second.difference,
-            interval=second.interval,
-            level=second.level,
-            p_holm=second.p_holm,
-            verdict=second.verdict,
             survives=second.verdict is first.verdict,
+            **{name: getattr(second, name) for name in fields},
         )
         found.append(replace(first, lost=lost) if left or right else first)
     return tuple(found)
@@ -104,8 +92,7 @@ def with_seeds(
 def controls_in(source: Source) -> dict[str, tuple[str, Control]]:
     """Return the conditions that are controls: label to the condition that each is a control of, and which control.
 
-    The labels of the plan count too, so that the folders of a planned control cannot be removed without a trace. A
-    plugin's mode may have the name of a control; its runs are no controls.
+    Labels of the plan count too, so that a planned control cannot be removed without a trace.
     """
     planned = source.plan.conditions if source.plan else ()
     labels = dict.fromkeys([*source.conditions, *planned])
@@ -169,12 +156,12 @@ def controls_sentence(comparison: Comparison, metric: Metric) -> str:
 
 
 def _listed(results: Sequence[ControlResult], metric: Metric) -> str:
-    told = []
+    found = []
     for each in results:
         p = "nothing to test" if each.p is None else f"p = {each.p:.2g}"
         size = f"{shown_difference(each.difference, metric)} over it, {p}"
-        told.append(f"{each.control} ({'no finished run to compare with' if each.difference is None else size})")
-    return f"control{'s' if len(told) > 1 else ''} {', '.join(told)}"
+        found.append(f"{each.control} ({'no finished run to compare with' if each.difference is None else size})")
+    return f"control{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
 def _result(pairing: Pairing, control: Control, *, alpha: float, direction: Direction) -> ControlResult:
@@ -191,7 +178,7 @@ def _result(pairing: Pairing, control: Control, *, alpha: float, direction: Dire
 
 
 def _p(comparison: Comparison, results: Sequence[ControlResult], direction: Direction) -> float:
-    """Return the p value of a verdict's claim: with "better" that of the weakest of its tests."""
+    """Return the p value of a verdict's claim: with "better" the weakest of its tests."""
     own = 1.0 if comparison.p is None else comparison.p
     difference = comparison.difference or 0.0
     if difference == 0.0 or (difference > 0.0) != (direction is Direction.HIGHER):

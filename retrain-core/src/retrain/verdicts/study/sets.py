@@ -1,7 +1,14 @@
 """Conditions over several evaluation sets: aggregates of each, and one family of verdicts over all sets together.
 
 The verdict over the sets is about the mean over sets of each seed, tested over seeds like any other difference: a run
-is scored on all sets, so its scores are not independent, and the seeds are what repeats.
+is scored on all sets, so its scores are not independent, and only the seeds repeat.
+
+Aggregates, profiles and bootstrap intervals have the definitions of rliable: R. Agarwal et al., "Deep Reinforcement
+Learning at the Edge of the Statistical Precipice" (arXiv:2108.13264), and its package rliable 1.2.0, with which the
+tests compare. `scores_NM` holds one score per run (N) and set (M), higher being better; each function takes any further
+axes in front, as the bootstrap needs. rliable draws the runs of each set separately. We draw whole runs: a good seed is
+often good on all sets, and drawing per set covers less. Percentile intervals of few runs cover less than they say
+either way: they are shown, and no verdict rests on them.
 """
 
 from __future__ import annotations
@@ -10,15 +17,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 from retrain.records.reading import table_of
+from retrain.records.runs.curves import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.records.runs.example_rates import HELD_OUT_SET
-from retrain.records.runs.metric import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.records.runs.source import Candidate
-from retrain.verdicts.stats import benchmarks
+from retrain.verdicts.stats.binomial import probability_of_improvement
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Comparison, Values
 from retrain.verdicts.study.judge import Pairing, with_values
@@ -44,8 +52,8 @@ class SetScores:
     """A condition over its seeds that have a number on every set.
 
     `mean` is over sets and seeds (Student's t over seeds); `iqm` and `gap` are the interquartile mean and the
-    optimality gap of `stats.benchmarks` with bootstrap intervals, the gap only of rates. `scores` has a row per seed,
-    in the order of the sets, as has `set_means`; `profile` is the share of them above each threshold of the view.
+    optimality gap with bootstrap intervals, the gap only of rates. `scores` has a row per seed, in the order of the
+    sets, as has `set_means`; `profile` is the share of them above each threshold of the view.
     """
 
     condition: str
@@ -60,10 +68,7 @@ class SetScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetsComparison:
-    """A pair of conditions: the verdict on the mean over sets, one per set in their order, all in one family.
-
-    `improvement` is the chance that a run of the condition is above one of the baseline, averaged over sets.
-    """
+    """A pair of conditions: the verdict on the mean over sets and one per set, and the mean chance of improvement."""
 
     overall: Comparison
     per_set: tuple[Comparison, ...]
@@ -72,7 +77,7 @@ class SetsComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetsView:
-    """All conditions over the sets `names`, whose metrics are `metrics`; `thresholds` are those of the profiles."""
+    """All conditions over the sets `names`, whose metrics are `metrics`; `thresholds` belong to the profiles."""
 
     names: tuple[str, ...]
     metrics: tuple[Metric, ...]
@@ -112,10 +117,7 @@ def sets_view(
     values_of: Callable[[str, Metric], Values],
     judged: Judged,
 ) -> SetsView:
-    """Return the view of those sets on which some run has a number; ConfigError when these are fewer than two.
-
-    `values_of` gives a condition's metric by seed. `judged` judges a family; each pair keeps its deciding test.
-    """
+    """Return the view of the sets on which some run has a number; ConfigError when these are fewer than two."""
     values = {name: {label: values_of(label, metric) for label in labels} for name, metric in metrics.items()}
     values = {name: by_label for name, by_label in values.items() if any(by_label.values())}
     if len(values) < 2:
@@ -155,18 +157,18 @@ def _scores(label: str, seeds: tuple[int, ...], scores_NM: Floats, thresholds_T:
         condition=label,
         seeds=seeds,
         mean=Aggregate(value=float(means_N.mean()), interval=interval),
-        iqm=_aggregate(scores_NM, benchmarks.interquartile_mean),
-        gap=_aggregate(scores_NM, benchmarks.optimality_gap) if is_rate else None,
+        iqm=_aggregate(scores_NM, interquartile_mean),
+        gap=_aggregate(scores_NM, optimality_gap) if is_rate else None,
         scores=tuple(tuple(row) for row in scores_NM.tolist()),
         set_means=tuple(scores_NM.mean(axis=0).tolist()),
-        profile=tuple(benchmarks.performance_profile(scores_NM, thresholds_T).tolist()),
+        profile=tuple(performance_profile(scores_NM, thresholds_T).tolist()),
     )
 
 
-def _aggregate(scores_NM: Floats, statistic: benchmarks.Statistic) -> Aggregate:
+def _aggregate(scores_NM: Floats, statistic: Statistic) -> Aggregate:
     interval = None
     if scores_NM.shape[0] > 1:
-        low, high = benchmarks.bootstrap(scores_NM, statistic, _STREAMS.stream("compare", "sets"))
+        low, high = bootstrap(scores_NM, statistic, _STREAMS.stream("compare", "sets"))
         interval = float(low), float(high)
     return Aggregate(value=float(statistic(scores_NM)), interval=interval)
 
@@ -191,6 +193,62 @@ def _comparisons(
     for overall, *per_set in zip(*by_column, strict=True):
         left_NM, right_KM = found[overall.baseline][1], found[overall.condition][1]
         known = bool(left_NM.size and right_KM.size)
-        improvement = benchmarks.improvement_over_benchmarks(left_NM, right_KM) if known else None
+        improvement = improvement_over_benchmarks(left_NM, right_KM) if known else None
         compared.append(SetsComparison(overall=overall, per_set=tuple(per_set), improvement=improvement))
     return tuple(compared)
+
+
+TRIM_FRAC = 0.25
+RESAMPLES = 2_000
+Statistic = Callable[[Floats], Floats]
+
+
+def interquartile_mean(scores_NM: Floats) -> Floats:
+    """Return the mean of the middle half of all scores, runs and benchmarks together: a quarter is cut at either end.
+
+    The number cut is rounded down, as in `scipy.stats.trim_mean`.
+    """
+    flat = np.sort(scores_NM.reshape(*scores_NM.shape[:-2], -1), axis=-1)
+    cut = int(TRIM_FRAC * flat.shape[-1])
+    return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
+
+
+def optimality_gap(scores_NM: Floats, gamma: float = 1.0) -> Floats:
+    """Return by how much scores fall short of `gamma` on average, those above counted as `gamma`."""
+    return np.asarray(gamma - np.minimum(scores_NM, gamma).mean(axis=(-2, -1)))
+
+
+def performance_profile(scores_NM: Floats, thresholds_T: Floats) -> Floats:
+    """Return the share of runs and benchmarks above each threshold, (T,): rliable's score distribution."""
+    shares = [(scores_NM > threshold).mean(axis=(-2, -1)) for threshold in thresholds_T.tolist()]
+    return np.stack(shares, axis=-1)
+
+
+def improvement_over_benchmarks(baseline_NM: Floats, condition_KM: Floats) -> float:
+    """Return P(X > Y) + P(X = Y) / 2 of a run X of the condition and Y of the baseline, averaged over benchmarks."""
+    pairs = zip(baseline_NM.T, condition_KM.T, strict=True)
+    return float(np.mean([probability_of_improvement(left_N, right_K) for left_N, right_K in pairs]))
+
+
+def bootstrap(
+    scores_NM: Floats,
+    statistic: Statistic,
+    stream: Generator,
+    *,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    is_stratified: bool = False,
+) -> tuple[Floats, Floats]:
+    """Return percentile limits of a statistic over runs drawn with replacement; with `is_stratified` per benchmark.
+
+    ValueError unless there are two runs or more of finite scores on at least one benchmark.
+    """
+    num_runs, num_benchmarks = scores_NM.shape
+    if num_runs < 2 or not num_benchmarks or not np.isfinite(scores_NM).all():
+        raise ValueError(f"finite scores of two runs or more on one benchmark or more are needed, not {scores_NM!r}")
+    columns = num_benchmarks if is_stratified else 1
+    rows_RNM = stream.integers(num_runs, size=(resamples, num_runs, columns))
+    drawn_RNM = scores_NM[rows_RNM, np.arange(num_benchmarks)]
+    tail = (1.0 - level) / 2
+    low, high = np.quantile(statistic(drawn_RNM), [tail, 1.0 - tail], axis=0)
+    return np.asarray(low), np.asarray(high)

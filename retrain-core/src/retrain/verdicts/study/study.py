@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
@@ -14,9 +14,8 @@ from typing import Any
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import table_of
 from retrain.records.run import Control
-from retrain.records.runs.budget import COSTS, Align
-from retrain.records.runs.metric import CORRECT, Direction, Metric, parse_metric
-from retrain.records.runs.registered import Analysis, Plan, departures
+from retrain.records.runs.curves import CORRECT, COSTS, Align, Direction, Metric, parse_metric
+from retrain.records.runs.registered import Plan
 from retrain.records.runs.source import (
     Candidate,
     ComparedRun,
@@ -25,20 +24,20 @@ from retrain.records.runs.source import (
     chosen_metric,
     common_budget,
     condition_metrics,
-    find_runs,
     readable_runs,
 )
-from retrain.records.runs.undeclared import other_examples, undeclared, without_inputs
+from retrain.records.runs.undeclared import other_examples, undeclared
 from retrain.verdicts.ledger.looks import Looks as RecordedLooks
 from retrain.verdicts.study.comparison import Collapse, Comparison, collapses
 from retrain.verdicts.study.examples import TwoPolicies, two_runs, with_examples
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin
 from retrain.verdicts.study.looks import Looks, chosen_looks
-from retrain.verdicts.study.safeguards import controls_in, sides_of, with_controls, with_lost, with_seeds
+from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
 from retrain.verdicts.study.summaries import Condition, Summaries
 
 DEFAULT_ALPHA = 0.05
+NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
 MORE_DIFFERS = "the runs differ in more than their conditions say"
 
 
@@ -46,8 +45,7 @@ MORE_DIFFERS = "the runs differ in more than their conditions say"
 class Options:
     """Options of a comparison; None = as planned, otherwise the default.
 
-    `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over; with `sets`
-    all evaluation sets are compared together, too.
+    `at` is a budget in units of `align`, `last` the number of steps that `final` and `best` average over.
     """
 
     metric: Metric | None = None
@@ -74,21 +72,17 @@ def options_of(
 ) -> Options:
     """Return options from a user's values; ConfigError names a bad one, as `called(name)` calls it."""
 
-    def refused(name: str, what: str, fix: str) -> ConfigError:
-        return ConfigError(Problem(where=called(name), what=what, fix=fix))
-
-    if align not in list(Align):
-        raise refused("align", f"unknown budget {align!r}", f"use one of: {', '.join(Align)}")
-    for name, value in (("at", at), ("alpha", alpha)):
-        if value is not None and not math.isfinite(value):
-            raise refused(name, f"{value} is not a finite number", "leave it out for the default")
-    if at is not None and (at <= 0 or (align == Align.STEPS and not float(at).is_integer())):
-        what = "is not positive" if at <= 0 else "is not a whole number of steps"
-        raise refused("at", f"{at} {what}", "give a budget that the runs have reached")
-    if alpha is not None and not 0 < alpha < 0.5:
-        raise refused("alpha", f"{alpha} is not between 0 and 0.5", f"the default is {DEFAULT_ALPHA}")
-    if last is not None and last < 1:
-        raise refused("last", f"{last} steps are none", "give at least 1")
+    is_cut = at is not None and (at <= 0 or (align == Align.STEPS and not float(at).is_integer()))
+    for name, is_bad, what, fix in (
+        ("align", align not in list(Align), f"unknown budget {align!r}", f"use one of: {', '.join(Align)}"),
+        ("at", at is not None and not math.isfinite(at), f"{at} is not a finite number", "leave it out"),
+        ("alpha", alpha is not None and not math.isfinite(alpha), f"{alpha} is not a finite number", "leave it out"),
+        ("at", is_cut, f"{at} is not a positive (whole) number of {align}", "give a budget that the runs have reached"),
+        ("alpha", alpha is not None and not 0 < alpha < 0.5, f"{alpha} is not between 0 and 0.5", "leave it out"),
+        ("last", last is not None and last < 1, f"{last} is not a number of steps", "give at least 1"),
+    ):
+        if is_bad:
+            raise ConfigError(Problem(where=called(name), what=what, fix=fix))
     return Options(
         metric=parse_metric(metric, where=called("metric")) if metric is not None else None,
         align=Align(align),
@@ -146,16 +140,8 @@ class Study:
         return "planned, unverified" if self.is_unverified else "planned"
 
 
-def compare(paths: Sequence[Path], options: Options) -> Study:
-    """Compare a campaign, or run folders; ConfigError if nothing can be compared or the options are invalid.
-
-    Nothing is recorded and no ledger is read: use `comparison_with_ledger` for verdicts that are shown.
-    """
-    return study_of(find_runs(paths), options)
-
-
 def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -> Study:
-    """Return `compare` of runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
+    """Compare runs that were found; `earlier` are the numbers of seeds of earlier looks at them."""
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
@@ -202,7 +188,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         plan=plan,
         exploratory=(),
         undeclared=undeclared(source, compared, judging.baseline),
-        unknown=without_inputs(compared),
+        unknown=sum(not isinstance(each.record.get("identity"), dict) for each in compared),
         num_examples=None if others else summaries.num_examples(source.conditions, metric),
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
@@ -215,7 +201,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judging:
-    """How the conditions of one study are judged: as planned, unless the options say otherwise."""
+    """The judging of one study's conditions: as planned, unless the options say otherwise."""
 
     source: Source
     options: Options
@@ -236,8 +222,9 @@ class _Judging:
         self, pairings: Sequence[Pairing], summaries: Summaries, values: Mapping[str, Mapping[int, float]]
     ) -> tuple[Comparison, ...]:
         """Return the verdicts, weakened by lost runs and controls, with the looks taken."""
-        sides = sides_of(self.source.candidates, values, is_cut=self.options.at is not None)
-        found = with_lost(self._judged(pairings), pairings, sides, direction=self.direction, judged=self._judged)
+        lost = lost_seeds(self.source.candidates, values, is_cut=self.options.at is not None)
+        found = self._judged(pairings)
+        found = with_lost(found, pairings, values, lost, direction=self.direction, judged=self._judged)
         of_pair = partial(self._pairing, summaries)
         found = with_controls(found, self.controls, of_pair, alpha=self.alpha, direction=self.direction)
         found = with_seeds(found, values, direction=self.direction)
@@ -253,20 +240,53 @@ class _Judging:
 
 
 def _departures(study: Study, options: Options, source: Source) -> tuple[str, ...]:
-    made = Analysis(
-        metric=study.metric,
-        alpha=study.alpha,
-        baseline=study.baseline,
-        direction=study.direction,
-        seeds={each.label: each.seeds for each in study.conditions if each.seeds},
-        is_all_pairs=options.all_pairs,
-        aligned_on=study.align,
-        at_steps=int(study.budget) if study.align is Align.STEPS else None,
-        last=options.last,
-        first_start=source.first_start,
-    )
-    found = (*departures(study.plan, made), *study.other_examples)
-    return (*found, MORE_DIFFERS) if study.undeclared else found
+    """Return reasons why a comparison is exploratory, as sentences; empty if it is as planned."""
+    found = [NO_PLAN]
+    if plan := study.plan:
+        found = [*_of_the_plan(plan, study, source), *_of_the_analysis(plan, study, options)]
+    return (*found, *study.other_examples, *([MORE_DIFFERS] if study.undeclared else []))
+
+
+def _of_the_plan(plan: Plan, study: Study, source: Source) -> Iterator[str]:
+    """Yield departures in the plan itself and in its conditions and seeds."""
+    if not plan.is_intact:
+        yield "the plan's hash does not match its text: it was changed after it was registered"
+    if plan.written is None or source.first_start is None:
+        yield "nothing shows that the plan was written before the first step"
+    elif plan.written.replace(microsecond=0) > source.first_start:  # `run.json` stores whole seconds
+        times = (each.isoformat(" ", "seconds") for each in (plan.written, source.first_start))
+        yield "the plan was written {}, after the first run began ({})".format(*times)
+    compared = {each.label: each.seeds for each in study.conditions if each.seeds}
+    for condition, seeds in compared.items():
+        if condition not in plan.conditions:
+            yield f"{condition} was not planned"
+            continue
+        due = plan.due(seeds)
+        if missing := set(due) - set(seeds):
+            planned = f"planned seeds of its {len(due)}-seed look" if len(due) < len(plan.seeds) else "planned seeds"
+            yield f"{condition} lacks {len(missing)} of the {len(due)} {planned}"
+        if more := set(seeds) - set(plan.seeds):
+            yield f"{condition} has {len(more)} seeds that were not planned"
+    yield from (f"{label} was planned and is missing" for label in plan.conditions if label not in compared)
+
+
+def _of_the_analysis(plan: Plan, study: Study, options: Options) -> Iterator[str]:
+    for name, planned, actual in (
+        ("metric", plan.metric, study.metric),
+        ("alpha", plan.alpha, study.alpha),
+        ("baseline", plan.baseline, study.baseline),
+        ("better side", plan.direction, study.direction),
+    ):
+        if planned != actual:
+            yield f"the {name} is {actual}, planned was {planned if planned else 'none'}"
+    if options.all_pairs:
+        yield "all pairs are compared, planned was the baseline with each of the others"
+    if study.align is not Align.STEPS:
+        yield f"aligned on {study.align}, planned was on steps"
+    elif int(study.budget) != plan.max_steps:
+        yield f"looked at after {int(study.budget)} steps, planned was after {plan.max_steps}"
+    if options.last is not None:
+        yield f"final is taken over the last {options.last} steps, planned was a tenth of them"
 
 
 def _other_examples(comparisons: Sequence[Comparison], runs: Sequence[Candidate], metric: Metric) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrain.records.reading import table_of
-from retrain.records.runs.budget import Spent, value_at
-from retrain.records.runs.metric import Direction, Metric
+from retrain.records.runs.curves import Direction, Metric, Spent, value_at
 from retrain.records.runs.source import ComparedRun
 from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
@@ -24,8 +23,7 @@ MOST_PROMPTS = 10**6  # per step; beyond any real number
 class Estimate:
     """A metric of one condition: the value of each seed, their mean and its 95 % interval.
 
-    The interval of a held-out share is for another seed and other examples like these, with one seed for that run on
-    other examples (`stats.binomial`); any other is for another seed, and None below two.
+    A held-out share's interval is for another seed and other examples like these; any other for another seed.
     """
 
     values: Mapping[int, float]

@@ -1,8 +1,4 @@
-"""Splits the spread of a metric over runs by source: the order of the data, initialisation, sampling, evaluation, rest.
-
-A source can be separated only where `[training] seeds` moved it without another; sources that never moved separately
-are named.
-"""
+"""Splits the spread of a metric over runs by source: data order, initialisation, sampling, evaluation, rest."""
 
 from __future__ import annotations
 
@@ -18,10 +14,18 @@ from retrain.kernel.config.schema import SeedSource
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import table_of
 from retrain.records.run import Run, settings_key
-from retrain.records.runs.budget import Align, along, value_at
-from retrain.records.runs.curves import Curves
+from retrain.records.runs.curves import (
+    CORRECT,
+    HELD_OUT,
+    Align,
+    Curves,
+    Direction,
+    Metric,
+    along,
+    shown_difference,
+    value_at,
+)
 from retrain.records.runs.example_rates import HELD_OUT_SET
-from retrain.records.runs.metric import CORRECT, HELD_OUT, Direction, Metric, shown_difference
 from retrain.records.runs.run_status import DONE
 from retrain.records.runs.source import Candidate, chosen_metric, find_runs
 from retrain.verdicts.stats.variance import REST, Components, components
@@ -33,10 +37,7 @@ LEAST_RUNS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledNoise:
-    """The spread that a finite number of completions per held-out example adds to a run's rate.
-
-    It is a part of evaluation, or of the rest. `share` is of the total variance, at most 1.
-    """
+    """The part of a rate's variance from a finite number of completions per example; `share` is of the total."""
 
     variance: float
     share: float
@@ -58,12 +59,11 @@ class Decomposition:
 def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: float = 0.95) -> Decomposition:
     """Estimate the shares over the finished runs of a campaign, or run folders; ConfigError if they are too few.
 
-    Runs whose settings are equal, seeds apart, form a group, and only spread within groups counts. The components of
-    all groups are taken to be the same.
+    Only spread within groups of equal settings, seeds apart, counts. A source can be separated where `[training] seeds`
+    moved it without another.
     """
     fields = {CORRECT.field} | ({metric.field} if metric else set())
-    found: list[tuple[Candidate, Path, Curves]] = []
-    left_out = []
+    found, left_out = list[tuple[Candidate, Path, Curves]](), list[tuple[str, str]]()
     for each in find_runs(paths).candidates:
         if each.state != DONE or each.folder is None or each.seed is None:
             left_out.append((each.name, each.problem or each.state if each.state != DONE else "no seed is recorded"))
@@ -93,12 +93,17 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         why = "every run has a seed combination that its own sources explain, or all runs have the same number"
         fix = "add runs that cross the seeds, such as 4 data seeds x 4 initialisation seeds"
         raise ConfigError(Problem(where="--variance", what=what, why=why, fix=fix))
+    noise = None
+    if chosen == HELD_OUT and (noises := [each for each in map(_noise_of, folders) if each is not None]):
+        variance = float(np.mean(noises))
+        share = min(1.0, variance / parts.total) if parts.total > 0 else 1.0
+        noise = SampledNoise(variance=variance, share=share, runs=len(noises))
     return Decomposition(
         metric=chosen,
         budget=budget,
         conditions=len(set(groups)),
         components=parts,
-        noise=_noise(folders, parts.total) if chosen == HELD_OUT else None,
+        noise=noise,
         left_out=tuple(left_out),
     )
 
@@ -109,15 +114,6 @@ def seed_levels(record: Mapping[str, Any]) -> dict[str, int]:
     followed = dict.fromkeys(SOURCES, int(record["seed"]))
     followed["evaluation"] = evaluation if isinstance(evaluation, int) else 0
     return followed | {source: seed for source, seed in given.items() if source in SOURCES}
-
-
-def _noise(runs: Sequence[Path], total: float) -> SampledNoise | None:
-    """Return the mean over runs of the estimated sampling variance of their last held-out rate."""
-    found = [noise for each in runs if (noise := _noise_of(each)) is not None]
-    if not found:
-        return None
-    variance = float(np.mean(found))
-    return SampledNoise(variance=variance, share=min(1.0, variance / total) if total > 0 else 1.0, runs=len(found))
 
 
 def _noise_of(run: Path) -> float | None:
@@ -139,17 +135,17 @@ def variance_sentences(found: Decomposition) -> Iterator[str]:
         f"{parts.runs} runs{conditions}: {found.metric} has a standard deviation of {spread} within a condition "
         f"after {found.budget:,.0f} steps. Shares of that variance, with {100 * parts.level:.0f} % intervals:"
     )
-    rest = f"rest (with {_joined(parts.in_rest)})" if parts.in_rest else "rest (interactions, and what no seed decides)"
+    rest = f"rest (with {_joined(parts.in_rest)})" if parts.in_rest else "rest (interactions, and other chance)"
     for part in parts.parts:
         low, high = part.interval
         name = rest if part.name == REST else part.name
         yield f"{name}: {100 * part.share:.0f} % ({100 * low:.0f} to {100 * high:.0f} %)"
     for names in parts.together:
-        yield f"{_joined(names)} always moved together: their shares cannot be told apart."
+        yield f"{_joined(names)} always moved together: their shares cannot be separated."
     if parts.constant:
-        yield f"never moved: {_joined(parts.constant)}. What it would add is not in these figures."
+        yield f"never moved: {_joined(parts.constant)}; their share is not in these figures."
     if parts.tangled:
-        yield f"{_joined(parts.tangled)} never moved alone: no share can be given."
+        yield f"{_joined(parts.tangled)} never moved separately: no share can be given."
     if found.left_out:
         reasons = Counter(reason for _, reason in found.left_out)
         yield f"left out: {', '.join(f'{count} runs ({reason})' for reason, count in reasons.most_common())}"

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from retrain.records.runs.budget import Align
-from retrain.records.runs.metric import Metric, parse_metric
+from retrain.records.runs.curves import Align, Metric, parse_metric
 from retrain.text.command_options import json_option, runs_argument
 from retrain.text.tables import table_console
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.looks import InterimLooks
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
-from retrain.verdicts.study.study import Study, options_of
+from retrain.verdicts.study.study import options_of
 
 EPILOG = """\b
 Examples:
@@ -100,50 +99,33 @@ def command(
             named = "--variance goes" if variance else "two files of `retrain eval` go"
             raise click.UsageError(f"{named} with --metric and --json only")
         metric = parse_metric(chosen["metric"], where="--metric") if chosen["metric"] else None
-        (_print_variance if variance else _print_policies)(paths, metric, as_json=as_json)
+        data, lines = (_variance if variance else _policies)(paths, metric)
+        click.echo(json.dumps(data, indent=2, allow_nan=False) if as_json else "\n".join(map(printable, lines)))
         return
-    options = options_of(**chosen, called=lambda name: f"--{name}")
-    _print(comparison_with_ledger(paths, options), as_json=as_json, as_markdown=as_markdown)
+    study = comparison_with_ledger(paths, options_of(**chosen, called=lambda name: f"--{name}"))
+    from retrain.verdicts.wording.show import markdown, picture, study_data
+
+    if as_json:
+        click.echo(json.dumps(study_data(study), indent=2, allow_nan=False))
+    elif as_markdown:
+        click.echo(markdown(study))
+    else:
+        table_console().print(picture(study))
 
 
-def _print_variance(paths: Sequence[Path], metric: Metric | None, *, as_json: bool) -> None:
+def _variance(paths: Sequence[Path], metric: Metric | None) -> tuple[Any, Iterable[str]]:
     from retrain.verdicts.study.variance import decompose, variance_data, variance_sentences
 
     found = decompose(paths, metric)
     InterimLooks("compare --variance", partial(click.echo, err=True)).at(paths)
-    if as_json:
-        _print_json(variance_data(found))
-        return
-    for line in variance_sentences(found):
-        click.echo(printable(line))
+    return variance_data(found), variance_sentences(found)
 
 
-def _print_policies(files: Sequence[Path], metric: Metric | None, *, as_json: bool) -> None:
+def _policies(files: Sequence[Path], metric: Metric | None) -> tuple[Any, Iterable[str]]:
     from retrain.verdicts.study.examples import two_evaluations
-    from retrain.verdicts.wording.data import plain_data
     from retrain.verdicts.wording.sentences import policies_sentence
+    from retrain.verdicts.wording.show import plain_data
 
     InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(files)
     found = two_evaluations(files, metric)
-    if as_json:
-        _print_json(plain_data(found) | {"metric": str(found.metric)})
-    else:
-        click.echo(printable(f"{policies_sentence(found)}."))
-
-
-def _print_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2, allow_nan=False))
-
-
-def _print(study: Study, *, as_json: bool, as_markdown: bool) -> None:
-    if as_json:
-        from retrain.verdicts.wording.data import study_data
-
-        _print_json(study_data(study))
-        return
-    from retrain.verdicts.wording.show import markdown, picture
-
-    if as_markdown:
-        click.echo(markdown(study))
-        return
-    table_console().print(picture(study))
+    return plain_data(found) | {"metric": str(found.metric)}, [f"{policies_sentence(found)}."]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from retrain.records.runs.metric import CORRECT, HELD_OUT, Metric, Summary
+from retrain.records.runs.curves import CORRECT, HELD_OUT, Metric, Summary
+from retrain.text.amounts import counted
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording.sentences import limits, percent, too_few_seeds
 
 MOST_NAMED = 6
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 WHEN = {Summary.FINAL: "at the end of training", Summary.BEST: "at its best", Summary.AUC: "averaged over training"}
 
 
@@ -19,24 +19,14 @@ def summary(study: Study) -> list[str]:
     return [_compared(study), *_found(study), *_open(study), _holds_for(study), _sure(study), _typical(study)]
 
 
-def count(number: int) -> str:
-    """Return a number as prose has it: `five`, `12`."""
-    return NUMBERS[number] if number < len(NUMBERS) else f"{number:,}"
-
-
 def _compared(study: Study) -> str:
     seeds = [len(each.seeds) for each in study.conditions]
-    least, most = min(seeds), max(seeds)
-    times = (
-        "each was trained once" if most == least == 1 else f"each was trained {count(most)} times, from different seeds"
-    )
-    if least < most:
-        times = f"each was trained up to {count(most)} times, from different seeds ({count(least)} at the least)"
+    times = counted(max(seeds), "time") if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)} times"
     where = f" on {study.num_examples:,} test questions" if study.num_examples else ""
-    ways = f"{count(len(study.conditions))} ways to train".capitalize()
     fields = {HELD_OUT.field: "the share of right answers", CORRECT.field: "the share of right answers in training"}
     measured = f"{fields.get(study.metric.field, study.metric.field)} {WHEN[study.metric.summary]}"
-    return f"{ways} were compared with one another; {times}. What counts is {measured}{where}."
+    ways = f"{counted(len(study.conditions), 'way')} to train were compared"
+    return f"{ways}; each was trained {times} from different seeds. The measure is {measured}{where}."
 
 
 def _found(study: Study) -> list[str]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from retrain.records.runs.budget import Align
-from retrain.records.runs.metric import Metric, shown, shown_difference
+from retrain.records.runs.curves import Metric, shown, shown_difference
 from retrain.text.amounts import counted
 from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.paired import spread_range
 from retrain.verdicts.stats.sequential import fewest_equal
 from retrain.verdicts.study.comparison import Comparison, Design, Verdict, VerdictReason
 from retrain.verdicts.study.examples import TwoPolicies
-from retrain.verdicts.study.reach import reach_of, reach_sentences
+from retrain.verdicts.study.looks import reach_of, reach_sentences
 from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import Study
 
-MOST_DIFFERING = 20
+MOST_LINES = 20
 UNVERIFIED = "no ledger here has the plan and every run"
 
 
@@ -27,16 +26,23 @@ def explanation(comparison: Comparison, study: Study) -> str:
     p = f"p = {probability(comparison.p_holm)}{_corrected(comparison)}"
     match comparison.cause:
         case VerdictReason.FOUND:
-            found = f"{p}, at most {comparison.alpha:g}: chance alone would rarely give such a difference."
+            found = f"{p}, at most {comparison.alpha:g}: chance would rarely give such a difference."
             return f"{found} It is {controls_sentence(comparison, study.metric)}." if comparison.controls else found
         case VerdictReason.NOT_BEYOND_CONTROL:
-            return f"{p}, but a gain counts only beyond that of training with useless rewards, or with none."
+            return f"{p}, but a gain counts only beyond training with useless rewards, or with none."
         case VerdictReason.WITHIN | VerdictReason.FOUND_WITHIN:
             margin = shown_difference(comparison.margin, study.metric, signed=False)
             inside = f"the interval lies inside the planned margin of ±{margin}."
             return inside if comparison.cause is VerdictReason.WITHIN else f"A difference is found, but {inside}"
         case VerdictReason.TOO_FEW:
-            return _too_few(comparison)
+            seeds, tied = counted(len(comparison.seeds), "seed"), comparison.per_seed.ties if comparison.per_seed else 0
+            ties = f" ({tied} tied: a difference of exactly 0)" if tied else ""
+            holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)
+            corrected = f" ({holm:.2g}{_corrected(comparison)})" if comparison.num_comparisons > 1 else ""
+            return (
+                f"With {seeds} in common{ties} the smallest possible p is {comparison.smallest_p:.2g}{corrected}; "
+                f"{comparison.least_seeds} seeds are the least for any verdict."
+            )
     return f"{p} is above {comparison.alpha:g}{_detectable(comparison, study.metric)}."
 
 
@@ -89,7 +95,7 @@ def budget_sentence(study: Study) -> str:
     if study.shortest:
         more = f" and {len(study.shortest) - 1} more" if len(study.shortest) > 1 else ""
         return f"{cut}: the end of {study.shortest[0]}{more}"
-    return cut + (", which every compared run has" if study.align is Align.STEPS else " of every compared run")
+    return f"{cut} of every compared run"
 
 
 def metric_sentence(study: Study) -> str:
@@ -98,12 +104,22 @@ def metric_sentence(study: Study) -> str:
 
 
 def standing(study: Study) -> str:
+    if study.exploratory:
+        return f"Exploratory: {'; '.join(study.exploratory)}{looks_note(study)}"
+    head = f"As planned, but unverified, since {UNVERIFIED}" if study.is_unverified else "As planned"
+    return (f"{head}: {study.plan.hypothesis}" if study.plan else head) + looks_note(study)
+
+
+def looks_note(study: Study) -> str:
+    """`; 3 looks, at 2 metrics`; empty without a ledger."""
     looks = recorded_looks(study.looks)
-    also = f"; {looks}" if looks else ""
-    if not study.exploratory:
-        head = f"As planned, but unverified, since {UNVERIFIED}" if study.is_unverified else "As planned"
-        return (f"{head}: {study.plan.hypothesis}" if study.plan else head) + also
-    return "Exploratory: " + "; ".join(study.exploratory) + also
+    return f"; {looks}" if looks else ""
+
+
+def capped(lines: Sequence[str], of: str) -> list[str]:
+    """Return the first lines, and how many more there are `of` a kind."""
+    more = [f"and {len(lines) - MOST_LINES} more {of}: --json has all of them"] if len(lines) > MOST_LINES else []
+    return [*lines[:MOST_LINES], *more]
 
 
 def differing(study: Study) -> list[str]:
@@ -113,9 +129,8 @@ def differing(study: Study) -> list[str]:
             f"the samplers differ ({', '.join(study.samplers)}), so {study.metric.field} is of other prompts in each "
             "condition: a verdict on it is no verdict on the policies; compare a held-out rate"
         )
-    told += [f"differs in more than its condition says: {line}" for line in study.undeclared[:MOST_DIFFERING]]
-    if len(study.undeclared) > MOST_DIFFERING:
-        told.append(f"and {len(study.undeclared) - MOST_DIFFERING} more differences: --json has all of them")
+    undeclared = [f"differs in more than its condition says: {line}" for line in study.undeclared]
+    told += capped(undeclared, "differences")
     if study.unknown:
         runs = counted(study.unknown, "run")
         told.append(f"{runs} recorded no code and data, as earlier versions did not: whether these differ is unknown")
@@ -123,9 +138,7 @@ def differing(study: Study) -> list[str]:
 
 
 def on_record(study: Study) -> list[str]:
-    told = [f"ledger: {line}" for line in study.notices[:MOST_DIFFERING]]
-    more = len(study.notices) - MOST_DIFFERING
-    return [*told, f"and {more} more from the ledger: --json has all of them"] if more > 0 else told
+    return capped([f"ledger: {line}" for line in study.notices], "from the ledger")
 
 
 def survivors(study: Study) -> list[str]:
@@ -139,23 +152,6 @@ def survivors(study: Study) -> list[str]:
 
 def _corrected(comparison: Comparison) -> str:
     return f" after Holm's correction over {comparison.num_comparisons}" if comparison.num_comparisons > 1 else ""
-
-
-def _too_few(comparison: Comparison) -> str:
-    num_seeds, least = len(comparison.seeds), f"{comparison.least_seeds} seeds are the least"
-    if num_seeds < 2:
-        return f"With {counted(num_seeds, 'seed')} in common nothing can be tested; {least} for any verdict."
-    if comparison.looks and comparison.looks.design is not Design.FIXED:
-        return f"With {num_seeds} seeds no result of this test could be a verdict; {least} for any verdict."
-    smallest = f"the smallest possible p is {comparison.smallest_p:.2g}"
-    if comparison.num_comparisons > 1:
-        holm = min(1.0, comparison.num_comparisons * comparison.smallest_p)
-        smallest += f" ({holm:.2g}{_corrected(comparison)})"
-    if tied := comparison.per_seed.ties if comparison.per_seed else 0:
-        seeds = "One seed is" if tied == 1 else f"{tied} seeds are"
-        left = f"{seeds} tied (a difference of exactly 0), which leaves {num_seeds - tied} of {num_seeds} to tell by"
-        return f"{left}: {smallest}; {comparison.least_seeds} seeds without ties are the least for any verdict."
-    return f"With {num_seeds} seeds {smallest}, however large the difference; {least} for any verdict."
 
 
 def _detectable(comparison: Comparison, metric: Metric) -> str:
@@ -228,7 +224,7 @@ def sized(difference: float | None, interval: tuple[float, float] | None, level:
 
 
 def too_few_seeds(comparison: Comparison, study: Study) -> str:
-    """`too few seeds for a verdict (3; 6 are the fewest). All 3 were better, +21.6 pp on average; likely between`..."""
+    """`too few seeds for a verdict (3; 6 are the fewest). Better in 3 of 3, +21.6 pp on average; likely between`..."""
     num_seeds, looks = len(comparison.seeds), comparison.looks
     least = f"{comparison.least_seeds} are the fewest"
     if looks and looks.next_look:
@@ -236,11 +232,8 @@ def too_few_seeds(comparison: Comparison, study: Study) -> str:
     told = f"too few seeds for a verdict ({num_seeds}; {least})"
     if comparison.difference is None or comparison.per_seed is None:
         return told
-    wins, few = comparison.per_seed.wins, comparison.few_seeds
-    counted = f"{wins} of {num_seeds} {'was' if wins == 1 else 'were'}"
-    if wins == num_seeds > 1:
-        counted = "Both were" if num_seeds == 2 else f"All {num_seeds} were"
-    told = f"{told}. {counted} better, {shown_difference(comparison.difference, study.metric)} on average"
+    size, few = shown_difference(comparison.difference, study.metric), comparison.few_seeds
+    told = f"{told}. Better in {comparison.per_seed.wins} of {num_seeds}, {size} on average"
     if few is None:
         return f"{told}, {over_seeds(num_seeds)}, on {scope(study)}; {UNBOUNDED}"
     low, high = (_bare(end, study.metric) for end in few.interval)
@@ -255,7 +248,7 @@ def policies_sentence(found: TwoPolicies) -> str:
     return (
         f"{found.second} against {found.first}, these two policies: "
         f"{size} for other examples like these {found.num_examples:,}{clusters}, paired by example; it says nothing "
-        "about how they were trained, which takes several seeds"
+        "about how they were trained: that takes several seeds"
     )
 
 

@@ -1,15 +1,20 @@
-"""Renders a comparison for a terminal and as Markdown; its tables are rows of text, whatever the format."""
+"""Renders a comparison for a terminal, as Markdown and as JSON; its tables are rows of text, whatever the format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from retrain.records.runs.metric import PASS_PREFIX, Metric, shown, shown_difference
+from retrain.records.runs.curves import PASS_PREFIX, Metric, shown, shown_difference
 from retrain.text.amounts import ABSENT
 from retrain.text.tables import escaped, markdown_table, rich_table
 from retrain.text.terminal_text import printable
@@ -17,7 +22,7 @@ from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording import sentences
-from retrain.verdicts.wording.sentences import bracketed, level_words, percent, probability, with_interval
+from retrain.verdicts.wording.sentences import bracketed, explanation, level_words, percent, probability, with_interval
 from retrain.verdicts.wording.verdict_line import answer, collapse_sentences, further_lines, verdict_line
 
 COLOURS = {
@@ -34,7 +39,9 @@ def picture(study: Study) -> RenderableType:
     parts: list[RenderableType] = [Text(printable(answer(study)), style="bold"), Text()]
     parts += [Text(printable(line), style="" if i else "bold") for i, line in enumerate(_heads(study))]
     for title, table in _tables(study):
-        parts += [Text(), Text(printable(title), style="bold"), _rich(table)]
+        rows = ([Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row] for row in table.rows)
+        drawn = rich_table(table.heads, rows, num_names=table.num_names)
+        parts += [Text(), Text(printable(title), style="bold"), drawn]
         for line, further in _reasons(study) if title == VERDICTS else ():
             parts += [Text(), Text(printable(line)), *(Text(printable(f"  {each}")) for each in further)]
     notes = list(_notes(study))
@@ -81,15 +88,7 @@ def _notes(study: Study) -> Iterator[str]:
     yield from collapse_sentences(study)
     yield from filter(None, (sentences.beforehand(study), sentences.next_step(study)))
     yield from sets_notes(study)
-    for each in study.left_out[:MOST_LINES]:
-        yield f"left out: {each.name}: {each.reason}"
-    if len(study.left_out) > MOST_LINES:
-        yield f"and {len(study.left_out) - MOST_LINES} more left out: --json has all of them"
-
-
-def _rich(content: TextTable) -> Table:
-    rows = ([Text(printable(cell), style=COLOURS.get(cell, "")) for cell in row] for row in content.rows)
-    return rich_table(content.heads, rows, num_names=content.num_names)
+    yield from sentences.capped([f"left out: {each.name}: {each.reason}" for each in study.left_out], "left out")
 
 
 PASSES = "held-out pass@k"
@@ -147,24 +146,9 @@ OVER_ALL = "mean over sets"
 
 
 def sets_tables(study: Study) -> Iterator[TextTable]:
-    if study.sets is None:
+    view = study.sets
+    if view is None:
         return
-    yield _conditions(study.sets)
-    if study.sets.comparisons:
-        yield _verdicts(study.sets)
-
-
-def sets_notes(study: Study) -> Iterator[str]:
-    if study.sets is None:
-        return
-    planned = f", since the plan names {study.metric} alone" if study.plan else ""
-    family = f"{study.sets.num_comparisons} comparisons in one family (Holm), over seeds, on the examples of these sets"
-    least = max((each.overall.least_seeds for each in study.sets.comparisons), default=0)
-    yield f"--sets: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
-    yield "IQM and optimality gap: bootstrap intervals of so few runs cover less than 95 %; no verdict uses them"
-
-
-def _conditions(view: SetsView) -> TextTable:
     metric = view.metrics[0]
     heads = ("condition", "seeds", OVER_ALL, "IQM", "optimality gap", *view.names)
     rows = tuple(
@@ -178,7 +162,19 @@ def _conditions(view: SetsView) -> TextTable:
         )
         for each in view.conditions
     )
-    return TextTable(title=f"{len(view.names)} evaluation sets [95 % interval]", heads=heads, rows=rows)
+    yield TextTable(title=f"{len(view.names)} evaluation sets [95 % interval]", heads=heads, rows=rows)
+    if view.comparisons:
+        yield _verdicts(view)
+
+
+def sets_notes(study: Study) -> Iterator[str]:
+    if study.sets is None:
+        return
+    planned = f", since the plan names only {study.metric}" if study.plan else ""
+    family = f"{study.sets.num_comparisons} comparisons in one family (Holm), over seeds, on the examples of these sets"
+    least = max((each.overall.least_seeds for each in study.sets.comparisons), default=0)
+    yield f"--sets: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
+    yield "IQM and optimality gap: bootstrap intervals of so few runs cover less than 95 %; no verdict uses them"
 
 
 def _verdicts(view: SetsView) -> TextTable:
@@ -202,3 +198,66 @@ def _verdicts(view: SetsView) -> TextTable:
         for name, each in found
     )
     return TextTable(title="Verdicts over sets", heads=heads, rows=rows, num_names=3)
+
+
+AS_THEY_ARE = (
+    *("direction", "alpha", "baseline", "align", "budget", "shortest", "standing", "exploratory", "undeclared"),
+    *("notices", "collapses", "sets", "left_out", "campaign"),
+)
+OF_THE_PLAN = ("hypothesis", "alpha", "stop_rule", "baseline", "direction", "margin", "written", "sha256")
+
+
+def study_data(study: Study) -> dict[str, Any]:
+    """Return the documented JSON: numbers that do not exist are null, never NaN."""
+    looks = study.looks
+    data: dict[str, Any] = {"answer": answer(study), "metric": str(study.metric)}
+    data |= {name: plain_data(getattr(study, name)) for name in AS_THEY_ARE}
+    return data | {
+        "unknown_inputs": study.unknown,
+        "shopping": looks
+        and {
+            "looks": len(looks.looks),
+            "metrics": list(looks.metrics),
+            "choices": looks.num_choices,
+            "registered_in": looks.registered_in or None,
+        },
+        "plan": study.plan
+        and {
+            **{name: plain_data(getattr(study.plan, name)) for name in OF_THE_PLAN},
+            "primary_metric": str(study.plan.metric) if study.plan.metric else None,
+            "intact": study.plan.is_intact,
+        },
+        "conditions": [
+            {
+                "condition": each.label,
+                "seeds": list(each.seeds),
+                "num_runs": each.num_runs,
+                "metrics": plain_data(each.estimates),
+            }
+            for each in study.conditions
+        ],
+        "comparisons": [
+            plain_data(each) | {"line": verdict_line(each, study), "explanation": explanation(each, study)}
+            for each in study.comparisons
+        ],
+        "two_runs": study.two_runs and plain_data(study.two_runs) | {"metric": str(study.metric)},
+    }
+
+
+def plain_data(value: Any) -> Any:
+    """Return a study's values as plain data: dataclasses by their fields; an infinite limit is null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain_data(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(each) for key, each in value.items()}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_data(each) for each in value]
+    return value

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from retrain.records.runs.metric import Metric, shown, shown_difference
-from retrain.records.runs.registered import NO_PLAN
-from retrain.text.amounts import counted, first_few
-from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
+from retrain.records.runs.curves import Metric, shown, shown_difference
+from retrain.text.amounts import counted, duration, first_few
 from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
 from retrain.verdicts.study.looks import looks_sentence
 from retrain.verdicts.study.safeguards import controls_sentence
-from retrain.verdicts.study.study import Study
+from retrain.verdicts.study.study import NO_PLAN, Study
 from retrain.verdicts.wording.sentences import (
     UNVERIFIED,
     explanation,
+    looks_note,
     over_seeds,
     policies_sentence,
     scope,
@@ -28,7 +27,6 @@ from retrain.verdicts.wording.sentences import (
 
 MOST_NAMED, MOST_SEEDS = 6, 5
 SUMMARY_CHARS = 240
-NO_PLAN_BRIEF = "no plan was registered"
 
 
 def verdict_line(comparison: Comparison, study: Study) -> str:
@@ -37,22 +35,18 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
     if seeds := comparison.per_seed:
         left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
         sentences.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
-    sentences.append(short_standing(study))
-    if certain := alarms(study):  # the ledger's doubts are told once, below
+    if not study.exploratory:
+        standing = f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}"
+    else:
+        first, *others = ("no plan was registered" if each == NO_PLAN else each for each in study.exploratory)
+        more = f", and {counted(len(others), 'more reason')}" if others else ""
+        standing = f"Exploratory: {first[:SUMMARY_CHARS]}{more}"
+    sentences.append(standing + looks_note(study))
+    if certain := alarms(study):  # its doubts are listed once, below
         first, *others = certain
         cut = first if len(first) <= SUMMARY_CHARS else f"{first[:SUMMARY_CHARS].rstrip()} …"
         sentences.append(f"The ledger names: {cut}" + (f"; and {len(others)} more" if others else ""))
     return " ".join(f"{each}." for each in sentences)
-
-
-def short_standing(study: Study) -> str:
-    looks = recorded_looks(study.looks)
-    also = f"; {looks}" if looks else ""
-    if not study.exploratory:
-        return f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}{also}"
-    first, *others = (NO_PLAN_BRIEF if each == NO_PLAN else each for each in study.exploratory)
-    more = f", and {counted(len(others), 'more reason')}" if others else ""
-    return f"Exploratory: {first[:SUMMARY_CHARS]}{more}{also}"
 
 
 def alarms(study: Study) -> list[str]:
@@ -129,7 +123,7 @@ def answer(study: Study) -> str:
 def _single(comparison: Comparison, study: Study) -> str:
     condition, baseline = comparison.condition, comparison.baseline
     if comparison.difference is None:
-        return f"Nothing can be told about {condition} against {baseline}: no seed has a number on both sides"
+        return f"Nothing is known about {condition} against {baseline}: no seed has a number on both sides"
     if comparison.cause is VerdictReason.TOO_FEW:
         return f"{condition} against {baseline}: {too_few_seeds(comparison, study)}"
     found = f"{_here(comparison, study)}{_despite(comparison, study)}"
@@ -189,14 +183,11 @@ def collapse_sentences(study: Study) -> list[str]:
     return told
 
 
-JUDGED = "seeds that no plan foresaw are judged by a stricter test"
-
-
 def scope_sentence(view: ExamplesView, metric: Metric) -> str:
     """Return `on examples like these: +11.7 pp (95 % interval 1.9 to 21.5)`, or why that is unknown."""
     head = "on examples like these"
     if view.interval is None or view.estimate is None or view.level is None:
-        return f"{head}: cannot be told, since {view.reason}"
+        return f"{head}: unknown, since {view.reason}"
     if view.num_clusters < view.num_examples:
         head += f" from other sources (these are of {view.num_clusters})"
     return f"{head}: {sized(view.estimate, view.interval, view.level, metric)}"
@@ -206,23 +197,19 @@ def advice_sentence(view: ExamplesView, metric: Metric) -> str:
     advice = view.advice
     if advice is None:
         return ""
-    told = [_doubled(view, advice, metric), _needed(view, advice, metric)]
-    if advice.cheaper is not None and advice.cost is not None:
-        cost = f"measured: {_seconds(advice.cost.seed_s)} for a seed, {_seconds(advice.cost.example_s)} for an example"
-        told.append(f"more {advice.cheaper} are the cheaper way ({cost})")
-    return "; ".join([*told, JUDGED])
-
-
-def _doubled(view: ExamplesView, advice: Advice, metric: Metric) -> str:
-    """Return the interval after doubling seeds or examples; over few seeds it may have no limit yet."""
     if math.isinf(advice.half_width):
-        return f"{view.num_seeds} seeds are too few to bound it on examples like these, whatever the examples"
-    today = shown_difference(advice.half_width, metric, signed=False)
-    return (
-        f"what would narrow ± {today} on examples like these: {2 * view.num_seeds} seeds, to about "
-        f"{_half(advice.twice_seeds, metric)}, or {2 * view.num_examples} examples, to "
-        f"{_half(advice.twice_examples, metric)}"
-    )
+        doubled = f"{view.num_seeds} seeds are too few to bound it on examples like these, whatever the examples"
+    else:
+        doubled = (
+            f"± {shown_difference(advice.half_width, metric, signed=False)} on examples like these would narrow with "
+            f"{2 * view.num_seeds} seeds, to about {_half(advice.twice_seeds, metric)}, or with "
+            f"{2 * view.num_examples} examples, to {_half(advice.twice_examples, metric)}"
+        )
+    told = [doubled, _needed(view, advice, metric)]
+    if advice.cheaper is not None and advice.cost is not None:
+        cost = f"measured: {duration(advice.cost.seed_s)} for a seed, {duration(advice.cost.example_s)} for an example"
+        told.append(f"more {advice.cheaper} are the cheaper way ({cost})")
+    return "; ".join([*told, "seeds that no plan foresaw are judged by a stricter test"])
 
 
 def _needed(view: ExamplesView, advice: Advice, metric: Metric) -> str:
@@ -235,7 +222,7 @@ def _needed(view: ExamplesView, advice: Advice, metric: Metric) -> str:
         difference = shown_difference(view.estimate, metric)
         return f"if the true difference is {difference}, it would be found 4 times in 5 with {' or '.join(told)}"
     ranges = ", ".join(f"{_range(needed)} {way}" for way, needed in ways)
-    return f"how many would tell cannot be said from {view.num_seeds} seeds (80 %: {ranges})"
+    return f"{view.num_seeds} seeds are too few to say how many would decide (80 %: {ranges})"
 
 
 def _half(foreseen: Foreseen, metric: Metric) -> str:
@@ -246,7 +233,3 @@ def _half(foreseen: Foreseen, metric: Metric) -> str:
 def _range(needed: Needed) -> str:
     low, high = (f"more than {MOST:,}" if end is None else f"{end:,}" for end in needed.interval)
     return low if low == high else f"{low} to {high}"
-
-
-def _seconds(cost_s: float) -> str:
-    return f"{cost_s:,.0f} s" if cost_s >= 10 else f"{cost_s:.2g} s"

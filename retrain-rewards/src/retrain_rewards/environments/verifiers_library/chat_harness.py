@@ -1,4 +1,4 @@
-"""The agent's program of a v1 environment, as a coroutine: a chat that goes on until there are no more tool calls.
+"""The agent's program of a v1 environment, as a coroutine: a chat that continues until there are no more tool calls.
 
 The library's own plain chat (`null`) does the same in one process per episode, and installs its requirements from the
 network first.
@@ -7,7 +7,7 @@ network first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,7 +25,7 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
     SUPPORTS_TOOL_INTERCEPTION = False
 
     async def setup(self, runtime: Any) -> None:
-        """Nothing needs to be installed."""
+        """Install nothing."""
 
     async def launch(
         self,
@@ -40,14 +40,14 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
     ) -> Any:
         """Chat until the policy calls no tool, or the library rejects the next turn."""
         async with AsyncExitStack() as stack:
-            tools = await _Tools.connect(mcp_urls, self.config.tool_timeout, stack)
+            schemas, answer = await _connected(mcp_urls, self.config.tool_timeout, stack)
             client = await stack.enter_async_context(httpx.AsyncClient(timeout=None, trust_env=False))
             system, prompt = self.resolve_prompt(data)
             messages = [{"role": "system", "content": system}] if system else []
             is_text = isinstance(prompt, str)
             messages += [{"role": "user", "content": prompt}] if is_text else map(message_to_wire, prompt or [])
             while True:
-                body = {"model": ctx.model, "messages": messages, **({"tools": tools.schemas} if tools.schemas else {})}
+                body = {"model": ctx.model, "messages": messages, **({"tools": schemas} if schemas else {})}
                 headers = {"Authorization": f"Bearer {secret}"}
                 response = await client.post(f"{endpoint}/chat/completions", json=body, headers=headers)
                 if response.status_code != httpx.codes.OK:
@@ -56,38 +56,32 @@ class ChatHarness(NullHarness):  # type: ignore[misc]  # the library has no stub
                 messages.append(message)
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
-                messages += [await tools.answer(call) for call in message["tool_calls"]]
+                messages += [await answer(call) for call in message["tool_calls"]]
 
 
-class _Tools:
-    """The tool servers of an episode, through the library's own client for them."""
-
-    def __init__(self, schemas: list[Any], dispatch: Mapping[str, Any], servers: Mapping[str, Any], call: Any) -> None:
-        self.schemas = schemas
-        self._dispatch = dispatch
-        self._servers = servers
-        self._call = call
-
-    @classmethod
-    async def connect(cls, urls: Mapping[str, str], timeout_s: float, stack: AsyncExitStack) -> _Tools:
-        if not urls:
-            return cls([], {}, {}, None)
-        config = {"mcpServers": {name: {"url": url, "timeout": timeout_s} for name, url in urls.items()}}
+async def _connected(
+    urls: Mapping[str, str], timeout_s: float, stack: AsyncExitStack
+) -> tuple[list[Any], Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]]:
+    """Return the tools of an episode's servers, and a function that makes a call and returns a message."""
+    found: tuple[list[Any], Mapping[str, Any], Mapping[str, Any]] = [], {}, {}
+    client: Any = None  # the library's own, for tool servers
+    config = {"mcpServers": {name: {"url": url, "timeout": timeout_s} for name, url in urls.items()}}
+    if urls:
         try:
             from verifiers.v1.harnesses.utils import mcp
+
+            client, found = mcp, await mcp.connect_mcp(config, stack)
         except ImportError:  # up to 0.3 the same functions are in the program of the plain chat
             from verifiers.v1.harnesses.null import program
 
-            schemas, dispatch, servers = await program.connect_mcp(config)
-            return cls(schemas, dispatch, servers, program.call_mcp)
-        schemas, dispatch, servers = await mcp.connect_mcp(config, stack)
-        return cls(schemas, dispatch, servers, mcp.call_mcp)
+            client, found = program, await program.connect_mcp(config)
+    schemas, dispatch, servers = found
 
-    async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of one call as a message, or the reason why it cannot be made."""
-        name = call["function"]["name"]
+    async def answer(call: Mapping[str, Any]) -> dict[str, Any]:
+        name, content = call["function"]["name"], f"error: unknown tool {call['function']['name']!r}"
         arguments = json.loads(call["function"]["arguments"])
-        content = f"error: unknown tool {name!r}"
-        if name in self._dispatch:
-            content = await self._call(self._servers, self._dispatch, name, arguments)
+        if name in dispatch:
+            content = await client.call_mcp(servers, dispatch, name, arguments)
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
+
+    return schemas, answer

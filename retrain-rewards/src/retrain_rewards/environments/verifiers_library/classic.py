@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -16,8 +15,7 @@ from typing import Any
 from retrain.api import LoadedData, Score, installed_version
 from retrain_rewards.environments.episode import MODEL, Episode, score_of
 from retrain_rewards.environments.loop import reason_of
-from retrain_rewards.environments.verifiers_library.settings import Settings
-from retrain_rewards.environments.verifiers_library.tasks import Tasks
+from retrain_rewards.environments.verifiers_library.settings import Settings, Tasks
 
 TRAINABLE = "primeintellect/gsm8k, primeintellect/wordle"
 # Kinds that need more than this process; known by class names, because importing them needs more as well.
@@ -26,7 +24,7 @@ FOREIGN = {
     "CliAgentEnv": "a sandbox",
     "ComposableEnv": "a sandbox",
     "BrowserEnv": "a browser",
-    "OpenEnvEnv": "a server of its own",
+    "OpenEnvEnv": "its own server",
 }
 
 
@@ -46,10 +44,10 @@ class Classic:
         for part in _family(self._env):
             for base in type(part).__mro__:
                 if base.__name__ in FOREIGN:
-                    what = f"{self.settings.id!r} is a {base.__name__}, which needs {FOREIGN[base.__name__]}"
+                    what = f"{self.settings.id!r} is a {base.__name__} and needs {FOREIGN[base.__name__]}"
                     fix = "choose an environment of text and tools that run in this process"
                     raise self.settings.problem("id", what, fix=fix)
-            part.timeout_seconds = None  # it would count the time of the policy; ours is timeout_s
+            part.timeout_seconds = None  # it would count the time of the policy; timeout_s does not
             part.logger.addFilter(lambda record: "TurnLimitError" not in record.getMessage())
         self._rows = self._read()
         for place in range(len(self._rows)):
@@ -65,7 +63,6 @@ class Classic:
         return self._tasks.loaded(f"classic, verifiers {installed_version('verifiers')}")
 
     async def play(self, episode: Episode) -> None:
-        """Run the environment's own rollout; an error in its state is a failure, our turn limit is not."""
         from retrain_rewards.environments.verifiers_library.classic_hooks import PolicyClient
 
         if episode.example.id not in self._tasks.handles:
@@ -111,11 +108,11 @@ class Classic:
         with _signals_kept():
             try:
                 env = library.load_environment(self.settings.library_id, **self.settings.args)
-            except BaseException as error:  # an environment may raise what it likes, and exit
+            except BaseException as error:  # an environment may raise anything, and exit
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 what = f"{self.settings.id!r} could not be made: {reason_of(error)}"
-                fix = "see [environment] args and what the environment says about its keys and requirements"
+                fix = "see [environment] args and the environment's own notes on keys and requirements"
                 raise self.settings.problem("id", what, fix=fix) from error
         if not (hasattr(env, "rollout") and hasattr(env, "rubric") and hasattr(env, "build_dataset")):
             what = f"load_environment of {self.module.__name__!r} returned a {type(env).__name__}, not an environment"
@@ -150,21 +147,12 @@ class Classic:
 
 
 def _family(env: Any) -> list[Any]:
-    """An environment and, when it is a mixture, its parts."""
     return [env, *(one for part in getattr(env, "envs", None) or () for one in _family(part))]
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Stop the library from installing its own handlers of SIGINT and SIGTERM, or from failing in another thread."""
-    if threading.current_thread() is not threading.main_thread():
-        original = signal.signal
-        signal.signal = lambda *_: None
-        try:
-            yield
-        finally:
-            signal.signal = original
-        return
+    """Keep the library from installing its own handlers of SIGINT and SIGTERM."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

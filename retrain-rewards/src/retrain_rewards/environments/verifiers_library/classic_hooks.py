@@ -1,7 +1,7 @@
-"""Hooks into the classic library: a client that asks the run's policy, and reward functions whose failures are kept.
+"""Hooks into the classic library: a client that calls the run's policy, and failures of reward functions.
 
 The library catches every exception of a reward function, logs it and scores 0.0. Here its two methods that call reward
-functions are wrapped, so that exceptions are kept with the state that they belong to: a reward of 0 is no failure.
+functions are wrapped, so that exceptions are kept with their state: a reward of 0 is no failure.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 from verifiers.legacy.clients.openai_chat_completions_client import OpenAIChatCompletionsClient, OpenAIChatResponse
 from verifiers.legacy.rubrics.rubric import Rubric
 
-from retrain_rewards.environments.episode import Episode
+from retrain_rewards.environments.episode import Episode, text_of
 from retrain_rewards.environments.loop import reason_of
-from retrain_rewards.environments.messages import text_of
 
 # In the library's state of an episode: failures that make its score one, and names of metrics without a value
 FAILURES, MISSING = "retrain_failures", "retrain_missing"
@@ -30,7 +29,6 @@ _scored: ContextVar[tuple[State, ...]] = ContextVar("_scored", default=())
 
 
 def watch_reward_functions() -> None:
-    """From now on, record failures of reward functions in the states that are scored."""
     if hasattr(Rubric, "_retrain_watched"):
         return
     of_one, of_group = Rubric._call_individual_reward_func, Rubric._call_group_reward_func
@@ -58,10 +56,7 @@ async def _called(
     states: Sequence[State],
     argument: Any,
 ) -> Any:
-    """The library's own call of a reward function, with exceptions of the function and of `convert` recorded.
-
-    `convert` is the library's conversion of the result.
-    """
+    """Call a reward function as the library does, and record exceptions of it and of `convert`."""
 
     @functools.wraps(func)  # the library looks at its name and signature
     async def kept(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +82,6 @@ def _finite(rubric: Any, func: Callable[..., Any], state: State, value: float) -
 
 
 def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[State], failure: str) -> None:
-    """Record a failure; a function of weight 0 only measures, so it costs its metric and not the score."""
     weights = [weight for each, weight in zip(rubric.funcs, rubric.weights, strict=True) if each is func]
     for state in states:
         if any(weights) or not weights:
@@ -106,7 +100,7 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 class _BrokenVerifier(logging.Handler):
-    """Finds failures that the library reports in its log alone."""
+    """Finds failures that the library only reports in its log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -122,7 +116,6 @@ class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the li
         self._episode = episode
 
     async def to_native_prompt(self, messages: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
-        """OpenAI messages, or plain text for an environment of completions without a chat."""
         if messages and messages[0].role == "text":
             return "\n\n".join(text_of(message.content) for message in messages), {}
         native, extra = await super().to_native_prompt(messages)
@@ -136,18 +129,16 @@ class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]  # the li
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The policy's answer; `sampling_args` are ignored, since the run decides how to sample."""
+        """Return the policy's answer; `sampling_args` are ignored, since the run decides how to sample."""
         return OpenAIChatResponse.model_validate(await self._episode.complete(prompt, tools))
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Nothing to raise: an empty answer is an answer, which the rubric scores."""
+        """Raise nothing: an empty answer is an answer, and the rubric scores it."""
 
     async def from_native_response(self, response: Any) -> Any:
-        """The library's message, with an empty text where it would have none."""
         answer = await super().from_native_response(response)
         if answer.message.content is None:
             answer.message.content = ""
         return answer
 
-    async def close(self) -> None:
-        """Nothing is open."""
+    async def close(self) -> None: ...

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import ConfigError, PluginContext, Problem
+from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext, Problem
+from retrain_rewards.environments.episode import UnsupportedContentError, plain_data, plain_messages
 
 ENDLESS_TASKS = 1000  # taken from an endless taskset, unless the run wants more
 _ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*(?:@\w[\w.+-]*)?", re.ASCII)
@@ -16,11 +18,7 @@ _ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*(?:@\w[\w.+-]*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`[environment]`, checked as far as possible without the library.
-
-    `timeout_s` limits the time between two turns of all episodes together, and the time to score them. `seed` is
-    derived from the run's. `places` says where each key was set, for messages.
-    """
+    """`[environment]`, checked without the library; `places` say where keys were set."""
 
     id: str
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -33,7 +31,6 @@ class Settings:
 
     @classmethod
     def of(cls, context: PluginContext) -> Settings:
-        """The table of this run; ConfigError lists every fault."""
         config = context.config
         names = ("id", "args", "max_turns", "auto_install", "timeout_s")
         settings = cls(
@@ -46,9 +43,20 @@ class Settings:
             endless_tasks=max(ENDLESS_TASKS, config.training.max_examples + config.eval.examples),
             places={name: config.place(f"environment.{name}") for name in names},
         )
-        problems = settings._problems()
-        if problems:
-            raise ConfigError(*problems)
+        faults = []
+        if _ID.fullmatch(settings.id) is None:
+            fix = 'write "name", "owner/name" or "owner/name@version", for example "primeintellect/gsm8k"'
+            faults.append(settings.problem("id", f"{settings.id!r} is not the id of an environment", fix=fix))
+        if settings.max_turns == 0:
+            fix = "use 1 or more, or -1 for as many as the environment allows"
+            faults.append(settings.problem("max_turns", "0 turns leave nothing to play", fix=fix))
+        try:
+            json.dumps(settings.args, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            fix = "use text, numbers, booleans, lists and tables only"
+            faults.append(settings.problem("args", f"is not plain data: {error}", fix=fix))
+        if faults:
+            raise ConfigError(*(problem for fault in faults for problem in fault.problems))
         return settings
 
     @property
@@ -58,32 +66,66 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """The id without owner and version."""
         return self.id.rsplit("/", 1)[-1].split("@", 1)[0]
 
     @property
     def library_id(self) -> str:
-        """The id for the library's loaders, without the version."""
         return self.id.split("@", 1)[0]
 
     def problem(self, key: str, what: str, *, why: str = "", fix: str = "") -> ConfigError:
         where = self.places.get(key, f"[environment] {key}")
         return ConfigError(Problem(where=where, what=what, why=why, fix=fix))
 
-    def _problems(self) -> list[Problem]:
-        found = []
-        if not self.id:
-            fix = 'set id, for example id = "primeintellect/gsm8k"'
-            found.append(self.problem("id", "is empty, but provider is verifiers", fix=fix))
-        elif _ID.fullmatch(self.id) is None:
-            fix = 'write "name", "owner/name" or "owner/name@version"'
-            found.append(self.problem("id", f"{self.id!r} is not the id of an environment", fix=fix))
-        if self.max_turns == 0:
-            fix = "use 1 or more, or -1 for as many as the environment allows"
-            found.append(self.problem("max_turns", "0 turns leave nothing to play", fix=fix))
+
+ID_BYTES = 12
+
+
+@dataclass(slots=True, kw_only=True)
+class Tasks:
+    """Gathers the tasks of one environment; `handles` maps an example's id to the library's own task."""
+
+    settings: Settings
+    examples: dict[str, Example] = field(default_factory=dict)
+    handles: dict[str, Any] = field(default_factory=dict)
+    rows: int = 0
+
+    def add(
+        self,
+        handle: Any,
+        *,
+        prompt: str | Sequence[Mapping[str, Any]],
+        reference: Any,
+        task: str,
+        info: Mapping[str, Any],
+        identity: Mapping[str, Any],
+    ) -> None:
+        self.rows += 1
         try:
-            json.dumps(self.args, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            fix = "use text, numbers, booleans, lists and tables only"
-            found.append(self.problem("args", f"is not plain data: {error}", fix=fix))
-        return [problem for error in found for problem in error.problems]
+            opening: str | list[Message] = prompt if isinstance(prompt, str) else plain_messages(prompt)
+        except UnsupportedContentError as error:
+            what = f"{self.settings.id!r} has tasks with {error}; only text is supported"
+            raise self.settings.problem("id", what, fix="choose an environment of text tasks") from error
+        text = json.dumps(dict(identity), sort_keys=True, default=str)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
+        name = f"{self.settings.name}-{digest}"
+        if name in self.examples:
+            return
+        answer = reference if isinstance(reference, str) else json.dumps(plain_data(reference))
+        self.handles[name] = handle
+        self.examples[name] = Example(
+            id=name,
+            prompt=opening,
+            reference="" if reference is None else answer,
+            task=task or self.settings.name,
+            info=plain_data(dict(info)),
+        )
+
+    def loaded(self, origin: str) -> LoadedData:
+        if not self.examples:
+            what = f"{self.settings.id!r} has no tasks"
+            raise self.settings.problem("id", what, fix="check [environment] args: its split or filter may be empty")
+        notes = [f"{self.settings.id}: {self.rows} tasks ({origin})"]
+        duplicates = self.rows - len(self.examples)
+        if duplicates:
+            notes.append(f"{self.settings.id}: {duplicates} duplicates dropped")
+        return LoadedData(examples=tuple(self.examples.values()), notes=tuple(notes))

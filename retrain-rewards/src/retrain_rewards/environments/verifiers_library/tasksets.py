@@ -19,27 +19,22 @@ from verifiers.v1.clients import Client
 from retrain.api import LoadedData, Score, installed_version
 from retrain_rewards.environments.episode import MODEL, Episode, TurnLimitError, score_of
 from retrain_rewards.environments.loop import reason_of
-from retrain_rewards.environments.verifiers_library.settings import Settings
-from retrain_rewards.environments.verifiers_library.tasks import Tasks
+from retrain_rewards.environments.verifiers_library.settings import Settings, Tasks
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
 CHAT = "retrain-chat"  # our harness, under the name that the library's loader finds it by
-CHAT_HARNESSES = ("bash", "null")  # the library's default, which nobody chose explicitly, and its plain chat
+CHAT_HARNESSES = ("bash", "null")  # the library's default, never an explicit choice, and its plain chat
 UNLIMITED_S = 1e9
 UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")
 
 
 class Tasksets:
-    """One v1 environment with one agent; its episodes run in the library, and the policy answers its model calls.
-
-    `ChatHarness` plays the agent in this process. The library's time limits of an agent are lifted, because they would
-    count the time of the policy.
-    """
+    """One v1 environment with one agent, played by `ChatHarness` in this process without the library's time limits."""
 
     def __init__(self, settings: Settings, module: ModuleType, *, is_classic: bool) -> None:
         self.settings = settings
         self.module = module
-        self.is_classic = is_classic  # has `load_environment`, which this version of the library does not know
+        self.is_classic = is_classic  # has `load_environment`, unknown to this version of the library
         self._env: Any = None
         self._tasks = Tasks(settings=settings)
         self._open: asyncio.Future[None] | None = None
@@ -68,7 +63,6 @@ class Tasksets:
         return self._tasks.loaded(f"v1, verifiers {installed_version('verifiers')}{endless}")
 
     async def play(self, episode: Episode) -> None:
-        """Run one episode of the library, which also scores it."""
         from verifiers.v1.clients import EvalClientConfig, ModelContext
 
         task = self._tasks.handles.get(episode.example.id)
@@ -92,7 +86,7 @@ class Tasksets:
         self._take_outcome(episode)
 
     async def score(self, group: Sequence[Episode]) -> None:
-        """Nothing is left to do: the library scores each episode at its end."""
+        """Do nothing: the library scores each episode at its end."""
 
     def _take_outcome(self, episode: Episode) -> None:
         played = episode.result
@@ -134,7 +128,7 @@ class Tasksets:
             return
         if self.is_classic:
             version = installed_version("verifiers")
-            what = f"{self.settings.id!r} is a classic environment, which verifiers {version} no longer knows"
+            what = f"{self.settings.id!r} is a classic environment, and verifiers {version} no longer knows these"
             raise self.settings.problem("id", what, fix="pip install 'verifiers==0.3.1'")
         what = f"the module {self.module.__name__!r} is not an environment"
         why = "it has neither load_environment nor a Taskset in __all__"
@@ -167,7 +161,6 @@ class Tasksets:
             raise self.settings.problem("id", what, fix="see [environment] args and its requirements") from error
 
     def _role(self, kind: type[Any]) -> str:
-        """The name of the one agent; ConfigError when there are more, or when it needs more than a chat."""
         from verifiers.v1.configs.agent import AgentConfig
         from verifiers.v1.utils.loaders import default_harness_id, env_config_type
 
@@ -206,7 +199,7 @@ class Tasksets:
             raise self.settings.problem("id", what, why=why, fix=fix) from error
 
     def _read(self) -> Iterator[Any]:
-        """The tasks, of an endless taskset the first `endless_tasks`; ConfigError if they need more than a chat."""
+        """Yield the tasks, at most `endless_tasks` of an endless taskset; ConfigError if they need more than a chat."""
         taskset = self._env.taskset
         tasks: Iterator[Any] = iter(taskset)
         if taskset.INFINITE:
@@ -240,7 +233,6 @@ class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The policy's answer to a native request, in the form of a server's response."""
         episode, trace = self._playing(session_id or "")
         try:
             raw = await episode.complete(body.get("messages") or [], body.get("tools"))
@@ -253,7 +245,7 @@ class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
 
 
 def record_only_metrics_that_work() -> None:
-    """From now on, what only measures costs its own value when it raises or is not finite, and not the score."""
+    """From now on, a metric that raises or is not finite only loses its value, and not the score."""
     if hasattr(Task, "_retrain_watched"):
         return
     hooks_of, judges_of = Task.hooks, Task.plugged_judges
@@ -275,7 +267,6 @@ def record_only_metrics_that_work() -> None:
 
 
 def _tried(measure: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same by name and signature; no values, which the library records as none, where it fails."""
 
     @functools.wraps(measure)
     async def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Tool servers of v1 tasksets, forked from one process that has imported what they need.
+"""Tool servers of v1 tasksets, forked from one process that has imported their modules.
 
-The library starts `python -m MODULE` for each episode, in a folder where a module beside the configuration cannot be
+The library starts `python -m MODULE` for each episode, in a folder where a module next to the configuration cannot be
 imported. That takes seconds of processor time, so that the servers of one batch outlast its time limit, and the library
 waits three minutes for one that has ended.
 """
@@ -29,7 +29,7 @@ CONTEXT = get_context("forkserver")
 
 
 def fork_tool_servers(modules: Iterable[str]) -> None:
-    """Let the library's local runtime fork its servers, with these modules imported; other programs it starts anew."""
+    """Let the library's local runtime fork its servers, with these modules imported."""
     CONTEXT.set_forkserver_preload([*PRELOADED, *modules])
     SubprocessRuntime.run_background = _run_background
 
@@ -87,7 +87,7 @@ def _listens(port_file: str, port: str) -> bool:
 
 
 def _serve(module: str, environ: Mapping[str, str], folder: str, log: str) -> None:
-    """What `python -m MODULE` does, in its own session as the library expects."""
+    """Run the module as `python -m` does, in a new session as the library expects."""
     os.setsid()
     os.chdir(folder)
     with open(log, "wb") as output:

@@ -1,4 +1,4 @@
-"""A reply of a program against the value that a test expects, without building any object that the reply describes.
+"""Compares a program's reply with the expected value, without building any object that the reply describes.
 
 A reply is hostile. The expected value bounds its size and its items before it is parsed, and it is walked in step with
 that value. Nothing from it becomes a key of a table that it could fill with colliding keys: it is only looked up.
@@ -32,7 +32,6 @@ class Mismatch(Exception):  # noqa: N818 - the program's doing
 
 
 def reply_limit(expected: Any) -> tuple[int, int]:
-    """Bytes and array items that a right reply has at most."""
     text = values.Encoder().encode(expected)
     return BYTES_FACTOR * len(text) + SLACK_BYTES, ITEMS_FACTOR * _items(text) + SLACK_ITEMS
 
@@ -42,7 +41,6 @@ def _items(text: str) -> int:
 
 
 def read_reply(text: str, items: int) -> Any:
-    """The parsed reply; ValueError when it has too many items or is no reply."""
     if _items(text) > items:
         raise ValueError("too many items")
     return values.parsed(text)
@@ -126,7 +124,7 @@ class _Comparison:
         return value
 
     def _hashable(self, reply: Any, wanted: Any) -> Any:
-        """A key or a member. Sets are built only from leaves of `wanted`, whose hashes the program does not choose."""
+        """Return a key or a member. Sets are built only from leaves of `wanted`: the program must not choose hashes."""
         tag, *parts = reply if type(reply) is list else ("",)
         if tag in ("tuple", "namedtuple"):
             return tuple(self._hashable(part, wanted) for part in parts[HEADS.get(tag, 0) :])
@@ -141,7 +139,6 @@ class _Comparison:
 
 
 def _leaves(value: Any) -> set[Any]:
-    """Everything hashable inside of a value, tuples and sets included."""
     if not isinstance(value, tuple | set | frozenset | dict):
         return {value}
     inner = set(chain.from_iterable(map(_leaves, value)))
@@ -149,7 +146,6 @@ def _leaves(value: Any) -> set[Any]:
 
 
 def _scalar(reply: Any) -> Any:
-    """A number, text, bytes, truth value or None; Mismatch for anything else."""
     if type(reply) is not list:
         return reply
     tag, *parts = reply
@@ -171,7 +167,6 @@ def _json_key(key: Any) -> str:
 
 
 def json_form(value: Any) -> Any:
-    """An expected value as JSON would hold it."""
     if isinstance(value, list | tuple):
         return [json_form(each) for each in value]
     if isinstance(value, Mapping):
@@ -180,7 +175,6 @@ def json_form(value: Any) -> Any:
 
 
 def shown(text: str) -> str:
-    """A short form of a reply for people: the value if it is small, otherwise its size."""
     if len(text) > 40 * SHOWN_CHARS:
         return f"a value of {len(text):,} characters"
     try:
@@ -190,10 +184,10 @@ def shown(text: str) -> str:
 
 
 def printed_as_expected(output: str, expected: str, *, tolerance: float = 0.0) -> bool:
-    """True if the lines are the same, white space at their ends and empty lines at the end aside.
+    """True if the lines are the same, except white space at their ends and empty lines at the end.
 
-    The output is read only as far as the expected text goes. With a `tolerance` the words of a line are compared, and a
-    number in the place of a decimal number may differ by it.
+    The output is read only up to the length of the expected text. With a `tolerance` the words of a line are compared,
+    and a number in the place of a decimal number may differ by it.
     """
     start, end = 0, len(output.rstrip())
     for wanted in expected.rstrip().split("\n"):

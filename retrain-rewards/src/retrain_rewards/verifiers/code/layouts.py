@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retrain.api import Example, RewardError, value_at
-from retrain_rewards.verifiers.code.usual import modules_read, unbound
+from retrain_rewards.verifiers.code.source import modules_read, unbound
 
 LAYOUTS = (
     'a list of {"input": ..., "output": ...}, {"inputs": [...], "outputs": [...]} with "fn_name" for a function, '
@@ -52,7 +52,6 @@ Test = StdinTest | CallTest | CodeTest
 
 
 def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Test, ...]:
-    """The tests in a column of an example; RewardError when there are none, or none that can be read."""
     value: Any = example.reference if in_reference else value_at(example.info, column)
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)  # the data are trusted, so a number in them may have more than 4,300 digits
@@ -71,7 +70,6 @@ def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Te
 
 
 def _plain(value: Any) -> Any:
-    """JSON text as what it stands for; other text as it is."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
@@ -112,7 +110,6 @@ def _json_call(function: str, arguments: Sequence[Any], expected: Any, keywords:
 
 
 def _pair(given: Any, expected: Any, function: str) -> Test:
-    """One input and its output: texts or lists of lines, or arguments and a value where a function is named."""
     if function:
         if isinstance(expected, list) and len(expected) == 1:  # the layout of APPS puts a value into a list
             expected = expected[0]
@@ -129,7 +126,6 @@ def _function(fields: Mapping[str, Any]) -> str:
 
 
 def _code(source: str, info: Mapping[str, Any]) -> list[Test]:
-    """Test code as one test; `check(candidate)` is called with the function that `entry_point` names."""
     entry = _function(info)
     if entry and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in ast.parse(source).body):
         source += f"\ncheck({entry})\n"
@@ -137,7 +133,6 @@ def _code(source: str, info: Mapping[str, Any]) -> list[Test]:
 
 
 def _asserts(source: str, info: Mapping[str, Any]) -> list[Test]:
-    """`assert f(1, 2) == 3` as a call whose value is compared here; any other statement as code."""
     setup = [info.get(key) or "" for key in SETUP_KEYS]
     before = "\n".join(part if isinstance(part, str) else "\n".join(part) for part in setup).strip()
     match [] if before else ast.parse(source.strip()).body:
@@ -158,7 +153,6 @@ def _asserts(source: str, info: Mapping[str, Any]) -> list[Test]:
 
 
 def _code_test(source: str) -> CodeTest:
-    """The names that the code reads and does not make itself are the program's."""
     names = sorted(unbound(source) - modules_read(source))
     if not names:
         raise ValueError("the test code calls nothing of the program")

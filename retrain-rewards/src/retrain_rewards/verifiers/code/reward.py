@@ -1,4 +1,4 @@
-"""The `code` reward itself: the program of a completion passes the tests of its example, or it does not."""
+"""The `code` reward: the program of a completion passes the tests of its example, or it does not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from retrain.api import ConfigError, Example, Outcome, PluginContext, Problem, RewardError, Score
-from retrain_rewards.deadline import time_limit_of
 from retrain_rewards.sandbox.checks import UNUSED
 from retrain_rewards.sandbox.inside import HEADER_BYTES, TEXT_CHARS
 from retrain_rewards.sandbox.process import Limits, Process, ProcessEnded, ProcessFault
 from retrain_rewards.sandbox.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, with_numpy
-from retrain_rewards.tables import RewardTable
-from retrain_rewards.verifiers.code.blocks import FENCE, last_program
+from retrain_rewards.tables import RewardTable, time_limit_of
 from retrain_rewards.verifiers.code.compare import (
     SHOWN_CHARS,
     json_form,
@@ -30,22 +28,21 @@ from retrain_rewards.verifiers.code.compare import (
     shown,
 )
 from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest, Test, read_tests
-from retrain_rewards.verifiers.code.prepare import ready
-from retrain_rewards.verifiers.code.usual import FAULTS, prelude, unbound
+from retrain_rewards.verifiers.code.source import FAULTS, FENCE, last_program, prelude, ready, unbound
 
 LOG = logging.getLogger("retrain")
 OWN_SHARE = 0.8  # of the scoring time limit: a program that is too slow is wrong, and no failed score
 NUMPY_FIX = "pip install numpy in this environment, or leave the key out"
 PROCESSES = re.compile(r"\b(multiprocessing|ProcessPoolExecutor|subprocess|os\.(fork|system|popen|posix_spawn))\b")
-NO_PROCESSES = " (the sandbox does not offer further processes, such as those of multiprocessing: use threads)"
+NO_PROCESSES = " (the sandbox does not offer further processes, such as multiprocessing: use threads)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeReward:
-    """1.0 when the program passes every test of its example, else 0.0; with `partial` the share that it passes.
+    """1.0 when the program passes every test of its example, otherwise 0.0; with `partial` the share that it passes.
 
     A program that crashes, runs out of time or memory, or says nothing is wrong. RewardError, a failed score, when the
-    tests cannot be read or the sandbox does not start: neither is the program's doing.
+    tests cannot be read or the sandbox does not start: the program is not to blame.
     """
 
     is_loaded: ClassVar[bool] = True
@@ -81,7 +78,6 @@ class CodeReward:
         return _score(passed / len(tests) if self.partial else float(passed == len(tests)), detail)
 
     def gold(self, example: Example) -> str | None:
-        """The reference as a completion, after the prompt where it only goes on with it; None if it is no program."""
         if self.in_reference or not example.reference.strip():
             return None
         if self.program == "text" or last_program(example.reference):
@@ -95,10 +91,7 @@ class CodeReward:
 
 
 class Trial(AbstractContextManager["Trial"]):
-    """One program at its tests: in a process, and where tests are code, that code in another.
-
-    A process that has ended is replaced for the next test.
-    """
+    """One program at its tests, in a process that is replaced when it ends; code of tests has another."""
 
     def __init__(self, reward: CodeReward, source: str, imports: str, tests: Sequence[Test]) -> None:
         self.reward = reward
@@ -109,7 +102,6 @@ class Trial(AbstractContextManager["Trial"]):
         self._sockets: tuple[socket.socket, ...] = ()
 
     def fault(self, test: Test) -> str:
-        """The reason why the program fails this test; empty when it passes."""
         deadline = min(time.monotonic() + self.reward.test_timeout_s, self.deadline)
         if time.monotonic() >= self.deadline:
             return f"all tests together took longer than {self.reward.time_limit_s:g} s"
@@ -176,7 +168,6 @@ class Trial(AbstractContextManager["Trial"]):
         return self.processes[part]
 
     def close(self) -> None:
-        """End the processes; the next test starts others."""
         with ExitStack() as exits:
             for process in self.processes.values():
                 exits.callback(process.close)
@@ -189,7 +180,6 @@ class Trial(AbstractContextManager["Trial"]):
 
 
 def make_code(context: PluginContext) -> CodeReward:
-    """The `code` reward; ConfigError without a sandbox that works, unless `unsafe` allows that."""
     config = context.config
     table = config.table("reward", RewardTable)
     sandbox, reason = find_sandbox()
@@ -209,7 +199,7 @@ def make_code(context: PluginContext) -> CodeReward:
             raise ConfigError(Problem(where=config.place("reward.numpy"), what=what, fix=NUMPY_FIX)) from None
     if "boxed" in config.data.instruction:
         place = config.place("data.instruction")
-        LOG.warning("%s asks for a box, and reward 'code' reads a program: ask for one ```python block there", place)
+        LOG.warning("%s requests a box, but reward 'code' reads a program: request one ```python block there", place)
     time_limit_s = OWN_SHARE * time_limit_of(config, "code")
     return CodeReward(
         sandbox=sandbox,

@@ -1,0 +1,276 @@
+"""Packed rows: their segments, rows picked by index, and attention in plain PyTorch, padded inside, on any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retrain.api import Tokens
+from retrain_local.decoder import Attend, Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Segments of a packed row, one after another: `lengths[s]` tokens each.
+
+    A token of segment s attends to the tokens of its segment up to itself and, if `prefixes[s]` >= 0, to all tokens of
+    that earlier segment, whose positions it continues: the prompt of a group, stored once. A prefix has no prefix.
+    """
+
+    lengths: tuple[int, ...]
+    prefixes: tuple[int, ...]
+
+    @classmethod
+    def apart(cls, lengths: Sequence[int]) -> Spans:
+        return cls(lengths=tuple(lengths), prefixes=(-1,) * len(lengths))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Start of each segment, followed by the end of the last one."""
+        return (0, *np.cumsum(self.lengths, dtype=np.int64).tolist())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    def positions(self) -> Tokens:
+        """Return the position of every token in its row, [num_tokens]."""
+        before = [self.lengths[prefix] if prefix >= 0 else 0 for prefix in self.prefixes]
+        parts = [np.arange(n, n + length) for n, length in zip(before, self.lengths, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+MakeAttend = Callable[[Spans, torch.device], Attend]
+
+
+class Picks:
+    """Indices [M] of picked rows of a tensor of N rows, some picked several times, prepared once for all passes.
+
+    The gradient of `index_select` is `index_add_`. On CUDA it adds in an arbitrary order, and in PyTorch's
+    deterministic mode it sorts all indices first, at some ten launches a call. Here rows that are picked equally often
+    are gathered side by side and summed along that axis: two launches for each count, one to three in a pack.
+    """
+
+    def __init__(self, index_M: np.ndarray, num_rows: int, device: torch.device) -> None:
+        order_M = np.argsort(index_M, kind="stable")
+        sorted_M = index_M[order_M]  # np.unique would import numpy.ma
+        starts = np.flatnonzero(np.diff(sorted_M, prepend=-1))
+        rows, counts = sorted_M[starts], np.diff(starts, append=len(sorted_M))
+        self.num_rows = num_rows
+        self.index_M = torch.from_numpy(index_M).to(device)
+        self.is_covering = len(rows) == num_rows
+        # (rows, [rows, times] places of each among the M)
+        self.by_times: list[tuple[Tensor, Tensor]] = []
+        for times in sorted(set(counts.tolist())):
+            chosen = counts == times
+            places = order_M[starts[chosen][:, None] + np.arange(times)[None, :]]
+            self.by_times.append((torch.from_numpy(rows[chosen]).to(device), torch.from_numpy(places).to(device)))
+
+    def of(self, x_N: Tensor) -> Tensor:
+        """Return x[index_M], differentiable; gradients are summed in fp32 in a fixed order."""
+        picked: Tensor = _Picked.apply(x_N, self)
+        return picked
+
+
+class _Picked(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, picks: Picks) -> Tensor:
+        ctx.picks = picks
+        return x_N.index_select(0, picks.index_M)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        picks, (g_M,) = ctx.picks, gradients
+        shape = picks.num_rows, *g_M.shape[1:]
+        g_N = g_M.new_empty(shape) if picks.is_covering else g_M.new_zeros(shape)
+        for rows, places in picks.by_times:
+            taken = g_M.index_select(0, places.flatten())
+            if places.shape[1] > 1:
+                taken = taken.unflatten(0, places.shape).sum(1, dtype=torch.float32).to(g_M.dtype)
+            g_N.index_copy_(0, rows, taken)
+        return g_N, None
+
+
+SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds the cost of padding
+MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a larger segment has its own bucket
+
+
+class PaddedAttend:
+    """`Attend` over the segments of one packed row; differentiable.
+
+    The linear layers of a model see no padding. Only here segments are put side by side, longest first, in buckets
+    whose members differ little in length. Tokens are moved there and back by index, each exactly once.
+    """
+
+    def __init__(self, spans: Spans, device: torch.device) -> None:
+        self._buckets = [_Bucket.of(spans, members, device) for members in _members(spans)]
+        index_P = np.concatenate([bucket.index_ST.ravel() for bucket in self._buckets])
+        is_token_P = np.concatenate([bucket.is_token_ST.ravel() for bucket in self._buckets])
+        places_N = np.empty(spans.num_tokens, np.int64)
+        places_N[index_P[is_token_P]] = np.flatnonzero(is_token_P)
+        self._index_P = torch.from_numpy(index_P).to(device)
+        self._places_N = torch.from_numpy(places_N).to(device)
+        self._pads_Q = torch.from_numpy(np.flatnonzero(~is_token_P)).to(device)
+        self._masks: dict[tuple[int, torch.dtype, int | None], Tensor] = {}
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        sizes = [bucket.index_ST.size for bucket in self._buckets]
+        inputs, places = (queries_NHD, keys_NKD, values_NKD), (self._index_P, self._places_N)
+        padded = [_Padded.apply(x, *places).split(sizes) for x in inputs]
+        parts = []
+        for number, bucket in enumerate(self._buckets):
+            queries, keys, values = (x[number].unflatten(0, bucket.index_ST.shape) for x in padded)
+            if (index := bucket.prefix_SP) is not None:
+                keys, values = (
+                    torch.cat([x.index_select(0, index.flatten()).unflatten(0, index.shape), own], dim=1)
+                    for x, own in ((keys_NKD, keys), (values_NKD, values))
+                )
+            q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
+            parts.append(self._attended(number, q, k, v, scores).transpose(1, 2).flatten(0, 1))
+        out: Tensor = _Packed.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
+        return out
+
+    def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        is_plain = scores.softcap is None and scores.sinks_H is None
+        given: dict[str, Any] = {"scale": scores.scale, "enable_gqa": True}
+        if is_plain and self._buckets[number].prefix_SP is None and scores.window is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **given)
+        mask = self._mask(number, q.dtype, scores.window)
+        if is_plain:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
+        return dense_attention(q, k, v, mask, scores)
+
+    def _mask(self, number: int, dtype: torch.dtype, window: int | None) -> Tensor:
+        """Return 0 for a visible key and -inf for others, [segments or 1, 1, queries, prefix + keys]."""
+        key = number, dtype, window
+        if key not in self._masks:
+            seen = self._buckets[number].seen(window)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+            self._masks[key] = mask[:, None]
+        return self._masks[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Bucket:
+    """S segments padded to T tokens, the last of each repeated, and P tokens of the prefixes that they continue."""
+
+    index_ST: np.ndarray
+    is_token_ST: np.ndarray
+    device: torch.device
+    prefix_SP: Tensor | None = None
+    prefix_lengths_S: Tensor | None = None
+
+    @classmethod
+    def of(cls, spans: Spans, members: list[int], device: torch.device) -> _Bucket:
+        starts, lengths = np.array(spans.starts), np.array(spans.lengths)
+        index_ST, is_token_ST = _side_by_side(starts[members], lengths[members])
+        prefixes = np.array(spans.prefixes)[members]
+        if prefixes[0] < 0:
+            return cls(index_ST=index_ST, is_token_ST=is_token_ST, device=device)
+        prefix_SP, _ = _side_by_side(starts[prefixes], lengths[prefixes])
+        return cls(
+            index_ST=index_ST,
+            is_token_ST=is_token_ST,
+            device=device,
+            prefix_SP=torch.from_numpy(prefix_SP).to(device),
+            prefix_lengths_S=torch.from_numpy(lengths[prefixes]).to(device),
+        )
+
+    def seen(self, window: int | None) -> Tensor:
+        """Return True for the keys that a query sees, [segments or 1, queries, prefix + keys]."""
+        at = torch.arange(self.index_ST.shape[1], device=self.device)
+        distance = (at[:, None] - at[None, :])[None]
+        seen = distance >= 0
+        if self.prefix_SP is not None and self.prefix_lengths_S is not None:
+            lengths = self.prefix_lengths_S[:, None, None]
+            before = torch.arange(self.prefix_SP.shape[1], device=self.device)[None, None, :]
+            ahead = lengths + at[None, :, None] - before
+            own = seen.expand(len(lengths), -1, -1)
+            seen = torch.cat([(before < lengths).expand(-1, len(at), -1), own], dim=2)
+            distance = torch.cat([ahead, distance.expand(len(lengths), -1, -1)], dim=2)
+        return seen if window is None else seen & (distance < window)
+
+
+def _members(spans: Spans) -> Iterator[list[int]]:
+    """Yield the segments of each bucket: all with a prefix or all without, longest first, of similar length."""
+    for continues in (False, True):
+        chosen = [s for s, prefix in enumerate(spans.prefixes) if (prefix >= 0) == continues and spans.lengths[s]]
+        chosen.sort(key=lambda s: -spans.lengths[s])
+        bucket: list[int] = []
+        for s in chosen:
+            if bucket:
+                longest = spans.lengths[bucket[0]]
+                keys = longest + (max(spans.lengths[spans.prefixes[m]] for m in [*bucket, s]) if continues else 0)
+                too_large = (len(bucket) + 1) * longest * keys > MASK_ELEMENTS
+                if too_large or spans.lengths[s] < SHORTEST_SHARE * longest:
+                    yield bucket
+                    bucket = []
+            bucket.append(s)
+        if bucket:
+            yield bucket
+
+
+def _side_by_side(starts_S: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices of the tokens of each segment, [S, longest], and a mask that is False for padding."""
+    columns_T = np.arange(int(lengths_S.max()))
+    index_ST = starts_S[:, None] + np.minimum(columns_T[None, :], lengths_S[:, None] - 1)
+    return index_ST, columns_T[None, :] < lengths_S[:, None]
+
+
+class _Padded(torch.autograd.Function):  # type: ignore[misc]
+    """x[index_P]; its backward pass is a plain gather, since padding has no gradient (a scatter-add is slow)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, index_P: Tensor, places_N: Tensor) -> Tensor:
+        ctx.save_for_backward(places_N)
+        return x_N.index_select(0, index_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (places_N,) = ctx.saved_tensors
+        return gradients[0].index_select(0, places_N), None, None
+
+
+class _Packed(torch.autograd.Function):  # type: ignore[misc]
+    """x[places_N], the inverse; padding is dropped and gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x_P: Tensor, places_N: Tensor, index_P: Tensor, pads_Q: Tensor) -> Tensor:
+        ctx.save_for_backward(index_P, pads_Q)
+        return x_P.index_select(0, places_N)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        index_P, pads_Q = ctx.saved_tensors
+        return gradients[0].index_select(0, index_P).index_fill_(0, pads_Q, 0.0), None, None, None
+
+
+def dense_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """softmax(softcap(scale q k^T) + mask) v, with a sink in the denominator where `scores` has one.
+
+    `queries` [rows, heads, length, size], `keys` and `values` [rows, kv_heads, keys, size]; `mask` is added to the
+    scores and broadcasts to [rows, 1, length, keys]. Weights are computed in fp32, as in transformers.
+    """
+    rows, heads, length, size = queries.shape
+    kv_heads = keys.shape[1]
+    grouped = queries.reshape(rows, kv_heads, heads // kv_heads * length, size)
+    weights = (grouped @ keys.transpose(2, 3) * scores.scale).view(rows, heads, length, -1)
+    if scores.softcap is not None:
+        weights = scores.softcap * torch.tanh(weights / scores.softcap)
+    if mask is not None:
+        weights = weights + mask
+    weights = weights.float()
+    if scores.sinks_H is not None:
+        sinks = scores.sinks_H.float().view(1, heads, 1, 1).expand(rows, heads, length, 1)
+        weights = torch.softmax(torch.cat([weights, sinks], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(weights, dim=-1)
+    weights = weights.to(values.dtype).view(rows, kv_heads, heads // kv_heads * length, -1)
+    return (weights @ values).view(rows, heads, length, values.shape[-1])

@@ -1,1 +1,0 @@
-"""The environment `openenv`: tasks, interaction and rewards of a server written with OpenEnv."""

@@ -1,1 +1,0 @@
-"""The `reasoning_gym` data source: tasks of that library, scored by its own verifiers."""
