@@ -160,7 +160,7 @@ def _measured(mode: str, runs: int, checkout: Path | None) -> dict[str, Any]:
 
 def measure(is_run: bool, num_runs: int) -> dict[str, Any]:
     """Read the campaign in the current folder, and run it or write what it plans."""
-    from retrain.campaign import load, manifest, on_record, schedule, session
+    from retrain.campaign import load, manifest, schedule, session
     from retrain.kernel.plugins.discover import load_plugins
 
     questions = (json.dumps({"prompt": f"What is {n}?", "answer": str(n)}) for n in range(1000))
@@ -172,11 +172,11 @@ def measure(is_run: bool, num_runs: int) -> dict[str, Any]:
         (load, "load_campaign", "read and check every condition"),
         (session, "open_campaign", "open the folder"),
         (session, "plan_runs", "plan"),
-        (session, "current_identities", "hash code and data"),
+        (session, "identity_of", "hash code and data"),
         (session, "changed_runs", "compare runs with the code of now"),
         (session, "_manifest", "describe the campaign"),
         (manifest.Manifest, "save", "write the manifest"),
-        (on_record.CampaignRecord, "_append", "write the ledger"),
+        (manifest.CampaignRecord, "_append", "write the ledger"),
         (schedule.Schedule, "_sort_in", "look at every run"),
         (schedule.Schedule, "_launch", "start runs"),
         (schedule.Schedule, "_job", "write the file of a run"),

@@ -53,7 +53,7 @@ def test_a_model_that_is_nowhere_is_refused_before_transformers_is_asked(
         load_tokenizer(config_of(NAME), plugins)
     (problem,) = refused.value.problems
     assert "[model] model" in problem.where
-    assert "'nobody/nothing' is no folder here, is not in the cache" in problem.what
+    assert "'nobody/nothing' is no folder here and not in the cache" in problem.what
     assert "http://127.0.0.1:9 cannot be reached" in problem.what
     assert "refused" in problem.what
     assert "local folder" in problem.fix

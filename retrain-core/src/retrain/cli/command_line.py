@@ -276,11 +276,12 @@ class RetrainGroup(click.Group):
 
 
 def _print_script(ctx: click.Context, option: click.Parameter, shell: str | None) -> None:
-    from retrain.cli.completion import completion_protocol
+    if shell:  # click calls this for every command line
+        from retrain.cli.completion import completion_protocol
 
-    if shell and (protocol := completion_protocol(shell)):
-        click.echo(protocol.source(), nl=False)
-        ctx.exit()
+        if protocol := completion_protocol(shell):
+            click.echo(protocol.source(), nl=False)
+            ctx.exit()
 
 
 def _show_versions(*, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from retrain.cli.start import first_run, speed
+from retrain.cli.start import first_run
 from retrain.cli.start.first_run import Speed
 from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.registry import Plugins
@@ -72,7 +72,7 @@ def test_a_model_that_is_here_is_measured(plugins: Plugins, tmp_path: Path) -> N
     file = tmp_path / "retrain.toml"
     file.write_text('[model]\nmodel = "builtin:tiny"\n[training]\nmax_tokens = 8\n')
     prompts = [list(range(40, 60 + n)) for n in range(4)]
-    found = speed.measure(str(file), prompts, plugins)
+    found = first_run.measure(str(file), prompts, plugins)
     assert found.pop("probes_s") > 0.0
     measured = Speed(start_s=0.0, **found)
     assert measured.train_s > 0.0

@@ -259,7 +259,7 @@ def _unsure(what: str, flag: str, fields: Mapping[str, Sequence[Any]], where: st
         listed.append(f"{printable(name)} ({head if len(head) <= HEAD_CHARS else f'{head[:HEAD_CHARS]}...'})")
     more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
     why, fix = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}", f"name it: {flag} COLUMN"
-    return ConfigError(Problem(where=where, what=f"it is unclear which column holds {what}", why=why, fix=fix))
+    return ConfigError(Problem(where=where, what=f"cannot tell which column holds {what}", why=why, fix=fix))
 
 
 def _named(wanted: Sequence[str], columns: Iterable[str]) -> str:
