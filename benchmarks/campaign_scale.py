@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-MADE_RUNS = HERE.parent / "tests/made_runs.py"
+MADE_RUNS = HERE.parent / "tests/kit/made_runs.py"
 SEEDS = 8
 CAMPAIGN = """\
 [campaign]

@@ -53,17 +53,20 @@ def main() -> None:
     repeat = parser.parse_args().repeat
     for name, (arguments, environ) in COMMANDS.items():
         print(f"{name:<24} {1000 * fastest_s(arguments, environ, repeat):6.0f} ms")
-    print(f"{'python -c pass':<24} {1000 * _bare_s(repeat):6.0f} ms")
+    bare_s, imported_s = (_python_s(code, repeat) for code in ("pass", "import click, rich.console, pydantic"))
+    print(f"{'python -c pass':<24} {1000 * bare_s:6.0f} ms")
+    ratio = fastest_s(["--help"], {}, repeat) / imported_s
+    print(f"{'click, rich, pydantic':<24} {1000 * imported_s:6.0f} ms, of which `retrain --help` takes {ratio:.2f}")
     print("\nown time of the imports of `retrain --help`:")
     for own_ms, name in costly_imports():
         print(f"  {own_ms:6.1f} ms  {name}")
 
 
-def _bare_s(repeat: int) -> float:
+def _python_s(code: str, repeat: int) -> float:
     times = []
     for _ in range(repeat):
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        subprocess.run([sys.executable, "-c", code], check=True)
         times.append(time.perf_counter() - began)
     return min(times)
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MADE_RUNS = Path(__file__).parents[1] / "tests/made_runs.py"
+MADE_RUNS = Path(__file__).parents[1] / "tests/kit/made_runs.py"
 TARGET_S, TARGET_BYTES = 20.0, 10**9
 SEEDS = 8
 COMMANDS = {

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
-MADE_RUNS = HERE.parent / "tests/made_runs.py"
+MADE_RUNS = HERE.parent / "tests/kit/made_runs.py"
 TARGET_S, TARGET_BYTES, TARGET_PAGE_BYTES = 20.0, 10**9, 10 * 10**6
 PER_STEP, CHARS = 128, 1700  # completions and their length in the long run: 2 kB a line
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.clean_environment import cleaned
+from tests.kit.clean_environment import cleaned
 
 # pytest reads this file before it collects: what a library reads once (threads, colours) is clean as well.
 _CLEAN = cleaned(os.environ)

@@ -32,7 +32,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain export logs/train --format transformers --checkpoint ...": MERGED,
         "retrain export logs/train --format gguf ...": MERGED,
         "retrain export logs/train --format mlx ...": "needs mlx-lm; tests/end_to_end/test_exports.py",
-        "retrain export logs/train --push me/sums --private": "needs the hub; tests/hub_server.py stands in for it",
+        "retrain export logs/train --push me/sums --private": "needs the hub; tests/kit/hub_server.py stands in for it",
     },
     "README.md": {
         "python -m pip install nox && python -m nox -s quickstart": MATRIX,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import dom_at, needs_chromium
 from tests.docs.reading import REFERENCE, ROOT, SITE, SITE_PAGES, text_of
+from tests.kit.browser import dom_at, needs_chromium
 
 pytestmark = pytest.mark.client
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=\"?([^\" >]+)")

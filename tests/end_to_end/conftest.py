@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.mlx_server import float32_copy, mlx_serving
-from tests.shared import made_once
+from tests.kit.mlx_server import float32_copy, mlx_serving
+from tests.kit.shared import made_once
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = (

@@ -14,7 +14,7 @@ import pytest
 from retrain.records.checkpoints import checkpoint_folders, read_checkpoint
 from tests.end_to_end.preloaded import popen
 from tests.end_to_end.running import SCRIPT, retrain, untimed
-from tests.shared import made_once
+from tests.kit.shared import made_once
 
 RUN = ("--max-steps", "6", "--save-every", "1", "--batch-size", "4", "--group-size", "8", "--max-tokens", "24")
 EVALS = ("--eval-examples", "4", "--eval-every", "2", "--eval-samples", "2", "--sepa-delay-steps", "1", "--seed", "3")

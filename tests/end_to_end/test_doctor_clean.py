@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.shared import first_or_long, slow_or_long
+from tests.kit.shared import first_or_long, slow_or_long
 
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'
 HEAVY = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify")

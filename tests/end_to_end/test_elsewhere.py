@@ -29,7 +29,7 @@ from retrain.run.subject import find_subject
 from retrain.run.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
-from tests.shared import first_or_long, made_once
+from tests.kit.shared import first_or_long, made_once
 
 SMELL = re.compile(r"path|folder|file|_dir|module|adapter|model", re.IGNORECASE)
 TEXTS = re.compile(r"\bstr\b|dict\[str, typing.Any")

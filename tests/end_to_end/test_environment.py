@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.clean_environment import cleaned, is_personal
+from tests.kit.clean_environment import cleaned, is_personal
 
 PERSONAL = {
     "PS1": "(x) evil> ",

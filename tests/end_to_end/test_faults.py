@@ -21,7 +21,7 @@ from tests.end_to_end.killing import (
     start,
 )
 from tests.end_to_end.running import records, untimed
-from tests.shared import made_once, slow_or_long
+from tests.kit.shared import made_once, slow_or_long
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.running import SMALL, records, retrain, tiny, untimed
-from tests.shared import made_once
+from tests.kit.shared import made_once
 
 CUT = (*SMALL, "--seed", "1", "--max-tokens", "4", "--max-steps", "6")
 ARTEFACTS = ("emergence/generations.jsonl", "adapter/final/adapter_model.safetensors")

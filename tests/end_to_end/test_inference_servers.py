@@ -14,7 +14,7 @@ import pytest
 
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import SCRIPT, records, retrain
-from tests.tiny_server import start, tiny_serving
+from tests.kit.tiny_server import start, tiny_serving
 
 TINY = BUILTIN_MODELS["tiny"]
 FEW = ("--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--save-every", "1")

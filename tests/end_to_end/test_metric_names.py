@@ -14,7 +14,7 @@ from retrain.cli.manual.keys import described
 from retrain.kernel.declared import MetricSpec
 from retrain.kernel.plugins.discover import load_plugins
 from tests.end_to_end.running import records, retrain, tiny
-from tests.shared import made_once
+from tests.kit.shared import made_once
 
 SIZE = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--save-every", "0")
 EVERYTHING = (

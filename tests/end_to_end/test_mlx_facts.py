@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.mlx_server import mlx_serving
+from tests.kit.mlx_server import mlx_serving
 
 pytestmark = pytest.mark.long  # about the server, not about us
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from retrain_local.plugin import BUILTIN_MODELS
-from tests import engine_record
 from tests.end_to_end.running import records, retrain
-from tests.mlx_server import mlx_serving
+from tests.kit import engine_record
+from tests.kit.mlx_server import mlx_serving
 
 pytestmark = pytest.mark.long  # starting the server takes as long as ten other tests
 

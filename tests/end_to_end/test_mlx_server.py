@@ -31,7 +31,7 @@ from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.mlx_server import start
+from tests.kit.mlx_server import start
 
 pytestmark = pytest.mark.slow  # starting the server takes as long as ten other tests
 

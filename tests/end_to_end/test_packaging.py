@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 PACKAGE = ROOT / "retrain-core/src/retrain"
 # Without these there is no run: the command line, its console, the metrics it prints, prompts, scores, credit.

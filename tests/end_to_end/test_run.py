@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.running import SCRIPT, SMALL, records, retrain, tiny, untimed
-from tests.shared import made_once
+from tests.kit.shared import made_once
 
 ORDER = (
     "Loading tokenizer for builtin:tiny ...",

@@ -19,7 +19,7 @@ from retrain.cli.command_line import main
 from retrain.text.terminal_text import program
 from tests.end_to_end.running import SCRIPT, Outcome, retrain, tiny
 from tests.end_to_end.terminal import converse
-from tests.shared import first_or_long, made_once, slow_or_long
+from tests.kit.shared import first_or_long, made_once, slow_or_long
 
 EXE = str(SCRIPT)
 SHORT = ("--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--max-tokens", "16")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, check_same, finish, left_alone, start
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 pytestmark = pytest.mark.timeout(600)
 

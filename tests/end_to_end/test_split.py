@@ -23,7 +23,7 @@ from tests.end_to_end.killing import (
     wait_for,
 )
 from tests.end_to_end.running import records, tiny, untimed
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 pytestmark = pytest.mark.timeout(900)
 

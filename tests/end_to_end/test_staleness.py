@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.killing import BASE, killed_and_resumed
 from tests.end_to_end.running import records, retrain, tiny
-from tests.shared import slow_or_long
-from tests.tiny_server import tiny_serving
+from tests.kit.shared import slow_or_long
+from tests.kit.tiny_server import tiny_serving
 
 TINY = BUILTIN_MODELS["tiny"]
 

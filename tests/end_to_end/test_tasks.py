@@ -49,7 +49,7 @@ id = "guess_number"
 args = {rounds = 40, secrets = [3, 7]}
 """
 
-CALCULATOR = Path(__file__).parents[1] / "mcp_calculator.py"
+CALCULATOR = Path(__file__).parents[1] / "kit" / "mcp_calculator.py"
 CALCULATING = """
 [environment]
 provider = "mcp"

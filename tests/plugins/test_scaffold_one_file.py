@@ -15,7 +15,7 @@ import pytest
 from retrain.cli.command_line import run
 from retrain.cli.scaffold.render import KINDS, slug
 from tests.end_to_end.running import records, retrain
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MODEL = '[model]\nmodel = "builtin:tiny"\nlora_rank = 4\n[backend]\ndevices = "cpu"\n'
 SHORT = (

@@ -23,7 +23,7 @@ from retrain_local.model import qlora
 from retrain_local.options import LocalOptions
 from retrain_local.templates import SMOLLM2
 from retrain_local.training.trainer import Trainer
-from tests.sampled_rows import sampled_rows
+from tests.kit.sampled_rows import sampled_rows
 
 KINDS: dict[str, tuple[str, ...]] = {
     "fp32": ("--lr", "1e-3"),

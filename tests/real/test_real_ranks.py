@@ -13,7 +13,7 @@ from retrain.run.tables import read_config, registered_tables
 from retrain_local.backend import create_backend
 from retrain_local.model.checkpoint import OPTIMIZER_FILE
 from retrain_local.options import LocalOptions
-from tests.sampled_rows import sampled_rows
+from tests.kit.sampled_rows import sampled_rows
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -27,7 +27,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.run.tables import registered_tables
-from tests import made_runs
+from tests.kit import made_runs
 
 settings.register_profile("retrain-core", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("retrain-core")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.kernel import errors
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 ROOT = Path(__file__).parents[2]
 KINDS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}

@@ -19,7 +19,7 @@ from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend, create_backend
 from retrain_local.options import LocalOptions, LoraKeys, ModelKeys
-from tests.sampled_rows import sampled_rows
+from tests.kit.sampled_rows import sampled_rows
 
 VOCABULARY = 512
 STOP = (500, 501)

@@ -21,7 +21,7 @@ from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.model import load, pair
 from retrain_local.sampling import schedule
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

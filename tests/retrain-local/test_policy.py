@@ -15,7 +15,7 @@ from retrain.api import BackendError, Determinism, EngineTraits, LogprobRow, Sam
 from retrain_local.backend import LocalBackend
 from retrain_local.memory.sizes import TOKEN_BUDGET
 from retrain_local.plugin import CAPABILITIES
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

@@ -30,7 +30,7 @@ from retrain.api import (
 from retrain.kernel.registry import Owner
 from retrain_local.backend import LIMITS_FILE, LocalBackend, create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

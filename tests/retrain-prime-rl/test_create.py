@@ -15,8 +15,8 @@ from retrain.kernel.config.load import load_config
 from retrain.run.tables import registered_tables
 from retrain_prime_rl.backend import PrimeRlBackend, create_backend
 from retrain_prime_rl.options import PrimeRlOptions
-from tests.inference_server import serving
-from tests.toy_policy import ToyModel
+from tests.kit.inference_server import serving
+from tests.kit.toy_policy import ToyModel
 
 local = pytest.importorskip("retrain_local.plugin", reason="the tiny model comes with retrain-local")
 TINY = local.BUILTIN_MODELS["tiny"]

@@ -13,8 +13,8 @@ from retrain.kernel.config.schema import DataTable, RewardLimits, ScoringTable
 from retrain.kernel.plugins.resolve import validated_params
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.judge_reward import JudgeReward
-from tests.judge_server import KEY, LONG_S, JudgeServer
-from tests.reasoning_gym_entries import kept_alive
+from tests.kit.judge_server import KEY, LONG_S, JudgeServer
+from tests.kit.reasoning_gym_entries import kept_alive
 
 Load = Callable[..., LoadedData]
 

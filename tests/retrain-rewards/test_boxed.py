@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain_rewards.boxed import last_boxed
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from retrain_rewards import doctor
 from retrain_rewards.doctor import diagnose
 from retrain_rewards.sandbox.sandbox import Sandbox
 from retrain_rewards.tables import EnvironmentTable, RewardTable
-from tests.judge_server import serving
+from tests.kit.judge_server import serving
 
 EXTRAS = {f"retrain-rewards[{name}]" for name in ("judge", "mcp", "openenv", "reasoning-gym", "verifiers")}
 

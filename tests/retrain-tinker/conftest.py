@@ -14,9 +14,9 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import KlTable, SftTable
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
-from tests.tinker_rows import EOS
-from tests.tinker_server import serving
-from tests.tinker_toy import MODEL, Toy
+from tests.kit.tinker_rows import EOS
+from tests.kit.tinker_server import serving
+from tests.kit.tinker_toy import MODEL, Toy
 
 
 class ToyTokenizer:

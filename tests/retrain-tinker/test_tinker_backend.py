@@ -10,9 +10,9 @@ import pytest
 
 from retrain.api import BackendError, LogprobRow, SampleRequest, SamplingParams, StopReason, TrainBatch
 from retrain_tinker.backend import STATE_FILE, TinkerBackend
-from tests.shared import first_or_long
-from tests.tinker_rows import EOS, PROMPT, batch_of, drawn
-from tests.tinker_toy import Toy
+from tests.kit.shared import first_or_long
+from tests.kit.tinker_rows import EOS, PROMPT, batch_of, drawn
+from tests.kit.tinker_toy import Toy
 
 Make = Callable[..., TinkerBackend]
 

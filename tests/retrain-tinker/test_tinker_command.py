@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tinker_server import serving
-from tests.tinker_toy import Toy
+from tests.kit.tinker_server import serving
+from tests.kit.tinker_toy import Toy
 
 TOML = """
 [model]

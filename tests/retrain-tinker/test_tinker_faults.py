@@ -19,9 +19,9 @@ from retrain.api import (
     TrainBatch,
 )
 from retrain_tinker.backend import TinkerBackend, create_backend
-from tests.tinker_rows import PROMPT, batch_of, drawn
-from tests.tinker_server import serving
-from tests.tinker_toy import Gate, Toy
+from tests.kit.tinker_rows import PROMPT, batch_of, drawn
+from tests.kit.tinker_server import serving
+from tests.kit.tinker_toy import Gate, Toy
 
 Make = Callable[..., TinkerBackend]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from retrain.api import Config, TrainBatch, TrainRow, load_plugins
 from retrain.run.tables import registered_tables
 from retrain_tinker.losses import PolicyLoss
-from tests.scored_tokens import scored
-from tests.shared import first_or_long
+from tests.kit.scored_tokens import scored
+from tests.kit.shared import first_or_long
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
 local = pytest.importorskip("retrain_local.training.step_loss", reason="they are compared with retrain-local's")

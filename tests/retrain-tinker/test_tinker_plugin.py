@@ -14,9 +14,9 @@ from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain_tinker.adapter import fetch_adapter
 from retrain_tinker.backend import TinkerBackend
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config
-from tests.shared import first_or_long
-from tests.tinker_rows import batch_of, drawn
-from tests.tinker_toy import Toy
+from tests.kit.shared import first_or_long
+from tests.kit.tinker_rows import batch_of, drawn
+from tests.kit.tinker_toy import Toy
 
 Make = Callable[..., TinkerBackend]
 

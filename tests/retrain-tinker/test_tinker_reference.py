@@ -11,9 +11,9 @@ import pytest
 
 from retrain.api import BackendError, ConfigError, LogprobRow, PluginContext, TrainBatch
 from retrain_tinker.backend import TinkerBackend, create_backend
-from tests.shared import first_or_long
-from tests.tinker_rows import batch_of, drawn
-from tests.tinker_toy import Toy
+from tests.kit.shared import first_or_long
+from tests.kit.tinker_rows import batch_of, drawn
+from tests.kit.tinker_toy import Toy
 
 Make = Callable[..., TinkerBackend]
 LINEAR = {"optimizer__eps": 1e6, "optimizer__beta1": 0.0, "optimizer__beta2": 0.0, "training__lr": 1e6}

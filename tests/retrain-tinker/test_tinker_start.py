@@ -9,8 +9,8 @@ import pytest
 
 from retrain.api import BackendError, ConfigError, PluginContext
 from retrain_tinker.backend import TinkerBackend, create_backend
-from tests.shared import first_or_long
-from tests.tinker_toy import MODEL, Toy
+from tests.kit.shared import first_or_long
+from tests.kit.tinker_toy import MODEL, Toy
 
 Make = Callable[..., TinkerBackend]
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import httpx
 
+from tests.kit.tiny_server import launch, start
 from tests.servers import vllm_server
-from tests.tiny_server import launch, start
 
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
 
@@ -36,7 +36,7 @@ class Member(Protocol):
 
 
 class StandIn:
-    """`tests.tiny_server` around the model."""
+    """`tests.kit.tiny_server` around the model."""
 
     faults = ("kill", "stop", "slow", "stale", "other_model")
 

@@ -25,7 +25,7 @@ from retrain.engines.openai import TextIds
 from retrain.engines.policy_check import probe_prompts
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
-from tests.mlx_server import free_port
+from tests.kit.mlx_server import free_port
 
 PYTHON = os.environ.get("RETRAIN_MAX_PYTHON", "")
 pytestmark = [

@@ -31,7 +31,7 @@ from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.training.step_loss import NAMED, PolicyLoss
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
-from tests.scored_tokens import scored
+from tests.kit.scored_tokens import scored
 from tests.servers.skyrl import SkyRL, tiny_server
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]

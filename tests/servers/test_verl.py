@@ -33,7 +33,7 @@ from retrain_sepa.advantages import (
     reinforce_pp_baseline_advantages,
     rloo_advantages,
 )
-from tests.scored_tokens import Scored, scored
+from tests.kit.scored_tokens import Scored, scored
 from tests.servers.verl_functions import VARIABLE, actor_config, loaded
 
 pytestmark = [

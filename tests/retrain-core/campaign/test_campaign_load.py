@@ -14,7 +14,7 @@ from retrain.campaign.planned import config_text, plan_runs, run_config
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_checked
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 TWO = """
 [[campaign.conditions]]

@@ -15,7 +15,7 @@ from retrain.verdicts.ledger.history import read_chain
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 SEEDS = "seeds = [7]\nmax_steps = 2\n"
 PLAN = '\n[campaign.plan]\nhypothesis = "they differ"\nprimary_metric = "correct_rate"\n'

@@ -25,7 +25,7 @@ Start = Callable[..., subprocess.Popen[str]]
 ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_index"\n'
 RAY = ("--campaign-launcher", "ray", "--campaign-parallel", "true")
 SEEDS = "seeds = [1, 2]\nmax_steps = 30\nretries = 2\n"
-PLACED = Path(__file__).parents[3] / "tests/ray_placement.py"
+PLACED = Path(__file__).parents[3] / "tests/kit/ray_placement.py"
 
 
 @pytest.fixture

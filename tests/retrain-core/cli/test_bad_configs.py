@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 TABLE = Path(__file__).with_name("bad_configs.toml")
 

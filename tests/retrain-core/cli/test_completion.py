@@ -14,7 +14,7 @@ from retrain.cli.command_line import SHELLS, RetrainGroup
 from retrain.cli.completion import candidates
 from retrain.cli.plugin import VARIABLE
 from retrain.kernel.registry import Plugins
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 

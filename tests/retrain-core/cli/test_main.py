@@ -23,7 +23,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym", "starlette", "uvicorn")

@@ -23,7 +23,7 @@ from retrain.kernel.progress import Clock
 from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, group_status, verdicts
 from retrain.records.run import Run
 from retrain.run.steps.selection import joined_fields, selection
-from tests.overlapped import GENERATIONS, lines, steps
+from tests.kit.overlapped import GENERATIONS, lines, steps
 
 MakeGroup = Callable[..., Group]
 # Writes what each batch is to `batches.jsonl`.

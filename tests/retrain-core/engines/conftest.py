@@ -18,8 +18,8 @@ from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.run.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.inference_server import InferenceServer, serving
-from tests.toy_policy import ToyModel, ToyPolicy
+from tests.kit.inference_server import InferenceServer, serving
+from tests.kit.toy_policy import ToyModel, ToyPolicy
 
 MakeEngine = Callable[..., ServerEngine]
 FAST = {"retry_s": 20.0, "timeout_s": 10.0}

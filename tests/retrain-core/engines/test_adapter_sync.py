@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
 from retrain.engines.policy_check import WEIGHTS
-from tests.inference_server import Handler, InferenceServer, serving
-from tests.toy_policy import ToyModel
+from tests.kit.inference_server import Handler, InferenceServer, serving
+from tests.kit.toy_policy import ToyModel
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from retrain.api import BackendError, ConfigError
-from tests.inference_server import InferenceServer, serving
-from tests.toy_policy import ToyModel
+from tests.kit.inference_server import InferenceServer, serving
+from tests.kit.toy_policy import ToyModel
 
 
 class Router(BaseHTTPRequestHandler):

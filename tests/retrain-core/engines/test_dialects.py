@@ -19,7 +19,7 @@ from retrain.engines.openai import create_engine as create_openai
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config.plugin_tables import InferenceTable
-from tests.inference_server import changed
+from tests.kit.inference_server import changed
 
 ASKED = CompletionRequest(
     prompt_T=[5, 6, 7, 8],

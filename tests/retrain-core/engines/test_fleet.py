@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from retrain.api import BackendError, LogprobRow, SampleRequest, SamplingParams
 from retrain.engines import client, keeper, pool
 from retrain.kernel.types import Sample
-from tests import inference_server as faulty
-from tests.inference_server import InferenceServer, serving
-from tests.toy_policy import ToyModel, ToyPolicy
+from tests.kit import inference_server as faulty
+from tests.kit.inference_server import InferenceServer, serving
+from tests.kit.toy_policy import ToyModel, ToyPolicy
 
 LOAD = "/v1/load_lora_adapter"
 PARAMS = SamplingParams(max_tokens=8, temperature=0.7)

@@ -16,8 +16,8 @@ from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config.plugin_tables import TeacherTable
-from tests.inference_server import InferenceServer, changed, log_softmax, serving, truncated
-from tests.toy_policy import ToyModel
+from tests.kit.inference_server import InferenceServer, changed, log_softmax, serving, truncated
+from tests.kit.toy_policy import ToyModel
 
 Teaching = Callable[..., PluginContext]
 TOKENS = [3, 14, 15, 9, 2, 6]

@@ -9,8 +9,8 @@ import pytest
 
 from retrain.api import BackendError, ConfigError
 from retrain.engines.policy_check import _after_temperature
-from tests.inference_server import changed, serving
-from tests.toy_policy import ToyModel
+from tests.kit.inference_server import changed, serving
+from tests.kit.toy_policy import ToyModel
 
 
 def test_the_log_says_what_was_found(make_engine, server, caplog) -> None:

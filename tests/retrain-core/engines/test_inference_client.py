@@ -14,9 +14,9 @@ import pytest
 from retrain.api import BackendError, SampleRequest, SamplingParams
 from retrain.engines.client import Call, Client, RefusedError
 from retrain.engines.table import Settings
-from tests import inference_server as faulty
-from tests.inference_server import InferenceServer, serving
-from tests.toy_policy import ToyModel
+from tests.kit import inference_server as faulty
+from tests.kit.inference_server import InferenceServer, serving
+from tests.kit.toy_policy import ToyModel
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.7)
 EIGHT = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(8)))]

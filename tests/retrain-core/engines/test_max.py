@@ -16,7 +16,7 @@ from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import CompletionRequest, checked
 from retrain.engines.max import MAX, create_engine
 from retrain.engines.openai import TextIds
-from tests.toy_policy import ToyPolicy
+from tests.kit.toy_policy import ToyPolicy
 
 FIELDS = {  # all that MAX 26.6 takes of what an engine here might send; it refuses any other
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"),

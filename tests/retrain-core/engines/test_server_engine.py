@@ -23,8 +23,8 @@ from retrain.credit.logprob_gap import LogprobGap, measure_gap
 from retrain.engines.engine import ServerEngine
 from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
 from retrain.kernel.types import Sample, StopReason
-from tests.inference_server import InferenceServer, changed, serving
-from tests.toy_policy import STOP, ToyModel, ToyPolicy
+from tests.kit.inference_server import InferenceServer, changed, serving
+from tests.kit.toy_policy import STOP, ToyModel, ToyPolicy
 
 
 def gap_to_trainer(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 LIMIT_S = 30
 MANIFEST, CONFIG, METRICS, TEXTS = "run.json", "config.toml", "metrics.jsonl", "emergence/generations.jsonl"

@@ -18,7 +18,7 @@ from rich.console import Console
 from retrain.inspect.status_command import picture
 from retrain.records.files import RunLock
 from retrain.records.runs.campaign_status import scan
-from tests.made_runs import write_campaign
+from tests.kit.made_runs import write_campaign
 
 Command = Callable[..., Any]
 Make = Callable[..., Path]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retrain import kernel
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 KERNEL = Path(kernel.__file__).parent
 PROJECT = Path(__file__).parents[3] / "retrain-core" / "pyproject.toml"

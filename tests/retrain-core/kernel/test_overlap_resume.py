@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.overlapped import outcome, steps
-from tests.shared import slow_or_long
+from tests.kit.overlapped import outcome, steps
+from tests.kit.shared import slow_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]

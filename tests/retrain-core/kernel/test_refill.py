@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.overlapped import GENERATIONS, lines, outcome, steps
+from tests.kit.overlapped import GENERATIONS, lines, outcome, steps
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]

@@ -13,7 +13,7 @@ from retrain.kernel.errors import PluginError
 from retrain.kernel.progress import merge_fields
 from retrain.kernel.types import GroupStatus, Score, group_status, num_correct, verdicts
 from retrain.run.assemble import NamedShaper
-from tests.overlapped import GENERATIONS, lines, steps
+from tests.kit.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]
 

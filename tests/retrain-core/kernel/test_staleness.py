@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
-from tests.overlapped import GENERATIONS, lines, outcome, steps
-from tests.shared import first_or_long
+from tests.kit.overlapped import GENERATIONS, lines, outcome, steps
+from tests.kit.shared import first_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.devtools import browser
+from tests.kit.devtools import browser
 
 CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from retrain.report.heat import Scale, ShadedCompletion, ShadedStep, render, show
 from retrain.report.shell import own
-from tests.browser import dom_of, in_frame, needs_chromium
+from tests.kit.browser import dom_of, in_frame, needs_chromium
 
 HOSTILE = "<script>document.title='owned'</script>"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser import needs_chromium
-from tests.shared import first_or_long
+from tests.kit.browser import needs_chromium
+from tests.kit.shared import first_or_long
 
 pytestmark = needs_chromium
 EVIL = "document.title='owned'; window.owned=1; fetch('https://example.org/x')"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import made_once, slow_or_long
+from tests.kit.shared import made_once, slow_or_long
 
 Run = Callable[..., Any]
 LOG, SAVED = "logs/train", "logs/train.rescued"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
-from tests.overlapped import GENERATIONS, lines, outcome, steps
+from tests.kit.overlapped import GENERATIONS, lines, outcome, steps
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]

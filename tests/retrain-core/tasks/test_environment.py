@@ -11,7 +11,7 @@ from retrain.kernel.contracts.tasks import Action, LoadedData
 from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.types import Example, Outcome, StopReason
 from retrain.tasks.environment import EnvironmentProcess
-from tests.playing import Counting
+from tests.kit.playing import Counting
 
 
 class Refusing(Counting):

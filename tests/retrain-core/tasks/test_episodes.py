@@ -30,7 +30,7 @@ from retrain.kernel.types import (
 from retrain.observe.metrics.evaluate import eval_metrics
 from retrain.tasks.episodes import Episodes
 from retrain.tasks.scoring.service import NamedReward, ScoringService
-from tests.playing import Counting
+from tests.kit.playing import Counting
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
 Words = Callable[[int, str], str]

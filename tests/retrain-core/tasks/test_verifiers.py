@@ -17,7 +17,7 @@ from retrain.kernel.types import Example, Outcome, SamplingParams
 from retrain.tasks.environment import EnvironmentProcess, EnvironmentVerifier
 from retrain.tasks.scoring.service import NamedReward, ScoringService
 from retrain.tasks.tasks import RewardVerifier
-from tests.playing import Counting
+from tests.kit.playing import Counting
 
 
 class Length:

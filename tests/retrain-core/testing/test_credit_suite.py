@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrain.testing import conformance
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 PAGE = Path(__file__).parents[3] / "docs/pages/write-a-plugin.md"
 Failures = Callable[..., dict[str, str]]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 pytest.importorskip("retrain_local", reason="a loss is tried by the backend that applies it")
 Failures = Callable[..., dict[str, str]]

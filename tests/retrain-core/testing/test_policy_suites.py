@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from retrain.testing import ConformanceError, conformance
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Failures = Callable[..., dict[str, str]]
 BROKEN = (

@@ -30,7 +30,7 @@ from retrain.use.chat import (
 )
 from retrain.use.sample_command import read_prompts
 from retrain.use.serving.text_stream import TextStream
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 INSTRUCTION = "Answer in \\boxed{}."
 

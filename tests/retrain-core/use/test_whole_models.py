@@ -22,8 +22,8 @@ from retrain.use.hub_upload import repeating_config
 from retrain.use.whole_model import WholeModel, lines_of
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.hub_server import hub_server
-from tests.invoke import invoke
+from tests.kit.hub_server import hub_server
+from tests.kit.invoke import invoke
 
 TINY = BUILTIN_MODELS["tiny"]
 SECRET = "sk-planted-secret-0123456789"

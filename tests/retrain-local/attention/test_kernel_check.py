@@ -11,7 +11,7 @@ from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.attention.select_kernels import packed_fault, paged_fault
 from retrain_local.decoder import Scores, Shape
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 CPU = torch.device("cpu")
 SHAPE = Shape(

@@ -13,7 +13,7 @@ from torch import Tensor
 from retrain_local.attention import packed as padded
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Scores
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.attention.select_kernels import paged_fault
 from retrain_local.decoder import Scores, Shape
-from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 BLOCK_SIZE = 8

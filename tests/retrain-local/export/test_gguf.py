@@ -28,7 +28,7 @@ from retrain.run.configure import load_checked
 from retrain_local.export import gguf_file, write
 from retrain_local.export.gguf_file import pre_tokenizer
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.random_models import LLAMA3, SIZES
+from tests.kit.random_models import LLAMA3, SIZES
 
 IDS = [5, 9, 300, 17, 2, 41, 7, 120]
 LARGE = SIZES | {"vocab_size": 520, "hidden_size": 64}  # more rows than the tokenizer has tokens

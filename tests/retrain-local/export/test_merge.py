@@ -25,7 +25,7 @@ from retrain_local.export.merged import Delta
 from retrain_local.export.write import Gap
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.hf_models import SERVED, hf_model
+from tests.kit.hf_models import SERVED, hf_model
 
 TINY = "builtin:tiny"
 BOUND = 1e-5

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain_local.memory.shape import ModelShape, read_shape
-from tests.model_configs import QWEN3_4B, SMALL
+from tests.kit.model_configs import QWEN3_4B, SMALL
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from retrain_local.checks import adapter_kind_problems, start_problems
 from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
-from tests.random_models import random_model
+from tests.kit.random_models import random_model
 
 MakePair = Callable[..., Pair]
 

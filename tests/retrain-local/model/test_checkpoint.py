@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from retrain.api import BackendError, LogprobRow, SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.model.checkpoint import MOMENTS
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeBackend = Callable[..., LocalBackend]
 Roll = Callable[..., TrainBatch]

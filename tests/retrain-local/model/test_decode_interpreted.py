@@ -20,7 +20,7 @@ from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import LocalPolicy, Placement
 from retrain_local.sampling.engine import PytorchEngine
-from tests.triton_interpreter import INTERPRETER, elsewhere, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import INTERPRETER, elsewhere, needs_triton, run_interpreted
 
 CPU = torch.device("cpu")
 

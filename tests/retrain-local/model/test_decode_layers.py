@@ -26,7 +26,7 @@ from retrain_local.model.operations import Operations
 from retrain_local.model.pair import LocalPolicy, Pair, Placement
 from retrain_local.model.projection import SampledStacked
 from retrain_local.sampling.engine import PytorchEngine
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 CPU = torch.device("cpu")
 MakePair = Callable[[bool], Pair]

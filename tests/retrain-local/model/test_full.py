@@ -20,8 +20,8 @@ from retrain_local.decoder import Decoder
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
 from retrain_local.training.head import selected_logprobs
-from tests.random_models import random_model
-from tests.shared import first_or_long
+from tests.kit.random_models import random_model
+from tests.kit.shared import first_or_long
 
 MakePair = Callable[..., Pair]
 LogitsOf = Callable[[Decoder, Tensor], Tensor]

@@ -17,7 +17,7 @@ from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfFullDecoder
 from retrain_local.model.pair import Pair
 from retrain_local.training.head import selected_logprobs
-from tests.hf_models import SERVED, hf_model
+from tests.kit.hf_models import SERVED, hf_model
 
 MakePair = Callable[..., Pair]
 LogitsOf = Callable[[Decoder, Tensor], Tensor]

@@ -20,8 +20,8 @@ from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfDecoder
 from retrain_local.model.pair import Pair
-from tests.hf_models import COMMON, LIKE_GPT2, LIKE_LLAMA, SERVED, hf_model
-from tests.shared import first_or_long
+from tests.kit.hf_models import COMMON, LIKE_GPT2, LIKE_LLAMA, SERVED, hf_model
+from tests.kit.shared import first_or_long
 
 MakePair = Callable[..., Pair]
 Shaken = Callable[[Pair], None]

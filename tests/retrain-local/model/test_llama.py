@@ -16,7 +16,7 @@ from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.llama import LlamaDecoder
 from retrain_local.model.pair import Pair
-from tests.random_models import MODELS, random_model
+from tests.kit.random_models import MODELS, random_model
 
 MakePair = Callable[..., Pair]
 LogitsOf = Callable[[Decoder, Tensor], Tensor]

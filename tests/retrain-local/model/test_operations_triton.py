@@ -10,7 +10,7 @@ import torch
 from retrain_local.decoder import Shape
 from retrain_local.model.fused import decode_faults, faults
 from retrain_local.model.operations import Operations, Turn
-from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]

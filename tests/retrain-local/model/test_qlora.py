@@ -19,7 +19,7 @@ from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
 from retrain_local.model.qlora import KINDS
-from tests.random_models import random_model
+from tests.kit.random_models import random_model
 
 MakePair = Callable[..., Pair]
 LARGEST_GAP = {"nf4": 0.15, "int8": 0.01}  # of the norm of a matrix

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from retrain.api import BackendError, ConfigError, Determinism, SampleRequest, SamplesAhead, SamplingParams, TrainBatch
 from retrain_local.model.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE
-from tests.sampled_rows import sampled_rows
-from tests.shared import first_or_long
+from tests.kit.sampled_rows import sampled_rows
+from tests.kit.shared import first_or_long
 
 pytestmark = pytest.mark.slow
 PARAMS = SamplingParams(max_tokens=16, temperature=1.0)

@@ -19,7 +19,7 @@ from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source
 from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 MakeConfig = Callable[..., Config]
 OnThreads = Callable[..., list[Any]]

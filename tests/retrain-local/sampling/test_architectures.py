@@ -13,7 +13,7 @@ import transformers
 
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.backend import LocalBackend
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 PARAMS = SamplingParams(max_tokens=20, temperature=0.8, entropy=True)
 SMALL = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

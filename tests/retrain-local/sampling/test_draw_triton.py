@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retrain_local.sampling.draw import DrawnTokens, draw_faults, draw_for, draw_tokens
-from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import torch
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.decoder import Decoder
 from retrain_local.sampling.engine import PytorchEngine
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, StopReason
 from retrain_local.decoder import Decoder
 from retrain_local.sampling.engine import PytorchEngine
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeEngine = Callable[..., PytorchEngine]
 AllSame = Callable[..., None]

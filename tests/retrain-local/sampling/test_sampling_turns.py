@@ -9,7 +9,7 @@ import pytest
 
 from retrain.api import Sample, SampleRequest, SamplingParams
 from retrain_local.sampling.engine import PytorchEngine
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.9, entropy=True)

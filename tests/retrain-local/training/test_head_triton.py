@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_faults
-from tests.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]

@@ -16,7 +16,7 @@ from retrain.api import Config, LossClip, LossContext, LossSpec, PluginError, Tr
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain_local.training.loss_formulas import CISPO, GSPO, IMPORTANCE_SAMPLING, PPO
 from retrain_local.training.step_loss import Mismatch, PolicyLoss
-from tests.scored_tokens import scored
+from tests.kit.scored_tokens import scored
 
 NEW, OLD, CREDIT = [-0.6, -0.9, -1.0, -0.1], [-1.0, -0.5, -2.0, -0.1], [1.0, -1.0, -1.0, 2.0]
 IS_GRADIENT = [-1.491825, 0.670320, 2.718282, -2.0]

@@ -27,7 +27,7 @@ from retrain_rewards.environments.openenv import (
 )
 
 pytest.importorskip("websockets", reason="needs the extra openenv of retrain-rewards")
-from tests.openenv_server import BOOM, QUESTION, Game, secret_of, serving
+from tests.kit.openenv_server import BOOM, QUESTION, Game, secret_of, serving
 
 pytestmark = pytest.mark.timeout(120)
 GAME = Path(__file__).parents[2] / "openenv_game.py"

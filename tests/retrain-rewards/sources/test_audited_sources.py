@@ -17,7 +17,7 @@ from retrain.tasks.audit.verifier_audit import AuditReport, audit
 from retrain.tasks.scoring.verdict import verdict
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.math_reward import make_math
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Load = Callable[..., Any]
 ANSWERS = [

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrain.api import ConfigError
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Load = Callable[..., Any]
 SUBJECTS = ["intermediate_algebra", "precalculus", "number_theory", "counting_and_probability", "geometry"]

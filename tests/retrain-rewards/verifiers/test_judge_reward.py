@@ -11,7 +11,7 @@ import pytest
 
 from retrain.api import ConfigError, Example, Outcome, Score, install_line
 from retrain_rewards.verifiers.judge_reward import JudgeReward
-from tests.judge_server import (
+from tests.kit.judge_server import (
     EXAMPLE,
     KEY,
     LONG_S,

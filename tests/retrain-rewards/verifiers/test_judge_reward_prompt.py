@@ -17,7 +17,7 @@ from retrain_rewards.verifiers.judge_reward import (
     problem_with_rubric,
     question_of,
 )
-from tests.judge_server import (
+from tests.kit.judge_server import (
     EXAMPLE,
     YES,
     echoes,

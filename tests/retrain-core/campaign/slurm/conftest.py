@@ -10,8 +10,8 @@ from typing import Protocol
 
 import pytest
 
-from tests import slurm_stand_in
-from tests.slurm_cluster import SlurmCluster, missing
+from tests.kit import slurm_stand_in
+from tests.kit.slurm_cluster import SlurmCluster, missing
 
 
 class Cluster(Protocol):

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Kind
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 TEMPLATES = [entry.spec.name for entry in load_plugins({}).registered(Kind.TEMPLATE)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.overlapped import steps
+from tests.kit.overlapped import steps
 
 Command = Callable[..., Any]
 BACKEND = """

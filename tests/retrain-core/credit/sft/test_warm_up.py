@@ -16,7 +16,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import BackendTable
 from retrain.kernel.errors import NonFiniteError, Problem
 from retrain.kernel.registry import Plugins
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Run = Callable[..., Any]
 EVALS = ("--eval-examples", "2", "--eval-samples", "2", "--eval-every", "1")

@@ -20,7 +20,7 @@ from retrain.observe.gaming.shadow import eval_fields, step_fields
 from retrain.run.check import identity_of
 from retrain.use.evaluate.evaluation import set_records
 from retrain.use.evaluate.subjects import scores_of
-from tests.overlapped import GENERATIONS, lines, steps
+from tests.kit.overlapped import GENERATIONS, lines, steps
 
 Command = Callable[..., Any]
 

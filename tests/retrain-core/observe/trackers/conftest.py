@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.shared import made_once
-from tests.wandb_log import transactions
+from tests.kit.shared import made_once
+from tests.kit.wandb_log import transactions
 
 Done = subprocess.CompletedProcess[str]
 SECRET = "planted-secret-4711"

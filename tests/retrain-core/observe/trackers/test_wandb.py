@@ -15,7 +15,7 @@ import pytest
 from retrain.kernel.plugins.missing import install_line
 from retrain.observe.trackers.recording import CONFIG_KEYS, named_metrics
 from retrain.observe.trackers.wandb import WandbRecorder
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
 ON = ("--max-steps", "2", "--wandb-project", "demo")

@@ -24,7 +24,7 @@ from retrain.observe.watchdog.watchdog import DeadlineError, DeadlinesTable, Wat
 from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.run.interrupts import Interrupts
 from retrain.run.session import watching
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 GRACE_S = 60.0
 DEAF = """

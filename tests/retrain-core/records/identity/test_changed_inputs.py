@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 Run = Callable[..., Any]
 LOG = "logs/train"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.records.identity.code import ALL, SECRET, UNSET, variables_read
-from tests.shared import first_or_long
+from tests.kit.shared import first_or_long
 
 ENVIRON = {"BONUS": "0.25", "OTHER": "1", "SHLVL": "2", "SSH_TTY": "/dev/pts/0", "JUDGE_API_KEY": "planted-secret-123"}
 BONUS = variables_read([b"import os\nos.environ['BONUS']"], ENVIRON)["BONUS"]

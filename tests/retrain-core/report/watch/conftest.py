@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retrain.report.watch_server import WatchServer
-from tests import devtools, made_runs
+from tests.kit import devtools, made_runs
 
 
 @pytest.fixture

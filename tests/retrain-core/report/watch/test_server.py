@@ -17,8 +17,8 @@ from typing import Any
 from retrain.report.commands import watch as command
 from retrain.report.watch_server import HEADERS, WatchServer
 from retrain.verdicts.ledger.looks import InterimLooks
-from tests import made_runs
-from tests.invoke import invoke
+from tests.kit import made_runs
+from tests.kit.invoke import invoke
 
 Watch = Callable[[Path], WatchServer]
 MakeRun = Callable[..., Path]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.report.watch_server import WatchServer
-from tests import made_runs
-from tests.browser import needs_chromium
+from tests.kit import made_runs
+from tests.kit.browser import needs_chromium
 
 pytestmark = needs_chromium
 EVIL = "document.title='owned'; window.owned=1; fetch('https://example.org/x')"

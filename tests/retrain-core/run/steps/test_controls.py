@@ -18,7 +18,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.records.run import Control, control_label, control_of_record
 from retrain.run.steps.controls import RANDOM_RATE, control_problems, controlled_sampling
-from tests.overlapped import GENERATIONS, lines, steps
+from tests.kit.overlapped import GENERATIONS, lines, steps
 
 Load = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_configs import QWEN3_4B
+from tests.kit.model_configs import QWEN3_4B
 
 
 @pytest.fixture

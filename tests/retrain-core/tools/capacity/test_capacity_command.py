@@ -21,7 +21,7 @@ from retrain.tools.capacity import command as command_module
 from retrain.tools.capacity import workload
 from retrain.tools.capacity.command import run_pilot
 from retrain.tools.capacity.forecast import forecast
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 TINY = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic")
 BASE = (*TINY, "--lora-rank", "16", "--seed", "1")

@@ -17,7 +17,7 @@ from retrain.tools.capacity import shapes, workload
 from retrain.tools.capacity.shapes import KnownShape, known_document, known_shapes, nearest
 from retrain.tools.capacity.workload import SAFETY
 from retrain_local.memory.shape import shape_of
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 GIB = 2**30
 QWEN_8B = ("--model", "Qwen/Qwen3-8B")

@@ -17,9 +17,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.registry import Plugins
 from retrain.tools.doctor.checks import diagnose_reach
-from tests.inference_server import serving
-from tests.shared import first_or_long
-from tests.toy_policy import ToyModel
+from tests.kit.inference_server import serving
+from tests.kit.shared import first_or_long
+from tests.kit.toy_policy import ToyModel
 
 Command = Callable[..., Any]
 SMALL = '[backend]\ndevices = "cpu"\n[data]\nsource = "arithmetic"\n[model]\nmodel = "builtin:tiny"\n'

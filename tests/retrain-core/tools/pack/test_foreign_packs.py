@@ -22,7 +22,7 @@ from retrain.tools.pack.archive import FORMAT, Contents, open_pack, read_content
 from retrain.tools.pack.environment import environ_of, lay_out
 from retrain.tools.pack.rerun_command import listing
 from retrain.tools.pack.wheels import check_wheels, installed_digests, wheel_of
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 RUN = {
     "name": "", "place": "run", "condition": "c", "seed": 1, "steps": 1, "identity": "run/run.json", "weights": {},

@@ -11,7 +11,7 @@ import pytest
 
 from retrain.squeeze import analyze_adapter
 from retrain.tools.squeeze.spectrum_pages import spectrum_plots, write_plot
-from tests.browser import dom_of, needs_chromium
+from tests.kit.browser import dom_of, needs_chromium
 
 Make = Callable[..., Path]
 Random = Callable[..., tuple[np.ndarray, np.ndarray]]

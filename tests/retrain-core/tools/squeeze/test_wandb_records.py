@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.wandb_log import transactions
+from tests.kit.wandb_log import transactions
 
 pytest.importorskip("wandb")
 pytestmark = pytest.mark.slow

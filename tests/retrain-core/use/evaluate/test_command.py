@@ -12,7 +12,7 @@ import pytest
 
 from retrain.run import opened
 from retrain.use.evaluate import subjects
-from tests.shared import made_once
+from tests.kit.shared import made_once
 
 Command = Callable[..., Any]
 Read = Callable[[Path], list[dict[str, Any]]]

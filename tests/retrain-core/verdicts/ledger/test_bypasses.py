@@ -16,7 +16,7 @@ from retrain.verdicts.ledger.chain import NAME
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 Change = Callable[..., None]
 RUN, OTHER = Path("runs/maxrl+none_s1"), Path("runs/maxrl+none_s2")

@@ -10,7 +10,7 @@ from retrain.verdicts.ledger.chain import NAME
 from retrain.verdicts.ledger.disk import read_run
 from retrain.verdicts.ledger.history import read_history
 from retrain.verdicts.wording.command import command as compare_command
-from tests.invoke import invoke
+from tests.kit.invoke import invoke
 
 Command = Callable[..., Any]
 

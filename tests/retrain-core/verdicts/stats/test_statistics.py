@@ -20,7 +20,7 @@ from retrain.verdicts.stats.flip import FlipTest, patterns_for
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.judge import Pairing, holm, judge, levels
 from retrain.verdicts.study.study import Options, Study, study_of
-from tests.shared import slow_or_long
+from tests.kit.shared import slow_or_long
 
 ALPHA = 0.05
 

@@ -17,7 +17,7 @@ from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import ExamplesView
 from retrain.verdicts.study.study import Options, study_of
 from retrain.verdicts.wording.verdict_line import advice_sentence
-from tests.made_runs import write_campaign
+from tests.kit.made_runs import write_campaign
 
 EFFECTS = {"maxrl+none": 0.0, "grpo+none": 0.05}
 SEEDS = range(1, 9)

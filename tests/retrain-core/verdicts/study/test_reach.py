@@ -19,7 +19,7 @@ from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip
 from retrain.verdicts.study.comparison import Design, Verdict
 from retrain.verdicts.study.judge import Pairing, judge
 from retrain.verdicts.study.looks import Reach, reach_of, reach_sentences
-from tests.made_runs import WRITTEN, write_campaign
+from tests.kit.made_runs import WRITTEN, write_campaign
 
 FIXED, UNPAIRED, PLANNED, ANYTIME = Design.FIXED, Design.UNPAIRED, Design.PLANNED, Design.ANYTIME
 

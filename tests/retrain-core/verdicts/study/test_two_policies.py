@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from tests.made_runs import MadeRun, write_run
+from tests.kit.made_runs import MadeRun, write_run
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.browser import CHROMIUM
+from tests.kit.browser import CHROMIUM
 
 OPTIONS = (
     *("--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),

@@ -1,4 +1,4 @@
-"""What `tests.tinker_server` serves: a Tinker service of the kind of SkyRL-tx 0.3, with a bigram model inside.
+"""What `tests.kit.tinker_server` serves: a Tinker service of the kind of SkyRL-tx 0.3, with a bigram model inside.
 
 Its policy is a table of logits, `softmax(base[previous] + delta[previous])`; `delta` is trained with AdamW on what
 SkyRL-tx computes: the mean of token losses over each row, then over rows. Log-probabilities of samples are raw, and

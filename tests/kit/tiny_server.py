@@ -1,6 +1,6 @@
-"""An inference server in a process of its own around a small real model: `python -m tests.tiny_server --model M`.
+"""An inference server in a process of its own around a small real model: `python -m tests.kit.tiny_server --model M`.
 
-It speaks what `tests.inference_server` speaks, computes with transformers, and takes PEFT adapters. `--fault NAME` and
+It speaks what `tests.kit.inference_server` speaks, computes with transformers, and takes PEFT adapters. `--fault NAME` and
 `--every N` switch a fault on for every N-th completion; the port is printed once it listens.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from tests import inference_server
-from tests.inference_server import Body, Fault, Handler, InferenceServer
+from tests.kit import inference_server
+from tests.kit.inference_server import Body, Fault, Handler, InferenceServer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class TinyModel:
@@ -108,7 +108,7 @@ FAULTS = {
 
 def launch(model: Path, *arguments: str, port: int) -> subprocess.Popen[str]:
     """Start one without waiting for it; its first line has the port."""
-    command = [sys.executable, "-m", "tests.tiny_server", "--model", str(model), "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "tests.kit.tiny_server", "--model", str(model), "--port", str(port), *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 

@@ -1,4 +1,4 @@
-"""A small Tinker service over real HTTP, around `tests.tinker_toy`: the wire of SkyRL-tx 0.3 and SDK 0.16.1."""
+"""A small Tinker service over real HTTP, around `tests.kit.tinker_toy`: the wire of SkyRL-tx 0.3 and SDK 0.16.1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.tinker_toy import Toy
+from tests.kit.tinker_toy import Toy
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.inference_server import BLOCK, log_softmax
+from tests.kit.inference_server import BLOCK, log_softmax
 
 VOCABULARY, WIDTH = 512, 4
 STOP = frozenset({0, 2})

@@ -1,6 +1,6 @@
 """A real HTTP server for tests that speaks vLLM's completions protocol, with faults that a test switches on.
 
-`serving(model)` starts one in this process; `python tests/tiny_server.py` one in a process of its own that can be
+`serving(model)` starts one in this process; `python tests/kit/tiny_server.py` one in a process of its own that can be
 killed. What it gets wrong on purpose: `faults` holds one behaviour per completion request, used up in order; the traps
 of the real server (names that exist, stale caches of keys and values, adapters nobody loaded) are always there.
 """
