@@ -1,6 +1,6 @@
 """An inference server in a process of its own around a small real model: `python -m tests.kit.tiny_server --model M`.
 
-It speaks what `tests.kit.inference_server` speaks, computes with transformers, and takes PEFT adapters. `--fault NAME` and
+It speaks the protocol of `inference_server`, computes with transformers, and takes PEFT adapters. `--fault NAME` and
 `--every N` switch a fault on for every N-th completion; the port is printed once it listens.
 """
 
