@@ -283,10 +283,11 @@ def tinker_newest(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and format with ruff (`-- --fix` repairs what it can)."""
+    """Check style and format with ruff (`-- --fix` repairs what it can), and count the tics of the prose."""
     session.install(*PIP_OPTIONS, "ruff")
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", *([] if "--fix" in session.posargs else ["--check"]))
+    session.run("python", "-m", "tests.kit.prose", silent=True)
 
 
 @nox.session

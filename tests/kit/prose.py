@@ -31,9 +31,9 @@ TICS = {
     "told": r"\b(?:told|tells?)\b",
     "stands": r"\bstands?\b",
     "elsewhere": r"\b(?:elsewhere|theirs|ours|strangers?)\b",
-    "beside": r"\bbesides?\b",
+    "beside": r"\b[Bb]esides?\b",
     "goes on": r"\b(?:goes|go|went|going) on\b",
-    "somebody": r"\b(?:some|no|any)body\b",
+    "somebody": r"\b(?:[Ss]ome|[Nn]o|[Aa]ny)body\b",
     "anew": r"\banew\b",
     "see as a docstring": r"\"\"\"See `[^`]*`\.?\"\"\"",
 }
