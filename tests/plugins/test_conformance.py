@@ -293,7 +293,7 @@ def _mcp() -> Settings:
 
 def _openenv(servers: ExitStack) -> Settings:
     _need("websockets")
-    from tests import openenv_server
+    from tests.kit import openenv_server
 
     url = servers.enter_context(openenv_server.serving())
     return {"environment": {"args": {"url": url, "tasks": 5}, "max_turns": 3}}

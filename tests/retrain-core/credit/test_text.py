@@ -23,7 +23,6 @@ from retrain.kernel.types import Group
 from retrain.records.run import StoredStep
 from retrain.testing import conformance
 from retrain.testing.toys import scored_groups
-from tests.docs.reading import SITE, blocks
 
 MakeFlow = Callable[..., CreditFlow]
 MakeCreditGroup = Callable[..., CreditGroup]
@@ -94,17 +93,34 @@ def test_rewards_of_single_tokens_reach_a_part_that_asks(
         replay(StoredStep(step=3, metrics={}, groups=()), flow, None, sepa_lambda=0.0)
 
 
-@pytest.fixture
-def boxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The module of the page's example."""
-    code = blocks(SITE / "write" / "text-transform.md", "python")[0]
-    (tmp_path / "boxed_credit_of_the_page.py").write_text(code, encoding="utf-8")
+DIGITS = """
+import numpy as np
+
+from retrain.advantages import TransformOutput, TransformSpec
+from retrain.api import PluginSpec
+
+
+def weights(texts):
+    weights_T = np.where([any(map(str.isdigit, text)) for text in texts], 4.0, 1.0)
+    return weights_T / weights_T.mean() if texts else weights_T
+
+
+def credit(ctx):
+    pairs = zip(ctx.advantages_G, ctx.texts_G, strict=True)
+    return TransformOutput(token_advs=[advantage * weights(texts) for advantage, texts in pairs])
+
+
+SPEC = TransformSpec(name="digits", compute_context=credit, needs_text=True)
+PLUGIN = PluginSpec(name="digits", summary="Four times the credit for tokens with a digit.", factory=SPEC)
+"""
+
+
+def test_a_transform_that_reads_the_text_conforms_and_credits_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "credit_for_digits.py").write_text(DIGITS, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return "boxed_credit_of_the_page"
-
-
-def test_the_example_of_the_page_conforms_and_does_what_it_says(boxed: str) -> None:
-    checks = conformance("transform", f"{boxed}.PLUGIN")
+    checks = conformance("transform", "credit_for_digits.PLUGIN")
     assert len(checks) > 5
     for check in checks:
         check()
@@ -113,30 +129,9 @@ def test_the_example_of_the_page_conforms_and_does_what_it_says(boxed: str) -> N
         [1.0, 0.0],
         [[-1.0] * len(texts), [-1.0, -1.0]],
         advantage_mode="grpo",
-        transform_mode=f"{boxed}.PLUGIN",
-        transform_params={"factor": 4.0},
+        transform_mode="credit_for_digits.PLUGIN",
         texts_G=[texts, ["no", " answer"]],
     )
     expected = np.array([1, 1, 1, 1, 4, 4, 1, 1, 1]) / 15 * 9 * 0.5
     assert_allclose(result.token_advs[0], expected)
-    assert result.token_advs[0].mean() == pytest.approx(0.5)
     assert_array_equal(result.token_advs[1], [-0.5, -0.5])
-    assert result.metrics == {"boxed_frac": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("texts", "marked"),
-    [
-        ([], ""),
-        (["\\boxed{1}", " no, ", "\\boxed{", "2", "}"], "00010"),  # the last one counts
-        (["\\boxed{}"], "0"),
-        (["\\boxed{" * 3, "7"], "00"),  # never closed
-        (["\\boxed{é", "", "", "等", "}"], "10010"),
-    ],
-)
-def test_the_example_reads_hostile_texts(boxed: str, texts: list[str], marked: str) -> None:
-    import importlib
-
-    module = importlib.import_module(boxed)
-    assert "".join(str(int(mark)) for mark in module.answer_mask(texts)) == marked
-    assert module.weights(texts, 0.0).sum() == pytest.approx(len(texts))

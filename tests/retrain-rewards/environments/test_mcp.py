@@ -20,7 +20,7 @@ from retrain_rewards.environments.mcp_tools import McpEnvironment, McpSettings, 
 
 pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
 pytestmark = pytest.mark.timeout(60)
-CALCULATOR = str(Path(__file__).parents[2] / "mcp_calculator.py")
+CALCULATOR = str(Path(__file__).parents[2] / "kit" / "mcp_calculator.py")
 TASK = Example(id="sum", prompt="What is 2 + 3?", reference="5")
 Says = Callable[[int, int], str]  # episode, turn -> text
 

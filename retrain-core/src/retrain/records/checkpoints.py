@@ -133,7 +133,8 @@ def locate_adapter(path: Path | str) -> Path:
         raise unusable("is stored on a service; only folders can be read", "download the adapter, then give its folder")
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise unusable("there is no such folder", f"give the folder that holds {ADAPTER_CONFIG}")
+        what = "is a file" if folder.exists() else "there is no such folder"
+        raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}")
     for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / ADAPTERS)):
         if (found / ADAPTER_CONFIG).is_file():
             return found
