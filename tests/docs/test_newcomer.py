@@ -124,5 +124,5 @@ def test_readme_and_try_it_work_as_typed(tmp_path: Path) -> None:
     newcomer = Newcomer(installed, folder)
     for page in NEWCOMER:
         newcomer.reads(page)
-    assert installed.distributions() == set(OURS)
+    assert installed.distributions() == set(OURS) - {"retrain-tinker", "retrain-prime-rl"}
     assert not newcomer.faults, f"{len(newcomer.faults)} faults\n\n" + "\n\n".join(newcomer.faults)

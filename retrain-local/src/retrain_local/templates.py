@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TINY = r"""# A language model learns arithmetic on your CPU, in about a minute. Run it with: retrain
+TINY = r"""# A language model learns arithmetic on your CPU, in about a minute.
 
 [model]
 model = "builtin:tiny"      # ships with retrain-local; any hub id or local folder works here too

@@ -148,7 +148,7 @@ def test_the_audit_tries_the_shadow_too(
     fit = command(*toy, "--reward-shadow", "toy")
     assert fit.code == 0, fit.err
     assert "Shadow audit: 2 examples" in fit.out
-    assert "'toy' is what is trained" in caplog.text
+    assert "'toy' is the trained reward" in caplog.text
     lenient = ["--reward-shadow", "custom", "--reward-shadow-params", '{"custom_module": "pays"}']
     unfit = command(*toy, *lenient, "--json")
     assert unfit.code == 1

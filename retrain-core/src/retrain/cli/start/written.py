@@ -124,7 +124,7 @@ def configuration_text(
             sections[table][name] = Setting(value=value, comment=comment)
     keep = set() if choice.settings["source"] in (FILES, HUB) else {"reward.type"}
     learner = wishes.model or "the default model"
-    head = [f"# {one_line(learner)} learns {one_line(wishes.data)}. Run it with: retrain"]
+    head = [f"# {one_line(learner)} learns {one_line(wishes.data)}."]
     if reward.get("type") == DEFAULT_REWARD and not keep:
         head.append(f"# The reward is the default, {DEFAULT_REWARD}: {one_line(about_reward)}.")
     head += [f"# It takes {time}."] if time else []
