@@ -100,7 +100,7 @@ def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[.
     found = data(command("status", LOG, "--resume", "--json"))
     assert found["restored"][0]["detail"] == restored
     (lost,) = found["not_restored"]
-    assert lost["detail"] == "2 without a checksum, which are not part of the checkpoint: b.txt, notes/a.txt"
+    assert lost["detail"] == "2 without a checksum, not part of the checkpoint: b.txt, notes/a.txt"
 
 
 @pytest.mark.long

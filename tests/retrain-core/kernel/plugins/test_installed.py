@@ -98,7 +98,7 @@ def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribut
 
 
 @pytest.mark.long
-def test_one_module_alone_reads_metadata_but_for_the_one_that_imports_only_python() -> None:
+def test_one_package_alone_reads_metadata_but_for_the_module_that_imports_only_python() -> None:
     readers = set()
     for file in sorted(ROOT.glob("retrain-*/src/**/*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -106,9 +106,9 @@ def test_one_module_alone_reads_metadata_but_for_the_one_that_imports_only_pytho
             if isinstance(node, ast.ImportFrom):
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
             if any(name.startswith(("importlib.metadata", "importlib_metadata", "pkg_resources")) for name in modules):
-                readers.add(str(file.relative_to(ROOT)))
+                readers.add(str((file.parent if file.parent.name == "plugins" else file).relative_to(ROOT)))
     assert readers == {
-        "retrain-core/src/retrain/kernel/plugins/installed.py",
+        "retrain-core/src/retrain/kernel/plugins",
         "retrain-core/src/retrain/tools/installation.py",  # may be all that is left when ours was overwritten
     }
 
