@@ -56,7 +56,9 @@ def main() -> None:
     bare_s, imported_s = (_python_s(code, repeat) for code in ("pass", "import click, rich.console, pydantic"))
     print(f"{'python -c pass':<24} {1000 * bare_s:6.0f} ms")
     ratio = fastest_s(["--help"], {}, repeat) / imported_s
-    print(f"{'click, rich, pydantic':<24} {1000 * imported_s:6.0f} ms, of which `retrain --help` takes {ratio:.2f}")
+    print(
+        f"{'click, rich, pydantic':<24} {1000 * imported_s:6.0f} ms; `retrain --help` takes {ratio:.2f} times as long"
+    )
     print("\nown time of the imports of `retrain --help`:")
     for own_ms, name in costly_imports():
         print(f"  {own_ms:6.1f} ms  {name}")

@@ -73,12 +73,9 @@ def pages() -> list[Path]:
 
 
 def _comment_lines(files: Sequence[Path]) -> int:
-    comments: set[tuple[Path, int]] = set()
-    for file in files:
-        for token in tokenize.generate_tokens(io.StringIO(file.read_text(encoding="utf-8")).readline):
-            if token.type == tokenize.COMMENT and is_comment(token.string):
-                comments.add((file, token.start[0]))
-    return len(comments)
+    texts = (io.StringIO(file.read_text(encoding="utf-8")) for file in files)
+    tokens = (token for text in texts for token in tokenize.generate_tokens(text.readline))
+    return sum(token.type == tokenize.COMMENT and is_comment(token.string) for token in tokens)
 
 
 def _num_lines(files: Sequence[Path]) -> int:

@@ -229,7 +229,7 @@ def train(
     Raises ConfigError and PluginError before anything starts, with every problem at once; ResumeError; other
     RetrainErrors when the run fails; RunStopped when it was interrupted, with a checkpoint saved.
 
-    >>> run = retrain.train("retrain.toml", max_steps=2, quiet=True, log_dir="logs/short")
+    >>> run = retrain.train("retrain.toml", max_steps=2, eval_examples=8, quiet=True, log_dir="logs/short")
     Training complete. maxrl+gtpo_sepa, 2 steps, running correct rate: ...
     >>> [row["step"] for row in run.rows]
     [-1, 0, 1]
