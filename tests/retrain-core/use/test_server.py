@@ -284,6 +284,18 @@ def test_only_those_with_the_token_may_ask(server: ApiServer) -> None:
     assert [entry["id"] for entry in listed["data"]] == ["tiny", "other"]
 
 
+@pytest.mark.parametrize("length", [3 * 2**20, 33 * 2**20])
+def test_a_client_that_is_refused_while_it_sends_reads_why(server: ApiServer, length: int) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+    with socket.create_connection((server.host, server.port), timeout=20) as connection:
+        connection.sendall(head.encode())
+        for _ in range(length // 2**20):
+            time.sleep(0.02)  # the server has answered long before the end
+            connection.sendall(b"x" * 2**20)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert received.split()[1] == b"401"
+
+
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
 JSON_HEAD = f"{HEAD}Content-Type: application/json\r\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import time
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from retrain.use.serving.batcher import Inbox
 from retrain.use.serving.objects import ResponseWriter, Writer, error_object, model_object, parse_response
@@ -23,6 +25,7 @@ from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.service import Answer, Answers
 from retrain.web import Server
 
+LINGER_S = 2.0  # seconds in which a client that is refused may go on sending
 MOST_BODY, MOST_UNAUTHORISED = 32 * 2**20, 2**20
 COMPLETIONS, CHATS, RESPONSES = ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MODELS = "/v1/models"
@@ -97,7 +100,8 @@ class ApiServer(Server):
         if length is None or "transfer-encoding" in request.headers:
             raise RequestError("a body with Content-Length is needed", status=411)
         # before the token is looked at: a client that is still sending would see no refusal, but a broken connection
-        body = await request.body() if int(length) <= MOST_UNAUTHORISED else b""
+        request.state.is_read = int(length) <= MOST_UNAUTHORISED
+        body = await request.body() if request.state.is_read else b""
         service = self._service(request)
         if int(length) > MOST_BODY:
             raise RequestError(f"the body has more than {MOST_BODY >> 20} MiB", status=413)
@@ -176,9 +180,27 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RequestError):  # also after a disconnection, when no client reads it
         error = RequestError(f"internal error: {type(error).__name__}", status=500)
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.status in (401, 404, 411, 413):  # the body may be unread
-        headers["Connection"] = "close"
-    return _json_response(error_object(error), error.status, headers)
+    if error.status not in (401, 404, 411, 413) or getattr(request.state, "is_read", False):
+        return _json_response(error_object(error), error.status, headers)
+    return _Refusal(json.dumps(error_object(error)), error.status, headers | {"Connection": "close"}, JSON_TYPE)
+
+
+class _Refusal(Response):
+    """A refusal of a request whose body is unread. What the client still sends is discarded for `LINGER_S` seconds.
+
+    A connection that closes with unread bytes is reset, and the reset would take the answer from a client that is
+    still sending.
+    """
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "more_body": False})
 
 
 def _json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
