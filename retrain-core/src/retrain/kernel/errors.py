@@ -18,10 +18,12 @@ class Problem:
     """One thing wrong with the input.
 
     `where` is a place the user can open (`retrain.toml:12 [training] lr`), `what` the fault, `why` the rule it
-    breaks, `fix` the smallest change that repairs it; the text omits empty parts.
+    breaks, `fix` the smallest change that repairs it; the text omits empty parts. `code` names the kind of fault
+    (`data.column-missing`): it stays when sentences change, tests assert it, and `retrain help CODE` explains it.
     """
 
     what: str
+    code: str = ""
     where: str = ""
     why: str = ""
     fix: str = ""
@@ -32,7 +34,8 @@ class Problem:
 
     @property
     def head(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head} [{self.code}]" if self.code else head
 
 
 def _together(problems: list[Problem]) -> str:
@@ -57,6 +60,10 @@ class RetrainError(Exception):
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(p if isinstance(p, Problem) else Problem(what=p) for p in problems)
         super().__init__(*self.problems)
+
+    @property
+    def codes(self) -> list[str]:
+        return [problem.code for problem in self.problems]
 
     def __str__(self) -> str:
         by_fix: dict[str | Problem, list[Problem]] = {}

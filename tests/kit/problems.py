@@ -1,0 +1,17 @@
+"""What a user was told, as codes: sentences may change, codes stay."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from retrain.kernel.errors import RetrainError
+
+_CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]$", re.MULTILINE)
+
+
+def codes_in(said: str | RetrainError | pytest.ExceptionInfo[BaseException]) -> list[str]:
+    """Return the codes of every problem in an error, in what `pytest.raises` caught, or on a console, in order."""
+    error = said.value if isinstance(said, pytest.ExceptionInfo) else said
+    return error.codes if isinstance(error, RetrainError) else _CODE.findall(str(error))
