@@ -77,6 +77,7 @@ _INDEX = {
     "plugins": "every advantage, transform, loss, reward, backend, ... with its parameters",
     "hooks": "every hook, in life-cycle order",
     "api": "the names that plugins and scripts may import",
+    "problems": "every `[code]` of an error with its cause and fix",
     "support": "the features that each backend has",
     "public-retrain": "the public package's names that have changed",
     **{f"kinds/{kind}": f"how to write a {kind.replace('-', ' ')}" for kind in KINDS},
@@ -95,6 +96,8 @@ PAGES = {
         for module in ("retrain.api", "retrain.advantages", "retrain.testing", "retrain")
     ),
     "reference/public-retrain.md": "# Names of the public retrain\n\n" + section("public_names"),
+    "reference/problems.md": "# Problems\n\nWhat a `[code]` behind an error means; `retrain help CODE` prints it.\n\n"
+    + section("problems"),
     "reference/support.md": "# What each backend supports\n\n" + section("support"),
     **{f"reference/kinds/{kind}.md": _kind_page(kind) for kind in KINDS},
 }

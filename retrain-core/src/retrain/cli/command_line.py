@@ -179,6 +179,7 @@ TEXT = """Train a language model with verifiable rewards, configured by one TOML
   retrain init --template tiny   write a retrain.toml that trains in a minute
   retrain init --interactive     answer a few questions instead
   retrain help COMMAND           help and examples of a command
+  retrain help CODE              what an error's [code] means
 
 Every key of the file is a flag (`--seed 42`, `--gtpo-beta=0.2`); `retrain explain --keys` lists them all.
 """
@@ -233,6 +234,11 @@ class RetrainGroup(click.Group):
         """Without a command it is `train`, or the command that claims the file; `help X` means `X --help`."""
         first, *rest = args or [""]
         if first == "help":
+            if rest and "." in rest[0]:
+                from retrain.cli.manual.problems import explanation  # reads the sources of all packages
+
+                click.echo(explanation(rest[0]))
+                ctx.exit()
             return self.parse_args(ctx, [*rest[:1], HELP])
         if first in PUBLIC_NAMES and not self.plugins.find(Kind.COMMAND, first):
             click.echo(f"retrain: `retrain {first}` is now `retrain {PUBLIC_NAMES[first]}`", err=True)

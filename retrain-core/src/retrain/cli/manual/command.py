@@ -18,6 +18,7 @@ from retrain.cli.manual import markdown
 from retrain.cli.manual.contracts import api, checks, contract, hooks, parts, scaffold
 from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics, support
 from retrain.cli.manual.markdown import MANUAL, Generate, find_topic, regenerated, topics, without_markers
+from retrain.cli.manual.problems import problems
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.run.public_package import public_names
@@ -164,7 +165,7 @@ def source(plugins: Plugins, place: str) -> str:
 
 GENERATORS: dict[str, Callable[..., str]] = {
     **{each.__name__: each for each in (keys, flags, annotated, commands, metrics, hooks, contract, checks)},
-    **{each.__name__: each for each in (api, scaffold, support, source)},
+    **{each.__name__: each for each in (api, scaffold, support, source, problems)},
     "plugins": parts,
     "public_names": public,
 }
