@@ -118,7 +118,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/rewards.md": {
         "retrain audit --replay logs/train/failures": FAILED,
         "retrain audit --replay logs/train/failures/step_000012_0.json": FAILED,
-        **({} if find_sandbox()[0] else {"retrain audit --reward-type code ...": NO_SANDBOX}),
+        **({} if find_sandbox()[0] else {"retrain audit --model builtin:tiny --reward-type code ...": NO_SANDBOX}),
     },
     "docs/pages/algorithms/sampling.md": {"python benchmarks/samplers.py build/samplers": HOURS},
     "retrain-core/src/retrain/cli/manual/manual.md": {"retrain audit --replay logs/train": FAILED},
