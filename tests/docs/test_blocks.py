@@ -44,15 +44,14 @@ def test_python_blocks_compile(page: Path) -> None:
             compile(block, name_of(page), "exec")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")], ids=name_of)
-def test_examples_compute_what_the_page_says(page: Path) -> None:
-    text = "\n".join(blocks(page, "pycon"))
-    parsed = doctest.DocTestParser().get_doctest(text, {}, name_of(page), str(page), 0)
+def test_examples_compute_what_the_page_says() -> None:
     runner = doctest.DocTestRunner(verbose=False)
     said: list[str] = []
-    result = runner.run(parsed, out=said.append)
-    assert result.attempted > 0
-    assert not result.failed, "".join(said)
+    for page in PAGES:
+        text = "\n".join(blocks(page, "pycon"))
+        runner.run(doctest.DocTestParser().get_doctest(text, {}, name_of(page), str(page), 0), out=said.append)
+    assert runner.tries > 10
+    assert not runner.failures, "".join(said)
 
 
 @pytest.mark.parametrize(
