@@ -47,6 +47,21 @@ def test_a_numbered_list_of_a_page_is_one_list(site: Path) -> None:
 
 
 @needs_chromium
+def test_pages_fit_a_phone(site: Path) -> None:
+    """Only their own blocks scroll sideways."""
+    pages = [str(page.relative_to(SITE).with_suffix(".html")) for page in SITE_PAGES]
+    (site / "frames.html").write_text(
+        "".join(f'<iframe src="{page}" style="width:390px;height:800px;border:0"></iframe>' for page in pages)
+        + "<script>onload = () => { for (const frame of document.querySelectorAll('iframe')) "
+        "frame.title = frame.contentDocument.documentElement.scrollWidth; }</script>"
+    )
+    found = dom_at((site / "frames.html").as_uri(), "--allow-file-access-from-files")
+    widths = [int(width) for width in re.findall(r'title="(\d+)"', found)]
+    assert len(widths) == len(pages)
+    assert not [page for page, width in zip(pages, widths, strict=True) if width > 390]
+
+
+@needs_chromium
 @pytest.mark.parametrize(
     ("query", "wanted"),
     [
