@@ -69,8 +69,8 @@ def read_conditions(
         condition, found = _read(number, entries, names, lines)
         problems += found
         if (twin := first_of.setdefault(condition.label, number)) != number:
-            what = f"is the same as condition {twin}: {condition.label}"
-            problems.append(Problem(where=lines.of(number), what=what, fix="remove one, or make them differ in a key"))
+            what, fix = f"is the same as condition {twin}: {condition.label}", "remove one, or change one of its keys"
+            problems.append(Problem(code="campaign.same-condition", where=lines.of(number), what=what, fix=fix))
         conditions.append(condition)
     return conditions, problems
 
@@ -105,11 +105,12 @@ def _read(
         origin = Origin(layer=Layer.FILE, place=lines.of(number, name))
         found = names.find(name, value)
         if isinstance(found, Problem):
-            problems.append(Problem(where=f"{origin} {name}", what=found.what, fix=found.fix))
+            problems.append(replace(found, where=f"{origin} {name}"))
             continue
         key, content = found
         if key.path in settings and not isinstance(content, Mapping):
-            problems.append(Problem(where=f"{origin} {name}", what=f"sets {key.path} a second time", fix="keep one"))
+            where, what = f"{origin} {name}", f"sets {key.path} a second time"
+            problems.append(Problem(code="campaign.key-set-twice", where=where, what=what, fix="keep one"))
             continue
         if key.path in settings:
             content = {**settings[key.path].value, **content}
@@ -149,11 +150,12 @@ class _Names:
         if key is None and parent in self._by_path and isinstance(self._by_path[parent].default, dict):
             key, value = self._by_path[parent], {entry: value}
         if key is None:
-            return Problem(what="unknown key of a condition", fix=note_on_entry(name) or self._fix(name))
-        if key.table in FOREIGN_TABLES:
-            return Problem(what=f"[{key.table}] cannot be set by a condition", fix="remove it")
-        if reason := FOREIGN_KEYS.get(key.path):
-            return Problem(what=f"a condition cannot set {key.path}: {reason}", fix="remove it")
+            fix = note_on_entry(name) or self._fix(name)
+            return Problem(code="config.unknown-key", what="unknown key of a condition", fix=fix)
+        foreign = f"[{key.table}] is of the campaign" if key.table in FOREIGN_TABLES else FOREIGN_KEYS.get(key.path)
+        if foreign:
+            what = f"a condition cannot set {key.path}: {foreign}"
+            return Problem(code="campaign.foreign-key", what=what, fix="remove it")
         return key, value
 
     def _fix(self, name: str) -> str:

@@ -96,7 +96,8 @@ def _content_of(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "restore the file, or start a new campaign with --new and without --resume"
-        raise ResumeError(Problem(where=str(path / CAMPAIGN_CONTENT), what=what, fix=fix)) from error
+        where = str(path / CAMPAIGN_CONTENT)
+        raise ResumeError(Problem(code="campaign.damaged", where=where, what=what, fix=fix)) from error
     return content
 
 
@@ -144,8 +145,8 @@ def open_campaign(
     before: dict[str, Any] | None
     resume, log_dir = campaign.config.resume.from_, campaign.config.logging.log_dir
     if resume and is_new:
-        fix = "give one of them"
-        raise ConfigError(Problem(where="command line", what="--resume and --new contradict each other", fix=fix))
+        what, fix = "--resume and --new contradict each other", "give one of them"
+        raise ConfigError(Problem(code="campaign.resume-and-new", where="command line", what=what, fix=fix))
     if resume:
         path = Path(resume).expanduser()
         before, fix = read_manifest(path), "restore these values, or start a new campaign without --resume"
@@ -184,13 +185,13 @@ def _check_growth(
         shown = [*growth.changes[:MOST_CHANGES], *([f"and {more} more differences"] if more > 0 else [])]
         shown += [f"{growth} would be added"] * growth.adds_runs
         shown.append("new runs would not be comparable with those already there; nothing was changed")
-        why = "\n    ".join([*shown, rerun_sentence(before, campaign)])
-        raise ResumeError(Problem(where=str(path), what="it is a different campaign", why=why, fix=fix))
+        what, why = "it is a different campaign", "\n    ".join([*shown, rerun_sentence(before, campaign)])
+        raise ResumeError(Problem(code="campaign.different", where=str(path), what=what, why=why, fix=fix))
     if growth.adds_runs and before.get("plan") and not is_beyond_plan:
         what = f"its plan is sealed, and {growth} would be added"
         why = "additions after the first results are known were not planned; nothing was changed"
         fix = "add them with --beyond-plan, and `retrain compare` reports the departure; or register a plan with --new"
-        raise ResumeError(Problem(where=str(path), what=what, why=why, fix=fix))
+        raise ResumeError(Problem(code="campaign.plan-sealed", where=str(path), what=what, why=why, fix=fix))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -201,7 +202,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "give the folder of a campaign that was started: logs/campaign_..."
-        raise ResumeError(Problem(where=str(path / CAMPAIGN_FILE), what=what, fix=fix)) from error
+        where = str(path / CAMPAIGN_FILE)
+        raise ResumeError(Problem(code="campaign.not-a-campaign", where=where, what=what, fix=fix)) from error
     return content
 
 

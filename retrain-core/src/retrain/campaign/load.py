@@ -17,7 +17,7 @@ from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import read_toml
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import declared_capabilities, resolve, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -123,7 +123,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
         problems += found + wrong + (check_run(own, plugins, flow) if flow else [])
         what, fix = f"beats recipe {own.algorithm.recipe!r} of a condition", "remove it, or move it to a condition"
         fixed = [path for path in SET_BY_CONDITIONS if path.partition(".")[2] in beaten]
-        problems += [Problem(where=own.place(path), what=what, fix=fix) for path in fixed]
+        problems += [Problem(code="campaign.beats-recipe", where=own.place(path), what=what, fix=fix) for path in fixed]
     campaign = Campaign(
         config=config,
         table=table,
@@ -153,23 +153,24 @@ def _base_problems(
 ) -> list[Problem]:
     problems = device_problems(config, table)
     if (origin := config.origin("training.seed")).layer in OVERRIDING:
-        fix = f"remove {origin}, or give the seeds: --campaign-seeds 1,2,3"
-        problems.append(Problem(where=str(origin), what="seeds belong to the campaign", fix=fix))
+        what, fix = "seeds belong to the campaign", f"remove {origin}, or give the seeds: --campaign-seeds 1,2,3"
+        problems.append(Problem(code="campaign.seed-of-runs", where=str(origin), what=what, fix=fix))
     varied = (*SET_BY_CONDITIONS, RECIPE) if any(each.sets(RECIPE) for each in conditions) else SET_BY_CONDITIONS
     for path in varied:
         if (origin := config.origin(path)).layer in OVERRIDING:
             what = f"every condition sets its own {path.partition('.')[2]}"
             fix = f"remove {origin}, or change [campaign] conditions"
-            problems.append(Problem(where=str(origin), what=what, fix=fix))
+            problems.append(Problem(code="campaign.mode-of-conditions", where=str(origin), what=what, fix=fix))
     if config.algorithm.algorithm_mode:
-        what = "algorithm_mode replaces the modes that conditions vary"
-        problems.append(Problem(where=config.place("algorithm.algorithm_mode"), what=what, fix="remove it"))
+        what, where = "algorithm_mode replaces the modes that conditions vary", config.place("algorithm.algorithm_mode")
+        problems.append(Problem(code="campaign.algorithm-mode", where=where, what=what, fix="remove it"))
     if config.value(CONTROL, ""):
         what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
-        problems.append(Problem(where=config.place(CONTROL), what=what, fix=fix))
+        problems.append(Problem(code="campaign.all-controls", where=config.place(CONTROL), what=what, fix=fix))
     if table.controls and len(conditions) < 2:
         what, fix = "a control is of a condition that is compared with a baseline", "add a condition, or remove it"
-        problems.append(Problem(where=config.place("campaign.controls"), what=what, fix=fix))
+        where = config.place("campaign.controls")
+        problems.append(Problem(code="campaign.control-of-baseline", where=where, what=what, fix=fix))
     return problems + _launcher_problems(config, table, plugins)
 
 
@@ -180,8 +181,11 @@ def _launcher_problems(config: Config, table: CampaignTable, plugins: Plugins) -
     try:
         model = resolve(plugins, Kind.LAUNCHER, table.launcher, where=config.place("campaign.launcher")).params
     except Exception as error:  # a bug in that plugin, or an extra that is not installed
-        where, fix = config.place("campaign.launcher"), "repair that plugin, or choose another launcher"
-        return list(getattr(error, "problems", ())) or [Problem(where=where, what=str(error), fix=fix)]
+        if isinstance(error, RetrainError):
+            return list(error.problems)
+        what, where = f"launcher {table.launcher!r} failed to load: {error}", config.place("campaign.launcher")
+        fix = "repair that plugin, or choose another launcher"
+        return [Problem(code="plugin.broken-params", where=where, what=what, fix=fix)]
     return validated_params(model, table.launcher_options, where=config.place("campaign.launcher_options"))[1]
 
 
@@ -204,12 +208,13 @@ def seal_plan(
     """
     baseline = plan.baseline or next(iter(conditions), "")
     if baseline not in conditions:
-        what = f"{baseline!r} is not a condition of this campaign"
-        raise ConfigError(Problem(where="[campaign.plan] baseline", what=what, fix=f"one of: {', '.join(conditions)}"))
+        what, fix = f"{baseline!r} is not a condition of this campaign", f"one of: {', '.join(conditions)}"
+        where = "[campaign.plan] baseline"
+        raise ConfigError(Problem(code="plan.unknown-baseline", where=where, what=what, fix=fix))
     if plan.looks and plan.looks[-1] != len(seeds):
         what = f"the last look is after {plan.looks[-1]} seeds, and [campaign] seeds has {len(seeds)}"
         fix = f"end looks with {len(seeds)}, or list {plan.looks[-1]} seeds"
-        raise ConfigError(Problem(where="[campaign.plan] looks", what=what, fix=fix))
+        raise ConfigError(Problem(code="plan.last-look", where="[campaign.plan] looks", what=what, fix=fix))
     content = plan.content() | {
         "baseline": baseline,
         "conditions": list(conditions),
@@ -231,10 +236,12 @@ def device_problems(config: Config, table: CampaignTable) -> list[Problem]:
     is_dealt_out = len(names) > max(1, table.devices_per_run)
     if is_dealt_out and not all(name.startswith("gpu:") and name[4:].isdigit() for name in names):
         what = f"{config.backend.devices!r}: several devices can be assigned to runs only if all of them are GPUs"
-        return [Problem(where=where, what=what, fix='write "cpu", or for example "gpu:0,gpu:1"')]
+        fix = 'write "cpu", or for example "gpu:0,gpu:1"'
+        return [Problem(code="device.not-gpus", where=where, what=what, fix=fix)]
     if 1 < len(names) < table.devices_per_run:
         what = f"{len(names)} devices are fewer than devices_per_run = {table.devices_per_run}"
-        return [Problem(where=where, what=what, fix="list more, or lower [campaign] devices_per_run")]
+        fix = "list more, or lower [campaign] devices_per_run"
+        return [Problem(code="device.too-few", where=where, what=what, fix=fix)]
     return []
 
 

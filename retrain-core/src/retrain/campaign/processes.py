@@ -46,7 +46,7 @@ class ProcessLauncher:
             self._devices.give_back(gpus)
             what = f"{job.name} cannot be started: {error.strerror or error}"
             fix = "check that memory, processes and disk are not exhausted"
-            raise BackendError(Problem(what=what, fix=fix)) from error
+            raise BackendError(Problem(code="campaign.cannot-start", what=what, fix=fix)) from error
 
     def close(self) -> None: ...
 

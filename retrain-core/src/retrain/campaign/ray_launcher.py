@@ -55,8 +55,9 @@ def build(context: PluginContext) -> RayLauncher:
     try:
         import ray
     except ImportError as error:
+        where, what = context.config.place("campaign.launcher"), f"launcher 'ray' needs the package 'ray': {error}"
         fix = install_line("retrain-core", "ray")
-        raise PluginError(Problem(where=context.config.place("campaign.launcher"), what=str(error), fix=fix)) from error
+        raise PluginError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix)) from error
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -67,7 +68,7 @@ def build(context: PluginContext) -> RayLauncher:
         where = context.config.place("campaign.launcher_options")
         what = f"no Ray cluster at {address!r}: {error}"
         fix = "start one with `ray start --head`, or set RAY_ADDRESS or launcher_options.address"
-        raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
+        raise ConfigError(Problem(code="campaign.no-ray-cluster", where=where, what=what, fix=fix)) from error
     found: dict[str, float] = ray.cluster_resources()
     return RayLauncher(options, has_gpus=found.get("GPU", 0) > 0)
 
@@ -78,7 +79,7 @@ class RayLauncher:
     def __init__(self, options: Options, *, has_gpus: bool) -> None:
         self._options = options
         self._has_gpus = has_gpus
-        self._refusal: str | None = None  # why no run can start; empty once every node has answered
+        self._unseen: str | None = None  # folders that nodes do not see; empty once every node has answered
         self._told: set[float] = set()  # numbers of GPUs that no node has
         self._open: dict[Any, RayJob] = {}  # by the reference of the task
         self._looked = 0.0
@@ -88,10 +89,11 @@ class RayLauncher:
         import ray
 
         job = replace(job, folder=job.cwd / job.folder)  # a worker has another current folder
-        if self._refusal is None:
-            self._refusal = self._unseen_folders(job)
-        if self._refusal:
-            raise BackendError(Problem(what=self._refusal, fix=SHARE))
+        if self._unseen is None:
+            self._unseen = self._unseen_folders(job)
+        if self._unseen:
+            what = f"nodes of the cluster do not see folders of the campaign ({self._unseen})"
+            raise BackendError(Problem(code="campaign.unshared-folder", what=what, fix=SHARE))
         configured = self._options.num_gpus
         num_gpus = job.num_gpus * self._has_gpus if configured is None else configured
         passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
@@ -114,7 +116,7 @@ class RayLauncher:
         except Exception as error:
             what = f"Ray refuses {job.name}: {type(error).__name__}: {error}"
             fix = "check that the cluster has the resources in [campaign] launcher_options: `ray status`"
-            raise BackendError(Problem(what=what, fix=fix)) from error
+            raise BackendError(Problem(code="campaign.ray-refused", what=what, fix=fix)) from error
 
     def look(self) -> None:
         """Update all tasks that have ended, with one question to Ray every `PAUSE_S` at most."""
@@ -151,15 +153,13 @@ class RayLauncher:
             ended, silent = ray.wait([*asked], num_returns=len(asked), timeout=CHECK_S)
             found = {asked[each]: folders for each in ended if (folders := ray.get(each))}
         except Exception as error:  # a node that dies meanwhile, a worker that cannot start
-            what = f"a node does not answer: {error}"
-            fix = "see `ray status`, and start the campaign again"
-            raise BackendError(Problem(what=what, fix=fix)) from error
+            what, fix = f"a node does not answer: {error}", "see `ray status`, and start the campaign again"
+            raise BackendError(Problem(code="campaign.ray-silent", what=what, fix=fix)) from error
         finally:
             mark.unlink(missing_ok=True)
         if silent:
             LOG.warning("Ray nodes did not say whether they see %s: %s", job.folder, [asked[each] for each in silent])
-        unseen_by = "; ".join(f"{node}: {', '.join(folders)}" for node, folders in sorted(found.items()))
-        return f"nodes of the cluster do not see folders of the campaign ({unseen_by})" if unseen_by else ""
+        return "; ".join(f"{node}: {', '.join(folders)}" for node, folders in sorted(found.items()))
 
     def _tell_of_room(self, num_gpus: float) -> None:
         """Warn once when no node is large enough: Ray would wait for one silently."""

@@ -231,8 +231,8 @@ def _conclude(
         shown = [f"{name}: {reason}" for name, reason in list(failures.items())[:SHOWN_FAILURES]]
         more = [f"and {len(failures) - SHOWN_FAILURES} more"] if len(failures) > SHOWN_FAILURES else []
         fix = f"see stderr.log under {folder / 'runs'}; the same command retries them"
-        what = f"{len(failures)} of {len(needed)} runs failed"
-        raise RetrainError(Problem(where=str(folder), what=what, why="\n    ".join([*shown, *more]), fix=fix))
+        what, why = f"{len(failures)} of {len(needed)} runs failed", "\n    ".join([*shown, *more])
+        raise RetrainError(Problem(code="campaign.failed-runs", where=str(folder), what=what, why=why, fix=fix))
     if schedule.cannot_look:
         raise schedule.cannot_look
     for verb in ("compare", "report"):
@@ -298,7 +298,7 @@ def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> Non
         f"take the changes back; or run all {campaign.num_runs} again with --new (these are kept); or insist with "
         "--resume-anyway: finished runs stay, the rest uses the present code and data, and that is recorded"
     )
-    raise ResumeError(Problem(where=folder, what=what, why=why, fix=fix))
+    raise ResumeError(Problem(code="campaign.changed-inputs", where=folder, what=what, why=why, fix=fix))
 
 
 def _refused(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
@@ -338,7 +338,7 @@ def command(plugins: Plugins, is_new: bool, beyond_plan: bool, is_quiet: bool, a
     """
     campaign = load_campaign(arguments, plugins)
     if "campaign" not in campaign.file_tables:
-        what = "has no [campaign] table"
-        fix = "add one: `retrain init --template campaign` shows how"
-        raise ConfigError(Problem(where=campaign.config.source or "command line", what=what, fix=fix))
+        what, fix = "has no [campaign] table", "add one: `retrain init --template campaign` shows how"
+        where = campaign.config.source or "command line"
+        raise ConfigError(Problem(code="campaign.no-table", where=where, what=what, fix=fix))
     run_campaign(campaign, plugins, is_new=is_new, is_beyond_plan=beyond_plan, is_quiet=is_quiet)

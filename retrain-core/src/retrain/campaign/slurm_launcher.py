@@ -76,19 +76,24 @@ def build(context: PluginContext) -> SlurmLauncher:
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
         what = f"{', '.join(missing)} not found: this machine hands in no Slurm jobs"
         fix = "start the campaign on a login node of the cluster, or choose another launcher"
-        raise ConfigError(Problem(where=context.config.place("campaign.launcher"), what=what, fix=fix))
+        where = context.config.place("campaign.launcher")
+        raise ConfigError(Problem(code="campaign.no-slurm", where=where, what=what, fix=fix))
     where = context.config.place("campaign.launcher_options")
     try:
         found = slurm_commands.generic_resources(options.partition)
     except SlurmError as error:
-        what, fix = f"Slurm does not answer: {error}", "try `sinfo`; start the campaign again when the cluster is up"
-        raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
+        raise ConfigError(silent_slurm(error, where)) from error
     if not found:
         missing_part = f"partition {options.partition!r}" if options.partition else "nodes"
-        fix = "choose one of those that `sinfo` lists"
-        raise ConfigError(Problem(where=where, what=f"the cluster has no {missing_part}", fix=fix))
+        what, fix = f"the cluster has no {missing_part}", "choose one of those that `sinfo` lists"
+        raise ConfigError(Problem(code="campaign.no-partition", where=where, what=what, fix=fix))
     has_gpus = any(kind.startswith("gpu") for kind in found)
     return SlurmLauncher(options, has_gpus=has_gpus, grace_s=context.config.training.grace_s)
+
+
+def silent_slurm(error: SlurmError, where: str = "") -> Problem:
+    what, fix = f"Slurm does not answer: {error}", "try `sinfo`; start the campaign again when the cluster is up"
+    return Problem(code="campaign.slurm-silent", where=where, what=what, fix=fix)
 
 
 class SlurmLauncher:
@@ -112,8 +117,9 @@ class SlurmLauncher:
         try:
             write_start(job, self._options.num_cpus)
         except OSError as error:
-            what, fix = f"{job.name}: {error}", "check the folder of the campaign"
-            raise BackendError(Problem(what=what, fix=fix)) from error
+            what = f"the start script of {job.name} cannot be written: {error}"
+            fix = "check that the campaign's folder can be written, and that the disk is not full"
+            raise BackendError(Problem(code="campaign.cannot-start", what=what, fix=fix)) from error
         started = SlurmJob(self, job.folder, job.cwd, num_gpus)
         with self._lock:
             self._waiting.append(started)
@@ -128,8 +134,7 @@ class SlurmLauncher:
             try:
                 self._listing = slurm_commands.listing()
             except SlurmError as error:
-                what, fix = f"Slurm does not answer: {error}", "try `squeue`; start the campaign again when it is up"
-                raise BackendError(Problem(what=what, fix=fix)) from error
+                raise BackendError(silent_slurm(error)) from error
         state = self._listing.of(record.name, record.task)
         if state is None or state.has_ended:
             return None

@@ -74,14 +74,15 @@ def retrain_check_config(config: Config) -> list[Problem]:
     if zone > limit:
         what = f"{zone} tokens, but a completion has at most max_tokens = {limit}"
         fix = f"lower it, for example to {limit // 5}"
-        problems.append(Problem(where=config.place("training.soft_overlong"), what=what, fix=fix))
+        where = config.place("training.soft_overlong")
+        problems.append(Problem(code="config.zone-too-long", where=where, what=what, fix=fix))
     rewards, sampler = config.reward.weights or {config.reward.type: 1.0}, config.data.sampler
     is_judged = {*rewards} != {"none"} or config.environment.provider
     by_rate = sampler == "curriculum" and config.data.sampler_params.get("moves_by") == "rate"
     if not is_judged and (by_rate or sampler in BY_VERDICTS):
         what = f"{sampler} goes by which completions are correct, and reward 'none' judges nothing"
         fix = 'use sampler = "uniform", or a reward'
-        problems.append(Problem(where=config.place("data.sampler"), what=what, fix=fix))
+        problems.append(Problem(code="reward.judges-nothing", where=config.place("data.sampler"), what=what, fix=fix))
     return problems
 
 

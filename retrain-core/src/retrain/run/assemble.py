@@ -233,12 +233,13 @@ class NamedShaper:
             raise
         except Exception as error:
             what = f"{self} raised {type(error).__name__}: {error}{raised_at(error)}"
-            raise HookError(Problem(what=what, fix=FIX)) from error
+            raise HookError(Problem(code="plugin.raised", what=what, fix=FIX)) from error
         match result:
             case [[*shaped], Mapping() as fields] if list(map(_example, shaped)) == list(map(_example, groups)):
                 return tuple(shaped), fields
         what = f"{self} did not return the {len(groups)} groups that it was given, in their order, and its fields"
-        raise HookError(Problem(what=what, fix="return (tuple of all groups, dict of fields)"))
+        fix = "return (tuple of all groups, dict of fields)"
+        raise HookError(Problem(code="plugin.bad-result", what=what, fix=fix))
 
 
 def _example(group: Any) -> int:

@@ -87,7 +87,7 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
     found = in_copy(tried, timeout_s=TRIAL_S)
     if found is None:
         LOG.warning("%s could not be tried on synthetic groups: the trial did not end by itself", flow.condition)
-    return [Problem(**fields) for fields in found or ()]
+    return [Problem(code=fields.pop("code"), **fields) for fields in found or ()]
 
 
 def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
@@ -109,11 +109,12 @@ def _beyond_backend(config: Config, plugins: Plugins, flow: CreditFlow | None) -
         sampler = f"backend {backend!r} with engine {config.value('inference.engine', 'pytorch')!r}"
         what = f"{flow.uncertainty.name!r} needs entropies, and {sampler} cannot provide them"
         fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
-        yield Problem(where=config.place("algorithm.uncertainty_kind"), what=what, fix=fix)
+        where = config.place("algorithm.uncertainty_kind")
+        yield Problem(code="backend.no-entropies", where=where, what=what, fix=fix)
     if not config.model.lora_rank and not capabilities.all_weights:
         what = f"lora_rank = 0 trains all weights, and backend {backend!r} trains adapters only"
         fix = 'set a rank, such as 32, or use backend = "local"'
-        yield Problem(where=config.place("model.lora_rank"), what=what, fix=fix)
+        yield Problem(code="backend.adapters-only", where=config.place("model.lora_rank"), what=what, fix=fix)
 
 
 def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, tuple[Kind, str]]:
@@ -178,14 +179,16 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
         if config.backend.options[name] != default:
             where = f"{config.place('backend.options')}.{name}"
             what = f"belongs to backend {backend!r}, not to {config.backend.backend!r}"
-            problems.append(Problem(where=where, what=what, fix="remove it, or keep the default " + repr(default)))
+            fix = f"remove it, or keep the default {default!r}"
+            problems.append(Problem(code="backend.foreign-option", where=where, what=what, fix=fix))
     weights: Mapping[str, float] = config.reward.weights
     rewards = list(weights) or [config.reward.type]
     given: Mapping[str, Any] = config.value(REWARD_PARAMS, {}) if weights else {}
     for name in (name for name, own in given.items() if name not in weights or not isinstance(own, Mapping)):
+        what = "is not a table for a reward in weights"
         fix = "with weights, params holds a table for each reward's name: remove it, or correct the name"
         where = f"{config.place(REWARD_PARAMS)}.{name}"
-        problems.append(Problem(where=where, what="is not a table for a reward in weights", fix=fix))
+        problems.append(Problem(code="reward.unknown-params", where=where, what=what, fix=fix))
     for kind, name, path, options in (
         (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config, plugins)),
         (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
@@ -198,11 +201,11 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
         except Exception as error:  # a fault of that plugin, reported with its owner
             what = f"the parameters of {kind} {name!r} failed to load: {type(error).__name__}: {error}"
             fix = f"repair or reinstall {entries[0].owner.distribution}"
-            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+            problems.append(Problem(code="plugin.broken-params", where=config.place(path), what=what, fix=fix))
             continue
         if options and entries and model is None and kind in DECLARES_ALL:
             what, fix = f"{kind} {name!r} takes no parameters", f"remove {', '.join(options)}"
-            problems.append(Problem(where=config.place(path), what=what, fix=fix))
+            problems.append(Problem(code="plugin.no-parameters", where=config.place(path), what=what, fix=fix))
         if model and not options.keys() <= model.model_fields.keys():
             former = _former_options(config, path, options.keys() - model.model_fields.keys())
             options = {name: value for name, value in options.items() if name not in former}
@@ -216,7 +219,7 @@ def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[s
 
     where = config.place(path)
     return {
-        name: Problem(where=f"{where}.{name}", what=f"unknown option {name!r}", fix=note)
+        name: Problem(code="config.public-name", where=f"{where}.{name}", what=f"unknown option {name!r}", fix=note)
         for name in sorted(unknown)
         if (note := note_on(f"{path}.{name}"))
     }
@@ -228,7 +231,8 @@ def check_schedule(config: Config) -> list[Problem]:
     if not course.min_lr_ratio or not course.is_constant:
         return []
     what = "has no effect: the learning rate is constant, without warm-up"
-    return [Problem(where=config.place(path), what=what, fix='write schedule = "cosine" as well, or remove it')]
+    fix = 'write schedule = "cosine" as well, or remove it'
+    return [Problem(code="config.no-effect", where=config.place(path), what=what, fix=fix)]
 
 
 def with_plugin_rows(content: Mapping[str, Any], config: Config, plugins: Plugins) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def _no_configuration(overrides: Sequence[str]) -> Problem:
     typed = shlex.join(["retrain", "my.toml", *hide_arguments(overrides)])
     fix = f"write one with `retrain init --template tiny`, or give a path: `{typed}`"
     why = f"flags are enough only if they name a model and tasks: {MODEL} and --data-source" if overrides else ""
-    return Problem(where=str(DEFAULT_FILE), what="no configuration in this folder", why=why, fix=fix)
+    what = "no configuration in this folder"
+    return Problem(code="config.no-file", where=str(DEFAULT_FILE), what=what, why=why, fix=fix)
 
 
 def claim_of(arguments: Sequence[str], plugins: Plugins) -> ConfigClaim | None:

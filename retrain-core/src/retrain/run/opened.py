@@ -64,7 +64,8 @@ class Opened:
         else:
             what = f"backend {name!r} cannot return to the model that training began with"
             fix = "use --backend local, or open the base model by its name"
-            raise BackendError(Problem(where=self.config.place("backend.backend"), what=what, fix=fix))
+            where = self.config.place("backend.backend")
+            raise BackendError(Problem(code="backend.no-base-model", where=where, what=what, fix=fix))
         self._shown.append(folder)
 
 

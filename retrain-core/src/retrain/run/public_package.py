@@ -39,7 +39,7 @@ def missing_name(plugins: Plugins, kind: Kind, name: str, where: str) -> Problem
     note = note_on(f"{kind} {name}")
     if not note or plugins.find(kind, name):
         return None
-    return Problem(where=where, what=f"no {kind} named {name!r}", fix=note)
+    return Problem(code="config.public-name", where=where, what=f"no {kind} named {name!r}", fix=note)
 
 
 def names_in(document: Mapping[str, Any], keys: Sequence[Key], plugins: Plugins) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,8 @@ def restore_obstacles(checkpoint: Checkpoint | None, checked: Checked, plugins: 
     capabilities = declared_capabilities(config, plugins)
     if capabilities is not None and capabilities.checkpoint_resume_mode is CheckpointMode.UNSUPPORTED:
         what, fix = f"backend {config.backend.backend!r} cannot load a checkpoint", "start a new run"
-        problems.append(Problem(where=config.place("backend.backend"), what=what, why=NOT_EVEN, fix=fix))
+        where = config.place("backend.backend")
+        problems.append(Problem(code="backend.no-resume", where=where, what=what, why=NOT_EVEN, fix=fix))
     saved = checkpoint.state["algorithm"].get(CONTROLLER)
     if saved and checked.flow.controller:
         seeds = run_seeds(config, int(checkpoint.state["seed"]))

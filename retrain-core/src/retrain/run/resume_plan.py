@@ -132,7 +132,7 @@ def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Non
     if other != own:
         what = f"is a checkpoint of the run that started at {other}, not of this one ({own})"
         fix = "its own checkpoints were moved aside when that run began: move them back to [backend] adapter_path"
-        raise ResumeError(Problem(where=str(checkpoint.path), what=what, fix=fix))
+        raise ResumeError(Problem(code="resume.other-run", where=str(checkpoint.path), what=what, fix=fix))
 
 
 def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
@@ -142,14 +142,17 @@ def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
     """
     if anyway or not plan.accepted:
         return
-    where, fix = f"[resume] {plan.run}", "take it back, or insist with --resume-anyway"
-    found = [
-        Problem(where=where, what=f"{each} ({each.place})", why=each.why or NOT_THE_SAME, fix=fix)
-        for each in plan.differences
-    ]
-    found += [Problem(where=where, what=printable(str(each)), why=NOT_THE_SAME, fix=fix) for each in plan.refused]
+    where, fix, found = f"[resume] {plan.run}", "take it back, or insist with --resume-anyway", list[Problem]()
+    for each in plan.differences:
+        what, why = f"{each.path} was {each.before!r} and is now {each.now!r} ({each.place})", each.why or NOT_THE_SAME
+        found.append(Problem(code="resume.changed-key", where=where, what=what, why=why, fix=fix))
+    for change in plan.refused:
+        what = f"an input changed: {printable(str(change))}"
+        found.append(Problem(code="resume.changed-input", where=where, what=what, why=NOT_THE_SAME, fix=fix))
     why, fix = "it would be kept as part of the run", "restore the file, or accept it with --resume-anyway"
-    found += [Problem(where=where, what=printable(what), why=why, fix=fix) for what in plan.records.damaged]
+    for damage in plan.records.damaged:
+        what = f"a record is damaged: {printable(damage)}"
+        found.append(Problem(code="record.damaged", where=where, what=what, why=why, fix=fix))
     raise ResumeError(*found)
 
 

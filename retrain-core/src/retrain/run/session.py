@@ -170,7 +170,7 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
             except TypeError as error:
                 what = f"the watcher {kind.__module__}.{kind.__qualname__} cannot be used: {error}"
                 fix = "correct the object that retrain_watch_run returns"
-                raise PluginError(Problem(what=what, fix=fix)) from error
+                raise PluginError(Problem(code="plugin.bad-watcher", what=what, fix=fix)) from error
             plugins.pluggy.register(watcher, name=f"{kind.__module__}.{kind.__qualname__}#{id(watcher)}")
             registered.callback(plugins.pluggy.unregister, watcher)
         yield
@@ -247,6 +247,6 @@ class ExampleCheck:
         if not self.anyway:
             why = "the run would not be the one that was stopped"
             fix = "restore the data, or insist with --resume-anyway"
-            raise ResumeError(Problem(where="[data] source", what=what, why=why, fix=fix))
+            raise ResumeError(Problem(code="resume.changed-data", where="[data] source", what=what, why=why, fix=fix))
         LOG.warning("Resuming although %s", what)
         self.accepted.append(what)

@@ -72,16 +72,17 @@ def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
     if folder.is_dir() and (run := _run_of(folder)):
         return _of_run(name, run, folder, checkpoint)
     if checkpoint:
-        what, fix = f"--checkpoint {checkpoint} chooses among the checkpoints of a run", "give the folder of a run"
-        raise ConfigError(Problem(where=printable(name), what=f"{what}, and this is not a run", fix=fix))
+        what = f"--checkpoint {checkpoint} chooses among the checkpoints of a run, and this is not a run"
+        where, fix = printable(name), "give the folder of a run"
+        raise ConfigError(Problem(code="checkpoint.not-a-run", where=where, what=what, fix=fix))
     if not folder.is_dir():
         _refuse_lost_path(name, folder)
         return Subject(named=name, kind=SubjectKind.MODEL, model=name)
     if (folder / ADAPTER_CONFIG).is_file():
         base = str(_adapter_document(folder).get("base_model_name_or_path") or "")
         if not base:
-            what = f"{ADAPTER_CONFIG} names no base model"
-            raise ConfigError(Problem(where=printable(name), what=what, fix="add base_model_name_or_path to it"))
+            what, fix = "adapter_config.json names no base model", "add base_model_name_or_path to it"
+            raise ConfigError(Problem(code="model.no-base-model", where=printable(name), what=what, fix=fix))
         return Subject(named=name, kind=SubjectKind.ADAPTER, model=base, folder=folder)
     if (folder / "config.json").is_file():
         return Subject(named=name, kind=SubjectKind.MODEL, model=str(folder))
@@ -116,11 +117,15 @@ def _of_run(name: str, run: Path, folder: Path, checkpoint: str) -> Subject:
         chosen: Path | None = folder
     else:
         chosen = _chosen(adapters, checkpoint, manifest)
+    where = printable(name)
+    if chosen is None and not checkpoint:
+        what, fix = "this run has no checkpoint yet", f"give `--checkpoint {BASE}`, or train on"
+        raise ConfigError(Problem(code="checkpoint.none-yet", where=where, what=what, fix=fix))
     if chosen is None:
         known = ", ".join(path.name for path in reversed(checkpoint_folders(adapters))) or "none"
-        what = f"there is no checkpoint {checkpoint!r}" if checkpoint else "this run has no checkpoint yet"
-        fix = f"give one of these, {BEST} or {BASE}" if checkpoint else f"give `--checkpoint {BASE}`, or train on"
-        raise ConfigError(Problem(where=printable(name), what=what, why=f"there are: {known}", fix=fix))
+        what, why = f"there is no checkpoint {checkpoint!r}", f"there are: {known}"
+        fix = f"give one of these, {BEST} or {BASE}"
+        raise ConfigError(Problem(code="checkpoint.unknown", where=where, what=what, why=why, fix=fix))
     return _of_checkpoint(name, run, read_checkpoint(chosen), _model_of(manifest))
 
 
@@ -131,7 +136,7 @@ def _chosen(adapters: Path, checkpoint: str, manifest: Any) -> Path | None:
         if (best := best_of(found, metric)) is None and found:
             what = f"no checkpoint was saved with {metric}, so none is the best"
             fix = "give a number of steps, or train with [eval] every equal to [training] save_every"
-            raise ConfigError(Problem(where=printable(str(adapters)), what=what, fix=fix))
+            raise ConfigError(Problem(code="checkpoint.no-best", where=printable(str(adapters)), what=what, fix=fix))
         return best
     if checkpoint.isdecimal():
         named = [path for path in found if path.name == f"checkpoint_step_{int(checkpoint)}"]
@@ -175,8 +180,9 @@ def _adapter_document(folder: Path) -> dict[str, Any]:
         if not isinstance(document, dict):
             raise ValueError("not an object")
     except (OSError, ValueError, RecursionError) as error:
-        what = f"cannot be read: {type(error).__name__}: {error}"
-        raise ConfigError(Problem(where=printable(str(file)), what=what, fix="give a complete adapter")) from error
+        what, fix = f"cannot be read: {type(error).__name__}: {error}", "give a complete adapter"
+        where = printable(str(file))
+        raise ConfigError(Problem(code="model.unreadable", where=where, what=what, fix=fix)) from error
     return document
 
 
@@ -187,15 +193,16 @@ def _refuse_lost_path(name: str, folder: Path) -> None:
     if folder.exists() or not is_model:
         what = "is a file" if folder.exists() else "there is no such folder"
         fix = "give the folder of a run, an adapter or a model, or the id of a model"
-        raise ConfigError(Problem(where=printable(name), what=what, fix=fix))
+        raise ConfigError(Problem(code="model.not-found", where=printable(name), what=what, fix=fix))
 
 
 def _unusable(name: str, folder: Path) -> ConfigError:
-    runs = sorted(str(file.parent.relative_to(folder)) for file in folder.glob(f"*/{RUN_FILE}"))[:5]
+    where = printable(name)
     if (folder / MODEL_FILE).is_file():
         what, fix = "has weights and no config.json", "give a complete model folder"
-    elif runs:
+        return ConfigError(Problem(code="model.no-config", where=where, what=what, fix=fix))
+    if runs := sorted(str(file.parent.relative_to(folder)) for file in folder.glob(f"*/{RUN_FILE}"))[:5]:
         what, fix = f"holds runs but is not a run: {', '.join(runs)}", f"give one of them: {Path(name) / runs[0]}"
-    else:
-        what, fix = "is neither a run nor an adapter nor a model", "give a folder with run.json, or a model's"
-    return ConfigError(Problem(where=printable(name), what=what, fix=fix))
+        return ConfigError(Problem(code="run.folder-of-runs", where=where, what=what, fix=fix))
+    what, fix = "is neither a run nor an adapter nor a model", "give a folder with run.json, or a model's"
+    return ConfigError(Problem(code="model.unknown-folder", where=where, what=what, fix=fix))

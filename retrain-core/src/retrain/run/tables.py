@@ -179,4 +179,5 @@ def _traits(entry: Registered) -> TableTraits:
 def _clash(table: str, what: str, first: Owner, second: Owner) -> Problem:
     owners = " and ".join(f"{owner} ({owner.source})" for owner in (first, second))
     fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={second.distribution}"
-    return Problem(where=f"[{table}]", what=f"{what} is defined twice: by {owners}", fix=fix)
+    what = f"{what} is defined twice: by {owners}"
+    return Problem(code="plugin.clashing-keys", where=f"[{table}]", what=what, fix=fix)

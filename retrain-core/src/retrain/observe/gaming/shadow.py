@@ -86,22 +86,24 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
     if not name:
         if params:
             what, fix = "are the keys of a shadow, but none is configured", 'set shadow = "NAME", or remove them'
-            yield Problem(where=config.place(SHADOW_PARAMS), what=what, fix=fix)
+            yield Problem(code="reward.no-shadow", where=config.place(SHADOW_PARAMS), what=what, fix=fix)
         return
     where = config.place(SHADOW)
     if name == NO_REWARD:
-        fix = "name a reward that judges, or remove the key"
-        yield Problem(where=where, what=f"reward {NO_REWARD!r} judges nothing", fix=fix)
+        what, fix = "reward 'none' judges nothing", "name a reward that judges, or remove the key"
+        yield Problem(code="reward.judges-nothing", where=where, what=what, fix=fix)
     elif brings_tasks(config, plugins):
         provider = config.environment.provider
         what = f"environment {provider!r} scores its own episodes, and gives no text that a shadow could score"
-        yield Problem(where=where, what=what, fix="remove the shadow, or let [data] and [reward] give tasks and scores")
+        fix = "remove the shadow, or let [data] and [reward] give tasks and scores"
+        yield Problem(code="reward.no-text-to-shadow", where=where, what=what, fix=fix)
     elif not has_verifier(config):
-        what = f"reward {NO_REWARD!r} is trained on no score, so a shadow has nothing to confirm"
-        yield Problem(where=where, what=what, fix="remove the shadow")
+        what, fix = "reward 'none' is trained on no score, so a shadow has nothing to confirm", "remove the shadow"
+        yield Problem(code="reward.no-score-to-shadow", where=where, what=what, fix=fix)
     if of_run := [key for key in RUN_ONLY if key in params]:
-        fix = "remove it: `shadow` names the shadow's reward"
-        yield Problem(where=f"{config.place(SHADOW_PARAMS)}.{of_run[0]}", what="is not a key of a shadow", fix=fix)
+        what, fix = "is not a key of a shadow", "remove it: `shadow` names the shadow's reward"
+        where = f"{config.place(SHADOW_PARAMS)}.{of_run[0]}"
+        yield Problem(code="reward.key-of-run", where=where, what=what, fix=fix)
         return
     try:
         shadow_config(config)
@@ -109,7 +111,8 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         for detail in error.errors():
             key = ".".join(str(part) for part in detail["loc"])
             what = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
-            yield Problem(where=f"{config.place(SHADOW_PARAMS)}.{key}", what=what, fix="give it as [reward] takes it")
+            where, fix = f"{config.place(SHADOW_PARAMS)}.{key}", "give it as [reward] takes it"
+            yield Problem(code="reward.bad-shadow-params", where=where, what=what, fix=fix)
 
 
 NO_ALARM_YET = "on a rejected step; without [reward] shadow; when no completion has both scores"

@@ -78,8 +78,8 @@ class HealthWatch(Watcher):
         (name, finding), self._ending = self._ending, None
         why = f"monitor {name!r} requires it" if finding.severity == STOP else '[health] policy = "stop"'
         fix = 'apply its fix and continue with `retrain --resume RUN`, or set [health] policy = "warn"'
-        what = f"{finding.state}: {printable(finding.message)}"
-        return HealthError(Problem(where=f"step {metrics['step']}", what=what, why=why, fix=fix))
+        where, what = f"step {metrics['step']}", f"health finding {finding.state}: {printable(finding.message)}"
+        return HealthError(Problem(code="run.unhealthy", where=where, what=what, why=why, fix=fix))
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:

@@ -164,7 +164,8 @@ def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
             from retrain.kernel.plugins.missing import install_line  # only the message needs it
 
             what = f"recorder {library!r} needs the package {package!r}, but it is not installed"
-            raise ConfigError(Problem(where=where, what=what, fix=install_line("retrain-core", library)))
+            fix = install_line("retrain-core", library)
+            raise ConfigError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix))
 
 
 def _look_up(content: Any, path: str) -> Any:

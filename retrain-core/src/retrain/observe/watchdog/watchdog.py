@@ -121,6 +121,7 @@ class Watchdog(Watcher):
         self._has_expired = True  # stopping the run has a separate time limit
         stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {name} = {limit_s:g}")
         problem = Problem(
+            code="run.deadline",
             where=f"step {step}, {phase}",
             what=f"the phase took longer than [deadlines] {name} = {limit_s:g} seconds",
             why=f"{stacks} shows the stack of every thread at that moment",

@@ -90,14 +90,9 @@ def _difficulties(examples: Sequence[Example], params: Params, place: str) -> Fl
         value = lost[0].info.get(params.field)
         wanted = f"one of {params.levels}" if params.levels else "a number"
         what = f"{len(lost)} of {len(examples)} training examples have no {params.field!r} that is {wanted}"
-        raise ConfigError(
-            Problem(
-                where=f"{place}.field",
-                what=what,
-                why=f"{lost[0].id!r} has {value!r:.80}; columns: {', '.join(known) or 'none'}",
-                fix=f"did you mean {near[0]!r}?" if near else "name another column, or give levels for texts",
-            )
-        )
+        why = f"{lost[0].id!r} has {value!r:.80}; columns: {', '.join(known) or 'none'}"
+        fix = f"did you mean {near[0]!r}?" if near else "name another column, or give levels for texts"
+        raise ConfigError(Problem(code="data.no-difficulty", where=f"{place}.field", what=what, why=why, fix=fix))
     return np.array([found[example.id] for example in examples], dtype=np.float64)
 
 

@@ -6,7 +6,7 @@ of an answer can earn teaches the form. A gain counts only beyond the condition'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from retrain.credit.custom import WrappedAlgorithm
@@ -31,20 +31,20 @@ MEANINGS = {
 }
 
 
-def control_problems(config: Config) -> list[Problem]:
+def control_problems(config: Config) -> Iterator[Problem]:
     control, teacher, provider = Control(config.training.control), config.teacher, config.environment.provider
-    names = [*config.reward.weights] or [config.reward.type]
+    names, where, fix = [*config.reward.weights] or [config.reward.type], config.place(KEY), 'use control = "no_update"'
     if control is Control.NO_UPDATE:
-        return []
+        return
     if teacher.model or teacher.adapter or teacher.engine != "pytorch":
-        what = f"{control} replaces the reward, and here a [teacher] teaches as well"
+        what = f"{config.training.control} replaces the reward, and here a [teacher] teaches as well"
+        yield Problem(code="config.control-and-teacher", where=where, what=what, fix=fix)
     elif "none" in names and not provider:
-        what = f"{control} replaces the reward, and reward 'none' gives none"
+        what = f"{config.training.control} replaces the reward, and reward 'none' gives none"
+        yield Problem(code="reward.judges-nothing", where=where, what=what, fix=fix)
     elif control is Control.FORMAT_ONLY and provider:
         what = f"environment {provider!r} does not say which answers it can read, so their form cannot be rewarded"
-    else:
-        return []
-    return [Problem(where=config.place(KEY), what=what, fix='use control = "no_update"')]
+        yield Problem(code="reward.no-answer-form", where=where, what=what, fix=fix)
 
 
 def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Callable[[Sample], Sample]:
@@ -94,7 +94,8 @@ def as_reader(reward: object, name: str) -> Callable[[str], bool]:
             return bool(answer_in(text))
         except Exception as error:  # a plugin may raise anything
             what = f"answer_in of reward {name!r} raised {type(error).__name__}: {error}"
-            raise PluginError(Problem(where="[reward]", what=what, fix="repair that reward")) from error
+            fix = "repair that reward"
+            raise PluginError(Problem(code="plugin.raised", where="[reward]", what=what, fix=fix)) from error
 
     return reads
 
@@ -120,7 +121,7 @@ def _forms(verifier: Verifier, *, where: str) -> _Pays:
         what = f"reward {unable[0]!r} does not say which answers it can read, so their form cannot be rewarded"
         why = "format_only needs the optional method answer_in(text) -> str | None of a reward"
         fix = 'use control = "random_reward" or "no_update", or give the reward that method'
-        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="reward.no-answer-form", where=where, what=what, why=why, fix=fix))
     readers = [as_reader(reward, name) for name, reward in named]
     return lambda prompt, number, completion: [reads(completion.text) for reads in readers]
 

@@ -63,17 +63,19 @@ class NamedSampler:
         ids = [choice.example_id for choice in found]
         wrong = next((each for each in ids if each not in known), None)
         chances = [choice.chance for choice in found if choice.chance is not None]
+        step = f"for step {request.step}"
         if wrong is not None:
-            what, fix = f"chose {wrong!r:.80}, not a training example", "choose only from the given examples"
-        elif len(ids) != request.count:
-            what, fix = f"chose {len(ids)} prompts instead of {request.count}", "choose `request.count`"
-        elif not self.in_passes and (len(set(ids)) < len(ids) or request.taken.intersection(ids)):
-            what, fix = "chose a prompt twice within a step", "leave out its earlier choices, and `request.taken`"
-        elif not all(math.isfinite(chance) and 0.0 <= chance <= 1.0 for chance in chances):
-            what, fix = "gave a chance that is no number from 0 to 1", "give a probability, or None"
-        else:
-            return
-        raise self._error(f"{what}, for step {request.step}", fix)
+            what, fix = f"chose {wrong!r:.80}, not a training example, {step}", "choose only from the given examples"
+            raise self._error(code="sampler.unknown-example", what=what, fix=fix)
+        if len(ids) != request.count:
+            what, fix = f"chose {len(ids)} prompts instead of {request.count}, {step}", "choose `request.count`"
+            raise self._error(code="sampler.wrong-count", what=what, fix=fix)
+        if not self.in_passes and (len(set(ids)) < len(ids) or request.taken.intersection(ids)):
+            what, fix = f"chose a prompt twice, {step}", "leave out its earlier choices, and `request.taken`"
+            raise self._error(code="sampler.repeated-choice", what=what, fix=fix)
+        if not all(math.isfinite(chance) and 0.0 <= chance <= 1.0 for chance in chances):
+            what, fix = f"gave a chance that is no number from 0 to 1, {step}", "give a probability, or None"
+            raise self._error(code="sampler.bad-chance", what=what, fix=fix)
 
     @contextmanager
     def _named(self, method: str) -> Iterator[None]:
@@ -83,10 +85,11 @@ class NamedSampler:
             raise
         except Exception as error:
             what = f"{method}() raised {type(error).__name__}: {error}"
-            raise self._error(what, "repair that sampler, or use another") from error
+            fix = "repair that sampler, or use another"
+            raise self._error(code="plugin.raised", what=what, fix=fix) from error
 
-    def _error(self, what: str, fix: str) -> PluginError:
-        return PluginError(Problem(where=self.place, what=f"sampler {self.name!r} {what}", fix=fix))
+    def _error(self, *, code: str, what: str, fix: str) -> PluginError:
+        return PluginError(Problem(code=code, where=self.place, what=f"sampler {self.name!r} {what}", fix=fix))
 
 
 class PassOrder:

@@ -69,11 +69,11 @@ def staleness_problems(config: Config, capabilities: Capabilities | None) -> Ite
         what = f"max_staleness = {most} does not go with back pressure"
         why = "it sets a step's batch size by the time of the one before, and that is not over when they are sampled"
         fix = "set max_staleness = 1, or [backpressure] enabled = false"
-        yield Problem(where=config.place(KEY), what=what, why=why, fix=fix)
+        yield Problem(code="config.staleness-and-pacing", where=config.place(KEY), what=what, why=why, fix=fix)
 
 
 def too_many(config: Config, largest: int) -> Problem:
     most, backend = config.training.max_staleness, config.backend.backend
     what = f"max_staleness = {most}: backend {backend!r} can do at most {largest}"
-    why = "" if largest else "it samples and trains in turn"
-    return Problem(where=config.place(KEY), what=what, why=why, fix=f"set max_staleness = {largest}")
+    why, fix = "" if largest else "it samples and trains in turn", f"set max_staleness = {largest}"
+    return Problem(code="backend.staleness-too-high", where=config.place(KEY), what=what, why=why, fix=fix)

@@ -93,7 +93,8 @@ class Updates:
             name = self._config.backend.backend
             what = f"backend {name!r} gives no log-probabilities, and tis_cap needs them with several updates per step"
             fix = "set tis_cap = 0, or minibatches = 1 and epochs = 1"
-            raise BackendError(Problem(where=self._config.place("algorithm.tis_cap"), what=what, fix=fix))
+            where = self._config.place("algorithm.tis_cap")
+            raise BackendError(Problem(code="backend.no-logprobs", where=where, what=what, fix=fix))
         return tuple(
             replace(
                 row,
@@ -108,7 +109,8 @@ class Updates:
             return
         what = f"backend {self._config.backend.backend!r} does not train at the learning rate of [optimizer] schedule"
         fix = 'remove schedule and warmup_steps, or use backend = "local"'
-        raise BackendError(Problem(where=self._config.place("optimizer.schedule"), what=what, fix=fix))
+        where = self._config.place("optimizer.schedule")
+        raise BackendError(Problem(code="backend.no-schedule", where=where, what=what, fix=fix))
 
 
 def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str = "") -> TrainReport:
