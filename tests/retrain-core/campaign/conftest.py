@@ -7,38 +7,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import retrain
-from retrain.api import Job
 from retrain.campaign import schedule, session
 from retrain.campaign.load import Campaign, load_campaign
+from retrain.campaign.looks import PlannedLooks
+from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
+from retrain.campaign.planned import plan_runs
+from retrain.campaign.report_lines import Lines
+from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.campaign.session import run_campaign
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
+from tests.kit.campaigns import Finishes, conditions
 
 SOURCES = Path(retrain.__file__).parents[1]
-TWO = """
-[[campaign.conditions]]
-advantage_mode = "toy_raw"
-transform_mode = "toy_flat"
-
-[[campaign.conditions]]
-advantage_mode = "grpo"
-transform_mode = "toy_index"
-"""
-PLAYED = """
-[[campaign.conditions]]
-advantage_mode = "grpo"
-transform_mode = "toy_flat"
-
-[[campaign.conditions]]
-advantage_mode = "toy_raw"
-transform_mode = "toy_flat"
-"""
+TWO = conditions("toy_raw+toy_flat", "grpo+toy_index")
+PLAYED = conditions("grpo+toy_flat", "toy_raw+toy_flat")
 BASE = """
 [backend]
 backend = "toy"
@@ -70,13 +60,21 @@ log_dir = "out"
 
 @pytest.fixture
 def write(tmp_path: Path, toys: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """`write(campaign="seeds = [1]", conditions=TWO, more="")`: a file of toys, in the folder that is now current."""
+    """`write(campaign="seeds = [1]", conditions=TWO, more="")`: a file of toys, in the folder that is now current.
+
+    `tables` are further keys of the base: `training="lr = 1.0"`.
+    """
     monkeypatch.chdir(tmp_path)
     path = os.pathsep.join([str(toys), str(SOURCES), *(p for p in sys.path if p.endswith("/src"))])
     monkeypatch.setenv("PYTHONPATH", path)
 
-    def make(campaign: str = "seeds = [1, 2]\nmax_steps = 4", conditions: str = TWO, more: str = "") -> Path:
-        text = f'[campaign]\n{campaign}\n{conditions}\n{BASE}\n[model]\nmodel = "{tokenizer_folder}"\n{more}'
+    def make(
+        campaign: str = "seeds = [1, 2]\nmax_steps = 4", conditions: str = TWO, more: str = "", **tables: str
+    ) -> Path:
+        base = BASE
+        for table, keys in tables.items():
+            base = base.replace(f"[{table}]\n", f"[{table}]\n{keys}\n")
+        text = f'[campaign]\n{campaign}\n{conditions}\n{base}\n[model]\nmodel = "{tokenizer_folder}"\n{more}'
         Path("c.toml").write_text(text, encoding="utf-8")
         return Path("c.toml")
 
@@ -93,10 +91,44 @@ def toy_plugins(toys: Path) -> Plugins:
 def load_text(write: Callable[..., Path], toy_plugins: Plugins) -> Callable[..., Campaign]:
     """`load_text(campaign, conditions, more, arguments=[...])`: the campaign, or its ConfigError."""
 
-    def load(*texts: str, arguments: tuple[str, ...] = ()) -> Campaign:
-        return load_campaign([str(write(*texts)), *arguments], toy_plugins)
+    def load(*texts: str, arguments: tuple[str, ...] = (), **tables: str) -> Campaign:
+        return load_campaign([str(write(*texts, **tables)), *arguments], toy_plugins)
 
     return load
+
+
+@pytest.fixture
+def scheduled(toy_plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Schedule]:
+    """`scheduled(campaign, launcher)`: the schedule of its runs in `out`, continued if they were begun.
+
+    `judge` takes the looks of its plan.
+    """
+    monkeypatch.setattr(schedule, "POLL_S", 0.0)
+
+    def build(
+        campaign: Campaign, launcher: Any, *, workers: int = 1, stops: Stops | None = None, judge: Any = None
+    ) -> Schedule:
+        folder = Path("out")
+        folder.mkdir(exist_ok=True)
+        runs = plan_runs(campaign, folder)
+        file = folder / "manifest.json"
+        content = json.loads(file.read_text()) if file.exists() else new_content(campaign, runs, datetime.now(UTC))
+        lines = Lines(len(runs), parallel=workers > 1)
+        return Schedule(
+            campaign,
+            runs,
+            workers=workers,
+            throttle_dir=None,
+            manifest=Manifest(folder, content),
+            launcher=launcher,
+            lines=lines,
+            follow_ups=FollowUps(campaign, toy_plugins, folder, frozenset()),
+            stops=stops or Stops(),
+            record=CampaignRecord(folder, lines),
+            looks=PlannedLooks(campaign, judge, content.get("looks", ())) if judge else None,
+        )
+
+    return build
 
 
 @pytest.fixture
@@ -128,27 +160,6 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[i
     return call
 
 
-class Finishes:
-    """A launcher whose jobs are done at once, and a job of it."""
-
-    pid = None
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-
-    def start(self, job: Job) -> Finishes:
-        self.started.append(job.name)
-        (job.folder / "run.json").write_text(json.dumps({"status": "done", "seed": 1, "started": "now", "config": {}}))
-        (job.folder / "adapter/final").mkdir(parents=True)
-        return self
-
-    def poll(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """`play(campaign, conditions, arguments=(), logs=False, devices='devices = "cpu"')`: the runs that were started.
@@ -166,7 +177,7 @@ def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
         arguments: tuple[str, ...] = (),
         logs: bool = False,
         devices: str = 'devices = "cpu"',
-        launcher: Finishes | None = None,
+        launcher: Any = None,
         **options: Any,
     ) -> list[str]:
         launcher = launcher or Finishes()
@@ -177,6 +188,7 @@ def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
         text = file.read_text().replace('devices = "cpu"', devices)
         file.write_text(text.replace('[logging]\nlog_dir = "out"\n', "") if logs else text)
         run_campaign(load_campaign([str(file), *arguments], plugins), plugins, **options)
-        return launcher.started
+        started: list[str] = launcher.started
+        return started
 
     return call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +16,13 @@ from retrain.kernel.registry import Plugins
 from retrain.records.identity.copies import write_inputs
 from retrain.run.check import identity_of
 from retrain.run.configure import load_checked
+from tests.end_to_end.campaigns import manifest
+from tests.kit.campaigns import conditions, record
+from tests.kit.problems import codes_in
 
 Play = Callable[..., list[str]]
 OWN = "own_advantage.signed+toy_flat"
-CONDITIONS = """
-[[campaign.conditions]]
-advantage_mode = "own_advantage.signed"
-transform_mode = "toy_flat"
-
-[[campaign.conditions]]
-advantage_mode = "toy_raw"
-transform_mode = "toy_flat"
-"""
+CONDITIONS = conditions(OWN, "toy_raw+toy_flat")
 ADVANTAGE = "from own_sign import SIGN\n\ndef signed(rewards_G):\n    return SIGN * rewards_G\n"
 SIGN = '"""The side on which credit falls."""\n\nSIGN = 1\n'
 
@@ -55,16 +49,14 @@ class Recording:
         checked = load_checked([next(word for word in job.argv if word.endswith(".toml"))], plugins)
         identity = identity_of(checked.config, plugins, checked.tables)
         write_inputs(job.folder, identity)
-        content = {"status": "done" if self.code == 0 else "stopped", "seed": 1, "started": "now", "config": {}}
-        (job.folder / "run.json").write_text(json.dumps(content | {"identity": identity.summary()}))
+        record(job, "done" if self.code == 0 else "stopped", identity=identity.summary())
         (job.folder / "adapter/final").mkdir(parents=True, exist_ok=True)
         return self
 
     def poll(self) -> int:
         return self.code
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -88,11 +80,6 @@ def run(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return call
 
 
-def manifest() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
-    return content
-
-
 @pytest.mark.long
 def test_the_sign_of_an_advantage_flipped_after_the_campaign(
     run: Callable[..., Recording], capsys: pytest.CaptureFixture[str]
@@ -110,8 +97,7 @@ def test_the_sign_of_an_advantage_flipped_after_the_campaign(
         assert "own_sign.py:3 changed: 'SIGN = 1' is now 'SIGN = -1'" in told
         assert f"(2 runs: {OWN}_s1, done; {OWN}_s2, done)" in told
         assert "toy_raw" not in told
-        assert "--new" in told
-        assert "--resume-anyway" in told
+        assert codes_in(caught) == ["campaign.changed-inputs"]
     assert "Already complete" not in capsys.readouterr().out
     assert manifest() == before
     assert not Path("out.1").exists()
@@ -138,8 +124,9 @@ def test_rows_that_were_removed_change_every_run(run: Callable[..., Recording]) 
 
 
 def test_runs_that_were_stopped_do_not_begin_anew_with_other_code(run: Callable[..., Recording]) -> None:
-    with pytest.raises(RetrainError, match="4 of 4 runs failed"):
+    with pytest.raises(RetrainError, match="4 of 4 runs failed") as failed:
         run("[1, 2]", Recording(75), arguments=("--campaign-retries", "0"))
+    assert codes_in(failed) == ["campaign.failed-runs"]
     Path("own_advantage.py").write_text(ADVANTAGE.replace("SIGN *", "0 *"))
     with pytest.raises(ResumeError) as caught:
         run()
@@ -158,8 +145,8 @@ def test_code_edited_while_the_campaign_goes_on_is_told(
             Path("own_sign.py").write_text(SIGN.replace("SIGN = 1", "SIGN = -1"))
 
     run("[1, 2]", Recording(before=edit))
-    told = [line for line in capsys.readouterr().out.splitlines() if "while the campaign went on" in line]
-    assert told == [f"note: changed while the campaign went on: own_sign.py  (1 run: {OWN}_s2, done)"]
+    told = [line for line in capsys.readouterr().out.splitlines() if "changed during the campaign" in line]
+    assert told == [f"note: changed during the campaign: own_sign.py  (1 run: {OWN}_s2, done)"]
 
 
 def test_runs_of_an_earlier_version_are_counted_not_refused(play: Play, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,16 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.campaign.load import Campaign
+from retrain.campaign.load import Campaign, gpus_per_run
 from retrain.campaign.manifest import new_content
 from retrain.campaign.planned import LONGEST_NAME, config_text, plan_runs, run_config, run_environ, run_names
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.tables import registered_tables
 from retrain.text.secrets import LEARNED
+from tests.kit.campaigns import conditions
 
 Load = Callable[..., Campaign]
-ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
+ONE = conditions("grpo+toy_flat")
 SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
 
 
@@ -42,9 +43,8 @@ def test_names_are_safe_and_unique(titles: list[str]) -> None:
 
 
 def test_plain_names_stay_as_they_are() -> None:
-    assert run_names(["maxrl+gtpo_sepa_s42", "grpo+none~lr=0.1,seed=2_s1"]) == [
-        *("maxrl+gtpo_sepa_s42", "grpo+none~lr=0.1,seed=2_s1")
-    ]
+    plain = ["maxrl+gtpo_sepa_s42", "grpo+none~lr=0.1,seed=2_s1"]
+    assert run_names(plain) == plain
     slash, case, other = run_names(["a+b~path=/etc/x_s1", "a+B_s1", "a+b_s1"])
     assert slash.startswith("a+b~path=-etc-x-")
     assert case.casefold() != other.casefold()
@@ -62,61 +62,48 @@ def test_a_run_is_the_base_with_condition_seed_and_folder(load_text: Load) -> No
 
 
 def test_wandb_names_groups_and_tags(load_text: Load) -> None:
-    [one, _] = configs(load_text(SEEDS, ONE + "lr = 0.5\nmax_tokens = 3\n"))
     label = "grpo+toy_flat~lr=0.5,max_tokens=3"
-    assert one["logging"]["wandb_run_name"] == f"{label}_s1"
-    assert one["logging"]["wandb_group"] == label
-    assert one["logging"]["wandb_tags"] == f"{label.replace(',', ';')},seed1"
     own = ("--wandb-run-name", "mine", "--wandb-group", "all", "--wandb-tags", "a, b")
-    [one, _] = configs(load_text(SEEDS, ONE, arguments=own))
-    assert one["logging"]["wandb_run_name"] == "mine"
-    assert one["logging"]["wandb_group"] == "all"
-    assert one["logging"]["wandb_tags"] == "a,b,grpo+toy_flat,seed1"
+    for campaign, wanted in (
+        (
+            load_text(SEEDS, ONE + "lr = 0.5\nmax_tokens = 3\n"),
+            (f"{label}_s1", label, f"{label.replace(',', ';')},seed1"),
+        ),
+        (load_text(SEEDS, ONE, arguments=own), ("mine", "all", "a,b,grpo+toy_flat,seed1")),
+    ):
+        logging = configs(campaign)[0]["logging"]
+        assert tuple(logging[f"wandb_{name}"] for name in ("run_name", "group", "tags")) == wanted
 
 
-def test_a_given_adapter_path_gets_the_name_of_the_run(load_text: Load) -> None:
-    one, two = configs(load_text(SEEDS, ONE, arguments=("--adapter-path", "/a")))
-    assert (one["backend"]["adapter_path"], two["backend"]["adapter_path"]) == (
-        *("/a/grpo+toy_flat_s1", "/a/grpo+toy_flat_s2"),
-    )
-
-
-def test_the_throttle_is_shared_unless_there_is_one(load_text: Load) -> None:
-    assert configs(load_text(SEEDS, ONE), throttle=Path("t"))[0]["backend"]["throttle_dir"] == "t"
+def test_a_given_adapter_path_gets_the_name_of_the_run_and_the_throttle_is_shared(load_text: Load) -> None:
+    plain = load_text(SEEDS, ONE, arguments=("--adapter-path", "/a"))
+    found = [
+        (each["backend"]["adapter_path"], each["backend"]["throttle_dir"])
+        for each in configs(plain, throttle=Path("t"))
+    ]
+    assert found == [("/a/grpo+toy_flat_s1", "t"), ("/a/grpo+toy_flat_s2", "t")]
     own = load_text(SEEDS, ONE, arguments=("--throttle-dir", "mine"))
     assert configs(own, throttle=Path("t"))[0]["backend"]["throttle_dir"] == "mine"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("devices", "each", "seen", "num_gpus"),
     [
-        (("--devices", "cpu"), "cpu"),
-        (("--devices", "gpu:3"), "gpu:3"),
-        (("--devices", "gpu:2,gpu:3"), "gpu:0"),
-        (("--devices", "gpu:2,gpu:3", "--campaign-devices-per-run", "2"), "gpu:0,gpu:1"),
+        ("cpu", 1, "cpu", 0),
+        ("cpu,cpu", 2, "cpu,cpu", 0),
+        ("gpu:3", 1, "gpu:3", 1),
+        ("gpu:2,gpu:3", 1, "gpu:0", 1),
+        ("gpu:2,gpu:3", 2, "gpu:0,gpu:1", 2),
+        ("gpu:4,gpu:5,gpu:6,gpu:7", 2, "gpu:0,gpu:1", 2),
     ],
 )
-def test_a_run_sees_the_devices_it_is_dealt(load_text: Load, arguments: tuple[str, ...], wanted: str) -> None:
-    assert {one["backend"]["devices"] for one in configs(load_text(SEEDS, ONE, arguments=arguments))} == {wanted}
+def test_a_run_sees_the_devices_it_is_dealt(load_text: Load, devices: str, each: int, seen: str, num_gpus: int) -> None:
+    campaign = load_text(SEEDS, ONE, arguments=("--devices", devices, "--campaign-devices-per-run", str(each)))
+    assert {one["backend"]["devices"] for one in configs(campaign)} == {seen}
+    assert gpus_per_run(campaign.config, campaign.table) == num_gpus
 
 
-def test_secrets_travel_by_environment(load_text: Load) -> None:
-    campaign = load_text(
-        SEEDS,
-        ONE,
-        arguments=(
-            "--transform-param",
-            "api_key=abc-123",
-        ),
-    )
-    run = plan_runs(campaign, Path("out"))[0]
-    tables = run_config(run, campaign, None)
-    assert "abc-123" not in config_text(tables)
-    environ = run_environ(tables, campaign.keys, {})
-    assert environ == {"RETRAIN__ALGORITHM__TRANSFORM_PARAMS": '{"api_key": "abc-123"}'}
-
-
-def test_secrets_of_the_environment_travel_too(
+def test_secrets_travel_by_environment_and_are_in_no_file(
     load_text: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MY_SERVICE_KEY", "sk-planted-0123")
@@ -130,6 +117,7 @@ def test_secrets_of_the_environment_travel_too(
     assert "planted" not in written
     assert "abc-1234567" not in written
     environ = run_environ(tables, campaign.keys, {})
+    assert environ["RETRAIN__ALGORITHM__TRANSFORM_PARAMS"] == '{"api_key": "abc-1234567"}'
     assert environ["RETRAIN__BACKEND__ADAPTER_PATH"] == f"to/sk-planted-0123/{run.name}"
     assert environ["RETRAIN__LOGGING__WANDB_RUN_NAME"] == "of sk-planted-0123"
     (tmp_path / "run.toml").write_text(config_text(tables), encoding="utf-8")

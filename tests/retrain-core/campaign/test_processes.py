@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from retrain.api import Job
 from retrain.campaign.processes import DevicePool, ProcessJob, ProcessLauncher
 from retrain.kernel.errors import BackendError
+from tests.kit.problems import codes_in
 
 ENVIRON = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['OMP_NUM_THREADS'], os.environ['X'])"
 PARENT = """
@@ -81,13 +83,23 @@ def test_a_stop_is_a_sigterm(job: Callable[..., Job], tmp_path: Path) -> None:
     process.kill()
 
 
-def test_what_cannot_be_started_is_told(job: Callable[..., Job]) -> None:
-    launcher = ProcessLauncher(DevicePool(["gpu:0", "gpu:1"], {}))
-    from dataclasses import replace
+def test_what_cannot_be_started_is_told_and_gives_its_devices_back(job: Callable[..., Job]) -> None:
+    pool = DevicePool(["gpu:0", "gpu:1"], {})
+    with pytest.raises(BackendError, match="a cannot be started: No such file") as caught:
+        ProcessLauncher(pool).start(replace(job("1"), cwd=Path("/nowhere"), num_gpus=1))
+    assert codes_in(caught) == ["campaign.cannot-start"]
+    assert pool.take(1) == ["0"]
 
-    with pytest.raises(BackendError, match="a cannot be started: No such file"):
-        launcher.start(replace(job("1"), cwd=Path("/nowhere"), num_gpus=1))
-    assert launcher._devices.take(1) == ["0"]
+
+def test_each_run_gets_the_least_used_of_the_devices_that_are_visible() -> None:
+    pool = DevicePool(["gpu:0", "gpu:1", "gpu:5"], {})
+    first, second = pool.take(1), pool.take(1)
+    assert (first, second, pool.take(2)) == (["0"], ["1"], ["0", "5"])
+    pool.give_back(second)
+    assert pool.take(1) == ["1"]
+    pool = DevicePool(["gpu:0", "gpu:1"], {"CUDA_VISIBLE_DEVICES": "6,GPU-8f"})
+    assert (pool.take(1), pool.take(1)) == (["6"], ["GPU-8f"])
+    assert DevicePool(["gpu:1"], {}).take(1) == DevicePool(["cpu"], {}).take(1) == []  # one device is shared by all
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")

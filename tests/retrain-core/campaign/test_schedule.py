@@ -1,36 +1,25 @@
-"""The order of things, with runs that are scripted: what is retried, continued, begun anew, stopped, adopted."""
+"""The order of things, with runs that are scripted: what is retried, continued, begun again, stopped, adopted."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from retrain.api import Job
-from retrain.campaign import schedule as module
 from retrain.campaign.load import Campaign
-from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
-from retrain.campaign.planned import plan_runs
-from retrain.campaign.report_lines import Lines
-from retrain.campaign.schedule import FollowUps, Schedule, Stops
+from retrain.campaign.schedule import Schedule, Stops
 from retrain.kernel.errors import BackendError
-from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import save_checkpoint
 from retrain.records.files import RunLock
+from tests.end_to_end.campaigns import manifest
+from tests.kit.campaigns import conditions, record
 
-SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
-ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
 A, B = "grpo+toy_flat_s1", "grpo+toy_flat_s2"
 Step = Callable[[Job], int | None]
-
-
-def record(job: Job, status: str, **more: Any) -> None:
-    content = {"status": status, "seed": 1, "started": "now", "config": {}} | more
-    (job.folder / "run.json").write_text(json.dumps(content))
 
 
 def done(job: Job) -> int:
@@ -59,8 +48,14 @@ def refuses(job: Job) -> int:
     return 2
 
 
-def goes_on(job: Job) -> None:
-    record(job, "running")
+def taken_after(step: int) -> Step:
+    def end(job: Job) -> int:
+        record(job, "stopped")
+        with (job.folder / "metrics.jsonl").open("a") as stream:
+            stream.write(json.dumps({"step": step}) + "\n")
+        return 75
+
+    return end
 
 
 class Scripted:
@@ -84,8 +79,8 @@ class Scripted:
 class ScriptedJob:
     pid = None
 
-    def __init__(self, owner: Scripted, job: Job, step: Step) -> None:
-        self.owner, self.job, self.step = owner, job, step
+    def __init__(self, owner: Scripted, job: Job, step: Step, *, is_deaf: bool = False) -> None:
+        self.owner, self.job, self.step, self.is_deaf = owner, job, step, is_deaf
         self.code: int | None = None
         self.signals: list[str] = []
 
@@ -97,44 +92,33 @@ class ScriptedJob:
 
     def stop(self) -> None:
         self.signals.append("stop")
-        record(self.job, "stopped")
-        self.step = lambda job: 75
+        if not self.is_deaf:
+            record(self.job, "stopped")
+            self.step = lambda job: 75
 
     def kill(self) -> None:
         self.signals.append("kill")
 
 
 @pytest.fixture
-def make(
-    load_text: Callable[..., Campaign], toy_plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Schedule]:
+def make(load_text: Callable[..., Campaign], scheduled: Callable[..., Schedule]) -> Callable[..., Schedule]:
     """`make(launcher, workers=1, campaign="retries = 1")`: the schedule of two runs in `out`."""
-    monkeypatch.setattr(module, "POLL_S", 0.0)
 
-    def build(launcher: Any, *, workers: int = 1, campaign: str = "", stops: Stops | None = None) -> Schedule:
-        loaded = load_text(SEEDS + campaign, ONE)
-        folder = Path("out")
-        folder.mkdir(exist_ok=True)
-        runs = plan_runs(loaded, folder)
-        lines = Lines(len(runs), parallel=workers > 1)
-        return Schedule(
-            loaded,
-            runs,
-            workers=workers,
-            throttle_dir=None,
-            manifest=Manifest(folder, new_content(loaded, runs, datetime.now(UTC))),
-            launcher=launcher,
-            lines=lines,
-            follow_ups=FollowUps(loaded, toy_plugins, folder, frozenset()),
-            stops=stops or Stops(),
-            record=CampaignRecord(folder, lines),
-        )
+    def build(launcher: Any, *, campaign: str = "", **options: Any) -> Schedule:
+        loaded = load_text(f"seeds = [1, 2]\nmax_steps = 4\n{campaign}", conditions("grpo+toy_flat"))
+        return scheduled(loaded, launcher, **options)
 
     return build
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    return {entry["run_name"]: entry for entry in json.loads(Path("out/manifest.json").read_text())["runs"]}
+    return {entry["run_name"]: entry for entry in manifest()["runs"]}
+
+
+def job_of(name: str) -> Job:
+    folder = Path("out/runs") / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return Job(name=name, argv=(), environ={}, cwd=Path(), folder=folder)
 
 
 def test_one_after_the_other(make: Callable[..., Schedule], capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,71 +137,38 @@ def test_several_at_a_time(make: Callable[..., Schedule], capsys: pytest.Capture
     assert f"[2/2] {B} started\n  {A} ok (" in capsys.readouterr().out
 
 
-def test_a_failed_run_begins_anew_and_keeps_its_records(
-    make: Callable[..., Schedule], capsys: pytest.CaptureFixture[str]
+MEMORY = "exit 1: BackendError: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("retries", "steps", "resumes", "is_kept", "failure"),
+    [
+        pytest.param(1, [fails], [False, False], True, "", id="begins again and keeps its records"),
+        pytest.param(1, [fails_with_checkpoint], [False, True], False, "", id="is continued from a checkpoint"),
+        pytest.param(1, [is_killed], [False, True], False, "", id="a killed run is continued"),
+        pytest.param(2, [is_killed, refuses], [False, True, False], True, "", id="a refused resume begins again"),
+        pytest.param(1, [refuses], [False], False, "exit 2: it is damaged", id="a faulty configuration fails at once"),
+        pytest.param(0, [fails] * 9, [False], False, MEMORY, id="without retries"),
+        pytest.param(2, [fails] * 9, [False] * 3, True, MEMORY, id="fails after its retries"),
+    ],
+)
+def test_a_run_that_fails_is_retried_as_it_can_be_and_ends_no_other(
+    make: Callable[..., Schedule], retries: int, steps: list[Step], resumes: list[bool], is_kept: bool, failure: str
 ) -> None:
-    launcher = Scripted(a_=[fails])
-    schedule = make(launcher)
-    schedule.run()
-    assert launcher.started == [(A, False), (A, False), (B, False)]
-    assert schedule.failures == {}
-    assert json.loads(Path(f"out/runs/{A}.1/run.json").read_text())["status"] == "failed"
-    assert entries()[A]["attempts"] == 2
-    assert "  FAILED: exit 1: BackendError: out of memory; retrying, 1 attempt left" in capsys.readouterr().out
-
-
-def test_a_failed_run_with_a_checkpoint_is_continued(make: Callable[..., Schedule]) -> None:
-    launcher = Scripted(a_=[fails_with_checkpoint])
-    make(launcher).run()
-    assert launcher.started[:2] == [(A, False), (A, True)]
-
-
-@pytest.mark.parametrize("retries", [0, 2])
-def test_a_run_that_keeps_failing_ends_no_other(make: Callable[..., Schedule], retries: int) -> None:
-    launcher = Scripted(a_=[fails] * 9)
+    launcher = Scripted(a_=list(steps))
     schedule = make(launcher, campaign=f"retries = {retries}")
     schedule.run()
-    assert [name for name, _ in launcher.started] == [A] * (retries + 1) + [B]
-    assert schedule.failures == {A: "exit 1: BackendError: out of memory"}
-    assert (entries()[A]["status"], entries()[A]["returncode"], entries()[B]["status"]) == ("failed", 1, "done")
-    assert entries()[A]["error"] == "exit 1: BackendError: out of memory"
-
-
-def test_a_killed_run_is_continued(make: Callable[..., Schedule]) -> None:
-    launcher = Scripted(a_=[is_killed])
-    make(launcher).run()
-    assert launcher.started[:2] == [(A, False), (A, True)]
-
-
-def test_a_refused_resume_begins_anew(make: Callable[..., Schedule]) -> None:
-    launcher = Scripted(a_=[is_killed, refuses])
-    schedule = make(launcher, campaign="retries = 2")
-    schedule.run()
-    assert launcher.started[:3] == [(A, False), (A, True), (A, False)]
-    assert schedule.failures == {}
-    assert Path(f"out/runs/{A}.1").is_dir()
-
-
-def test_a_faulty_configuration_is_not_tried_twice(make: Callable[..., Schedule]) -> None:
-    launcher = Scripted(a_=[refuses])
-    schedule = make(launcher)
-    schedule.run()
-    assert [name for name, _ in launcher.started] == [A, B]
-    assert schedule.failures == {A: "exit 2: it is damaged"}
+    assert launcher.started == [*((A, resume) for resume in resumes), (B, False)]
+    assert Path(f"out/runs/{A}.1/").is_dir() is is_kept
+    found = entries()
+    assert (found[A]["attempts"], found[A]["status"]) == (len(resumes), "failed" if failure else "done")
+    assert (schedule.failures, found[B]["status"]) == ({A: failure} if failure else {}, "done")
+    assert not failure or (found[A]["error"], found[A]["returncode"]) == (failure, int(failure[5]))
 
 
 def test_a_run_that_gets_further_may_be_taken_away_as_often_as_it_takes(
     make: Callable[..., Schedule], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def taken_after(step: int) -> Step:
-        def end(job: Job) -> int:
-            record(job, "stopped")
-            with (job.folder / "metrics.jsonl").open("a") as stream:
-                stream.write(json.dumps({"step": step}) + "\n")
-            return 75
-
-        return end
-
     launcher = Scripted(a_=[taken_after(step) for step in (0, 1, 2)], b_=[taken_after(1) for _ in range(9)])
     schedule = make(launcher)
     schedule.run()
@@ -231,15 +182,12 @@ def test_a_run_that_gets_further_may_be_taken_away_as_often_as_it_takes(
 def test_jobs_of_an_earlier_session_are_waited_for(make: Callable[..., Schedule]) -> None:
     class Finding(Scripted):
         def find(self, name: str, folder: Path) -> ScriptedJob | None:
-            job = Job(name=name, argv=(), environ={}, cwd=Path(), folder=folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            return ScriptedJob(self, job, is_killed) if name == A else None
+            return ScriptedJob(self, job_of(name), is_killed) if name == A else None
 
     launcher = Finding()
     schedule = make(launcher, workers=2)
-    assert list(schedule._active) == [A]
     schedule.run()
-    assert sorted(launcher.started) == [(A, True), (B, False)]
+    assert sorted(launcher.started) == [(A, True), (B, False)]  # A only once the job that was found is gone
     assert schedule.failures == {}
 
 
@@ -263,56 +211,38 @@ def test_what_is_done_is_not_run_again(make: Callable[..., Schedule]) -> None:
     assert launcher.started == [(B, False)]
 
 
-def test_a_stop_asks_every_run_and_waits(make: Callable[..., Schedule], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_a_stop_asks_every_run_and_a_second_one_ends_those_that_do_not_listen(
+    make: Callable[..., Schedule], capsys: pytest.CaptureFixture[str], is_deaf: bool
+) -> None:
     stops = Stops()
 
     def stop_soon(job: Job) -> None:
-        goes_on(job)
+        record(job, "running")
+        launcher.jobs[0].is_deaf = is_deaf
         stops.request("SIGTERM")
 
     launcher = Scripted(a_=[stop_soon])
     schedule = make(launcher, stops=stops)
     schedule.run()
-    assert [job.signals for job in launcher.jobs] == [["stop"]]
-    assert entries()[A]["status"] == "stopped"
-    assert (entries()[B]["status"], schedule.failures) == ("queued", {})
+    assert launcher.jobs[0].signals == (["stop", "kill"] if is_deaf else ["stop"])
+    assert (entries()[A]["status"], entries()[B]["status"], schedule.failures) == ("stopped", "queued", {})
     assert "Stopping (SIGTERM): 1 runs save their state" in capsys.readouterr().out
     launcher = Scripted()
     make(launcher).run()
     assert launcher.started == [(A, True), (B, False)]
 
 
-def test_a_second_signal_ends_runs_that_do_not_listen(make: Callable[..., Schedule]) -> None:
-    stops = Stops()
-
-    def deaf(job: Job) -> None:
-        goes_on(job)
-        stops.request("SIGINT")
-
-    class Deaf(Scripted):
-        def start(self, job: Job) -> ScriptedJob:
-            made = super().start(job)
-            made.stop = lambda: made.signals.append("stop")  # type: ignore[method-assign]
-            return made
-
-    launcher = Deaf(a_=[deaf])
-    make(launcher, stops=stops).run()
-    assert launcher.jobs[0].signals == ["stop", "kill"]
-
-
 def test_a_run_that_is_still_alive_is_waited_for(make: Callable[..., Schedule]) -> None:
-    folder = Path("out/runs") / A
-    launcher = Scripted()
+    def ends_the_other(job: Job) -> int:
+        done(job_of(A))
+        lock.release()
+        return done(job)
+
+    launcher = Scripted(b_=[ends_the_other])
     make(launcher)  # the current folder is the test's own from here on
-    folder.mkdir(parents=True)
-    lock = RunLock(folder)
-    schedule = make(launcher, workers=2)
-    schedule._launch()
-    schedule._collect()
-    assert launcher.started == [(B, False)]
-    done(Job(name=A, argv=(), environ={}, cwd=Path(), folder=folder))
-    lock.release()
-    schedule.run()
+    lock = RunLock(job_of(A).folder)
+    make(launcher, workers=2).run()
     assert launcher.started == [(B, False)]
     assert {entry["status"] for entry in entries().values()} == {"done"}
 
@@ -320,17 +250,19 @@ def test_a_run_that_is_still_alive_is_waited_for(make: Callable[..., Schedule]) 
 def test_an_orphan_of_a_lost_job_is_adopted_not_doubled(make: Callable[..., Schedule]) -> None:
     locks: list[RunLock] = []
 
+    class Watched(Stops):
+        """Sees the orphan in the list of active runs, and lets it die."""
+
+        def wait(self, seconds: float) -> None:
+            if locks:
+                assert launcher.started == [(A, False)]
+                locks.pop().release()
+
     def loses_its_worker(job: Job) -> int:
-        record(job, "running")
         locks.append(RunLock(job.folder))
-        return -9
+        return is_killed(job)
 
     launcher = Scripted(a_=[loses_its_worker])
-    schedule = make(launcher)
-    schedule._launch()
-    schedule._collect()
-    assert schedule._active[A].is_own is False
-    locks[0].release()  # it dies, too
-    schedule.run()
+    make(launcher, stops=Watched()).run()
     assert launcher.started == [(A, False), (A, True), (B, False)]
     assert entries()[A]["attempts"] == 2

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,12 @@ from retrain.campaign.load import load_campaign
 from retrain.campaign.session import run_campaign
 from retrain.kernel.errors import ConfigError, ResumeError
 from retrain.kernel.plugins.discover import load_plugins
+from tests.end_to_end.campaigns import manifest
+from tests.kit.campaigns import conditions
 
 Play = Callable[..., list[str]]
-ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_flat"\n'
-TWO = ONE + ONE.replace("grpo", "toy_raw")
+ONE = conditions("grpo+toy_flat")
+TWO = ONE + conditions("toy_raw+toy_flat")
 GPU, CPU, UNSET = 'devices = "gpu:0"', 'devices = "cpu"', ""
 WHY = "not set, and there is no GPU"
 
@@ -26,7 +26,7 @@ WHY = "not set, and there is no GPU"
 def on(play: Play) -> Play:
     """`on("gpu:0", conditions, ...)`: play a campaign on a machine with a CPU and these GPUs."""
 
-    def call(gpus: str, conditions: str = ONE, *, seeds: str = "[1]", **options: Any) -> list[str]:
+    def call(gpus: str, conditions: str = ONE, *, seeds: str = "[1]", **options: object) -> list[str]:
         Path("machine.txt").write_text(f"cpu {gpus}")
         return play(f"seeds = {seeds}", conditions, **options)
 
@@ -37,11 +37,6 @@ def written() -> dict[str, str | None]:
     """`[backend] devices` in each run's configuration file."""
     files = sorted(Path("out/configs").iterdir())
     return {file.stem: tomllib.loads(file.read_text())["backend"].get("devices") for file in files}
-
-
-def manifest() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
-    return content
 
 
 @pytest.mark.parametrize(("gpus", "used", "why"), [("", "cpu", WHY), ("gpu:0", "gpu:0", "not set, and it is there")])
@@ -56,13 +51,11 @@ def test_what_is_there_is_said_and_written(
 
 
 @pytest.mark.long
-def test_what_somebody_set_is_an_error_before_anything_runs_or_moves(on: Play) -> None:
+def test_devices_that_are_set_and_missing_are_an_error_before_anything_runs_or_moves(on: Play) -> None:
     on("", devices=CPU)
-    for arguments, devices in (((), GPU), (("--devices", "gpu:0"), CPU)):
+    for arguments, given, devices in (((), ONE, GPU), (("--devices", "gpu:0"), ONE, CPU), ((), ONE + GPU + "\n", CPU)):
         with pytest.raises(ConfigError, match="no gpu:0"):
-            on("", devices=devices, arguments=arguments, is_new=True)
-    with pytest.raises(ConfigError, match="no gpu:0"):
-        on("", ONE + GPU + "\n", devices=CPU, is_new=True)  # one that a condition sets
+            on("", given, devices=devices, arguments=arguments, is_new=True)
     assert not Path("out.1").exists()
     with pytest.raises(ConfigError, match="no gpu:0"):
         on("", devices=GPU, logs=True)
@@ -70,17 +63,12 @@ def test_what_somebody_set_is_an_error_before_anything_runs_or_moves(on: Play) -
 
 
 @pytest.mark.long
-def test_its_own_config_toml_continues_it(on: Play) -> None:
+def test_it_keeps_its_devices_when_it_grows_on_another_machine(on: Play) -> None:
     on("", devices=UNSET)
     plugins = load_plugins({})
     assert tomllib.loads(Path("out/config.toml").read_text())["backend"]["devices"] == "cpu"
     run_campaign(load_campaign(["--resume", "out"], plugins), plugins)  # as `retrain --resume out` does
     assert on("", devices=UNSET) == []
-
-
-@pytest.mark.long
-def test_it_keeps_its_devices_when_it_grows_on_another_machine(on: Play) -> None:
-    on("", devices=UNSET)
     on("gpu:0", TWO, devices=UNSET, seeds="[1, 2]")
     assert set(written().values()) == {"cpu"}
     assert set(map(str, manifest()["devices"].values())) == {str({"used": "cpu", "why": WHY})}
