@@ -1,4 +1,4 @@
-"""What a person sees of a campaign."""
+"""The output of a campaign, and the progress of its runs that it shows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrain.campaign.load import Campaign
-from retrain.campaign.planned import plan_runs
+from retrain.campaign.planned import RunProgress, plan_runs, progress
 from retrain.campaign.report_lines import Lines
 
 
@@ -51,3 +53,20 @@ def test_on_a_terminal_the_running_runs_are_shown(
     assert "step 3/4" in shown
     assert "correct 25.0%" in shown
     assert "[bold]as it is[/bold] \N{SNOWMAN}" in shown
+
+
+def test_progress_is_that_of_the_last_whole_line(tmp_path: Path) -> None:
+    assert progress(tmp_path) == RunProgress()
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": -1, "eval_correct_rate": 0.1}\n')
+    assert progress(tmp_path) == RunProgress(steps_done=0)
+    with file.open("a") as stream:
+        stream.write('{"step": 0, "correct_rate": 0.5}\n{"step": 1, "correct_ra')
+    assert progress(tmp_path) == RunProgress(steps_done=1, correct_rate=0.5)
+
+
+@given(content=st.binary(max_size=300))
+def test_progress_of_anything(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "metrics.jsonl").write_bytes(content)
+    progress(folder)

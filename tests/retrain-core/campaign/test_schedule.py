@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +268,13 @@ def test_an_orphan_of_a_lost_job_is_adopted_not_doubled(make: Callable[..., Sche
     make(launcher, stops=Watched()).run()
     assert launcher.started == [(A, False), (A, True), (B, False)]
     assert entries()[A]["attempts"] == 2
+
+
+def test_signals_request_a_stop_and_a_second_one_is_urgent() -> None:
+    stops, before = Stops(), signal.getsignal(signal.SIGHUP)
+    with stops.installed():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (stops.reason, stops.is_urgent) == ("SIGHUP", False)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert (stops.reason, stops.is_urgent) == ("SIGHUP", True)
+    assert signal.getsignal(signal.SIGHUP) == before

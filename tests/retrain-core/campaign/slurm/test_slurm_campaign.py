@@ -12,10 +12,12 @@ import pytest
 from retrain.campaign.planned import progress
 from retrain.campaign.slurm_launcher import RECORD
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
+from tests.kit.campaigns import conditions
+from tests.kit.problems import codes_in
 
 Finish = Callable[..., tuple[int, str, str]]
 Start = Callable[..., subprocess.Popen[str]]
-ONE = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "toy_index"\n'
+ONE = conditions("grpo+toy_index")
 SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
 OFTEN = "launcher_options = { poll_s = 0.2 }\n"
 SLURM = ("--campaign-launcher", "slurm", "--campaign-parallel", "true")
@@ -61,10 +63,9 @@ def test_a_stop_reaches_what_runs_and_what_waits(write: Callable[..., Path], sta
 
 
 def test_a_machine_without_slurm_says_so(
-    write: Callable[..., Path], finish: Finish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Callable[..., Path], command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(SEEDS, ONE)
-    code, _, err = finish("c.toml", *SLURM, PATH=str(tmp_path))
-    assert code == 2
-    assert "sbatch, squeue, scancel, sinfo not found" in err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = command(str(write(SEEDS, ONE)), *SLURM)
+    assert (result.code, codes_in(result.err)) == (2, ["campaign.no-slurm"])
     assert not Path("out/runs").exists()
