@@ -125,7 +125,7 @@ WHY = "a gradient is not finite " * 8
         ),
         (
             PLAIN | IDLE | {"rejected": "nan"},
-            f"Step 3 [grpo+none] | correct=25.0% | rejected: nan | useful=2/4 | time=1.2s | datums=16 | bs=4",
+            "Step 3 [grpo+none] | correct=25.0% | rejected: nan | useful=2/4 | time=1.2s | datums=16 | bs=4",
         ),
         (
             {"step": 3, "condition": "a+b", "loss": None, "rejected": "logits of nan"},

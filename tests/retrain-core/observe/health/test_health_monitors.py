@@ -31,12 +31,7 @@ FAULTS = [
     ("truncation", {"max_token_hit_rate": 0.91}, "91 % of the completions", "[training] max_tokens"),
     ("no_useful_groups", NONE_USEFUL | {"all_wrong_groups": 4}, "12 all wrong", "easier tasks"),
     ("no_useful_groups", NONE_USEFUL | {"all_right_groups": 4}, "12 all right", "harder tasks"),
-    (
-        "no_useful_groups",
-        NONE_USEFUL | {"no_verdict_groups": 3, "all_wrong_groups": 1},
-        "9 no verdict",
-        "[reward] type",
-    ),
+    ("no_useful_groups", {"useful_groups": 0, "no_verdict_groups": 3}, "9 no verdict, 3 all wrong", "[reward] type"),
     ("no_useful_groups", NONE_USEFUL | {"tied_groups": 4}, "12 all same", "[training] group_size"),
     ("entropy_collapse", STUCK | {"exec_entropy_mean": 0.04}, "from 0.5 to 0.04", "[training] lr"),
     ("entropy_explosion", {"exec_entropy_mean": 2.6}, "from 0.5 to 2.6", "[training] lr"),
@@ -81,12 +76,6 @@ def test_a_fault_is_found_at_its_third_step_and_until_it_goes(
 @pytest.mark.parametrize("edge", EDGES)
 def test_the_threshold_itself_is_not_a_fault(edge: dict[str, Any]) -> None:
     assert states(monitor(), {}, {}, {}, edge, edge, edge, edge) == [[]] * 7
-
-
-def test_fewer_groups_of_one_kind_come_later_in_the_message() -> None:
-    watcher = monitor(steps=1)
-    (finding,) = watcher.observe(GOOD | NONE_USEFUL | {"all_wrong_groups": 1, "all_right_groups": 3})
-    assert "(3 all right, 1 all wrong)" in finding.message
 
 
 def test_surprisal_replaces_missing_entropy() -> None:

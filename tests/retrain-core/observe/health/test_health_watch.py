@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.observe.health.contract import Finding
-from retrain.observe.health.monitors import HealthError, HealthWatch
+from retrain.observe.health.monitors import HealthWatch
+from tests.kit.problems import codes_in
 
 
 class Scripted:
@@ -61,9 +62,9 @@ def test_policy_or_severity_end_the_run_once_per_episode(policy: str, severity: 
     ending = watch.retrain_step_end({"step": 0})
     assert (ending is not None) is ends
     if ending is not None:
-        assert isinstance(ending, HealthError)
-        assert str(ending).startswith("step 0: a: a\ufffd")
-        assert ending.exit_code == 1
+        assert codes_in(ending) == ["run.unhealthy"]
+        assert str(ending).startswith("step 0: health finding a: a\ufffd")
+        assert (ending.label, ending.exit_code) == ("health", 1)
     watch.step_line({"step": 1})
     assert watch.retrain_step_end({"step": 1}) is None, "whoever resumes knows of it"
 

@@ -1,4 +1,4 @@
-"""Recorders are isolated from the run: a fault is logged once, by name, and stops nothing."""
+"""Recorders are isolated from the run, and the names of fields and keys in them are those that users know."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import Any
 
 import pluggy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from retrain.kernel import hooks
 from retrain.kernel.config.load import TableEntry
-from retrain.observe.trackers.recording import Recorders, recorder_names
+from retrain.observe.trackers.recording import (
+    CONSTANTS,
+    Recorders,
+    metric_name,
+    named_config,
+    named_metrics,
+    recorder_names,
+)
 
 METHODS = ("start", "step", "checkpoint", "state", "restore", "finish")
 
@@ -111,12 +120,6 @@ def test_a_recorder_that_did_not_start_is_left_alone_but_finished(tmp_path: Path
     assert diary.names() == ["start", "finish"]
 
 
-def test_a_recorder_that_fails_in_one_step_gets_the_next(tmp_path: Path) -> None:
-    diary = Diary("step")
-    run(Recorders({"x": diary}), tmp_path, steps=3)
-    assert diary.names().count("step") == 3
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
 def test_what_ends_the_run_reaches_finish(error: BaseException, tmp_path: Path) -> None:
     diary = Diary()
@@ -156,3 +159,55 @@ def test_a_wandb_project_turns_its_recorder_on_once(
     config, problems = load(f"[logging]\n{text}\n")
     assert problems == []
     assert list(recorder_names(config)) == wanted
+
+
+FIELDS = ("mean_reward", "reward_tie_groups", "backend_x", "bp_x", "eval_x", "exec_entropy_mean", "post_")
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("loss", "train/loss"),
+        ("mean_reward", "train/rewards/mean_reward"),
+        ("correct_rate", "train/rewards/correct_rate"),
+        ("running_correct_rate", "train/rewards/running_correct_rate"),
+        ("reward_tie_eligible_groups", "train/rewards/tie_eligible_groups"),
+        ("reward_uniform_group_rate", "train/rewards/uniform_group_rate"),
+        ("reward_unique_fraction_mean", "train/rewards/unique_fraction_mean"),
+        ("backend_reports_sync_loss", "train/backend/reports_sync_loss"),
+        ("backend_preserves_token_advantages", "train/backend/preserves_token_advantages"),
+        ("exec_entropy_mean", "train/entropy/exec_mean"),
+        ("plan_entropy_var", "train/entropy/plan_var"),
+        ("exec_surprisal_var", "train/surprisal/exec_var"),
+        ("post_exec_surprisal_mean", "train/surprisal/post_exec_mean"),
+        ("post_plan_surprisal_var", "train/surprisal/post_plan_var"),
+        ("post_plan_uncertainty_mean", "train/uncertainty/post_plan_mean"),
+        ("bp_p_star", "train/backpressure/p_star"),
+        ("eval_pass_at_4", "eval/pass_at_4"),
+        ("exec_surprisal_meanness", "train/exec_surprisal_meanness"),
+        ("reward_length", "train/reward_length"),
+    ],
+)
+def test_each_field_has_its_known_name(field: str, name: str) -> None:
+    assert metric_name(field) == name
+
+
+FIELD = st.one_of(st.from_regex(r"[a-z_]{1,12}", fullmatch=True), st.sampled_from(FIELDS))
+
+
+@settings(max_examples=50)
+@given(FIELD, FIELD)
+def test_two_fields_never_share_a_name(one: str, other: str) -> None:
+    assert (metric_name(one) == metric_name(other)) == (one == other)
+
+
+def test_only_what_the_line_has_is_named() -> None:
+    constants = dict.fromkeys(CONSTANTS, "x")
+    line = {"step": 3, "loss": None, "mean_reward": 0.0, "sepa_gate_open": False, **constants}
+    assert named_metrics(line) == {"train/rewards/mean_reward": 0.0, "train/sepa_gate_open": False}
+    assert named_metrics({}) == {}
+
+
+def test_a_configuration_without_sepa_has_no_sepa_keys() -> None:
+    manifest = {"seed": 7, "condition": "grpo+none", "config": {"training": {"lr": 0.1}, "gtpo": None}}
+    assert named_config(manifest) == {"seed": 7, "condition": "grpo+none", "lr": 0.1}

@@ -48,6 +48,7 @@ def test_a_resumed_session_replaces_the_steps_after_its_checkpoint(
 ) -> None:
     first = TensorboardRecorder()
     first.start({}, tmp_path)
+    first.step({"step": -1, "eval_correct_rate": 1.0})
     states = []
     for step in range(5):
         first.step({"step": step, "loss": float(step)})
@@ -58,19 +59,12 @@ def test_a_resumed_session_replaces_the_steps_after_its_checkpoint(
     second.start({}, tmp_path)
     second.step({"step": 2, "loss": 20.0})
     second.finish()
-    assert read_tensorboard(tmp_path) == {"train/loss": {0: 0.0, 1: 1.0, 2: 20.0}}
-
-
-def test_a_run_begun_again_in_its_folder_replaces_everything(
-    tmp_path: Path, read_tensorboard: Callable[..., Any]
-) -> None:
-    for value in (1.0, 2.0):
-        recorder = TensorboardRecorder()
-        recorder.start({}, tmp_path)
-        recorder.step({"step": -1, "eval_correct_rate": value})
-        recorder.step({"step": 0, "loss": value})
-        recorder.finish()
-    assert read_tensorboard(tmp_path) == {"eval/correct_rate": {-1: 2.0}, "train/loss": {0: 2.0}}
+    assert read_tensorboard(tmp_path) == {"eval/correct_rate": {-1: 1.0}, "train/loss": {0: 0.0, 1: 1.0, 2: 20.0}}
+    again = TensorboardRecorder()  # begun again in its folder: it replaces everything
+    again.start({}, tmp_path)
+    again.step({"step": -1, "eval_correct_rate": 2.0})
+    again.finish()
+    assert read_tensorboard(tmp_path) == {"eval/correct_rate": {-1: 2.0}}
 
 
 def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path, python: Callable[..., str]) -> None:

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from retrain.observe.trackers.mlflow import MlflowRecorder
 from retrain.observe.trackers.recording import metric_name, named_metrics
 from retrain.observe.trackers.trackio import TrackioRecorder
 from retrain.testing import conformance
+from tests.kit.problems import codes_in
 
 client = pytest.mark.client
 METRICS = {"step": 0, "loss": 0.5, "reward_my.own part?_mean": 1.0, "is_odd": True, "health": "none"}
@@ -35,9 +38,7 @@ def trackio(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return package
 
 
-def recorded(
-    toy_run: Callable[..., Any], tmp_path: Path, *arguments: str
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def recorded(toy_run: Callable[..., Any], tmp_path: Path, *arguments: str) -> tuple[Any, list[Any]]:
     """Train with recorders: the manifest and the lines."""
     outcome = toy_run("--recorders", *arguments)
     assert outcome.code == 0, outcome.err
@@ -122,12 +123,19 @@ def test_a_tracking_server_that_is_down_is_told_and_ends_nothing(
 
 
 class Flaky:
-    """A tracking server: refuses what comes while `is_down`."""
+    """A tracking server: refuses everything while `is_down`. `recorder` sends to it."""
 
     def __init__(self) -> None:
         self.is_down = threading.Event()
-        self.steps: list[int] = []
-        self.status = ""
+        self.is_down.set()
+        self.steps, self.status = list[int](), ""
+        self.recorder = MlflowRecorder()
+        self.recorder._sender = mlflow_recorder._Sender(self, "run")
+
+    def log_batch(self, run_id: str, metrics: Any) -> None:
+        if self.is_down.is_set():
+            raise ConnectionError("the server is down")
+        self.steps.append(metrics[0].step)
 
     def set_terminated(self, run_id: str, status: str) -> None:
         self.status = status
@@ -135,47 +143,36 @@ class Flaky:
 
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
-    server = Flaky()
-
-    def send(self: Any, metrics: dict[str, Any], time_ms: int) -> None:
-        if server.is_down.is_set():
-            raise ConnectionError("the server is down")
-        server.steps.append(metrics["step"])
-
-    monkeypatch.setattr(mlflow_recorder._Sender, "_send", send)
+    entities: Any = ModuleType("mlflow.entities")
+    entities.Metric = lambda name, value, time_ms, step: SimpleNamespace(step=step)
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     monkeypatch.setattr(mlflow_recorder, "PAUSE_S", 0.01)
-    return server
+    return Flaky()
 
 
 def test_a_server_that_goes_away_holds_up_no_step_and_misses_none(flaky: Flaky) -> None:
-    recorder = MlflowRecorder()
-    recorder._sender = mlflow_recorder._Sender(flaky, "run")
-    flaky.is_down.set()
-    recorder.step({"step": 0})
     step, failures = 0, 0
     while not failures:  # the test's time limit ends a wait in vain
-        step += 1
         try:
-            recorder.step({"step": step})
+            flaky.recorder.step({"step": step})
         except ConnectionError:
             failures += 1
+        step += 1
         time.sleep(0.005)
     flaky.is_down.clear()
-    recorder.finish(None)
+    flaky.recorder.finish(None)
     assert flaky.status == "FINISHED"
-    assert flaky.steps == list(range(step + 1)), "in order, each once"
+    assert flaky.steps == list(range(step)), "in order, each once"
     assert not [thread for thread in threading.enumerate() if thread.name == "retrain-mlflow"]
 
 
 def test_a_server_that_stays_away_ends_the_recorder_with_its_reason(flaky: Flaky) -> None:
-    recorder = MlflowRecorder()
-    recorder._sender = mlflow_recorder._Sender(flaky, "run")
-    flaky.is_down.set()
-    recorder._sender.add({"step": 0})
+    flaky.recorder.step({"step": 0})
     with pytest.raises(ConnectionError, match="the server is down"):
-        recorder.finish(None)
+        flaky.recorder.finish(None)
     assert (flaky.steps, flaky.status) == ([], "")
-    recorder.finish(None)
+    flaky.recorder.finish(None)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +181,12 @@ def test_a_server_that_stays_away_ends_the_recorder_with_its_reason(flaky: Flaky
 def test_a_package_that_is_missing_is_told_before_anything_is_loaded(
     toy_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, module: str, lacking: str
 ) -> None:
-    from importlib.util import find_spec
-
     present = find_spec("json")
     monkeypatch.setattr(recording, "find_spec", lambda name: None if name == lacking else present)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     outcome = toy_run("--recorders", f'["{module}"]')
-    assert outcome.code == 2
-    assert f"recorder '{module}' needs the package '{lacking}', but it is not installed" in outcome.err
+    assert (outcome.code, codes_in(outcome.err)) == (2, ["plugin.missing-package"])
+    assert f"recorder '{module}' needs the package '{lacking}'" in outcome.err
     assert f"retrain-core[{module}]" in outcome.err
     assert "Loading dataset" not in outcome.out
     if lacking == "sqlalchemy":

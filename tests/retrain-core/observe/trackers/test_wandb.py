@@ -15,6 +15,7 @@ import pytest
 from retrain.kernel.plugins.missing import install_line
 from retrain.observe.trackers.recording import CONFIG_KEYS, named_metrics
 from retrain.observe.trackers.wandb import WandbRecorder
+from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
@@ -91,17 +92,15 @@ def test_every_metric_is_in_the_row_of_its_step(
     assert run.exit_code == 0
 
 
-def test_name_project_tags_and_configuration(recorded_run: Path, read_wandb: Callable[..., Any]) -> None:
+def test_name_project_tags_and_configuration_without_a_secret_in_any_file(
+    recorded_run: Path, read_wandb: Callable[..., Any]
+) -> None:
     (run,) = read_wandb(recorded_run)
     manifest = json.loads((recorded_run / "run.json").read_text("utf-8"))
     assert (run.name, run.project, run.tags) == ("maxrl+gtpo_sepa", "demo", ("first", "second"))
     assert set(CONFIG_KEYS) <= set(run.config)
     assert (run.config["seed"], run.config["condition"], run.config["lr"]) == (1, "maxrl+gtpo_sepa", 0.003)
     assert run.config["retrain"]["config"] == manifest["config"]
-
-
-def test_no_secret_is_in_any_file_of_wandb(recorded_run: Path, read_wandb: Callable[..., Any]) -> None:
-    (run,) = read_wandb(recorded_run)
     assert run.group == "(hidden)"
     files = [file for file in (recorded_run / "wandb").rglob("*") if file.is_file()]
     assert files
@@ -170,10 +169,9 @@ def test_without_the_package_nothing_starts_and_the_install_line_is_shown(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     result = toy_run(*arguments)
-    assert result.code == 2
+    assert (result.code, codes_in(result.err)) == (2, ["plugin.missing-package"])
     assert install_line("retrain-core", "wandb") in result.err
     assert arguments[0] in result.err
-    assert "Loading dataset" not in result.out
     assert not (tmp_path / "logs").exists()
 
 
@@ -243,27 +241,6 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     done = train(tmp_path, *ON, WANDB_DIR=str(tmp_path / "file" / "below"), TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
     assert len(metrics_lines(tmp_path / "logs" / "tiny")) == 2
-
-
-def test_a_recorder_of_ones_own_that_raises_stops_nothing(
-    tmp_path: Path, toy_run: Callable[..., Any], metrics_lines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "moody_recorder.py").write_text(
-        "class Moody:\n"
-        "    def __init__(self, context): pass\n"
-        "    def start(self, manifest, folder): (folder / 'moody.txt').write_text(manifest['condition'])\n"
-        "    def step(self, metrics): raise KeyError('mood')\n"
-        "    def finish(self, error): pass\n",
-        "utf-8",
-    )
-    monkeypatch.delitem(sys.modules, "moody_recorder", raising=False)
-    result = toy_run("--recorders", "moody_recorder.Moody")
-    assert result.code == 0, result.err
-    assert result.out.count("moody_recorder.Moody") == 1
-    assert "Recorder 'moody_recorder.Moody' failed in step(): KeyError: 'mood'" in result.out
-    folder = tmp_path / "logs" / "train"
-    assert len(metrics_lines(folder)) == 2
-    assert (folder / "moody.txt").read_text("utf-8") == "grpo+toy_flat"
 
 
 @pytest.mark.long
