@@ -197,10 +197,11 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         reference_T = reference_logprobs(row)
         if len(reference_T) != length or (row.kl_coef and row.reference_logprobs_T is None):
             raise _refused(f"row {index} has a KL coefficient and no reference log-probability for each of its tokens")
+        # The sampler's come first: without an engine's or a reference's own numbers these are the sampler's again.
         for name, values_T in (
-            ("reference's log-probability", reference_T),
             ("log-probability", row.logprobs_T),
             ("engine's log-probability", engine_T),
+            ("reference's log-probability", reference_T),
             ("advantage", row.advantages_T),
         ):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
