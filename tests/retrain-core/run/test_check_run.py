@@ -12,7 +12,7 @@ import pytest
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.run import assemble
+from retrain.run import check
 from retrain.run.configure import load_checked
 from retrain.tasks.child.process import in_copy
 
@@ -87,7 +87,7 @@ def test_a_part_that_could_work_is_not_refused_and_keeps_its_state(
     module: Callable[[str], Path], source: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module(source)
-    monkeypatch.setattr(assemble, "TRIAL_S", 1.0)
+    monkeypatch.setattr(check, "TRIAL_S", 1.0)
     before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
     arguments = [ADVANTAGE, "parts_of_mine.part", "--group-size", "5"]
     checked = load_checked(arguments, load_plugins(), starts_run=True)

@@ -172,7 +172,8 @@ def open_campaign(
     check_run_folder(str(path), "", place="campaign folder")
     path.mkdir(parents=True, exist_ok=True)
     lock = RunLock(path)
-    before = before and read_manifest(path)  # read again under the lock: another process may have written it
+    # Read again under the lock, because another session may have ended in the meantime.
+    before = before and read_manifest(path)
     return CampaignFolder(path=path, started=started, before=before, lock=lock, growth=growth, notice=notice)
 
 

@@ -117,7 +117,9 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     checked = []
     for condition in conditions:
         own, found = load(condition)
-        beaten = _beaten(condition, own, plugins)
+        recipe = configured_recipe(own, plugins) if condition.sets(RECIPE) else None
+        found_values = departures(own, recipe, plugins) if recipe else {}
+        beaten = {name: value for name, value in found_values.items() if name not in condition.overrides}
         checked.append(CheckedCondition(condition=condition, config=own, beaten=beaten))
         flow, wrong = check(own, plugins, tables)
         problems += found + wrong + (check_run(own, plugins, flow) if flow else [])
@@ -139,13 +141,6 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     return campaign
-
-
-def _beaten(condition: Condition, config: Config, plugins: Plugins) -> dict[str, Any]:
-    """The campaign's own values that override the recipe of a condition."""
-    recipe = configured_recipe(config, plugins) if condition.sets(RECIPE) else None
-    found = departures(config, recipe, plugins) if recipe else {}
-    return {name: value for name, value in found.items() if name not in condition.overrides}
 
 
 def _base_problems(

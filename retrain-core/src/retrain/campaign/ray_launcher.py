@@ -61,7 +61,8 @@ def build(context: PluginContext) -> RayLauncher:
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")
-        if host and port.isdigit():  # Ray itself would retry for minutes
+        # Ray itself would retry for minutes where nothing listens.
+        if host and port.isdigit():
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
     except Exception as error:  # ConnectionError, ValueError, and Ray's own classes

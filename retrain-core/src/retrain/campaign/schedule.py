@@ -41,7 +41,8 @@ from retrain.text.process import python_command
 from retrain.text.terminal_text import OUTCOME_LEVEL
 
 POLL_S = 0.2
-STARTS_AT_ONCE = 100  # runs started between two looks at those that are active
+# A campaign of thousands of runs that fail at once must still look at those that are active, and at a stop.
+STARTS_AT_ONCE = 100
 EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
 PROGRAM = (*python_command(), "-m", "retrain")
 
@@ -127,7 +128,8 @@ class Schedule:
         for run in [run for run in self._queue if not looks.is_needed(run)]:
             self._queue.remove(run)
             self._manifest.change_run(run.name, status=State.NOT_NEEDED)
-        self._manifest.save()  # before anything starts, so that no decision is made twice
+        # Saved before anything starts, so that a campaign that is killed now does not decide again.
+        self._manifest.save()
         self._lines.say(f"  {look.text}", OUTCOME_LEVEL)
 
     def _sort_in(self, run: PlannedRun) -> None:
@@ -223,7 +225,8 @@ class Schedule:
             if code is None:
                 continue
             run = active.run
-            if owner_of(run.folder):  # the job is gone, but a process holds the folder: an orphan, or another user's
+            # The job is gone, but a process holds the folder: an orphan of it, or another user's run.
+            if owner_of(run.folder):
                 active.job, active.is_own = Adopted(run.folder), False
                 self._manifest.change_run(name, pid=active.job.pid)
                 continue
@@ -239,10 +242,12 @@ class Schedule:
             self._done(run)
         elif self._stops.reason:
             self._manifest.change_run(run.name, status=State.STOPPED)
-        elif not active.is_own:  # the cause is unknown; its records say where to continue
+        # Another session's process ended for an unknown cause; its records say where to continue.
+        elif not active.is_own:
             self._manifest.change_run(run.name, status=State.QUEUED)
             self._queue.appendleft(run)
-        elif code == EXIT_RESUMABLE and progress(run.folder).steps_done > active.steps_before:  # taken away, not failed
+        # Taken away by a time limit or a preemption: no failure as long as it makes progress.
+        elif code == EXIT_RESUMABLE and progress(run.folder).steps_done > active.steps_before:
             self.attempts[run.name] -= 1
             self._lines.ended(run, seconds, reason_of_failure(run, code), note="it got further, and is continued")
             self._manifest.change_run(run.name, status=State.QUEUED)
@@ -250,7 +255,8 @@ class Schedule:
         else:
             if code == EXIT_USAGE and active.continues:
                 self._anew.add(run.name)
-            may_retry = code != EXIT_USAGE or active.continues  # a configuration error would only repeat itself
+            # A configuration error would only repeat itself, a refused resume not: the run begins again then.
+            may_retry = code != EXIT_USAGE or active.continues
             self._failed(run, code, reason_of_failure(run, code), may_retry=may_retry, seconds=seconds)
 
     def _failed(self, run: PlannedRun, code: int, reason: str, *, may_retry: bool, seconds: float = 0.0) -> None:
@@ -368,15 +374,13 @@ class FollowUps:
     def _work(self) -> None:
         while True:
             run, is_first = self._wanted.get()
-            self._results.put(self._call(run, is_first))
-
-    def _call(self, run: PlannedRun, is_first: bool) -> FollowUpResult:
-        told = {"config": self._campaign.config, "tables": self._tables, "campaign": self._folder}
-        try:
-            answers = self._plugins.notify(HOOK, run=run.folder, is_first=is_first, **told)
-            fields = {name: value for answer in answers if answer for name, value in answer.items()}
-            return FollowUpResult(run=run, fields=fields)
-        except RetrainError as error:
-            return FollowUpResult(run=run, error=str(error))
-        except BaseException as error:  # otherwise the campaign would wait for a dead thread
-            return FollowUpResult(run=run, error=f"{type(error).__name__}: {error}")
+            told = {"config": self._campaign.config, "tables": self._tables, "campaign": self._folder}
+            try:
+                answers = self._plugins.notify(HOOK, run=run.folder, is_first=is_first, **told)
+                fields = {name: value for answer in answers if answer for name, value in answer.items()}
+                result = FollowUpResult(run=run, fields=fields)
+            # Everything is caught: otherwise the campaign would wait for a dead thread.
+            except BaseException as error:
+                text = str(error) if isinstance(error, RetrainError) else f"{type(error).__name__}: {error}"
+                result = FollowUpResult(run=run, error=text)
+            self._results.put(result)

@@ -50,12 +50,7 @@ SHOWN_FAILURES = 10
 
 
 def run_campaign(
-    campaign: Campaign,
-    plugins: Plugins,
-    *,
-    is_new: bool = False,
-    is_beyond_plan: bool = False,
-    is_quiet: bool = False,
+    campaign: Campaign, plugins: Plugins, *, is_new: bool = False, is_beyond_plan: bool = False, is_quiet: bool = False
 ) -> None:
     """Run the missing runs of a campaign; `is_quiet` prints only warnings, failures and the outcome.
 
@@ -143,11 +138,7 @@ def _places(campaign: Campaign, plugins: Plugins, folder: Path) -> dict[str, Any
 
 
 def _manifest(
-    campaign: Campaign,
-    plugins: Plugins,
-    runs: list[PlannedRun],
-    folder: CampaignFolder,
-    changed: ChangedRuns,
+    campaign: Campaign, plugins: Plugins, runs: list[PlannedRun], folder: CampaignFolder, changed: ChangedRuns
 ) -> Manifest:
     """Write the manifest before the first run starts, with the records of an earlier session about the runs."""
     content = new_content(campaign, runs, folder.started)
@@ -172,7 +163,8 @@ def _manifest(
         runner_pid=os.getpid(),
         paths=_places(campaign, plugins, folder.path),
     )
-    manifest.save()  # before its content: a manifest that is ahead of `campaign.json` matches its hash
+    # Before `campaign.json`: a manifest that is ahead of it matches the campaign by its hash.
+    manifest.save()
     write_json(folder.path / CAMPAIGN_CONTENT, campaign.content())
     write_text(folder.path / CONFIG_FILE, _config_toml(campaign, folder.growth.devices))
     return manifest

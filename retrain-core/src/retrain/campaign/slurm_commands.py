@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE
 
 PROGRAMS = ("sbatch", "squeue", "scancel", "sinfo")
-ANSWER_S = 60.0  # a controller that is down makes each of them fail after some 10 s
-IDS_AT_ONCE = 500  # of a command line
+# A controller that is down makes each command fail after some 10 s; a busy one takes longer.
+ANSWER_S = 60.0
+# Keeps a command line of job ids far below the limit of the kernel (128 KiB for one argument, 2 MiB in all).
+IDS_AT_ONCE = 500
 PREFIX = "retrain-"  # of the names of our jobs
 COLUMNS = {"ArrayJobID": 24, "ArrayTaskID": 64, "State": 24, "exit_code": 16, "Name": 40, "NodeList": 64, "Reason": 120}
 ENDED = frozenset(
@@ -112,6 +114,7 @@ def generic_resources(partition: str) -> list[str]:
 
 def _status(text: str) -> int:
     """An exit status as of `os.wait`, from that number or from `code:signal`."""
+    # Versions differ in the form that `exit_code` has in --Format.
     code, colon, number = text.partition(":")
     if not code.isdigit():
         return 0

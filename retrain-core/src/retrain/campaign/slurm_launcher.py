@@ -183,7 +183,8 @@ class SlurmLauncher:
 
     def _round(self) -> None:
         known = 0
-        while known < len(self._waiting) < self._options.array_size:  # more of the same array may be on their way
+        # The schedule starts runs one by one: wait until no more arrive, so that they become one array.
+        while known < len(self._waiting) < self._options.array_size:
             known = len(self._waiting)
             time.sleep(GATHER_S)
         with self._lock:
@@ -214,7 +215,8 @@ class SlurmLauncher:
         name = f"{PREFIX}{secrets.token_hex(4)}"
         for task, job in enumerate(jobs):
             job.record = TaskRecord(name=name, task=task)
-            job.record.write(job.folder)  # before Slurm has it: a campaign that dies here finds it by its name
+            # Written before Slurm has the job: a campaign that is killed here finds it by its name.
+            job.record.write(job.folder)
         folders = [job.folder for job in jobs]
         arguments = self._options.arguments(jobs[0].num_gpus, jobs[0].cwd, self._grace_s)
         script = array_script(folders, jobs[0].cwd, self._options.setup)
@@ -222,7 +224,8 @@ class SlurmLauncher:
         try:
             job_id = slurm_commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
         except SlurmError as error:
-            listing = self._ask()  # after a timeout only the answer may be lost
+            # After a timeout only the answer may be lost: the name tells whether Slurm has the array.
+            listing = self._ask()
             if listing is None:
                 with self._lock:
                     self._waiting = [*jobs, *self._waiting]
@@ -310,7 +313,8 @@ class SlurmJob:
     def update(self, listing: Listing) -> None:
         """Record how the job has ended; one that Slurm has forgotten ended as the records of the run say."""
         state = listing.of(self.record.name, self.record.task)
-        if state is None and self.is_stopped:  # a task that is cancelled before it starts leaves no trace
+        # A task that is cancelled before it starts leaves no trace.
+        if state is None and self.is_stopped:
             self.end(EXIT_RESUMABLE, "")
         elif state is None:
             self.end(recorded_code(self.folder), f"Slurm has forgotten job {self.shown}")

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from retrain.run.steps.learned_order import LearnedOrder
 
 LOG = logging.getLogger("retrain")
-TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
 
 
 class FixedBatch:
@@ -82,12 +81,7 @@ def assemble(
         LOG.warning("group_size = 1: a group of one has nothing to compare, so no step will train")
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(
-        config=config,
-        seeds=seeds,
-        plugins=plugins,
-        tokenizer=tokenizer,
-        check_stop=stops.check,
-        fail_run=stops.fail,
+        config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer, check_stop=stops.check, fail_run=stops.fail
     )
     # A recorder that is not installed is reported before anything slow happens.
     watchers = tuple(watcher for watcher in plugins.notify("retrain_watch_run", context=context) if watcher)
@@ -181,11 +175,11 @@ def _pacer(context: PluginContext) -> Pacer:
 
 def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
     algorithm = build_algorithm(flow, context)
-    if not context.config.training.control:
-        return algorithm
-    from retrain.run.steps.controls import controlled_algorithm  # only a control loads it
+    if context.config.training.control:
+        from retrain.run.steps.controls import controlled_algorithm  # only a control loads it
 
-    return controlled_algorithm(algorithm, context.config)
+        algorithm = controlled_algorithm(algorithm, context.config)
+    return algorithm
 
 
 def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], Sample]:
@@ -205,9 +199,7 @@ def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], 
 def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollouts:
     training = context.config.training
     params = SamplingParams(
-        max_tokens=training.max_tokens,
-        temperature=training.temperature,
-        entropy=backend.capabilities.provides_entropy,
+        max_tokens=training.max_tokens, temperature=training.temperature, entropy=backend.capabilities.provides_entropy
     )
     return tasks.verifier.rollouts(backend, context, params, tasks.context_length)
 

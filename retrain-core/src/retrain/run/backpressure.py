@@ -65,7 +65,8 @@ class UslPacer:
         self._mean_tokens = 0.0
         self._fit: Scaling | None = None
         self._p = 0
-        self._is_cold = True  # the first step of a process compiles, allocates and reads files: its time means nothing
+        # The first step of a process compiles, allocates and reads files: its time means nothing.
+        self._is_cold = True
 
     def batch_size(self, step: int) -> int:
         if self._steps < self._table.warmup_steps:
@@ -127,7 +128,8 @@ class UslPacer:
         self._throughput = float(state["throughput"])
         self._mean_tokens = float(state["mean_tokens"])
         self._p = int(state["p"])
-        self._window = Window.of_state(state["samples"])
+        samples = state["samples"]
+        self._window = Window([Sample(p=int(p), throughput=x, mean_tokens=length) for p, x, length in samples])
         self._fit = fit_usl(self._window.comparable(self._mean_tokens), relative=True)
 
     def _measure(self, view: PaceView) -> None:
@@ -145,17 +147,14 @@ class UslPacer:
         if self._fit is None:
             return
         target = self._table.throttle_margin * self._fit.p_star
-        allowed = self._batch_of(target)
+        # The largest batch size whose completions do not exceed the target, within bounds and ceiling.
+        wanted = self._ceiling if target == UNBOUNDED else int(target / self._group_size)
+        allowed = min(max(wanted, self._table.min_batch_size), self._ceiling)
         p = self._batch_size * self._group_size
         if p > target and allowed < self._batch_size:
             self._batch_size, self._action = allowed, THROTTLE
         elif p < self._table.increase_margin * target and allowed > self._batch_size:
             self._batch_size, self._action = allowed, INCREASE
-
-    def _batch_of(self, target: float) -> int:
-        """The largest batch size whose completions do not exceed the target, within bounds and ceiling."""
-        wanted = self._ceiling if target == UNBOUNDED else int(target / self._group_size)
-        return min(max(wanted, self._table.min_batch_size), self._ceiling)
 
     def _lower_ceiling(self, failed: int) -> None:
         """Half of the size that did not fit, or the largest that did fit if that is more; always below the former."""
@@ -276,6 +275,7 @@ def fit_usl(samples: Sequence[tuple[float, float]], *, relative: bool = False) -
     p_N, x_N = np.asarray(samples, dtype=np.float64).T
     if not (np.isfinite(p_N).all() and np.isfinite(x_N).all() and p_N.min() >= 1.0 and x_N.min() > 0.0):
         return None
+    # p runs to thousands and p^2 to millions: scaled to 1, the columns keep the least squares well conditioned.
     top = p_N.max()
     terms_N3 = np.stack([np.ones_like(p_N), (p_N - 1.0) / top, p_N * (p_N - 1.0) / top**2], axis=1)
     costs_N = p_N / x_N
@@ -291,7 +291,8 @@ def fit_usl(samples: Sequence[tuple[float, float]], *, relative: bool = False) -
 
 
 MAX_SAMPLES = 100
-LENGTH_BAND = 2.0  # completions whose mean lengths differ by more than this factor cost too differently for one curve
+# Completions whose mean lengths differ by more than this factor cost too differently for one curve.
+LENGTH_BAND = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,10 +331,6 @@ class Window:
 
     def state(self) -> list[list[float]]:
         return [[each.p, each.throughput, each.mean_tokens] for each in self.samples]
-
-    @classmethod
-    def of_state(cls, state: Sequence[Sequence[float]]) -> Window:
-        return cls([Sample(p=int(p), throughput=x, mean_tokens=length) for p, x, length in state])
 
 
 OFF = "without [backpressure] enabled"

@@ -41,8 +41,7 @@ OPTIONS = {
 }
 # Other kinds may read options that they do not declare; a part of these has only the options that it declares.
 DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
-CREDIT_KINDS = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM)
-CHECKED_ELSEWHERE = (*CREDIT_KINDS, Kind.LOSS)
+CHECKED_ELSEWHERE = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM, Kind.LOSS)
 
 
 def check(

@@ -83,7 +83,7 @@ class Interrupts:
         every other thread, whose work is not needed any more.
         """
         if self._reason and threading.get_ident() not in (self._stopping_in, self._holding):
-            self._raise()
+            raise StopRequested(self._reason, self._failure)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -119,7 +119,8 @@ class Interrupts:
             finally:
                 self._depth = depth
         except StopRequested:
-            self._depth = depth  # raised between two statements of the block above; it cannot be raised twice
+            # A signal may arrive between two statements of the block above; a second one exits the process.
+            self._depth = depth
             raise
 
     @contextmanager
@@ -153,7 +154,7 @@ class Interrupts:
         self._reason = reason
         self._start_timer()
         if self._depth == 0:
-            self._raise()
+            raise StopRequested(self._reason, self._failure)
 
     def _start_timer(self) -> None:
         if self._timer:
@@ -167,9 +168,6 @@ class Interrupts:
         if self._timer:
             self._timer.cancel()  # the process may have other work than this run
 
-    def _raise(self) -> None:
-        raise StopRequested(self._reason, self._failure)
-
     def _leave(self, message: str) -> None:
         if self._is_guest and threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt(message)
@@ -178,6 +176,7 @@ class Interrupts:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return
         failure = f"{self._failure}\n" if self._failure else ""
-        with suppress(OSError):  # not print: the handler may have interrupted a print in the main thread
+        # Not print: the handler may have interrupted a print in the main thread, whose buffer is locked.
+        with suppress(OSError):
             os.write(2, hide_text(f"{failure}retrain: {message}\n").encode())
         os._exit(EXIT_RESUMABLE if self._resumable and not failure else EXIT_FAILED)

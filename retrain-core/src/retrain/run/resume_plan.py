@@ -111,7 +111,12 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, 
     manifest, adapters, stored = opened.started_manifest(), opened.adapters, opened.identity
     checkpoint, damaged = newest_valid(adapters)
     if checkpoint is not None:
-        _refuse_stranger(checkpoint, manifest)
+        # Two runs may have had the same [backend] adapter_path, one after the other.
+        other, own = checkpoint.state.get("run_started"), manifest.get("started")
+        if other != own:
+            what = f"is a checkpoint of the run that started at {other}, not of this one ({own})"
+            fix = "its own checkpoints were moved aside when that run began: move them back to [backend] adapter_path"
+            raise ResumeError(Problem(code="resume.other-run", where=str(checkpoint.path), what=what, fix=fix))
         check_sizes(run, checkpoint.state["record_sizes"])
     records = check_records(run, checkpoint.state) if checkpoint else RecordCheck()
     return ResumePlan(
@@ -125,14 +130,6 @@ def plan_resume(run: Path, config: Config, keys: list[Key], identity: Identity, 
         libraries=tuple(_library_changes(manifest)),
         records=records,
     )
-
-
-def _refuse_stranger(checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> None:
-    other, own = checkpoint.state.get("run_started"), manifest.get("started")
-    if other != own:
-        what = f"is a checkpoint of the run that started at {other}, not of this one ({own})"
-        fix = "its own checkpoints were moved aside when that run began: move them back to [backend] adapter_path"
-        raise ResumeError(Problem(code="resume.other-run", where=str(checkpoint.path), what=what, fix=fix))
 
 
 def refuse_changes(plan: ResumePlan, *, anyway: bool) -> None:
@@ -171,7 +168,7 @@ def _differences(manifest: Mapping[str, Any], config: Config, keys: list[Key], p
     found, course = [], Course.of(config)
     free, free_names = interchangeable(config, manifest, plugins), free_options(config, plugins)
     for key in keys:
-        # a falling rate depends on the number of steps, so another number contradicts the steps already taken
+        # A falling rate depends on the number of steps, so another number contradicts the steps already taken.
         is_course = key.path == STEPS and course.falls
         if (key.free_on_resume and not is_course) or key.path in free or key.table not in now:
             continue
@@ -199,9 +196,7 @@ def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugin
     before = table_of(manifest, "config", "backend")
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     model = entries[0].spec.load_params() if len(entries) == 1 else None
-    if model is None or before.get("backend") != config.backend.backend:
-        return frozenset()
-    if not hasattr(model, "kept_on_resume"):
+    if model is None or not hasattr(model, "kept_on_resume") or before.get("backend") != config.backend.backend:
         return frozenset()
     try:
         both = (before.get("options", {}), backend_options(config, plugins))

@@ -76,7 +76,8 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
     else:
         check_run_folder(config.logging.log_dir, config.backend.adapter_path, place=config.place("logging.log_dir"))
         devices = choose_devices(config, plugins)
-        identity = identity_of(config, plugins, checked.tables)  # hashes gigabytes of weights
+        # After the folder and the devices are known to be usable, because it hashes gigabytes of weights.
+        identity = identity_of(config, plugins, checked.tables)
         _session(checked, devices, plugins, identity, interrupts)
 
 

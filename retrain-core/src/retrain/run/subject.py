@@ -76,7 +76,13 @@ def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
         where, fix = printable(name), "give the folder of a run"
         raise ConfigError(Problem(code="checkpoint.not-a-run", where=where, what=what, fix=fix))
     if not folder.is_dir():
-        _refuse_lost_path(name, folder)
+        # Names that look like a hub id, or are of a built-in model, may be models that are not on this disk.
+        is_in_a_folder = "/" in name and Path(name).parent.is_dir()
+        is_model = name.startswith("builtin:") or (HUB_ID.fullmatch(name) and not is_in_a_folder)
+        if folder.exists() or not is_model:
+            what = "is a file" if folder.exists() else "there is no such folder"
+            fix = "give the folder of a run, an adapter or a model, or the id of a model"
+            raise ConfigError(Problem(code="model.not-found", where=printable(name), what=what, fix=fix))
         return Subject(named=name, kind=SubjectKind.MODEL, model=name)
     if (folder / ADAPTER_CONFIG).is_file():
         base = str(_adapter_document(folder).get("base_model_name_or_path") or "")
@@ -184,16 +190,6 @@ def _adapter_document(folder: Path) -> dict[str, Any]:
         where = printable(str(file))
         raise ConfigError(Problem(code="model.unreadable", where=where, what=what, fix=fix)) from error
     return document
-
-
-def _refuse_lost_path(name: str, folder: Path) -> None:
-    """ConfigError for a path that does not exist: what looks like a hub id, or names a built-in model, may be one."""
-    is_in_a_folder = "/" in name and Path(name).parent.is_dir()
-    is_model = name.startswith("builtin:") or (HUB_ID.fullmatch(name) and not is_in_a_folder)
-    if folder.exists() or not is_model:
-        what = "is a file" if folder.exists() else "there is no such folder"
-        fix = "give the folder of a run, an adapter or a model, or the id of a model"
-        raise ConfigError(Problem(code="model.not-found", where=printable(name), what=what, fix=fix))
 
 
 def _unusable(name: str, folder: Path) -> ConfigError:

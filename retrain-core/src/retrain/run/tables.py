@@ -17,7 +17,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names, provider
-from retrain.kernel.registry import LoadFailure, Owner, Plugins, Registered
+from retrain.kernel.registry import LoadFailure, Plugins, Registered
 from retrain.records.run import is_run, records_of
 from retrain.text.secrets import LEARNED
 
@@ -120,7 +120,11 @@ def _extended(base: Registered, model: type[BaseModel], plugins: Plugins) -> Tab
         clashes = {name: key_owners[name] for name in (keys.model_fields if keys else ()) if name in key_owners}
         clashes |= {f"{name}'s default": default_owners[name] for name in supplied if name in default_owners}
         if clashes:
-            problems += [_clash(table, what, owner, extension.owner) for what, owner in clashes.items()]
+            for name, owner in clashes.items():
+                owners = " and ".join(f"{each} ({each.source})" for each in (owner, extension.owner))
+                what = f"{name} is defined twice: by {owners}"
+                fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={extension.owner.distribution}"
+                problems.append(Problem(code="plugin.clashing-keys", where=f"[{table}]", what=what, fix=fix))
             continue
         if keys is not None:
             key_owners |= dict.fromkeys(keys.model_fields, extension.owner)
@@ -174,10 +178,3 @@ def _model(entry: Registered, plugins: Plugins) -> type[BaseModel] | None:
 
 def _traits(entry: Registered) -> TableTraits:
     return entry.spec.traits if isinstance(entry.spec.traits, TableTraits) else TableTraits()
-
-
-def _clash(table: str, what: str, first: Owner, second: Owner) -> Problem:
-    owners = " and ".join(f"{owner} ({owner.source})" for owner in (first, second))
-    fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={second.distribution}"
-    what = f"{what} is defined twice: by {owners}"
-    return Problem(code="plugin.clashing-keys", where=f"[{table}]", what=what, fix=fix)

@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.run.backpressure import MAX_SAMPLES, Sample, Window
+from retrain.kernel.config.plugin_tables import BackpressureTable
+from retrain.run.backpressure import MAX_SAMPLES, Sample, UslPacer, Window
 
 
 def sample(p: int, throughput: float = 10.0, mean_tokens: float = 50.0) -> Sample:
@@ -40,4 +41,6 @@ def test_the_window_is_bounded_and_survives_json(rows: list[tuple[int, float, fl
         assert window.samples[-1].p == p
     assert len(window.samples) <= MAX_SAMPLES
     assert {each.p for each in window.samples} == {p for p, _, _ in rows}
-    assert Window.of_state(json.loads(json.dumps(window.state()))) == window
+    pacer = UslPacer(BackpressureTable(), batch_size=1, group_size=1)
+    pacer.restore({**pacer.state(), "samples": json.loads(json.dumps(window.state()))})
+    assert pacer.state()["samples"] == window.state()

@@ -22,6 +22,7 @@ from retrain.run.steps.learned_order import LearnedOrder
 from retrain.run.steps.sampling_order import NamedSampler, PassOrder
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest, Sampler, Uniform
+from tests.kit.problems import codes_in
 
 RIGHTS = (0, 1, 2)  # of two completions
 
@@ -197,17 +198,17 @@ HELD_OUT, KNOWN = PromptChoice(example_id="e3"), PromptChoice(example_id="e0")
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "code"),
     [
-        ([HELD_OUT, KNOWN], "chose 'e3', not a training example"),
-        ([KNOWN], "chose 1 prompts instead of 2"),
-        ([KNOWN, KNOWN], "chose a prompt twice within a step"),
-        ([KNOWN, PromptChoice(example_id="e1", chance=float("nan"))], "no number from 0 to 1"),
-        ([KNOWN, PromptChoice(example_id="e1", chance=1.5)], "no number from 0 to 1"),
-        ([KNOWN, None], "choose() raised AttributeError"),
+        ([HELD_OUT, KNOWN], "sampler.unknown-example"),
+        ([KNOWN], "sampler.wrong-count"),
+        ([KNOWN, KNOWN], "sampler.repeated-choice"),
+        ([KNOWN, PromptChoice(example_id="e1", chance=float("nan"))], "sampler.bad-chance"),
+        ([KNOWN, PromptChoice(example_id="e1", chance=1.5)], "sampler.bad-chance"),
+        ([KNOWN, None], "plugin.raised"),
     ],
 )
-def test_a_sampler_that_leaves_its_pool_or_its_contract_ends_the_run(answer: list[Any], said: str) -> None:
+def test_a_sampler_that_leaves_its_pool_or_its_contract_ends_the_run(answer: list[Any], code: str) -> None:
     pool = pool_of(3)
 
     class Greedy(Remembering):
@@ -217,7 +218,7 @@ def test_a_sampler_that_leaves_its_pool_or_its_contract_ends_the_run(answer: lis
     order = order_of(pool, lambda: Greedy(pool))
     with pytest.raises(PluginError, match="sampler 'toy'") as caught:
         order.draw(0, 2, step=7)
-    assert said in str(caught.value)
+    assert codes_in(caught) == [code]
 
 
 def test_after_another_sampler_it_begins_from_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

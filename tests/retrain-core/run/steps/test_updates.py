@@ -185,10 +185,7 @@ def test_fewer_groups_than_minibatches_are_told_once(caplog: pytest.LogCaptureFi
             updates.train(batch_of(2, step=step))
     assert len(backend.batches) == 6
     (told,) = (record.getMessage() for record in caplog.records)
-    expected = (
-        "minibatches = 4, but step 0 trains only 2 groups: a step with fewer groups takes one minibatch per group"
-    )
-    assert told == expected
+    assert told.startswith("minibatches = 4, but step 0 trains only 2 groups")
 
 
 def test_the_importance_weight_compares_with_the_trainer_before_the_first_update() -> None:

@@ -172,7 +172,11 @@ class RunLines(Watcher):
         complete = step_lines.training_complete(run.condition, run.config.training.max_steps, self._running_rate)
         LOG.log(OUTCOME_LEVEL, "%s", complete)
         if self._last_adapter is not None:
-            LOG.log(OUTCOME_LEVEL, "%s saved to %s", _saved_in(self._last_adapter), self._last_adapter)
+            files = {file.name for file in self._last_adapter.glob("*.safetensors")}
+            # A trainer on another machine may keep the weights.
+            what = "Model" if files else "State of the run, without weights,"
+            saved = "Adapter" if "adapter_model.safetensors" in files else what
+            LOG.log(OUTCOME_LEVEL, "%s saved to %s", saved, self._last_adapter)
         LOG.log(OUTCOME_LEVEL, "Metrics saved to %s", run.folder / METRICS)
         devices = run.manifest.get("devices", {})
         if devices.get("why"):
@@ -184,13 +188,6 @@ class RunLines(Watcher):
             LOG.info("Next:")
         for command in commands:
             LOG.info("  %s", command)
-
-
-def _saved_in(folder: Path) -> str:
-    """Name the content of a checkpoint; a trainer on another machine may keep the weights."""
-    if (folder / "adapter_model.safetensors").is_file():
-        return "Adapter"
-    return "Model" if any(folder.glob("*.safetensors")) else "State of the run, without weights,"
 
 
 def held_out_line(run: Run, last: Mapping[str, Any]) -> str:

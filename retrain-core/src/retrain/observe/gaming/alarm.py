@@ -27,7 +27,8 @@ TOLERANCE = 0.05  # a rise of the unconfirmed share that is no change
 SPREADS = 2.0  # standard errors of the reference that are no change either
 LARGEST = 0.9  # a reference above this leaves no room for a rise
 BETS = (0.1, 0.3, 0.6)  # share of the stake lost on a group that the shadow confirms altogether
-MOST_EVIDENCE = 20.0 / ALPHA  # evidence above is dropped, so that an alarm ends soon after its cause
+# Evidence above this is dropped. Without a limit, an alarm of a hundred steps would take as long to end.
+MOST_EVIDENCE = 20.0 / ALPHA
 MOST_STARTS = 40
 
 
@@ -78,6 +79,7 @@ class RiseTest:
         limits_S1 = self._limits_S[:, None]
         gains_SP = (parts_P - limits_S1 * ofs_P) / (limits_S1 * sizes_P)
         logs_SB = np.log1p(np.array(BETS)[:, None] * gains_SP[:, None, :]).sum(axis=2)
+        # exp overflows above 709; beyond 600 the evidence is cut to MOST_EVIDENCE in any case.
         self._stakes_SB = self._stakes_SB * np.exp(np.minimum(logs_SB, 600.0))
         self._stakes_SB /= max(1.0, self.evidence / MOST_EVIDENCE)
         self._begin(step, ofs_P, parts_P)
@@ -103,7 +105,8 @@ class RiseTest:
         groups, part, of, squares, products, of_squares = np.sum(self._window, axis=0)
         if len(self._window) < LEAST_STEPS or groups < LEAST_GROUPS:
             return
-        usual = of / groups  # the size of the imaginary group
+        # The imaginary group has the usual size and is counted altogether: it keeps the share of few groups above 0.
+        usual = of / groups
         share = (part + usual) / (of + usual)
         spread = squares - 2.0 * share * products + share**2 * of_squares + (usual * (1.0 - share)) ** 2
         limit = share + TOLERANCE + SPREADS * math.sqrt(max(0.0, spread)) / (of + usual)

@@ -143,12 +143,7 @@ SHADOW_FIELDS = (  # name, meaning, unit, when it is absent
 FIELDS = (
     *SHADOW_FIELDS,
     ("gaming_unconfirmed", "Share of rewarded completions that the shadow does not confirm.", "", UNCONFIRMED),
-    (
-        "gaming_evidence",
-        "E-value against an unchanged gap to the shadow; the alarm begins at 20.",
-        "",
-        NO_ALARM_YET,
-    ),
+    ("gaming_evidence", "E-value against an unchanged gap to the shadow; the alarm begins at 20.", "", NO_ALARM_YET),
     ("gaming_since", "First step after the estimated change.", "", NO_ALARM),
     ("gaming_example", "The most credited unconfirmed completion of the step, shortened.", "text", NO_ALARM),
     ("gaming_tokens", "Tokens that get credit in such completions, and not in confirmed ones.", "text", NO_ALARM),
@@ -160,19 +155,9 @@ FIELDS = (
         "",
         NO_NGRAM,
     ),
-    (
-        "gaming_answer_shift",
-        "Share of the text by which rewarded answers begin earlier than at first.",
-        "",
-        EARLY,
-    ),
+    ("gaming_answer_shift", "Share of the text by which rewarded answers begin earlier than at first.", "", EARLY),
     ("gaming_prompt_answers", "Share of rewarded answers that repeat the prompt, less that at the start.", "", EARLY),
-    (
-        "gaming_format_credit",
-        "Share of credit on the start's 8 commonest tokens, less the early share.",
-        "",
-        NO_CREDIT,
-    ),
+    ("gaming_format_credit", "Share of credit on the start's 8 commonest tokens, less the early share.", "", NO_CREDIT),
     ("gaming_suspected", "Those of these that were beyond their thresholds for three steps.", "text", "unless one was"),
     ("gaming_ngram", "That 4-gram.", "text", "unless ngram_share is suspected"),
 )

@@ -180,6 +180,7 @@ class Suspicions:
         fields = {}
         length = float(np.mean([each.completion.num_actions for each in found]))
         for name, value in (("length", length), ("entropy", mean_entropy(found))):
+            # Logarithms, because lengths and entropies change by factors; the floor keeps an entropy of 0 finite.
             series = self._series[name] = [*self._series[name][1 - LINE - RECENT :], math.log(max(value, 1e-6))]
             if len(series) == LINE + RECENT:
                 slope, level = np.polyfit(np.arange(LINE), series[:LINE], 1)
@@ -200,7 +201,8 @@ class Suspicions:
 
 
 NGRAM = 4  # tokens
-BUCKETS = 2**15  # n-grams are counted by hash; those that share a bucket only hide each other
+# n-grams are counted by hash, which keeps the state of a checkpoint small; two in one bucket only hide each other.
+BUCKETS = 2**15
 COMMON = 8  # token ids that are the format
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

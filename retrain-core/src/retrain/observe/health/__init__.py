@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 @hookimpl
 def retrain_register_config_tables(register: Callable[[PluginSpec], None]) -> None:
-    traits = TableTraits(flag_prefix="health_")
-    factory = "retrain.observe.health.contract:HealthTable"
-    register(
-        PluginSpec(name="health", summary="Warnings about runs that learn nothing.", factory=factory, traits=traits)
-    )
+    factory, traits = "retrain.observe.health.contract:HealthTable", TableTraits(flag_prefix="health_")
+    summary = "Warnings about runs that learn nothing."
+    register(PluginSpec(name="health", summary=summary, factory=factory, traits=traits))
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.views import Watcher
@@ -16,10 +16,6 @@ from retrain.observe.health.contract import Finding, HealthMonitor, HealthTable
 from retrain.records.record_names import GENERATIONS
 from retrain.run.fault_guard import FaultGuard
 from retrain.text.terminal_text import printable
-
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.context import PluginContext
-
 
 LOG = logging.getLogger("retrain")
 STATE = "health"
@@ -188,12 +184,13 @@ class DefaultMonitor:
         return f"no group carried a training signal ({counts}); fix: {FIXES[ranked[0]]}" if ranked else ""
 
     def _entropy_collapse(self, metrics: Metrics) -> Verdict:
-        value, start = self._since_start(metrics, "entropy")
-        if value is None or start is None:
+        if (found := self._since_start(metrics, "entropy")) is None:
             return None
+        value, start = found
+        # A solved task has little entropy left as well, and nothing is wrong then.
         stuck = sum(metrics.get(field, 0) for field in STUCK)
         if value >= self._table.entropy_collapse * start or stuck <= metrics.get("useful_groups", -1):
-            return ""  # a solved task has little entropy left as well: nothing is wrong then
+            return ""
         cause = (
             f"the entropy fell from {start:.3g} to {value:.3g} nats per token, "
             "so completions are nearly alike, and most unsolved groups carry no training signal"
@@ -201,18 +198,18 @@ class DefaultMonitor:
         return f"{cause}; fix: lower [training] lr, or raise [training] temperature"
 
     def _entropy_explosion(self, metrics: Metrics) -> Verdict:
-        value, start = self._since_start(metrics, "entropy")
-        if value is None or start is None:
+        if (found := self._since_start(metrics, "entropy")) is None:
             return None
+        value, start = found
         if not 0.0 < self._table.entropy_explosion * start < value:
             return ""
         cause = f"the entropy rose from {start:.3g} to {value:.3g} nats per token: the policy is falling apart"
         return f"{cause}; fix: lower [training] lr and resume from a checkpoint before that"
 
     def _length_drift(self, metrics: Metrics) -> Verdict:
-        value, start = self._since_start(metrics, "length")
-        if value is None or start is None:
+        if (found := self._since_start(metrics, "length")) is None:
             return None
+        value, start = found
         if value >= self._table.length_collapse * start:
             return ""
         cause = f"completions shrank from {start:.1f} to {value:.1f} tokens on average"
@@ -229,10 +226,10 @@ class DefaultMonitor:
         largest = f", ratio_max {metrics['ratio_max']:.3g})" if "ratio_max" in metrics else ")"
         return f"{cause}{largest}; fix: set [algorithm] tis_cap = 2.0, or use another [inference] engine"
 
-    def _since_start(self, metrics: Metrics, name: str) -> tuple[float | None, float | None]:
-        """The value at this step and at the start; the latter is None while it is still being measured."""
-        values = self._starts[name]
-        return _measure(metrics, name), sum(values) / len(values) if len(values) >= self._table.steps else None
+    def _since_start(self, metrics: Metrics, name: str) -> tuple[float, float] | None:
+        """The value at this step and at the start; None without a value, or while the start is being measured."""
+        value, values = _measure(metrics, name), self._starts[name]
+        return None if value is None or len(values) < self._table.steps else (value, sum(values) / len(values))
 
 
 def _measure(metrics: Metrics, name: str) -> float | None:

@@ -65,6 +65,7 @@ def rate_interval(rates_E: np.ndarray, samples: int, clusters_E: Sequence[str] |
     examples, mean = len(rates_E), float(rates_E.mean())
     spread, least = _spread(rates_E, clusters_E if clusters_E is not None else range(examples))
     effective = mean * (1.0 - mean) / spread if spread > 0.0 else least
+    # Correlated answers count less than examples x samples; few examples may show too small a variance by chance.
     n = min(max(effective, least), float(examples * samples))
     right = mean * n
     from scipy.special import betaincinv  # the quantile of the beta distribution; only an evaluation needs it

@@ -15,12 +15,11 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import StopRequested
-from retrain.observe.trackers.recording import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.recording import PROVENANCE, KeepsId, named_config, named_metrics, require, run_name
 
 LOG = logging.getLogger("retrain")
 URI = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
-RUN_ID = "mlflow_run_id"
 STEP = "train/step"
 FINISH_TIMEOUT_S, PAUSE_S = 60.0, 30.0  # for a server that is down: at the end of a run, and between attempts
 MOST_WAITING = 10_000  # lines kept for a server that is down; then the oldest are dropped
@@ -37,23 +36,19 @@ def build(context: PluginContext) -> MlflowRecorder:
     return MlflowRecorder()
 
 
-class MlflowRecorder:
+class MlflowRecorder(KeepsId):
     """One run of an MLflow experiment, at the steps of `metrics.jsonl`; the evaluation before training has step -1.
 
     A thread sends the lines, so that neither a slow database nor a server that is down holds up a step. After a resume
     it skips the steps that MLflow already has.
     """
 
+    id_key = "mlflow_run_id"
+
     def __init__(self) -> None:
-        self._run_id = ""
+        super().__init__()
         self._sender: _Sender | None = None
         self._last_step: float | None = None
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._run_id = str(state.get(RUN_ID) or "")
-
-    def state(self) -> dict[str, str]:
-        return {RUN_ID: self._run_id} if self._run_id else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
         for name, value in PATIENCE.items():
@@ -138,7 +133,8 @@ class _Sender:
                     with self._changed:
                         if self._waiting and self._waiting[0] is line:
                             self._waiting.popleft()
-                self._failure = None  # nothing was lost, so it need not be raised
+                # The retry has sent everything: nothing was lost, so the error need not be raised.
+                self._failure = None
                 if self._status and not self._waiting:
                     self._client.set_terminated(self._run_id, self._status)
                     return

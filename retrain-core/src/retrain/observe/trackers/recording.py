@@ -13,6 +13,7 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Kind
 from retrain.observe.trackers.contract import Recorder, TrackerKeys
+from retrain.records.reading import table_of
 from retrain.run.fault_guard import FaultGuard
 from retrain.text.secrets import redacted
 
@@ -84,6 +85,21 @@ class Recorders:
         return self._guard.call(name, method, getattr(recorder, method), *arguments)[0]
 
 
+class KeepsId:
+    """A recorder whose run there has an id under the key `id_key` of checkpoints: a resumed session continues it."""
+
+    id_key: str
+
+    def __init__(self) -> None:
+        self._run_id = ""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._run_id = str(state.get(self.id_key) or "")
+
+    def state(self) -> dict[str, str]:
+        return {self.id_key: self._run_id} if self._run_id else {}
+
+
 # Constant throughout a run, so they go into the configuration there.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
 # Parts of `run.json` that say what made the run.
@@ -148,7 +164,10 @@ def named_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration under flat names, from the content of `run.json`; keys of tables not installed are left out."""
-    found = {name: _look_up(manifest, path) for name, path in CONFIG_KEYS.items()}
+    found = {}
+    for name, path in CONFIG_KEYS.items():
+        *tables, key = path.split(".")
+        found[name] = table_of(manifest, *tables).get(key)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -160,17 +179,10 @@ def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
     """ConfigError if `library`, named like its extra, or a package in `needs` is not installed; imports nothing."""
     for package in (library, *needs):
         spec = find_spec(package)
-        if spec is None or spec.origin is None:  # no origin: only a folder of that name, such as wandb creates
+        # Without an origin it is only a folder of that name, such as the one that wandb creates.
+        if spec is None or spec.origin is None:
             from retrain.kernel.plugins.missing import install_line  # only the message needs it
 
             what = f"recorder {library!r} needs the package {package!r}, but it is not installed"
             fix = install_line("retrain-core", library)
             raise ConfigError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix))
-
-
-def _look_up(content: Any, path: str) -> Any:
-    for part in path.split("."):
-        if not isinstance(content, Mapping):
-            return None
-        content = content.get(part)
-    return content

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
-from retrain.observe.trackers.recording import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.recording import PROVENANCE, KeepsId, named_config, named_metrics, require, run_name
 
 LOG = logging.getLogger("retrain")
-RUN_NAME = "trackio_run_name"
 
 
 def build(context: PluginContext) -> TrackioRecorder:
@@ -21,29 +20,25 @@ def build(context: PluginContext) -> TrackioRecorder:
     return TrackioRecorder()
 
 
-class TrackioRecorder:
+class TrackioRecorder(KeepsId):
     """One run of a Trackio project, at the steps of `metrics.jsonl`; the evaluation before training has step -1.
 
     Its name ends with the time of its start, since trackio finds a run by its name. After a resume it skips the steps
     that trackio already has. trackio sends lines from its own thread and buffers them while the server is away.
     """
 
+    id_key = "trackio_run_name"
+
     def __init__(self) -> None:
         self._run: Any = None
-        self._name = ""
+        super().__init__()
         self._next_step: int | None = None
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._name = str(state.get(RUN_NAME) or "")
-
-    def state(self) -> dict[str, str]:
-        return {RUN_NAME: self._name} if self._name else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
         import trackio
 
-        table, is_new = manifest["config"]["logging"], not self._name
-        name = self._name or f"{run_name(manifest)}_s{manifest['seed']} {manifest['started'][:19]}"
+        table, is_new = manifest["config"]["logging"], not self._run_id
+        name = self._run_id or f"{run_name(manifest)}_s{manifest['seed']} {manifest['started'][:19]}"
         with redirect_stdout(io.StringIO()):  # it prints how to look at the run in several lines and colours
             self._run = trackio.init(
                 table["project"],
@@ -55,7 +50,7 @@ class TrackioRecorder:
                 auto_log_gpu=False,
                 embed=False,
             )
-        self._name = name
+        self._run_id = name
         self._next_step = None if is_new else getattr(self._run, "_next_step", None)
         LOG.info("trackio run %s: trackio show --project %s", name, table["project"])
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from retrain.kernel.contracts.context import PluginContext
 from retrain.observe.trackers.contract import TrackerKeys
-from retrain.observe.trackers.recording import PROVENANCE, named_config, named_metrics, require, run_name
+from retrain.observe.trackers.recording import PROVENANCE, KeepsId, named_config, named_metrics, require, run_name
 from retrain.run.wandb_key import wandb_key
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
-RUN_ID = "wandb_run_id"
 STEP = "train/step"
 BEFORE = -1  # the step of the evaluation before training
 FINISH_TIMEOUT_S = 300.0  # an unreachable server must not keep a finished run waiting forever
@@ -36,7 +35,7 @@ def build(context: PluginContext) -> WandbRecorder:
     return WandbRecorder(artifacts=config.table("logging", TrackerKeys).checkpoint_artifacts)
 
 
-class WandbRecorder:
+class WandbRecorder(KeepsId):
     """One wandb run. Everything it sends comes from `run.json` and `metrics.jsonl`, where secrets are hidden.
 
     wandb's own step is the batch index. It has no step -1: the evaluation before training shares the row of step 0,
@@ -46,17 +45,13 @@ class WandbRecorder:
     steps that it already has.
     """
 
+    id_key = "wandb_run_id"
+
     def __init__(self, *, artifacts: bool) -> None:
         self._artifacts = artifacts
         self._run: Any = None
-        self._run_id = ""
+        super().__init__()
         self._first_step = 0
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._run_id = str(state.get(RUN_ID) or "")
-
-    def state(self) -> dict[str, str]:
-        return {RUN_ID: self._run_id} if self._run_id else {}
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
         arguments = run_arguments(manifest, folder)

@@ -155,7 +155,8 @@ class Watchdog(Watcher):
             beat["progress"] = progress
         path = self._folder / HEARTBEAT
         temporary = path.with_name(f".{HEARTBEAT}.tmp")
-        try:  # replaced atomically but not synced: after a power failure the last heartbeat is of no use
+        # Replaced atomically but not synced: after a power failure the last heartbeat is of no use.
+        try:
             temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
             temporary.replace(path)
         except OSError as error:

@@ -44,7 +44,8 @@ class Thompson:
         is_left_N = np.ones(len(self._ids), dtype=bool)
         is_left_N[[self._place[each] for each in request.taken]] = False
         left = rng.permutation(np.flatnonzero(is_left_N))
-        explored = int(self._explore * request.count + rng.random())  # the share is right on average
+        # Rounded at random, so that the share is right on average for small steps too.
+        explored = int(self._explore * request.count + rng.random())
         rest = left[explored:]
         rates = self._book.draw(self._ids[rest].tolist(), request.step, rng)
         best = np.argsort(-teaching(rates, self._group_size), kind="stable")[: request.count - explored]

@@ -22,8 +22,6 @@ from retrain.records.run import Control, control_label
 
 KEY = "training.control"
 RANDOM_RATE = 0.5  # chance that a completion of the control is rewarded, as in arXiv:2506.10947
-
-
 MEANINGS = {
     Control.RANDOM_REWARD: f"training rewards every completion by a coin that pays {RANDOM_RATE:.0%} of the time",
     Control.FORMAT_ONLY: "training rewards every answer that the verifier can read, right or wrong",
@@ -84,10 +82,8 @@ def controlled_algorithm(algorithm: Algorithm, config: Config) -> Algorithm:
     return _Controlled(algorithm, Control(control)) if control else algorithm
 
 
-def as_reader(reward: object, name: str) -> Callable[[str], bool]:
-    """Return a test for an answer that a reward can read; PluginError when the reward's `answer_in` fails."""
-    answer_in = getattr(reward, "answer_in", None)
-    assert answer_in is not None, "the caller checks"
+def _reader(answer_in: Callable[[str], object], name: str) -> Callable[[str], bool]:
+    """Return a test for an answer that a reward can read; PluginError when its `answer_in` fails."""
 
     def reads(text: str) -> bool:
         try:
@@ -122,7 +118,7 @@ def _forms(verifier: Verifier, *, where: str) -> _Pays:
         why = "format_only needs the optional method answer_in(text) -> str | None of a reward"
         fix = 'use control = "random_reward" or "no_update", or give the reward that method'
         raise ConfigError(Problem(code="reward.no-answer-form", where=where, what=what, why=why, fix=fix))
-    readers = [as_reader(reward, name) for name, reward in named]
+    readers = [_reader(getattr(reward, "answer_in"), name) for name, reward in named]  # noqa: B009 - optional
     return lambda prompt, number, completion: [reads(completion.text) for reads in readers]
 
 

@@ -25,28 +25,29 @@ from retrain.tasks.sampling import GroupOutcome, PromptChoice, PromptRequest
 
 STATE = "sampler"
 NOT_UNIFORM = "[data] sampler is uniform, or the step was rejected"
-METRICS = (
-    MetricSpec(
-        name="sampler",
-        unit="text",
-        absent=NOT_UNIFORM,
-        meaning="Sampler that chose the prompts; no importance weight makes up for it.",
-    ),
-    MetricSpec(
-        name="sampler_chance_mean",
-        absent=f"{NOT_UNIFORM}, or the sampler forecasts nothing",
-        meaning="Mean forecast of the sampler that the group of a drawn prompt teaches.",
-    ),
-    MetricSpec(
-        name="sampler_uniform_share",
-        absent=NOT_UNIFORM,
-        meaning="Share of the step's prompts that were drawn with equal probability, to explore.",
-    ),
-    MetricSpec(
-        name="sampler_uniform_correct_rate",
-        absent=f"{NOT_UNIFORM}, or no such prompt has a verdict",
-        meaning="Correct completions of the prompts that were drawn with equal probability: the share of this policy.",
-    ),
+METRICS = tuple(
+    MetricSpec(name=name, meaning=meaning, unit=unit, absent=NOT_UNIFORM + more)
+    for name, meaning, unit, more in (
+        ("sampler", "Sampler that chose the prompts; no importance weight makes up for it.", "text", ""),
+        (
+            "sampler_chance_mean",
+            "Mean forecast of the sampler that the group of a drawn prompt teaches.",
+            "",
+            ", or the sampler forecasts nothing",
+        ),
+        (
+            "sampler_uniform_share",
+            "Share of the step's prompts that were drawn with equal probability, to explore.",
+            "",
+            "",
+        ),
+        (
+            "sampler_uniform_correct_rate",
+            "Correct completions of the prompts that were drawn with equal probability: the share of this policy.",
+            "",
+            ", or no such prompt has a verdict",
+        ),
+    )
 )
 LOG = logging.getLogger("retrain")
 

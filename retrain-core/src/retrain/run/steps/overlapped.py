@@ -52,7 +52,8 @@ class OffPolicy(Serial):
         return {"staleness_mean": sum(steps) / max(len(steps), 1), "staleness_max": max(steps, default=0)}
 
     def _sample_measured(self, planned: Planned, clock: Clock) -> Sampled:
-        measured(self._backend)  # an evaluation's measurements belong to no step
+        # Read and dropped: measurements of an evaluation belong to no step.
+        measured(self._backend)
         sampled = self._sample(planned, clock)
         return replace(sampled, metrics={**sampled.metrics, **measured(self._backend)})
 
@@ -209,7 +210,8 @@ class Buffered(OffPolicy):
         """End the thread after the batch under way."""
         self._is_closed = True
         self._orders.put(None)
-        self._turn.put(None)  # an evaluation may have been stopped just after it took the turn
+        # An evaluation may have been stopped just after it took the turn; without this, the thread would wait for ever.
+        self._turn.put(None)
         self._may_sample.set()
         if self._thread:
             self._thread.join()

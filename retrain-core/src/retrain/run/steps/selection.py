@@ -12,6 +12,7 @@ from retrain.kernel.parts import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.types import Group, GroupStatus, Score, StopReason, group_status
 
+# Later rounds are drawn because the first taught too little, so their means and rates would be biased by that choice.
 OF_FIRST_ROUND, LARGEST = re.compile(r"_(mean|rate)(_|$)"), re.compile(r"_max(_|$)")
 TRUNCATED = "truncated: [training] overlong = drop"
 
@@ -30,15 +31,13 @@ def _without_truncated(sample: Sample) -> Sample:
     """The same sampling, but truncated completions have no verdict for credit; their raw scores stay."""
 
     def dropped(planned: Planned, clock: Clock) -> Sampled:
-        sampled = sample(planned, clock)
-        return replace(sampled, groups=tuple(map(_judged_to_the_end, sampled.groups)))
+        sampled, groups, none = sample(planned, clock), list[Group](), Score.no_verdict(TRUNCATED)
+        for group in sampled.groups:
+            pairs = zip(group.completions, group.scores, strict=True)
+            groups.append(group.shaped([none if c.stop_reason is StopReason.LENGTH else score for c, score in pairs]))
+        return replace(sampled, groups=tuple(groups))
 
     return dropped
-
-
-def _judged_to_the_end(group: Group) -> Group:
-    none, pairs = Score.no_verdict(TRUNCATED), zip(group.completions, group.scores, strict=True)
-    return group.shaped([none if c.stop_reason is StopReason.LENGTH else score for c, score in pairs])
 
 
 def _in_rounds(sample: Sample, most: int) -> Sample:

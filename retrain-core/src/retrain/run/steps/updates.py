@@ -15,6 +15,7 @@ from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import TrainBatch, TrainReport, TrainRow
 from retrain.run.interrupts import Interrupts
+from retrain.text.amounts import counted
 
 LOG = logging.getLogger("retrain")
 
@@ -50,7 +51,8 @@ class Updates:
                     rejected = f"update {minibatch.update + 1} of {minibatch.updates}: {error.problems[0].what}"
                     break
                 except OutOfMemoryError as error:
-                    raise BackendError(*error.problems) from error  # too late to try the step again with less
+                    # As an OutOfMemoryError the step would be tried again, with updates made twice.
+                    raise BackendError(*error.problems) from error
         minibatches = first.updates // self._epochs
         return combined(done, minibatches, rejected=rejected) if others else done[0]
 
@@ -60,16 +62,15 @@ class Updates:
         parts = max(1, min(self._wanted, len(groups)))
         if parts < self._wanted and not self._is_told:
             self._is_told = True
-            told = (
-                "minibatches = %d, but step %d trains only %s: a step with fewer groups takes one minibatch per group"
-            )
-            LOG.warning(told, self._wanted, batch.step, f"{parts} group{'s' * (parts > 1)}")
+            told = "minibatches = %d, but step %d trains only %s: such a step takes one minibatch per group"
+            LOG.warning(told, self._wanted, batch.step, counted(parts, "group"))
         updates = parts * self._epochs
         if updates == 1:
             return [batch]
         batch = replace(batch, rows=self._with_trainer_logprobs(batch), updates=updates)
         found: list[TrainBatch] = []
-        elsewhere = batch.num_masked - sum(group in groups for group in batch.masked_groups)  # spread evenly
+        # Masked sequences of groups without a row count in the denominator of the loss too; they are spread evenly.
+        elsewhere = batch.num_masked - sum(group in groups for group in batch.masked_groups)
         for epoch in range(self._epochs):
             order = self._seeds.stream("minibatches", batch.step, epoch).permutation(groups)
             for part, chosen in enumerate(np.array_split(order, parts)):
