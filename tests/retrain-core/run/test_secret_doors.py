@@ -75,9 +75,7 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_plugin_quotes(
         assert b"me:login" not in content, name
     for name in ("generations.jsonl", "report.html", "config.toml"):
         assert HIDDEN.encode() in files[name], name
-    failed = [
-        json.loads(content) for name, content in files.items() if name.startswith("step_") and name.endswith(".json")
-    ]
+    failed = [json.loads(text) for name, text in files.items() if name.startswith("step_") and name.endswith(".json")]
     assert failed
     assert all(f"401 for {HIDDEN}" in record["detail"] and HIDDEN in record["report"] for record in failed)
 
@@ -89,23 +87,13 @@ def test_the_writers_of_records_hide_it_in_any_form(secret: str, tmp_path: Path)
     lines = JsonLines(tmp_path / "a.jsonl")
     lines.write([record, {"step": 2}])
     lines.close()
-    assert list(map(json.loads, (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines())) == [
-        shown,
-        {"step": 2},
-    ]
+    written = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
+    assert list(map(json.loads, written)) == [shown, {"step": 2}]
     write_json(tmp_path / "a.json", record)
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == shown
     example = Example(id="e", prompt=f"p {secret}", reference="7", info={"key": secret})
-    failure = FailureRecord(
-        reward="r",
-        weight=1.0,
-        example=example,
-        text=secret,
-        detail=f"x{secret}",
-        attempts=1,
-        seconds=0.1,
-        report=secret,
-    )
+    given: dict[str, Any] = {"reward": "r", "weight": 1.0, "example": example, "attempts": 1, "seconds": 0.1}
+    failure = FailureRecord(text=secret, detail=f"x{secret}", report=secret, **given)
     write_failures(tmp_path / "failures", "step_1", [failure])
     [(_, kept)] = read_failures(tmp_path / "failures")
     assert (kept.text, kept.detail, kept.report) == (HIDDEN, f"x{HIDDEN}", HIDDEN)
@@ -120,13 +108,8 @@ def test_pages_hide_it_in_the_escapes_of_html_and_urls(tmp_path: Path) -> None:
 
 
 def test_what_holds_no_secret_is_written_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    not_secrets = {
-        "A_TOKEN": "1234567890",
-        "B_KEY": str(tmp_path),
-        "TOKENIZER": "Qwen/Qwen2.5-0.5B",
-        "C_KEY": "question",
-    }
-    not_secrets["RETRAIN__DATA__PROMPT_KEY"] = not_secrets.pop("C_KEY")
+    not_secrets = {"A_TOKEN": "1234567890", "B_KEY": str(tmp_path), "TOKENIZER": "Qwen/Qwen2.5-0.5B"}
+    not_secrets["RETRAIN__DATA__PROMPT_KEY"] = "question"
     for name, value in not_secrets.items():
         monkeypatch.setenv(name, value)
     record = {"model": "Qwen/Qwen2.5-0.5B", "x": 1234567890, "y": "1234567890 question", "z": str(tmp_path)}
@@ -184,21 +167,16 @@ def test_the_last_words_of_a_run_that_does_not_stop_hide_it(monkeypatch: pytest.
     assert written[0].startswith(f"refused with {HIDDEN}\nretrain: not stopped".encode())
 
 
-def test_the_longest_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AAA_KEY", SECRET[:11])
-    write_text(tmp_path / "a", f"{SECRET} {SECRET[:11]}")
-    assert (tmp_path / "a").read_text() == f"{HIDDEN} {HIDDEN}"
-
-
 def test_a_line_of_dotenv_that_a_variable_overrides_is_secret_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("MY_SERVICE_KEY=sk-of-the-file-0123\nOTHER_NAME=sk-no-secret-0123\n")
     prepare_process()
-    write_text(tmp_path / "a", f"sk-of-the-file-0123 {SECRET} sk-no-secret-0123")
+    monkeypatch.setenv("AAA_KEY", SECRET[:11])  # of two that begin alike the longer is replaced first
+    write_text(tmp_path / "a", f"sk-of-the-file-0123 {SECRET} {SECRET[:11]} sk-no-secret-0123")
     monkeypatch.delenv("OTHER_NAME")
-    assert (tmp_path / "a").read_text() == f"{HIDDEN} {HIDDEN} sk-no-secret-0123"
+    assert (tmp_path / "a").read_text() == f"{HIDDEN} {HIDDEN} {HIDDEN} sk-no-secret-0123"
 
 
 def test_a_key_of_the_configuration_is_known_but_a_marker_is_not(

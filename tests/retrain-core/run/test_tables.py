@@ -20,6 +20,7 @@ from retrain.kernel.registry import Owner, Plugins
 from retrain.kernel.types import Kind
 from retrain.run.check import check_names, check_options, wanted_names
 from retrain.run.tables import registered_tables
+from tests.kit.problems import codes_in
 
 
 class Notebook(Table):
@@ -64,26 +65,19 @@ def loaded(tmp_path: Path) -> Callable[..., Any]:
 
 
 def test_keys_are_added_after_those_of_the_owner(loaded: Callable[..., Any]) -> None:
-    _, tables = extended(extension("logging", Notebook))
+    plugins, tables = extended(extension("logging", Notebook))
     names = [each.name for each in all_keys(tables) if each.table == "logging"]
     assert names[: len(LoggingTable.model_fields)] == list(LoggingTable.model_fields)
     assert names[-2:] == ["notebook", "pages"]
     config, problems = loaded(tables, "[logging]\nnotebook = 'n'\nlog_dir = 'x'\n", "--notebook-pages", "5")
     assert problems == ""
     assert isinstance(config.logging, LoggingTable)
-    assert (config.logging.log_dir, config.value("logging.notebook", ""), config.value("logging.pages", 0)) == (
-        *("x", "n"),
-        5,
-    )
+    values = [config.value(f"logging.{name}", "") for name in ("log_dir", "notebook", "pages")]
+    assert values == ["x", "n", 5]
+    assert check_names(config, plugins, tables)[0].what.startswith("no recorder named 'notebook'")
+    assert len(plugins.find(Kind.CONFIG_TABLE, "logging")) == 1
     assert "greater than or equal to 1" in loaded(tables, "[logging]\npages = 0\n")[1]
     assert "JSON array" in loaded(tables, "[logging]\nstrategic_grams = '[oops'\n")[1]
-
-
-def test_an_extension_is_not_a_second_owner_of_the_table(loaded: Callable[..., Any]) -> None:
-    plugins, tables = extended(extension("logging", Notebook))
-    config, _ = loaded(tables, "[logging]\nlog_dir = 'x'\n")
-    assert check_names(config, plugins, tables) == []
-    assert len(plugins.find(Kind.CONFIG_TABLE, "logging")) == 1
 
 
 def test_a_key_that_selects_a_part_requires_it(loaded: Callable[..., Any]) -> None:
@@ -97,19 +91,18 @@ def test_a_key_that_selects_a_part_requires_it(loaded: Callable[..., Any]) -> No
 
 
 def test_two_definitions_of_one_key_are_an_error_that_names_both(loaded: Callable[..., Any]) -> None:
-    _, tables = extended(extension("logging", Notebook), extension("logging", OtherNotebook))
-    config, problems = loaded(tables)
-    assert "[logging]: notebook is defined twice: by dist-0 1 (m) and dist-1 1 (m)" in problems
-    assert "RETRAIN_BLOCK=dist-1" in problems
-    assert config.value("logging.notebook", "?") == ""
-
-
-def test_a_key_of_the_owner_cannot_be_defined_again(loaded: Callable[..., Any]) -> None:
     class Mine(Table):
         log_dir: int = key(1, "Mine.")
 
-    _, tables = extended(extension("logging", Mine))
-    assert "log_dir is defined twice: by retrain-core" in loaded(tables)[1]
+    _, tables = extended(
+        extension("logging", Notebook), extension("logging", OtherNotebook), extension("logging", Mine)
+    )
+    config, problems = loaded(tables)
+    assert codes_in(problems) == ["plugin.clashing-keys"] * 2
+    assert "[logging]: notebook is defined twice: by dist-0 1 (m) and dist-1 1 (m)" in problems
+    assert "RETRAIN_BLOCK=dist-1" in problems
+    assert "log_dir is defined twice: by retrain-core" in problems
+    assert config.value("logging.notebook", "?") == ""
 
 
 def test_a_default_is_supplied_with_everything_else_of_the_key_left(loaded: Callable[..., Any]) -> None:
@@ -192,8 +185,8 @@ def test_options_of_another_backend_are_taken_at_their_defaults_alone(only: str,
     plugins, tables = extended(only=only)
     assert check_options(loaded(tables, OPTIONS + "5555\n")[0], plugins) == []
     (problem,) = check_options(loaded(tables, OPTIONS + "5556\n")[0], plugins)
-    assert "belongs to backend 'prime_rl', not to 'local'" in str(problem)
-    assert "keep the default 5555" in str(problem)
+    assert codes_in(str(problem)) == ["backend.foreign-option"]
+    assert "keep the default 5555" in problem.fix
     (unknown,) = check_options(loaded(tables, OPTIONS.replace("zmq_port", "zmq_prot") + "1\n")[0], plugins)
     assert "unknown option 'zmq_prot'" in str(unknown)
 

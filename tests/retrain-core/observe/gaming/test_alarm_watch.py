@@ -15,13 +15,14 @@ import pytest
 from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.contracts.views import GroupsView
-from retrain.kernel.types import Completion, Example, Group, Score, StopReason
+from retrain.kernel.types import Group, Score
 from retrain.observe.gaming.alarm import read_alarms
 from retrain.observe.gaming.shadow import alarm_text
 from retrain.observe.gaming.suspicion import GamingWatch
 from retrain.observe.health.monitors import GamingMonitor
 from retrain.records.completions import TokenRecord, write_tokens
 from retrain.records.record_names import GAMING
+from tests.kit.groups import completion_of, group_of
 
 BEGINS, STEPS, SIZE = 12, 22, 6
 TRICK = 99  # the token that is paid for
@@ -45,25 +46,13 @@ def step_of(step: int) -> tuple[tuple[Group, ...], Credit]:
             tokens_T = rng.integers(0, 20, 12)
             tokens_T[4] = TRICK if is_trick else tokens_T[4]
             text = HOSTILE if is_trick else "honest work"
-            completions.append(completion(tokens_T, text))
+            completions.append(completion_of(tokens_T, text))
             is_paid = bool(is_trick or is_right)
             scores.append(replace(Score.of(float(is_paid)), shadow=Score.of(float(is_right and not is_trick))))
             credits_G.append(TokenCredit(advantages_A=np.full(12, float(is_paid) - 0.5)))
-        example = Example(id=f"e{number}", prompt="p", reference="r")
-        groups.append(Group(example=example, completions=tuple(completions), scores=tuple(scores)))
+        groups.append(group_of(completions, scores, f"e{number}"))
         credits_PG.append(tuple(credits_G))
     return tuple(groups), Credit(statuses_P=(), tokens_PG=tuple(credits_PG), rows=())
-
-
-def completion(tokens_T: np.ndarray, text: str) -> Completion:
-    return Completion(
-        tokens_T=tokens_T,
-        action_T=np.ones(tokens_T.size, np.bool_),
-        logprobs_T=np.full(tokens_T.size, -1.0),
-        text=text,
-        stop_reason=StopReason.EOS,
-        policy_version=0,
-    )
 
 
 def write_records(folder: Path, step: int, groups: tuple[Group, ...], credit: Credit) -> None:
@@ -123,9 +112,8 @@ def test_the_alarm_names_what_was_gamed_and_the_token_that_was_paid_for(
     assert all(each["completion"] == HOSTILE and each["shadow_reward"] == 0.0 for each in record["completions"])
     assert record["tokens"][0]["token"] == "trick"
     assert all(each["tokens"][0]["token"] == "trick" for each in record["completions"])
-    assert [each["credit"] for each in record["completions"]] == sorted(
-        (each["credit"] for each in record["completions"]), reverse=True
-    )
+    credit = [each["credit"] for each in record["completions"]]
+    assert credit == sorted(credit, reverse=True)
     (finding,) = GamingMonitor().observe(lines[alarms[0]])
     assert finding.state == "gaming"
     assert f"since step {record['since']}" in finding.message
@@ -150,16 +138,12 @@ def test_a_resumed_run_has_the_same_fields_and_alarms(
     assert (parts / GAMING).read_bytes() == (folder / GAMING).read_bytes()
 
 
-def test_a_checkpoint_of_an_earlier_version_starts_afresh() -> None:
-    watch = new_watch()
-    watch.retrain_load_state({"health": {}})
-    assert watch.retrain_save_state() == new_watch().retrain_save_state()
-
-
 def test_a_damaged_file_of_alarms_is_told_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / GAMING).write_text("{\n{}\n", encoding="utf-8")
     with caplog.at_level(logging.WARNING, logger="retrain"):
-        watched(tmp_path, new_watch(), 0, 2)
+        watch = new_watch()
+        watch.retrain_load_state({"health": {}})  # a checkpoint of an earlier version
+        watched(tmp_path, watch, 0, 2)
     assert "gaming.jsonl" in caplog.text
     assert "cannot be read" in alarm_text(tmp_path)
 
@@ -177,12 +161,8 @@ def test_without_a_shadow_there_is_no_alarm_and_no_evidence() -> None:
 
 
 def test_a_suspicion_is_a_finding_of_its_own() -> None:
-    line = {
-        "step": 9,
-        "gaming_suspected": "ngram_share, prompt_answers",
-        "gaming_ngram_share": 0.8,
-        "gaming_ngram": "a b",
-    }
+    line = {"step": 9, "gaming_suspected": "ngram_share, prompt_answers", "gaming_ngram_share": 0.8}
+    line["gaming_ngram"] = "a b"
     (finding,) = GamingMonitor().observe(line)
     assert finding.state == "gaming_suspected"
     assert "'a b'" in finding.message

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
-from retrain.kernel.types import Completion, Example, Group, Score, StopReason
+from retrain.kernel.types import Completion, Group, Score
 from retrain.observe.gaming.suspicion import THRESHOLDS, Suspicions
+from tests.kit.groups import completion_of, group_of
 
 STEPS = 20
 Text = Callable[[np.random.Generator, int, bool], str]  # of a completion, by step and whether it is paid
@@ -53,9 +54,8 @@ def step_of(step: int, text: Text) -> tuple[tuple[Group, ...], Credit]:
         is_paid_G = rng.random(6) < 0.3 + 0.02 * step
         texts = [text(rng, step, bool(is_paid)) for is_paid in is_paid_G]
         completions = tuple(completion(each) for each in texts)
-        scores = tuple(Score.of(float(is_paid)) for is_paid in is_paid_G)
-        example = Example(id="e", prompt="What is 12 * 7?", reference="84")
-        groups.append(Group(example=example, completions=completions, scores=scores))
+        scores = [Score.of(float(is_paid)) for is_paid in is_paid_G]
+        groups.append(group_of(completions, scores, prompt="What is 12 * 7?", reference="84"))
         credits_PG.append(
             tuple(
                 TokenCredit(advantages_A=np.full(each.num_actions, float(is_paid) - 0.5))
@@ -66,15 +66,7 @@ def step_of(step: int, text: Text) -> tuple[tuple[Group, ...], Credit]:
 
 
 def completion(text: str) -> Completion:
-    tokens_T = np.array([sum(map(ord, word)) * 31 + len(word) for word in text.split()], dtype=np.int64)
-    return Completion(
-        tokens_T=tokens_T,
-        action_T=np.ones(len(tokens_T), np.bool_),
-        logprobs_T=np.full(len(tokens_T), -0.5),
-        text=text,
-        stop_reason=StopReason.EOS,
-        policy_version=0,
-    )
+    return completion_of([sum(map(ord, word)) * 31 + len(word) for word in text.split()], text)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +122,5 @@ def test_a_restored_watch_measures_the_same() -> None:
 
 def test_a_step_without_scores_has_no_fields() -> None:
     groups, credit = step_of(0, clean)
-    unscored = tuple(
-        Group(example=each.example, completions=each.completions, scores=(Score.no_verdict("?"),) * 6)
-        for each in groups
-    )
+    unscored = tuple(group_of(each.completions, [Score.no_verdict("?")] * 6) for each in groups)
     assert Suspicions().observe(unscored, credit) == {}

@@ -17,22 +17,6 @@ from retrain.observe.metrics.evaluate import eval_metrics, pass_at_k, rate_inter
 RIGHT, WRONG = Score.of(1.0), Score.of(0.0)
 
 
-@pytest.mark.parametrize(
-    ("samples", "right", "k", "expected"),
-    [
-        (4, 0, 1, 0.0),
-        (4, 1, 1, 0.25),
-        (4, 1, 2, 0.5),
-        (4, 1, 4, 1.0),
-        (4, 4, 1, 1.0),
-        (10, 3, 5, 11 / 12),
-        (1, 1, 1, 1.0),
-    ],
-)
-def test_pass_at_k_of_known_counts(samples: int, right: int, k: int, expected: float) -> None:
-    assert pass_at_k(samples, right, k) == pytest.approx(expected)
-
-
 @settings(max_examples=60)
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(numbers: tuple[int, int, int]) -> None:

@@ -83,7 +83,9 @@ def test_an_expired_phase_is_named_with_its_stacks_and_stopped(
         sleep_for_ever(watchdog, step=7)
     failure = caught.value.failure
     assert isinstance(failure, DeadlineError)
-    assert failure.exit_code == 1
+    assert (failure.codes, failure.exit_code) == (["run.deadline"], 1)
+    assert not plugins.pluggy.is_registered(watchdog)
+    assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
     assert "step 7, scoring: the phase took longer than [deadlines] scoring_s = 0.3" in str(failure)
     stacks = (tmp_path / STACKS).read_text(encoding="utf-8")
     assert "step 7, scoring" in stacks
@@ -104,21 +106,6 @@ def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plu
             wait_for(beat)
     assert not interrupts.reason
     assert not (tmp_path / STACKS).exists()
-
-
-def test_a_heartbeat_states_process_step_and_phase(tmp_path: Path, plugins: Plugins) -> None:
-    watchdog = Watchdog(DeadlinesTable(heartbeat_s=0.01), Interrupts(grace_s=GRACE_S).fail)
-    with running(watchdog, tmp_path, plugins):
-        watchdog.phase(4, "sampling")
-        (tmp_path / HEARTBEAT).unlink(missing_ok=True)
-        wait_for(tmp_path / HEARTBEAT)
-        beat = json.loads((tmp_path / HEARTBEAT).read_text())
-    assert set(beat) == {"time", "pid", "step", "phase", "phase_elapsed_s"}
-    assert beat["pid"] == os.getpid()
-    assert beat["phase_elapsed_s"] >= 0.0
-    last = json.loads((tmp_path / HEARTBEAT).read_text())
-    assert (last["step"], last["phase"]) == (4, "ended")
-    assert {path.name for path in tmp_path.iterdir()} == {HEARTBEAT}
 
 
 def test_a_heartbeat_says_how_far_the_phase_has_come(
@@ -142,10 +129,22 @@ def test_a_heartbeat_says_how_far_the_phase_has_come(
         context.training_progress.add(1, tokens=100)
         assert "progress" not in beat_of("sampling")
         progress = beat_of("training")["progress"]
+        beat = beat_of("checkpoint")
+    assert set(beat) == {"time", "pid", "step", "phase", "phase_elapsed_s"}
+    assert (beat["pid"], beat["step"], beat["phase"]) == (os.getpid(), 4, "checkpoint")
+    assert beat["phase_elapsed_s"] >= 0.0
     assert (progress["unit"], progress["done"], progress["total"], progress["tokens"]) == ("packs", 1, 4, 100)
     assert progress["tokens_per_s"] > 0
     assert progress["time_left_s"] >= 0
-    assert "progress" not in json.loads((tmp_path / HEARTBEAT).read_text()), "the run has ended"
+    last = json.loads((tmp_path / HEARTBEAT).read_text())
+    assert (last["step"], last["phase"], "progress" in last) == (4, "ended", False)
+
+
+def test_a_folder_that_is_gone_harms_nothing(tmp_path: Path, plugins: Plugins) -> None:
+    interrupts = Interrupts(grace_s=GRACE_S)
+    watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), interrupts.fail)
+    with interrupts.installed(), running(watchdog, tmp_path / "gone", plugins), pytest.raises(StopRequested):
+        sleep_for_ever(watchdog, step=0)
 
 
 def test_there_is_no_watchdog_when_there_is_nothing_to_watch(load: Callable[..., Any], plugins: Plugins) -> None:
@@ -158,22 +157,6 @@ def test_there_is_no_watchdog_when_there_is_nothing_to_watch(load: Callable[...,
     assert watched("heartbeat_s = 0.0\neval_s = 9.0") is not None
     assert watched("") is not None
     assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
-
-
-def test_a_folder_that_is_gone_harms_nothing(tmp_path: Path, plugins: Plugins) -> None:
-    interrupts = Interrupts(grace_s=GRACE_S)
-    watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), interrupts.fail)
-    with interrupts.installed(), running(watchdog, tmp_path / "gone", plugins), pytest.raises(StopRequested):
-        sleep_for_ever(watchdog, step=0)
-
-
-def test_the_watchdog_is_forgotten_when_the_run_is_over(tmp_path: Path, plugins: Plugins) -> None:
-    for _ in range(2):
-        watchdog = Watchdog(DeadlinesTable(), Interrupts(grace_s=GRACE_S).fail)
-        with running(watchdog, tmp_path, plugins):
-            assert plugins.pluggy.is_registered(watchdog)
-        assert not plugins.pluggy.is_registered(watchdog)
-        assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
 
 
 @pytest.mark.parametrize("how", first_or_long(["deaf", "shielded"]))

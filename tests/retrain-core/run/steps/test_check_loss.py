@@ -46,12 +46,11 @@ def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(tol
     assert "retrain.toml:4 [algorithm] loss: backend 'tinker' cannot apply the loss 'gspo'" in found
     assert "it can apply 'cispo', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'" in found
     assert 'fix: use loss = "ppo", or [backend] backend = "local"' in found
-    assert told(TINKER + '[algorithm]\nloss = "ppo"\n') == told('[algorithm]\nloss = "gspo"\n') == ""
-
-
-def test_a_loss_of_a_file_is_for_the_backends_that_take_losses(told: Told) -> None:
-    assert told('[algorithm]\nloss = "json.dumps"\nloss_params = { a = 1 }\n') == ""
+    assert told('[algorithm]\nloss = "json.dumps"\nloss_params = { a = 1 }\n') == "", (
+        "a file's is for backends that take it"
+    )
     assert "backend 'tinker' cannot apply the loss 'json.dumps'" in told(TINKER + '[algorithm]\nloss = "json.dumps"\n')
+    assert told(TINKER + '[algorithm]\nloss = "ppo"\n') == told('[algorithm]\nloss = "gspo"\n') == ""
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "likelihood"])

@@ -15,9 +15,10 @@ from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Example, Group, Score, StopReason
+from retrain.kernel.types import Example, Group, Score
 from retrain.records.run import Control, control_label, control_of_record
 from retrain.run.steps.controls import RANDOM_RATE, control_problems, controlled_sampling
+from tests.kit.groups import completion_of
 from tests.kit.overlapped import GENERATIONS, lines, steps
 
 Load = Callable[..., Any]
@@ -35,24 +36,14 @@ class Breaks:
         raise ValueError("cannot")
 
 
-def completion(text: str) -> Completion:
-    return Completion(
-        tokens_T=np.array([1, 2]),
-        action_T=np.array([False, True]),
-        logprobs_T=np.zeros(2),
-        text=text,
-        stop_reason=StopReason.EOS,
-        policy_version=0,
-    )
-
-
 def sampled(texts: Sequence[str], scores: Sequence[Score], *, epoch: int = 0, groups: int = 1) -> Sampled:
     """Groups of these texts and true scores."""
     prompts = [
         Prompt(example=Example(id=f"e{n}", prompt="", reference="8"), tokens_T=np.array([1]), epoch=epoch)
         for n in range(groups)
     ]
-    made = [Group(example=p.example, completions=tuple(map(completion, texts)), scores=tuple(scores)) for p in prompts]
+    completions = tuple(completion_of(text=text, prompt=1) for text in texts)
+    made = [Group(example=p.example, completions=completions, scores=tuple(scores)) for p in prompts]
     return Sampled(prompts=prompts, groups=tuple(made), metrics={"x": 1.0})
 
 
@@ -120,21 +111,21 @@ def test_a_reward_that_reads_no_answer_is_refused_by_name(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("control", "text", "what"),
+    ("control", "text", "code"),
     [
-        ("random_reward", '[teacher]\nmodel = "big"\n', "here a [teacher] teaches as well"),
-        ("format_only", '[reward]\ntype = "none"\n', "reward 'none' gives none"),
-        ("format_only", '[environment]\nprovider = "games"\n', "environment 'games' does not say"),
+        ("random_reward", '[teacher]\nmodel = "big"\n', "config.control-and-teacher"),
+        ("format_only", '[reward]\ntype = "none"\n', "reward.judges-nothing"),
+        ("format_only", '[environment]\nprovider = "games"\n', "reward.no-answer-form"),
         ("random_reward", '[environment]\nprovider = "games"\n', ""),
         ("no_update", '[teacher]\nmodel = "big"\n', ""),
         ("random_reward", "", ""),
     ],
 )
-def test_what_cannot_be_controlled_is_told_at_once(load: Load, control: str, text: str, what: str) -> None:
+def test_what_cannot_be_controlled_is_told_at_once(load: Load, control: str, text: str, code: str) -> None:
     config, problems = load(f'{text}[training]\ncontrol = "{control}"\n')
     assert not problems
-    found = control_problems(config)
-    assert [what in problem.what for problem in found] == [True] * bool(what)
+    found = [*control_problems(config)]
+    assert [problem.code for problem in found] == [code] * bool(code)
     assert all("[training] control" in problem.where and problem.fix for problem in found)
 
 
