@@ -149,6 +149,8 @@ def test_the_ceiling_is_the_largest_size_that_worked() -> None:
     assert machine.failures == [64]
     assert used[-1] == 32
     assert pacer.metrics()["bp_ceiling"] == 32
+    machine = Machine(Scaling(sigma=0.0, kappa=0.0, rate=10.0), fits=40)
+    assert drive(pacer_for(machine, max_batch_size=48), machine)[-1] == 32, "half of 48 would be less than what worked"
 
 
 def test_out_of_memory_at_the_smallest_size_leaves_nothing_to_try() -> None:
