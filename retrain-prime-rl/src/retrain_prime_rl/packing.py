@@ -89,7 +89,7 @@ def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
     if max(lengths) > layout.seq_len:
         what = f"a row of {max(lengths)} tokens does not fit in a micro-batch of seq_len = {layout.seq_len}"
         fix = "raise seq_len here and in the trainer's configuration, or lower [training] max_tokens"
-        raise BackendError(Problem(where="[backend.options] seq_len", what=what, fix=fix))
+        raise BackendError(Problem(code="prime-rl.row-too-long", where="[backend.options] seq_len", what=what, fix=fix))
     bins = partition(lengths, capacity=layout.seq_len, multiple_of=layout.ranks)
     rows = [[batch.rows[index] for index in sorted(places)] for places in bins]
     packed = [_micro_batch(part, batch.temperature, layout) for part in rows if part]
@@ -129,7 +129,8 @@ def check_rows(batch: TrainBatch) -> None:
             if not np.isfinite(values_T[row.action_T]).all():
                 what = f"row {number} holds a {name} that is not finite"
                 fix = "correct the plugin that made the rows"
-                raise NonFiniteError(Problem(where=f"step {batch.step}", what=what, why="nothing was sent", fix=fix))
+                where, why = f"step {batch.step}", "nothing was sent"
+                raise NonFiniteError(Problem(code="prime-rl.non-finite-row", where=where, what=what, why=why, fix=fix))
 
 
 def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:
@@ -166,14 +167,15 @@ def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:
         where, count = f"step {batch.step}", len(row.tokens_T)
         if count > seq_len:
             what = f"row {number} has {count} tokens, over seq_len = {seq_len}: the trainer would truncate it"
-            raise BackendError(Problem(where=where, what=what, fix="raise seq_len here and in the trainer"))
+            fix = "raise seq_len here and in the trainer"
+            raise BackendError(Problem(code="prime-rl.row-too-long", where=where, what=what, fix=fix))
         advantages_T = row.advantages_T[row.action_T]
         low, high = float(advantages_T.min()), float(advantages_T.max())
         if high - low > TOLERANCE:
             what = f"the tokens of row {number} have advantages from {low:.6g} to {high:.6g}"
             why = 'wire = "scalar" carries one advantage per sample, and strict_advantages forbids averaging them'
             fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none" with surprisal_mask_rho = 0'
-            raise BackendError(Problem(where=where, what=what, why=why, fix=fix))
+            raise BackendError(Problem(code="prime-rl.token-credit", where=where, what=what, why=why, fix=fix))
         start = int(row.action_T.argmax())
         action_T = row.action_T[start:]
         examples.append(

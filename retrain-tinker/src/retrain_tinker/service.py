@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from retrain.api import BackendError, Floats, Problem, SamplingParams
-from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out, unreachable
+from retrain_tinker.faults import bad_answer, explained, safe_url, timed_out, unreachable
 from retrain_tinker.losses import CROSS_ENTROPY, Datum, PolicyLoss
 from retrain_tinker.options import TinkerOptions
 
@@ -137,7 +137,8 @@ class Service:
 
         if self._sampler is None:
             what = "no weights are published: there is nothing to sample from"
-            raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
+            fix = "call publish() before sample()"
+            raise BackendError(Problem(code="tinker.not-published", where="sampling", what=what, fix=fix))
         sampling = types.SamplingParams(
             max_tokens=params.max_tokens,
             seed=seed % 2**SEED_BITS,
@@ -176,8 +177,7 @@ class Service:
         """Return the log-probabilities of an answer; BackendError unless each target of each datum has one."""
         found = [np.asarray(entry["logprobs"].to_numpy(), dtype=np.float64) for entry in output.loss_fn_outputs]
         if [len(values) for values in found] != [len(datum.targets_T) for datum in datums]:
-            what = "the service returned log-probabilities of other lengths than the rows it was given"
-            raise BackendError(Problem(where=safe_url(self.base_url), what=what, fix=SERVER_FIX))
+            raise bad_answer(safe_url(self.base_url), "the log-probabilities have other lengths than the rows")
         return found
 
     def save_state(self, name: str, *, is_temporary: bool = False) -> str:
@@ -215,7 +215,7 @@ class Service:
         """Return the training client; BackendError after `close`, or when a checkpoint failed to load."""
         if self._trainer is None:
             what = "there is no training client: the tinker backend is closed, or a checkpoint failed to load"
-            raise BackendError(Problem(what=what, fix="create another one"))
+            raise BackendError(Problem(code="tinker.closed", what=what, fix="create another one"))
         return self._trainer
 
     def _call(self, doing: str, call: Callable[[], T], *, at_start: bool = False) -> T:

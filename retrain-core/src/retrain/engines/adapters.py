@@ -67,7 +67,8 @@ class Adapters:
         except OSError as error:
             what = f"no folder for adapters can be made: {error.strerror or error}"
             fix = "set [inference] adapter_dir to a folder that you can write and the servers can read"
-            raise BackendError(Problem(where=str(adapter_dir or tempfile.gettempdir()), what=what, fix=fix)) from error
+            where = str(adapter_dir or tempfile.gettempdir())
+            raise BackendError(Problem(code="engine.no-adapter-folder", where=where, what=what, fix=fix)) from error
 
     @property
     def current(self) -> PolicyVersion:
@@ -128,7 +129,8 @@ class Adapters:
         """As `publish`, for all weights: a server has one version at a time, so nothing may be sampled meanwhile."""
         if any(self._uses.values()):
             what = f"the weights of version {version} cannot replace those that completions are being sampled from"
-            raise BackendError(Problem(where="sampling", what=what, fix="publish after sample has returned"))
+            fix = "publish after sample has returned"
+            raise BackendError(Problem(code="engine.weights-in-use", where="sampling", what=what, fix=fix))
         key, before = self._new_key(version), self.versions
         # the name stays the same, and the server still caches keys and values of the old weights under it
         loaded = PolicyVersion(version=version, key=key, folder=folder, is_whole=True, cache_salt=f"{key}-")
@@ -154,7 +156,8 @@ class Adapters:
         except (OSError, SafetensorError) as error:
             what = f"the adapter of version {version} cannot be written: {getattr(error, 'strerror', None) or error}"
             fix = "free space there, or set [inference] adapter_dir"
-            raise BackendError(Problem(where=str(folder), what=what, fix=fix)) from error
+            problem = Problem(code="engine.adapter-not-written", where=str(folder), what=what, fix=fix)
+            raise BackendError(problem) from error
         if any(folder.iterdir()):
             return PolicyVersion(version=version, key=key, folder=folder)
         folder.rmdir()
@@ -200,7 +203,8 @@ class Adapters:
                 what = f"no server has taken the {loaded} of version {version.version}, from {version.folder}"
                 why = f"[inference] retry_s = {self._retry_s:g} ended the wait; {pool.failures()}"
                 fix = "start the servers, or correct [inference] url; then resume the run"
-                raise BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
+                where = "[inference] url"
+                raise BackendError(Problem(code="engine.policy-not-taken", where=where, what=what, why=why, fix=fix))
             time.sleep(POLL_S)
 
     def _is_right(self, version: PolicyVersion, keeper: Keeper) -> bool:

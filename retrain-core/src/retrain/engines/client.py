@@ -186,7 +186,8 @@ class Client:
                 what = f"{call.label or call.path} failed: no server has the policy that it needs"
                 why = f"[inference] retry_s = {retry_s:g} ended the wait; {error}"
                 fix = "start the servers again, with the same options; then resume the run"
-                raise BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix)) from None
+                where = "[inference] url"
+                raise BackendError(Problem(code="engine.no-server", where=where, what=what, why=why, fix=fix)) from None
             if refused is not None:
                 call = self._without_cause(call, server, refused)
             self.retries += 1
@@ -213,13 +214,15 @@ class Client:
     def _gave_up(
         self, call: Call[Any], server: Server, failure: _TransientError, attempts: int, *, is_late: bool
     ) -> BackendError:
-        what = f"{call.label or call.path} failed: {failure}"
-        why = f"tried {attempts} times; [inference] retry_s = {self._table.retry_s:g} ended it" if is_late else ""
-        fix = "look at the server's log" if failure.was_reached else "start the server, or correct [inference] url"
+        where, what, fix = server.name, f"{call.label or call.path} failed: {failure}", "look at the server's log"
         if failure.is_bad_answer:
             why = f"{attempts} answers were unusable; none was trained on"
-            return UnusableAnswerError(Problem(where=server.name, what=what, why=why, fix=fix))
-        return BackendError(Problem(where=server.name, what=what, why=why, fix=fix))
+            return UnusableAnswerError(Problem(code="engine.bad-answers", where=where, what=what, why=why, fix=fix))
+        why = f"tried {attempts} times; [inference] retry_s = {self._table.retry_s:g} ended it" if is_late else ""
+        if failure.was_reached:
+            return BackendError(Problem(code="engine.request-failed", where=where, what=what, why=why, fix=fix))
+        fix = "start the server, or correct [inference] url"
+        return BackendError(Problem(code="engine.unreachable", where=where, what=what, why=why, fix=fix))
 
     async def _exchange(self, call: Call[Any], server: Server) -> httpx.Response:
         """Return the response; of several, the first refusal that does not mean that the work is done."""
@@ -260,9 +263,11 @@ class Client:
                 return call.read(None)
             what = f"{call.label or call.path} was refused with HTTP {response.status_code}: {_message(response)}"
             fix = "look at the server's log and its options"
+            problem = Problem(code="engine.request-refused", where=server.name, what=what, fix=fix)
             if response.status_code in (401, 403):
                 fix = "set [inference] api_key_env to the environment variable that holds the server's key"
-            raise RefusedError(Problem(where=server.name, what=what, fix=fix), response.status_code)
+                problem = Problem(code="engine.key-refused", where=server.name, what=what, fix=fix)
+            raise RefusedError(problem, response.status_code)
         if call.key and losses != server.losses:
             raise _TransientError("the server lost the policy before it answered")
         return self._read(call, server, response)

@@ -172,12 +172,13 @@ class ServerEngine:
         names = (Path(model.name).name, Path(model.root or "").name)
         if gap is None and Path(policy.model_path).name not in names:
             what = f"the server has {model.name!r}, not {policy.model_path!r}, and there is no trainer to compare with"
-            raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {policy.model_path}"))
+            fix = f"start it with {policy.model_path}"
+            raise ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
         if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
             what = f"log-probabilities of {model.name!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
             why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
             fix = "serve the model of [model] model, with the same dtype; or raise max_gap and set [algorithm] tis_cap"
-            raise ConfigError(Problem(where=server.name, what=what, why=why, fix=fix))
+            raise ConfigError(Problem(code="engine.logprob-gap", where=server.name, what=what, why=why, fix=fix))
 
     def _report(self, server: Server, gap: LogprobGap | None) -> None:
         caller, is_same = self._caller, self._behaviour.is_same_distribution
@@ -200,13 +201,13 @@ class ServerEngine:
 
     def _require_current(self) -> PolicyVersion:
         if not self._adapters.versions:
-            raise BackendError(
-                Problem(where="sampling", what="the engine is closed, or without a policy", fix="create another one")
-            )
+            what, fix = "the engine is closed, or without a policy", "create another one"
+            raise BackendError(Problem(code="engine.closed", where="sampling", what=what, fix=fix))
         current, published = self._adapters.current, self._adapters.comparison.policy.version
         if current.version != published and not self._is_ahead:
             what = f"the servers have policy version {current.version}, and version {published} was published"
-            raise BackendError(Problem(where="sampling", what=what, fix="the backend must call publish on its engine"))
+            fix = "the backend must call publish on its engine"
+            raise BackendError(Problem(code="engine.not-published", where="sampling", what=what, fix=fix))
         return current
 
     def _counts(self) -> dict[str, int]:
@@ -236,11 +237,12 @@ class ServerEngine:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
         if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
             what = f"prompt {group} is empty, or holds a token id that is not among the model's {vocabulary}"
-            raise BackendError(Problem(where="sampling", what=what, fix="use the tokenizer that belongs to the model"))
+            fix = "use the tokenizer that belongs to the model"
+            raise BackendError(Problem(code="engine.bad-prompt", where="sampling", what=what, fix=fix))
         if limit is not None and len(prompt_T) >= limit:
             what = f"prompt {group} has {len(prompt_T)} tokens, and the context of {limit} leaves no room to answer"
             fix = "use shorter prompts, or start the server with a longer context"
-            raise ConfigError(Problem(where="[data]", what=what, fix=fix))
+            raise ConfigError(Problem(code="engine.prompt-too-long", where="[data]", what=what, fix=fix))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -287,9 +289,8 @@ class Behaviour:
         found = self.policy.logprobs(rows, temperature)
         if found is None:
             what = "the training model is not in this process, so log-probabilities cannot be recomputed with it"
-            raise BackendError(
-                Problem(where="[inference] logprobs", what=what, fix='set logprobs = "engine" for this backend')
-            )
+            where, fix = "[inference] logprobs", 'set logprobs = "engine" for this backend'
+            raise BackendError(Problem(code="engine.no-training-model", where=where, what=what, fix=fix))
         return [values_T[action_T] for values_T, (_, action_T) in zip(found, rows, strict=True)]
 
 

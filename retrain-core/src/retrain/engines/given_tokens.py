@@ -45,7 +45,7 @@ class ServerTeacher:
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         if temperature != 1.0:
             what, fix = f"a server gives no log-probabilities at temperature {temperature:g}", "set temperature = 1.0"
-            raise BackendError(Problem(where="[teacher] engine", what=what, fix=fix))
+            raise BackendError(Problem(code="teacher.bad-temperature", where="[teacher] engine", what=what, fix=fix))
         calls = [self._call(row.tokens_T.tolist(), f"row {number} of the teacher") for number, row in enumerate(rows)]
         found: dict[int, list[GivenToken]] = {}
         try:
@@ -76,7 +76,8 @@ class ServerTeacher:
                 own, where = context.tokenizer.decode([number]), context.config.place("teacher.engine")
                 what = f"the teacher {self._model!r} has another tokenizer than {context.config.model.model!r}"
                 why = f"token {number} is {entry.text!r} there and {own!r} here; it is shown token ids"
-                raise ConfigError(Problem(where=where, what=what, why=why, fix="use a teacher of the same family"))
+                fix = "use a teacher of the same family"
+                raise ConfigError(Problem(code="teacher.other-tokenizer", where=where, what=what, why=why, fix=fix))
 
     def _call(self, tokens: list[int], label: str, server: Any = None) -> Call[list[GivenToken]]:
         path, body = self._dialect.given_tokens(tokens, self._model)
@@ -107,7 +108,7 @@ def _models(dialect: Dialect, client: Client, config: Config) -> str:
         return names.pop()
     what = f"the servers have {', '.join(map(repr, sorted(names))) or 'no model'}"
     where, fix = config.place("teacher.model"), "name one of them: [teacher] model"
-    raise ConfigError(Problem(where=where, what=what, fix=fix))
+    raise ConfigError(Problem(code="teacher.ambiguous-model", where=where, what=what, fix=fix))
 
 
 def _as_inference(config: Config) -> Config:

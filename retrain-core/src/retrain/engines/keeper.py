@@ -115,7 +115,8 @@ class Keeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("The keeper of %s has failed.", self.server.name, exc_info=error)
             what, fix = f"{type(error).__name__}: {error}", "report the traceback in the log"
-            self.reject(None, BackendError(Problem(where=self.server.name, what=what, fix=fix)))
+            problem = Problem(code="engine.internal-error", where=self.server.name, what=what, fix=fix)
+            self.reject(None, BackendError(problem))
 
     async def _look(self) -> None:
         server, now = self.server, asyncio.get_running_loop().time()
@@ -140,11 +141,13 @@ class Keeper:
         model = next((model for model in models if known and model.name == known.name), None)
         if model is None and known is not None:
             what = f"the server now has {', '.join(repr(model.name) for model in models) or 'no model'}"
-            raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {known.name!r}"))
+            fix = f"start it with {known.name!r}"
+            raise ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
         model = model or pick_model(server, models, self.comparison.policy, caller.dialect)
         if (model.context_limit or math.inf) < (caller.context_limit or 0):
             what = f"the server has a context of {model.context_limit} tokens, the others have {caller.context_limit}"
-            raise ConfigError(Problem(where=server.name, what=what, fix="start it with a longer context"))
+            fix = "start it with a longer context"
+            raise ConfigError(Problem(code="engine.short-context", where=server.name, what=what, fix=fix))
         caller.served[server.url] = model
 
     async def _bring(self, version: PolicyVersion) -> None:

@@ -53,7 +53,8 @@ def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     if not table.prefix_caching:
         what = "MLX-LM always caches the keys and values of prompts"
         fix = "set prefix_caching = true; each policy version has its own cache"
-        raise ConfigError(Problem(where=context.config.place("inference.prefix_caching"), what=what, fix=fix))
+        where = context.config.place("inference.prefix_caching")
+        raise ConfigError(Problem(code="engine.always-caches", where=where, what=what, fix=fix))
     limit = MAX_CONCURRENT * (table.url.count(",") + 1)
     limited = table.model_copy(update={"max_concurrent": min(table.max_concurrent, limit)})
     config = replace(context.config, tables={**context.config.tables, "inference": limited})
@@ -171,7 +172,7 @@ class MLX(Dialect):
                 return text
         what = f"MLX-LM takes only text, and the text of a prompt of {len(prompt_T)} tokens encodes to other tokens"
         fix = 'use an engine that takes token ids: "pytorch" or "vllm"'
-        raise BackendError(Problem(where="[inference] engine", what=what, fix=fix))
+        raise BackendError(Problem(code="engine.prompt-not-text", where="[inference] engine", what=what, fix=fix))
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -185,7 +186,8 @@ def convert(source: Path, folder: Path) -> None:
         document = _config(config, sorted({_split(name)[0] for name in tensors}))
     except (*UNREADABLE, OSError, safetensors.SafetensorError) as error:
         what = f"the adapter cannot be converted for MLX: {error}"
-        raise BackendError(Problem(where=str(source), what=what, fix='use engine = "pytorch" or "vllm"')) from error
+        fix = 'use engine = "pytorch" or "vllm"'
+        raise BackendError(Problem(code="engine.unknown-adapter", where=str(source), what=what, fix=fix)) from error
     try:
         folder.mkdir()
         save_file(weights, folder / "adapters.safetensors", metadata={"format": "mlx"})
@@ -193,7 +195,7 @@ def convert(source: Path, folder: Path) -> None:
     except OSError as error:
         what = f"the adapter for MLX cannot be written: {error.strerror or error}"
         fix = "free space there, or set [inference] adapter_dir"
-        raise BackendError(Problem(where=str(folder), what=what, fix=fix)) from error
+        raise BackendError(Problem(code="engine.adapter-not-written", where=str(folder), what=what, fix=fix)) from error
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -25,7 +25,8 @@ ID_PREFIX = "token_id:"  # some servers write the id itself in place of the text
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     if not context.config.inference.prefix_caching:
         where, what = context.config.place("inference.prefix_caching"), "OpenAI's requests cannot turn it off"
-        raise ConfigError(Problem(where=where, what=what, fix="turn it off in the server's own options"))
+        fix = "turn it off in the server's own options"
+        raise ConfigError(Problem(code="engine.caching-not-controllable", where=where, what=what, fix=fix))
     return create(OpenAI(TextIds(context.tokenizer)), context, policy)
 
 

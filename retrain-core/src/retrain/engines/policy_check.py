@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from retrain.credit.logprob_gap import LogprobGap
-from retrain.engines.client import Call, Client, RefusedError
+from retrain.engines.client import Call, Client, RefusedError, UnusableAnswerError
 from retrain.engines.dialect import Caller, Completion, Dialect, ServedModel
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
@@ -75,7 +75,8 @@ def pick_model(server: Server, models: list[ServedModel], policy: Policy, dialec
     if named or len(similar) == 1 or len(models) == 1:
         return (named or similar or models)[0]
     what = f"the server has {', '.join(repr(model.name) for model in models) or 'no model'}, not {expected!r}"
-    raise ConfigError(Problem(where=server.name, what=what, fix=f"start {dialect.name} with {expected}"))
+    fix = f"start {dialect.name} with {expected}"
+    raise ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
 
 
 def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
@@ -91,7 +92,7 @@ def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
     if len(set(answers)) > 1:
         what = "some servers report log-probabilities after temperature and others before it"
         fix = f"start all of them with {caller.dialect.start_hint}"
-        raise ConfigError(Problem(where="[inference] url", what=what, fix=fix))
+        raise ConfigError(Problem(code="engine.mixed-logprobs", where="[inference] url", what=what, fix=fix))
     return answers[0]
 
 
@@ -109,13 +110,14 @@ def _sample(caller: Caller, server: Server, prompt_T: Tokens, temperature: float
     try:
         return caller.client.results([call])[0]
     except BackendError as error:
-        problem = error.problems[0]
         is_unknown_field = isinstance(error, RefusedError) and error.status in (BAD_REQUEST, UNPROCESSABLE)
-        if "answers were unusable" not in problem.why and not is_unknown_field:
+        if not isinstance(error, UnusableAnswerError) and not is_unknown_field:
             raise
+        what = f"the server does not report what it sampled: {error.problems[0].what}"
         why = "training needs the exact ids that were sampled, and a log-probability of each"
         fix = f"use a server that returns both; of {caller.dialect.name}, a recent version"
-        raise ConfigError(Problem(where=problem.where, what=problem.what, why=why, fix=fix)) from error
+        problem = Problem(code="engine.no-exact-tokens", where=server.name, what=what, why=why, fix=fix)
+        raise ConfigError(problem) from error
 
 
 def _after_temperature(raw: Mapping[str, float], warm: Mapping[str, float]) -> bool | None:
@@ -142,7 +144,7 @@ def require_adapters(caller: Caller, server: Server, prompt_T: Tokens, adapter: 
     if common and max(abs(plain[key] - adapted[key]) for key in common) < SAME:
         what = "the server ignores the adapter and answers with the base model"
         fix = f"start {caller.dialect.name} with {caller.dialect.adapter_hint}"
-        raise ConfigError(Problem(where=server.name, what=what, fix=fix))
+        raise ConfigError(Problem(code="engine.adapter-ignored", where=server.name, what=what, fix=fix))
 
 
 def require_distribution(
@@ -162,7 +164,7 @@ def require_distribution(
         where = "[inference] logprobs" if logprobs == "engine" else f"[algorithm] {weighed_by}"
         why = "behaviour log-probabilities and importance weights must describe the sampled distribution"
         fix = f'start it with {dialect.start_hint}, or set temperature = 1.0, or logprobs = "trainer" and no weight'
-        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="engine.logprobs-before-temperature", where=where, what=what, why=why, fix=fix))
 
 
 def probe_prompts(tokenizer: Any, context_limit: int | None) -> list[Tokens]:
@@ -332,4 +334,4 @@ class Comparison:
         what = f"the server does not sample from policy version {version.version}: its log-probabilities are {numbers}"
         why = f"at most {self.limit:.2g} was expected, from the start of the run and [inference] max_gap"
         fix = "restart the server; if its precision is the reason, raise [inference] max_gap"
-        return OtherPolicyError(Problem(where=server.name, what=what, why=why, fix=fix))
+        return OtherPolicyError(Problem(code="engine.other-policy", where=server.name, what=what, why=why, fix=fix))

@@ -45,7 +45,8 @@ class Throttle:
         except OSError as error:
             what = f"the throttle folder cannot be used: {error.strerror or error}"
             fix = "choose a local folder that you can write to, or leave [backend] throttle_dir empty"
-            raise BackendError(Problem(where=str(self._folder), what=what, fix=fix)) from error
+            where = str(self._folder)
+            raise BackendError(Problem(code="backend.throttle-folder", where=where, what=what, fix=fix)) from error
         try:
             yield
         finally:

@@ -192,7 +192,8 @@ class Conversation:
         found = find_subject(name)
         if found.model != own.model:
             what = f"{found.label} is of {found.model!r}, and {own.label} of {own.model!r}"
-            raise ConfigError(Problem(where="compare", what=what, fix="compare policies on the same base"))
+            fix = "compare policies on the same base"
+            raise ConfigError(Problem(code="chat.other-base", where="compare", what=what, fix=fix))
         return found
 
     def _with_system(self, turn: Sequence[Message]) -> list[Message]:
@@ -203,7 +204,7 @@ class Conversation:
         (ids,) = encode([self._with_system(turn)], source.tokenizer, source.config, names=["the conversation"])
         if self._limit is not None and len(ids) >= self._limit:
             what = f"the conversation has {len(ids)} tokens, and the model reads {self._limit}"
-            raise ConfigError(Problem(what=what, fix="/reset, or send something shorter"))
+            raise ConfigError(Problem(code="chat.too-long", what=what, fix="/reset, or send something shorter"))
         return np.asarray(ids, dtype=np.int64)
 
     def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:
@@ -325,7 +326,8 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
     if config.environment.provider:
         what = "the tasks of this run come from an environment"
         fix = "look at the credit of its steps: retrain credit"
-        raise ConfigError(Problem(where=config.place("environment.provider"), what=what, fix=fix))
+        where = config.place("environment.provider")
+        raise ConfigError(Problem(code="chat.environment-tasks", where=where, what=what, fix=fix))
     algorithm = build_algorithm(build_flow(config, source.plugins), source.context)
     example = Example(id=f"chat-{number}", prompt=question, reference=reference)
     (tokens_T,) = encode_prompts([example], source.tokenizer, config)

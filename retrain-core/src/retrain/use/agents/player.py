@@ -157,12 +157,13 @@ def make_agent(context: PluginContext) -> AgentPlayer:
     if bool(entry) == bool(command):
         fix = 'set one: id = "my_agent:play", or args = { command = "python my_agent.py" }'
         what = "the agent is a Python function or a command, and neither or both are given"
-        problems.append(Problem(where=places["id"], what=what, fix=fix))
+        problems.append(Problem(code="environment.ambiguous-agent", where=places["id"], what=what, fix=fix))
     elif entry and not all(part for part in (entry.count(":") == 1, *entry.split(":"))):
-        problems.append(Problem(where=places["id"], what=f"{entry!r} names no function", fix='write "module:function"'))
+        what, fix = f"{entry!r} names no function", 'write "module:function"'
+        problems.append(Problem(code="environment.bad-agent", where=places["id"], what=what, fix=fix))
     if most_calls == 0:
-        fix = f"use 1 or more, or -1 for {MOST_CALLS}"
-        problems.append(Problem(where=places["max_turns"], what="an agent without a call cannot learn", fix=fix))
+        what, fix = "an agent without a call cannot learn", f"use 1 or more, or -1 for {MOST_CALLS}"
+        problems.append(Problem(code="environment.no-calls", where=places["max_turns"], what=what, fix=fix))
     if problems:
         raise ConfigError(*problems)
     assert isinstance(args, AgentArgs)
@@ -338,4 +339,5 @@ class _AgentBatch:
             what = f"the agent failed in {len(failed)} of {total} episodes; first: {failed[0].detail}"
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
             fix = "repair the agent: no answer of the policy, not even nonsense, may end it"
-            raise RewardError(Problem(where="[environment]", what=what, why=why, fix=fix))
+            where = "[environment]"
+            raise RewardError(Problem(code="environment.agent-failed", where=where, what=what, why=why, fix=fix))

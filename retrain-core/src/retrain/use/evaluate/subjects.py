@@ -139,7 +139,8 @@ def _subjects(request: Request) -> list[Subject]:
             found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
         else:
             what = "--checkpoint all needs a run"
-            raise ConfigError(Problem(where=printable(request.named), what=what, fix="give the folder of a run"))
+            fix = "give the folder of a run"
+            raise ConfigError(Problem(code="eval.needs-run", where=printable(request.named), what=what, fix=fix))
     return list({(subject.folder, subject.steps): subject for subject in found}.values())
 
 
@@ -152,7 +153,7 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
     )
     if not added or not isinstance(added, dict):
         what, fix = "has no [eval.sets.NAME], the only table that is read for a run", "add one"
-        raise ConfigError(Problem(where=str(request.file), what=what, fix=fix))
+        raise ConfigError(Problem(code="eval.no-sets", where=str(request.file), what=what, fix=fix))
     return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
 
 
@@ -175,7 +176,8 @@ def _refuse_another_split(subject: Subject, config: Config) -> None:
     else:
         return
     fix = "remove it, or use other data: --data FILE"
-    raise ConfigError(Problem(where=config.place(path), what=what, why="the run trained on the others", fix=fix))
+    why = "the run trained on the others"
+    raise ConfigError(Problem(code="eval.other-split", where=config.place(path), what=what, why=why, fix=fix))
 
 
 def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
@@ -188,11 +190,12 @@ def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
-            raise ConfigError(Problem(where="--eval-set", what=f"there is no set {printable(name)!r}", fix=fix))
+            what = f"there is no set {printable(name)!r}"
+            raise ConfigError(Problem(code="eval.unknown-set", where="--eval-set", what=what, fix=fix))
     if not known:
         what = "there is nothing to evaluate on: neither [eval] examples nor [eval.sets.NAME]"
         fix = "name data and reward: --data FILE --reward match, or a file with sets: --config FILE"
-        raise ConfigError(Problem(where=printable(request.named), what=what, fix=fix))
+        raise ConfigError(Problem(code="eval.nothing-to-evaluate", where=printable(request.named), what=what, fix=fix))
     return {name: known[name] for name in request.sets} or known
 
 
@@ -297,7 +300,7 @@ class ResultFile:
         names = [record.get("example") for record in found[1:]]
         if found[:1] != [self._header] or names != [prompt.example.id for prompt in prompts[: len(names)]]:
             what = "is not the record of this evaluation"
-            raise ConfigError(Problem(where=str(self.path), what=what, fix="remove it"))
+            raise ConfigError(Problem(code="eval.other-record", where=str(self.path), what=what, fix="remove it"))
         whole = len(names) if len(names) == len(prompts) else len(names) // at_once * at_once
         with self.path.open("r+b") as stream:
             for _ in range(whole + 1):
