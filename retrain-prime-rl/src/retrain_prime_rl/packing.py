@@ -11,7 +11,8 @@ import numpy as np
 
 from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
 
-PADDING_TOKEN = 1  # as in PRIME-RL; any id of the vocabulary, since it is masked out of the loss
+# As in PRIME-RL; any id would do, since the loss does not count it.
+PADDING_TOKEN = 1
 TOLERANCE = 1e-6  # between the advantages of one row: rounding of equal credit
 
 
@@ -107,7 +108,8 @@ def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> lis
     Greedy, longest first into the emptiest bin (the first among equals), with the smallest number of bins, a multiple
     of `multiple_of`, for which that succeeds; with one bin per length it always does.
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])  # stable: equal lengths keep their order
+    # The sort is stable, so equal batches give equal bins.
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     count = -(-sum(lengths) // (capacity * multiple_of)) * multiple_of
     while True:
         loads = np.zeros(count, dtype=np.int64)

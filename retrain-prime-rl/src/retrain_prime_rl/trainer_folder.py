@@ -31,8 +31,8 @@ MAX_HEADER_BYTES = 2**27  # a larger size was not written as a header
 LEDGER = "retrain_steps.json"
 SENT = "steps_sent"
 WHERE = "[backend.options] output_dir"
-# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
 CHECKPOINTS = "checkpoints"
+# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
 OLD_RUNS = "run_*/control/orch.toml"
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -113,6 +113,7 @@ def wait_for(
 def put_back(output_dir: Path) -> int | None:
     """Return the step that the trainer was put back to: it wrote that after a higher one. None otherwise."""
     written = {step: mark.stat().st_mtime_ns for step, mark in complete(output_dir).items()}
+    # On a disk with a coarse clock several have the same time; then the later step counts.
     newest = max(written, key=lambda step: (written[step], step), default=None)
     return None if newest is None or newest == max(written) else newest
 
@@ -198,6 +199,7 @@ def find_sent(
 
 
 def record(output_dir: Path, sent: int) -> None:
+    # By a rename, so that a kill leaves the old number or the new one.
     draft = output_dir / f".{LEDGER}.tmp"
     draft.write_text(json.dumps({SENT: sent}), encoding="utf-8")
     os.replace(draft, output_dir / LEDGER)
@@ -313,6 +315,7 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
         for name in (name for name in factors if "lora_B" in name):
             first, end = header[name]["data_offsets"]
             stream.seek(start + first)
+            # B is zero until the first update.
             if stream.read(end - first).strip(b"\0"):
                 break
         else:

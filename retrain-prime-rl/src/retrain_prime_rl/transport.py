@@ -67,6 +67,7 @@ class FileTransport(Transport):
                 with (draft / name).open("wb") as stream:
                     stream.write(payload)
                     stream.flush()
+                    # The trainer may be another machine: the rename must not show it an empty file.
                     os.fsync(stream.fileno())
             os.rename(draft, target)  # fails if it exists and is not empty
         except OSError as error:
@@ -131,11 +132,14 @@ class Publisher(Transport):
         self._context = zmq.Context()
         self._batches = self._context.socket(zmq.XPUB)
         self._batches.setsockopt(zmq.SNDHWM, options.zmq_hwm)
-        self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)  # report the subscription of a restarted rank as well
+        # Report the subscription of a restarted rank as well.
+        self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)
+        # At the high-water mark wait: by default the socket would drop the batch in silence.
         self._batches.setsockopt(zmq.XPUB_NODROP, 1)
         self._ready = self._context.socket(zmq.PULL)
         self._ready.setsockopt(zmq.RCVHWM, options.zmq_hwm)
         for number, socket in enumerate((self._batches, self._ready), start=options.zmq_port):
+            # A socket binds to numeric addresses and interfaces, not to names of hosts.
             host = "127.0.0.1" if options.zmq_host == "localhost" else options.zmq_host
             try:
                 socket.bind(f"tcp://{host}:{number}")
@@ -196,7 +200,8 @@ class Publisher(Transport):
 
     def _listen(self) -> None:
         while self._batches.poll(0):
-            message = self._batches.recv()  # a byte, 1 to open and 0 to close, and the topic
+            # One byte, 1 to subscribe and 0 to leave, and the topic.
+            message = self._batches.recv()
             for number, rank in enumerate(self._ranks):
                 if TOPIC.format(number).encode().startswith(message[1:]):
                     is_open = message[:1] == b"\x01"

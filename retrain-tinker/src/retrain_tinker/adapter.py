@@ -71,7 +71,8 @@ def repair(folder: Path, base_model: str) -> None:
     modules = sorted({match["module"].rpartition(".")[2] for name in names if (match := _FACTOR.fullmatch(name))})
     if not modules:
         raise _unusable(str(folder / WEIGHTS_FILE), "it holds no LoRA factors")
-    targets = document.get("target_modules")  # a pattern such as "all-linear" is taken to name every module
+    # A pattern such as "all-linear" is taken to name every module.
+    targets = document.get("target_modules")
     named = {str(target).rpartition(".")[2] for target in targets} if isinstance(targets, list) else set()
     if not isinstance(targets, str) and not named.issuperset(modules):
         document["target_modules"] = modules

@@ -229,7 +229,8 @@ def _document(located: str, name: str) -> Mapping[str, Any]:
         else:
             from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-            cached = try_to_load_from_cache(located, name)  # first, so that a missing network costs nothing
+            # The cache first, so that a missing network costs nothing.
+            cached = try_to_load_from_cache(located, name)
             path = Path(cached if isinstance(cached, str) else hf_hub_download(located, name))
         found = json.loads(path.read_text(encoding="utf-8"))
     except Exception:  # the hub's client raises many types; the tokenizer's own id and no limit are fine

@@ -20,7 +20,8 @@ from retrain_tinker.service import Service, total_loss
 
 LOG = logging.getLogger("retrain")
 PROBES, PROBE_TOKENS = 4, 16
-LARGEST_GAP = 0.1  # nats, mean over the probe; precision accounts for 0.01, a different distribution for 0.5
+# Nats, mean over the probe: precision accounts for 0.01, another distribution for 0.5.
+LARGEST_GAP = 0.1
 LOSS_TOLERANCE = 1e-3  # relative
 RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)  # on both sides of every clipping bound
 
@@ -73,7 +74,8 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
     LOG.info("Sampler and trainer agree to %.1e nats at most on %d tokens.", gaps_N.max(), len(gaps_N))
     # `likelihood` is sent as cross_entropy where losses are summed, otherwise as importance_sampling
     output = _compared(service, datums, new, PolicyLoss() if loss.kind == LIKELIHOOD else loss, config)
-    sums = "loss:sum" in output.metrics  # the hosted service reports a sum, SkyRL-tx does not
+    # The hosted service reports a sum, SkyRL-tx does not.
+    sums = "loss:sum" in output.metrics
     reduction: Reduction = "token_sum" if sums else "sequence_mean"
     if service.options.reduction != "auto":
         reduction = service.options.reduction
@@ -136,6 +138,7 @@ def _loss_probe(
         numbers_N = count + np.arange(len(new_N))
         count += len(new_N)
         ratios_N = np.asarray(RATIOS)[numbers_N % len(RATIOS)]
+        # Each ratio occurs with both signs of the advantage: ppo clips only one side for each.
         signs_N = np.where((numbers_N // len(RATIOS)) % 2 & (not is_positive), -1.0, 1.0)
         reference_N = new_N - np.log(ratios_N)
         advantages_T = np.zeros(len(new_T))

@@ -24,8 +24,7 @@ from retrain_tinker.options import TinkerOptions
 
 T = TypeVar("T")
 PROBE_S = 5.0  # enough to learn whether anything listens
-GOODBYE_S = 5.0  # for closing, and
-RELEASE_S = 3.0  # for each answer of the service meanwhile
+GOODBYE_S, RELEASE_S = 5.0, 3.0  # for closing, and for each answer of the service meanwhile
 TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
 SEED_BITS = 31  # SkyRL-tx keeps a seed in 32 bits, with a sign
 
@@ -72,7 +71,8 @@ class Service:
         def asked() -> Any:
             import tinker
 
-            if hasattr(tinker, "RestClient"):  # since 0.30 or so; the service client's own method is deprecated there
+            # Since 0.30 or so; the service client's own method is deprecated there.
+            if hasattr(tinker, "RestClient"):
                 return tinker.RestClient(base_url=self.base_url or None).get_server_capabilities().result()
             return self._client.get_server_capabilities()
 
@@ -119,7 +119,8 @@ class Service:
 
         leaving = threading.Thread(target=leave, name="tinker: closing", daemon=True)
         leaving.start()
-        leaving.join(GOODBYE_S)  # closing a client that never connected can block on its own locks
+        # Closing a client that never connected can block on its own locks.
+        leaving.join(GOODBYE_S)
 
     def publish(self) -> None:
         """Make a sampling client of the trainer's present weights.

@@ -59,6 +59,7 @@ class Step:
             loss=mean,
             grad_norm=None,
             gaps_N=np.concatenate(new) - np.concatenate(sampled),
+            # A token can be outside the bounds of the weight and of the loss, and then counts twice.
             clipped=min(clipped + cut, sum(map(len, new))),
         )
         adam = self._adam if batch.lr is None else self._adam | {"learning_rate": batch.lr}

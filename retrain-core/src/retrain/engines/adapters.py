@@ -28,7 +28,8 @@ from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
 
 POLL_S = 0.005  # short against a step, since every publication waits for it
-SLOWER_S = 1.0  # than the first server, and at least as long as it took: what `publish` grants the others
+# `publish` grants the other servers as long as the first one took, and at least this.
+SLOWER_S = 1.0
 
 
 class Adapters:
@@ -47,6 +48,7 @@ class Adapters:
         self._retry_s = retry_s
         self._uses: Counter[str] = Counter()
         self._lock = threading.Lock()  # `using` and `publish` may run in different threads
+        # Servers cache by name, and two runs may share a server.
         self._token = secrets.token_hex(4)
         self._serial = 0
         self._is_closed = False
@@ -183,7 +185,8 @@ class Adapters:
 
     def _await_first(self, version: PolicyVersion, deadline: float) -> None:
         """Wait until a server matches the trainer; BackendError when all are wrong, or none answers."""
-        compared = dict[Server, tuple[int, str]]()  # an unchanged server need not be compared again
+        # Only a server that has changed since its comparison is compared again.
+        compared = dict[Server, tuple[int, str]]()
         while True:
             for server, keeper in self.keepers.items():
                 name = server.names.get(version.key)

@@ -28,8 +28,10 @@ T = TypeVar("T")
 POLL_S = 0.1
 ONCE_S = 5.0  # for all of a request that is not retried
 JOIN_S = 5.0  # closing must not hang on a dead connection
-MAX_BAD_ANSWERS = 3  # to one request, per server: one that always answers wrongly is not worth `retry_s`
-NOT_FOUND, TOO_MANY, NOT_IMPLEMENTED = 404, 429, 501  # the last: the server was started without the feature
+# To one request, per server. One that always answers wrongly is not worth all of `retry_s`.
+MAX_BAD_ANSWERS = 3
+# 501 is not transient: the server was started without the feature.
+NOT_FOUND, TOO_MANY, NOT_IMPLEMENTED = 404, 429, 501
 TRANSIENT = frozenset({408, 425, TOO_MANY})  # and every other 5xx
 
 
@@ -169,7 +171,8 @@ class Client:
             refused = None
             try:
                 async with self.pool.slot(call.server, call.key) as server:
-                    if call.key:  # as long as one server samples, the request can wait for it
+                    # As long as any server samples, the request can wait for it.
+                    if call.key:
                         deadline = max(deadline, self.pool.sampled_at + retry_s)
                     if failure is not None and loop.time() >= deadline:
                         raise self._gave_up(call, server, failure, attempts, is_late=True)
@@ -356,6 +359,7 @@ def _retry_after_s(response: httpx.Response) -> float:
         seconds = float(response.headers.get("retry-after", "0"))
     except ValueError:  # a date: the pool's own pause is enough
         return 0.0
+    # A server may ask for days, or write NaN: then the pool's own pauses count.
     return seconds if 0.0 <= seconds < 3600.0 else 0.0
 
 
@@ -381,6 +385,7 @@ class Connections:
             headers=self._headers,
             content=None if body is None else json.dumps(body).encode(),
         )
+        # A bare transport ignores the login in a URL; httpx's client would send it.
         if request.url.userinfo:
             request = next(httpx.BasicAuth(request.url.username, request.url.password).auth_flow(request))
         free = self._free[url]
@@ -389,7 +394,8 @@ class Connections:
             response = await transport.handle_async_request(request)
             await response.aread()
             await response.aclose()
-        except BaseException:  # cancelled or broken: the state of this connection is unknown
+        # Cancelled or broken: unread bytes of this answer would be taken for the next one's.
+        except BaseException:
             with suppress(Exception):
                 await transport.aclose()
             raise

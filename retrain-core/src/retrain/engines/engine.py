@@ -20,6 +20,7 @@ from retrain.engines.policy_check import (
     Comparison,
     PolicyVersion,
     find_models,
+    other_model,
     probe_prompts,
     reports_after_temperature,
     require_adapters,
@@ -63,6 +64,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
         require_distribution(
             dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
         )
+        # Where undecided (None), a wrong assumption shows as a gap to the trainer.
         is_same = temperature == 1.0 or after_temperature is not False
         comparison = Comparison(
             caller=caller,
@@ -79,6 +81,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
         behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
         engine = ServerEngine(context, caller, adapters, behaviour)
         engine.start()
+        # From here on `close` of the engine frees them.
         undo.pop_all()
         return engine
 
@@ -170,10 +173,9 @@ class ServerEngine:
     def _require_model(self, server: Server, gap: LogprobGap | None) -> None:
         model, policy = self._caller.served[server.url], self._adapters.comparison.policy
         names = (Path(model.name).name, Path(model.root or "").name)
+        # without a trainer to compare with, the name has to do
         if gap is None and Path(policy.model_path).name not in names:
-            what = f"the server has {model.name!r}, not {policy.model_path!r}, and there is no trainer to compare with"
-            fix = f"start it with {policy.model_path}"
-            raise ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
+            raise other_model(server, [model.name], policy.model_path)
         if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
             what = f"log-probabilities of {model.name!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
             why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
@@ -235,7 +237,8 @@ class ServerEngine:
 
     def _require_prompt(self, prompt_T: Tokens, group: int) -> None:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
-        if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
+        # A server may crash on such a prompt, and take the requests of others with it.
+        if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:
             what = f"prompt {group} is empty, or holds a token id that is not among the model's {vocabulary}"
             fix = "use the tokenizer that belongs to the model"
             raise BackendError(Problem(code="engine.bad-prompt", where="sampling", what=what, fix=fix))

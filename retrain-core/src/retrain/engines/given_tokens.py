@@ -24,9 +24,14 @@ PROBE_TOKENS = 48
 
 
 def open_server(dialect: Dialect, context: PluginContext) -> ServerTeacher:
-    client = Client(Settings.of(_as_inference(context.config), dialect.default_url))
+    config, teacher_table = context.config, context.config.teacher
+    # the limits and time-outs of [inference], with the server of [teacher]
+    access = {"url": teacher_table.url, "api_key_env": teacher_table.api_key_env}
+    tables = {**config.tables, "inference": config.inference.model_copy(update=access)}
+    origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
+    client = Client(Settings.of(replace(config, tables=tables, origins=origins), dialect.default_url))
     try:
-        teacher = ServerTeacher(dialect, client, _models(dialect, client, context.config), context.check_stop)
+        teacher = ServerTeacher(dialect, client, _model(dialect, client, config), context.check_stop)
         teacher.require_tokens(context)
     except BaseException:
         client.close()
@@ -99,7 +104,7 @@ def _is_same(tokenizer: Any, number: int, text: str | None) -> bool:
     return text in (tokenizer.decode([number]), tokenizer.convert_ids_to_tokens(number))
 
 
-def _models(dialect: Dialect, client: Client, config: Config) -> str:
+def _model(dialect: Dialect, client: Client, config: Config) -> str:
     if wanted := config.teacher.model:
         return wanted
     calls = [models_call(dialect, server) for server in client.pool.servers]
@@ -109,11 +114,3 @@ def _models(dialect: Dialect, client: Client, config: Config) -> str:
     what = f"the servers have {', '.join(map(repr, sorted(names))) or 'no model'}"
     where, fix = config.place("teacher.model"), "name one of them: [teacher] model"
     raise ConfigError(Problem(code="teacher.ambiguous-model", where=where, what=what, fix=fix))
-
-
-def _as_inference(config: Config) -> Config:
-    """Return the configuration with the server of `[teacher]`, and the limits and time-outs of `[inference]`."""
-    teacher = config.teacher
-    table = config.inference.model_copy(update={"url": teacher.url, "api_key_env": teacher.api_key_env})
-    origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
-    return replace(config, tables={**config.tables, "inference": table}, origins=origins)

@@ -28,7 +28,8 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 
 CONVERTED = "mlx"  # folder of the converted copy, inside the adapter's
 NEVER = -1e9  # logit bias of a token that must not be sampled
-MAX_CONCURRENT = 8  # per server: each request opens a connection, and beyond five waiting ones it resets them
+# Per server: each request opens a connection, and a server with more than five waiting ones resets them.
+MAX_CONCURRENT = 8
 # PEFT adds scale * B @ A to a weight, with A [r, in] and B [out, r]. MLX-LM stores lora_a = A^T and lora_b = B^T, with
 # scale = alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA, and its own `adapter_config.json`.
 PREFIX = "base_model.model."
@@ -166,7 +167,8 @@ class MLX(Dialect):
 
     def _text(self, prompt_T: list[int]) -> str:
         """Return the text that the tokenizer encodes to exactly this prompt, with the special tokens it adds itself."""
-        for ids in (prompt_T, prompt_T[1:]):  # the second without the token that the tokenizer prepends
+        # The second without the token that the tokenizer prepends by itself.
+        for ids in (prompt_T, prompt_T[1:]):
             text = str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             if text and self._tokenizer(text)["input_ids"] == prompt_T:
                 return text
@@ -231,6 +233,7 @@ def _read(file: Path) -> dict[str, np.ndarray]:
             raise ValueError(f"{name!r} has the type {info['dtype']}")
         array = np.frombuffer(info["data"], dtype=DTYPES[info["dtype"]]).reshape(info["shape"])
         if info["dtype"] == "BF16":
+            # A bfloat16 is the upper half of a float32.
             array = (array.astype(np.uint32) << 16).view(np.float32)
         tensors[name] = array
     return tensors

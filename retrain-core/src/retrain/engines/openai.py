@@ -18,7 +18,8 @@ from retrain.engines.vllm import VLLM
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
 
-VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "cache_salt")  # not OpenAI's
+# Other servers of OpenAI's API may refuse these.
+VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "cache_salt")
 ID_PREFIX = "token_id:"  # some servers write the id itself in place of the text
 
 

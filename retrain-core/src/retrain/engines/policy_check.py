@@ -25,7 +25,8 @@ from retrain.kernel.seeding import generator
 from retrain.kernel.types import Floats, LogprobRow, Tokens
 
 LOG = logging.getLogger("retrain")
-PROBE_TEMPERATURE = 0.7  # makes differences between tokens 1.4 times as large, well above SAME
+# Makes differences between tokens 1.4 times as large, well above SAME.
+PROBE_TEMPERATURE = 0.7
 SAME = 2e-3  # nats between two answers of one server about one distribution
 OTHER = 1e-2  # nats; tolerance of that scaling, for close log-probabilities
 BAD_REQUEST, UNPROCESSABLE = 400, 422  # from a server that does not know the fields of the request
@@ -34,12 +35,14 @@ PROBE_TEXT = (
     "and wrote down what was inside: letters, maps, a broken clock, 250 coins. Then he asked himself: how many are "
     "left, and who will read them? If 3 people read 12 pages a day, the answer is 36; but nobody had ever tried. "
 )
-NUM_PROBES, SHORTEST, LONGEST = 8, 8, 420  # one prompt longer than the blocks in which servers cache keys and values
+# The longest exceeds the blocks in which servers cache keys and values.
+NUM_PROBES, SHORTEST, LONGEST = 8, 8, 420
 PROBE_TOKENS = 16
 TOP = 5  # number of likeliest tokens that are compared
 WEIGHTS = "adapter_model.safetensors"
 PROBE_STD = 0.3  # standard deviation of the probe adapter's weights
-FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
+# How much worse than the handshake a probe may be, up to max_gap.
+FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts
 LEAST_LOGPROB = -1000.0  # vLLM writes -9999 for minus infinity
 PROBE_S = 60.0  # that a probe may take
@@ -60,7 +63,7 @@ def find_models(client: Client, dialect: Dialect, policy: Policy) -> dict[str, S
             raise error
     for server, error in failed.items():
         LOG.warning("%s is used once it answers: %s.", server.name, error.problems[0].what)
-    return {server.url: pick_model(server, models, policy, dialect) for server, models in found.items()}
+    return {server.url: pick_model(server, models, policy) for server, models in found.items()}
 
 
 def models_call(dialect: Dialect, server: Server) -> Call[list[ServedModel]]:
@@ -68,15 +71,19 @@ def models_call(dialect: Dialect, server: Server) -> Call[list[ServedModel]]:
     return Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
 
 
-def pick_model(server: Server, models: list[ServedModel], policy: Policy, dialect: Dialect) -> ServedModel:
+def pick_model(server: Server, models: list[ServedModel], policy: Policy) -> ServedModel:
     expected = policy.model_path
     named = [model for model in models if expected in (model.name, model.root)]
     similar = [model for model in models if Path(model.root or model.name).name == Path(expected).name]
     if named or len(similar) == 1 or len(models) == 1:
         return (named or similar or models)[0]
-    what = f"the server has {', '.join(repr(model.name) for model in models) or 'no model'}, not {expected!r}"
-    fix = f"start {dialect.name} with {expected}"
-    raise ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
+    raise other_model(server, [model.name for model in models], expected)
+
+
+def other_model(server: Server, found: Sequence[str], expected: str) -> ConfigError:
+    what = f"the server has {', '.join(map(repr, found)) or 'no model'}, not {expected!r}"
+    fix = f"start it with {expected}"
+    return ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
 
 
 def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
@@ -133,7 +140,9 @@ def _after_temperature(raw: Mapping[str, float], warm: Mapping[str, float]) -> b
         return None
     if np.abs(raw_N - warm_N).max() < SAME:
         return None if np.ptp(raw_N) < SAME else False
+    # Centred, since temperature also shifts the normalising constant.
     expected_N, seen_N = (raw_N - raw_N.mean()) / PROBE_TEMPERATURE, warm_N - warm_N.mean()
+    # The tolerance is relative where the tokens are far apart.
     return True if np.abs(expected_N - seen_N).max() < max(OTHER, 0.02 * float(np.ptp(raw_N))) else None
 
 

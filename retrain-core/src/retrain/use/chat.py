@@ -291,12 +291,14 @@ def shaded(text: str, depth: float, colour: Colour) -> str:
     if depth < FAINTEST or not text:
         return harmless(text)
     red, green, blue = (round(255 - (255 - end) * min(depth, 1.0)) for end in colour)
-    lines = harmless(text).split("\n")  # a background that crosses a line break fills the rest of the line
+    # A background colour that crosses a line break fills the rest of the line.
+    lines = harmless(text).split("\n")
     return "\n".join(click.style(line, fg="black", bg=(red, green, blue)) if line else "" for line in lines)
 
 
 def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
     """Colour the texts of tokens: green for credit, red for blame, full at the `largest` shown."""
+    # The square root keeps small credit visible next to the largest.
     depths_A = np.sqrt(np.abs(credit_A) / largest) if largest > 0.0 else np.zeros(len(credit_A))
     pairs = zip(texts, depths_A.tolist(), (credit_A > 0).tolist(), strict=True)
     return "".join(shaded(text, depth, GREEN if is_praise else RED) for text, depth, is_praise in pairs)

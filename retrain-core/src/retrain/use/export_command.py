@@ -149,6 +149,7 @@ def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
         written = whole.write(merged, "folder")
         convert = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", str(merged), "--mlx-path", str(made)]
         convert += ["--dtype", MLX_DTYPES[whole.dtype]] if whole.dtype else []
+        # The merged folder is complete, so nothing may come from the hub.
         environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(convert, capture_output=True, text=True, check=False, env=environ)
         if done.returncode or not made.is_dir():

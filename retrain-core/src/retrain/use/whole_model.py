@@ -19,7 +19,8 @@ from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 
 MIB = 2**20
-ROUNDING_WARNING_FRAC = 0.5  # of the change by training that rounding may take without a warning
+# Of the change by training: rounding that takes more of it is reported.
+ROUNDING_WARNING_FRAC = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,8 @@ from retrain.use.serving.http import ApiServer
 CLOCK_S = 0.05  # between two looks at the agents' clocks
 NO_LIMIT_S = 7 * 24 * 3600.0  # the clock that counts is the agent's own
 MOST_CALLS = 64
-GATHER_S = 0.05  # for the calls of several agents to come together, where none can join later
+# For the calls of several agents to come together, where none can join a batch later.
+GATHER_S = 0.05
 
 
 class _Actor(Child):
@@ -80,7 +81,8 @@ class Performance:
         with self._lock:
             self._is_stopped = True
             self._waiting.clear()
-            busy = self._actors if self._left else ()  # one that is still starting plays nothing yet
+            # An actor that is still starting plays nothing yet.
+            busy = self._actors if self._left else ()
         for actor in busy:
             actor.kill()
         for thread in self._threads:
@@ -121,7 +123,8 @@ class Performance:
         except ChildFailure as error:
             if not isinstance(error, ChildError):
                 actor.kill()
-            if not (episode.hit_call_limit or episode.is_full):  # with these limits an error is expected
+            # At these limits its call was refused, so an error of the agent is expected.
+            if not (episode.hit_call_limit or episode.is_full):
                 output = getattr(error, "output", "").strip()[-500:]
                 detail = f"the agent failed: {error}" + (f"; it wrote: {output}" if output else "")
                 episode.score = episode.score or Score.failed(detail.replace(episode.token, "(its key)"))

@@ -36,7 +36,8 @@ from retrain.text.tokenizer import context_length
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-PRESENTATION = ("instruction", "system_prompt", "template_args")  # the rest of [data] belongs to its source
+# The other keys of [data] belong to its source, and mean nothing for another one.
+PRESENTATION = ("instruction", "system_prompt", "template_args")
 LOG = logging.getLogger("retrain")
 
 
@@ -123,7 +124,8 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
     if problems or not isinstance(own, SetKeys) or data is None:
         return None, problems
     tables: dict[str, BaseModel] = {**config.tables, "data": data, **({"reward": reward} if reward else {})}
-    tables.pop("environment", None)  # a set has a source, even where the run has an environment
+    # A set has a source of data, even where the run has an environment.
+    tables.pop("environment", None)
     training = config.training
     max_tokens, temperature = own.max_tokens or training.max_tokens, own.temperature or training.temperature
     changed = {"max_tokens": max_tokens, "temperature": temperature, "max_examples": 0, "batch_size": 1}

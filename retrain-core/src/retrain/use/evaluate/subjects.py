@@ -106,7 +106,9 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
     InterimLooks("eval", say).at([first.run] if first.run else [])
     overrides, file = _overrides(request, first)
     config = subject_config(first, plugins, overrides, file=file).config
-    wanted = _wanted(request, config, plugins)
+    # None stands for the held-out examples; every fault is found before anything loads
+    wanted = {} if request.data and not request.sets else _of_config(request, config)
+    wanted |= _given(request, config, plugins) if request.data else {}
     if HELD_OUT in wanted:
         _refuse_another_split(first, config)
     sets: list[LoadedSet] = []
@@ -157,12 +159,6 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
     return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
 
 
-def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
-    """Return the requested sets by name, None for the held-out examples; ConfigError before anything loads."""
-    wanted = {} if request.data and not request.sets else _of_config(request, config)
-    return wanted | _given(request, config, plugins) if request.data else wanted
-
-
 def _refuse_another_split(subject: Subject, config: Config) -> None:
     """Raise ConfigError for keys that would evaluate on examples that the run trained on."""
     recorded = read_toml(subject.run / CONFIG_FILE)[0].get("eval", {}) if subject.run else {}
@@ -203,7 +199,8 @@ def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, Eval
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
-    if values["source"] != config.data.source:  # of the run's columns, files may have the same; a named source, not
+    # Files may have the columns of the run's data; a named source has columns of its own, unless a flag names others.
+    if values["source"] != config.data.source:
         origins = {key: config.origin(f"data.{key}") for key in COLUMN_KEYS}
         given = [key for key, origin in origins.items() if origin != DEFAULT_ORIGIN]
         given = [key for key in given if not is_source or origins[key].layer is Layer.COMMAND_LINE]
@@ -301,6 +298,7 @@ class ResultFile:
         if found[:1] != [self._header] or names != [prompt.example.id for prompt in prompts[: len(names)]]:
             what = "is not the record of this evaluation"
             raise ConfigError(Problem(code="eval.other-record", where=str(self.path), what=what, fix="remove it"))
+        # A portion is sampled as one batch, and rounding depends on the batch: a partial one is done again.
         whole = len(names) if len(names) == len(prompts) else len(names) // at_once * at_once
         with self.path.open("r+b") as stream:
             for _ in range(whole + 1):
