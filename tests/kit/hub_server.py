@@ -8,8 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.kit.http_handler import Handler
 
 
 @dataclass
@@ -27,46 +29,35 @@ class Hub:
 def hub_server() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
+    class HubHandler(Handler):
         def do_GET(self) -> None:
-            self.answer({"id": "me/sums", "sha": "0" * 40, "siblings": []})
+            self.reply({"id": "me/sums", "sha": "0" * 40, "siblings": []})
 
         def do_POST(self) -> None:
             hub.tokens.add(self.headers.get("authorization", ""))
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.body()
             if hub.status != 200:
-                self.answer({"error": "You do not have the rights"}, hub.status)
+                self.reply({"error": "You do not have the rights"}, hub.status)
             elif self.path == "/api/repos/create":
                 hub.made.append(json.loads(body))
-                self.answer({"url": f"{hub.url}/me/sums", "name": "me/sums"})
+                self.reply({"url": f"{hub.url}/me/sums", "name": "me/sums"})
             elif self.path == "/api/validate-yaml":
-                self.answer({"errors": [], "warnings": []})
+                self.reply({"errors": [], "warnings": []})
             elif "/preupload/" in self.path:
                 names = [each["path"] for each in json.loads(body)["files"]]
                 files = [{"path": n, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for n in names]
-                self.answer({"files": files})
+                self.reply({"files": files})
             elif "/commit/" in self.path:
                 for line in map(json.loads, body.splitlines()):
                     if line["key"] == "file":
                         hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                self.answer({"commitUrl": f"{hub.url}/me/sums/commit/1", "commitOid": "1" * 40, "success": True})
+                self.reply({"commitUrl": f"{hub.url}/me/sums/commit/1", "commitOid": "1" * 40, "success": True})
             else:
-                self.answer({"error": self.path}, 404)
+                self.reply({"error": self.path}, 404)
 
-        def answer(self, content: Any, status: int = 200) -> None:
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub

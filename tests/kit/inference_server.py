@@ -14,11 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from tests.kit import http_handler
 
 BASE = "toy"
 EOS = (0, 2)  # of the model, where a request names none
@@ -40,15 +42,13 @@ class Model(Protocol):
         """Logits after `ids`, and after each further token that is sent in. `cache` is that of one adapter's name."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(http_handler.Handler):
     """One connection; the routes are vLLM's."""
 
-    protocol_version = "HTTP/1.1"
     server: InferenceServer
 
     def setup(self) -> None:
         super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server.connections.add(self.connection)
 
     def finish(self) -> None:
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.hang()
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = json.loads(self.body())
         server = self.server
         with server.lock:
             server.requests.append((self.path, asked))
@@ -136,26 +136,11 @@ class Handler(BaseHTTPRequestHandler):
             with server.lock:
                 server.busy -= 1
 
-    def reply(self, body: Any) -> None:
-        self.send(200, json.dumps(body).encode())
-
     def text(self, text: str) -> None:
         self.send(200, text.encode(), Content_Type="text/plain; charset=utf-8")
 
     def error(self, status: int, message: str, **headers: str) -> None:
-        self.send(status, json.dumps({"error": {"message": message, "code": status}}).encode(), **headers)
-
-    def send(self, status: int, body: bytes, **headers: str) -> None:
-        with suppress(OSError):  # the caller has hung up
-            self.send_response(status)
-            for name, value in {"Content-Type": "application/json", **headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Nothing: tests keep their output clean."""
+        self.reply({"error": {"message": message, "code": status}}, status, **headers)
 
 
 class InferenceServer(ThreadingHTTPServer):

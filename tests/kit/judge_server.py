@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from retrain.api import Example, Score
+from tests.kit import http_handler
 
 KEY = "sk-plantedPLANTED0123"
 EXAMPLE = Example(id="e", prompt="What is 2 + 3?", reference="5")
@@ -20,14 +21,13 @@ LONG_S = 60.0
 Answer = Callable[["Handler"], None]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(http_handler.Handler):
     """One request; `server.answers` are used up one by one, the last one again and again."""
 
-    protocol_version = "HTTP/1.1"
     server: JudgeServer
 
     def do_POST(self) -> None:
-        self.asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked = json.loads(self.body())
         with self.server.lock:
             self.server.requests.append({"path": self.path, "headers": self.headers, **self.asked})
             self.server.busy += 1
@@ -38,18 +38,6 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with self.server.lock:
                 self.server.busy -= 1
-
-    def send(self, status: int, body: bytes, **headers: str) -> None:
-        """A whole response."""
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Nothing: tests keep their output clean."""
 
 
 class JudgeServer(ThreadingHTTPServer):

@@ -8,7 +8,7 @@ import pytest
 
 from retrain.kernel.errors import RetrainError
 
-_CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]$", re.MULTILINE)
+_CODE = re.compile(r"\[([a-z-]+\.[a-z0-9-]+)\]$", re.MULTILINE)
 
 
 def codes_in(said: str | RetrainError | pytest.ExceptionInfo[BaseException]) -> list[str]:

@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import ThreadingHTTPServer
 
+from tests.kit.http_handler import Handler
 from tests.kit.tinker_toy import Toy
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     server: _Server
 
     def setup(self) -> None:
@@ -26,25 +25,25 @@ class _Handler(BaseHTTPRequestHandler):
         toy, parts = self.server.toy, self.path.split("/")
         toy.calls.append((parts[-1], None))
         if parts[-1] == "healthz":
-            self._answer(200, {"status": "ok"})
+            self.reply({"status": "ok"})
         elif parts[-1] == "get_server_capabilities":
-            self._answer(200, {"supported_models": [{"model_name": name} for name in toy.models]})
+            self.reply({"supported_models": [{"model_name": name} for name in toy.models]})
         elif parts[-1] == "archive" and (parts[-4], parts[-2]) in toy.exports:
             host = self.headers["Host"]
-            self._answer(302, {}, {"Location": f"http://{host}{self.path.removesuffix('archive')}download"})
+            self.reply({}, 302, Location=f"http://{host}{self.path.removesuffix('archive')}download")
         elif parts[-1] == "download":
-            self._send(200, toy.archive(parts[-4], parts[-2]), {"Content-Type": "application/octet-stream"})
+            self.send(200, toy.archive(parts[-4], parts[-2]), Content_Type="application/octet-stream")
         else:
-            self._answer(404, {"detail": "Not Found"})
+            self.reply({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         toy, path = self.server.toy, self.path.rsplit("/", 1)[-1]
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         if not self.headers.get("X-API-Key", "").startswith("tml-"):
-            self._answer(401, {"detail": "Invalid API key"})
+            self.reply({"detail": "Invalid API key"}, 401)
             return
         if toy.faults.statuses[path]:
-            self._answer(toy.faults.statuses[path].pop(0), {"detail": "made to fail"})
+            self.reply({"detail": "made to fail"}, toy.faults.statuses[path].pop(0))
             return
         if path in toy.faults.hang:
             self.server.stopped.wait(60)
@@ -56,26 +55,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = toy.handle(path, body)
         except KeyError as error:
-            self._answer(404, {"detail": f"Checkpoint not found: {error}"})
+            self.reply({"detail": f"Checkpoint not found: {error}"}, 404)
             return
         failed = path == "retrieve_future" and isinstance(answer, dict) and "error" in answer
-        self._answer(400 if failed else 200, {"detail": answer["error"]} if failed else answer)
-
-    def _answer(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
-        self._send(status, json.dumps(document).encode(), {"Content-Type": "application/json", **(headers or {})})
-
-    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-        try:
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(content))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Silence."""
+        self.reply({"detail": answer["error"]} if failed else answer, 400 if failed else 200)
 
 
 class _Server(ThreadingHTTPServer):

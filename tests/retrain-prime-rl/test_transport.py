@@ -12,6 +12,7 @@ import pytest
 
 from retrain.api import BackendError
 from retrain_prime_rl.transport import FileTransport, rank_files
+from tests.kit.problems import codes_in
 
 KILLED = """
 import os, signal, sys
@@ -68,10 +69,11 @@ def test_a_process_killed_while_writing_leaves_no_step_and_the_next_one_writes_i
     assert step(tmp_path, 0) == {"rank_0.bin": b"c", "rank_1.bin": b"d"}
 
 
-def test_a_step_that_somebody_else_has_sent_is_not_overwritten(tmp_path):
+def test_a_step_that_another_process_has_sent_is_not_overwritten(tmp_path):
     FileTransport(tmp_path, rank_files(1)).send(0, [b"theirs"])
-    with pytest.raises(BackendError, match="another process sends steps"):
+    with pytest.raises(BackendError) as caught:
         FileTransport(tmp_path, rank_files(1)).send(0, [b"ours"])
+    assert codes_in(caught) == ["prime-rl.two-runs"]
     assert step(tmp_path, 0) == {"rank_0.bin": b"theirs"}
 
 

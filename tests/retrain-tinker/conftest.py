@@ -1,27 +1,29 @@
-"""A backend on a small Tinker service of the tests' own, through the real SDK and real HTTP."""
+"""A backend on the tests' small Tinker service, through the real SDK and real HTTP."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
-from retrain.kernel.config import schema
-from retrain.kernel.config.plugin_tables import KlTable, SftTable
+from retrain.run.tables import registered_tables
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
 from tests.kit.tinker_rows import EOS
 from tests.kit.tinker_server import serving
 from tests.kit.tinker_toy import MODEL, Toy
 
+PLUGINS = load_plugins()
+TABLES = registered_tables(PLUGINS)
+
 
 class ToyTokenizer:
-    """The two things that the backend asks of a tokenizer."""
-
     eos_token_id = EOS
 
     def __call__(self, text: str) -> dict[str, list[int]]:
@@ -39,6 +41,17 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def toy() -> Toy:
     return Toy()
+
+
+@pytest.fixture
+def delta(toy: Toy) -> Callable[[], np.ndarray]:
+    """The weights that the one training client has learnt."""
+
+    def found() -> np.ndarray:
+        (adapter,) = toy.adapters.values()
+        return adapter.delta.copy()
+
+    return found
 
 
 @pytest.fixture
@@ -62,24 +75,9 @@ def context(url: str) -> Callable[..., PluginContext]:
             table, _, key = path.partition("__")
             given.setdefault(table, {})[key] = value
         options = TinkerOptions(**given.pop("options"))
-        models = {
-            "model": schema.ModelTable,
-            "training": schema.TrainingTable,
-            "backend": schema.BackendTable,
-            "algorithm": schema.AlgorithmTable,
-            "optimizer": schema.OptimizerTable,
-            "lora": schema.LoraTable,
-            "kl": KlTable,
-            "sft": SftTable,
-        }
-        tables = {name: models[name](**values) for name, values in given.items()}
-        return PluginContext(
-            config=Config(tables=tables),
-            seeds=Seeds(1),
-            plugins=load_plugins(),
-            params=options,
-            tokenizer=ToyTokenizer(),
-        )
+        tables = {name: TABLES[name].model(**values) for name, values in given.items()}
+        config = Config(tables=tables)
+        return PluginContext(config=config, seeds=Seeds(1), plugins=PLUGINS, params=options, tokenizer=ToyTokenizer())
 
     return make
 
@@ -99,26 +97,15 @@ def backend(context: Callable[..., PluginContext]) -> Iterator[Callable[..., Tin
 
 
 @pytest.fixture
-def serve_bytes() -> Iterator[Callable[..., str]]:
+def serve_bytes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], str]]:
     """A URL that answers with given bytes."""
-    servers: list[ThreadingHTTPServer] = []
+    shelf = tmp_path_factory.mktemp("shelf")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=shelf)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def serve(content: bytes, status: int = 200) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+        def serve(content: bytes) -> str:
+            (shelf / "file").write_bytes(content)
+            return f"http://127.0.0.1:{server.server_port}/file"
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Silence."""
-
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/file"
-
-    yield serve
-    for server in servers:
+        yield serve
         server.shutdown()
-        server.server_close()

@@ -1,63 +1,52 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import BackendError, NonFiniteError, TrainRow
 from retrain_tinker.losses import Datum, Reduction, check_rows, scales
+from tests.kit.problems import codes_in
 
 
 def row(prompt: int, actions: list[int], seed: int = 0) -> TrainRow:
-    """`actions` are the lengths of stretches that the policy sampled, with one token of somebody else after each."""
+    """`actions` are the lengths of sampled stretches, with one token of an environment between two of them."""
     random = np.random.default_rng(seed)
     mask = [False] * prompt
     for number, length in enumerate(actions):
         mask += [True] * length + [False] * (number < len(actions) - 1)
-    action_T = np.array(mask)
     return TrainRow(
         tokens_T=random.integers(0, 50, len(mask)),
-        action_T=action_T,
+        action_T=np.array(mask),
         logprobs_T=random.normal(size=len(mask)),  # numbers at prompt tokens too, which must not get through
         advantages_T=random.normal(size=len(mask)),
     )
 
 
-def test_a_datum_reads_a_token_and_predicts_the_next_one() -> None:
-    datum = Datum.of(
-        TrainRow(
-            tokens_T=np.array([7, 8, 9, 2]),
-            action_T=np.array([False, False, True, True]),
-            logprobs_T=np.array([0.0, 0.0, -0.5, -0.25]),
-            advantages_T=np.array([0.0, 0.0, 1.0, -2.0]),
-        )
-    )
-    assert datum.inputs_T.tolist() == [7, 8, 9]
-    assert datum.targets_T.tolist() == [8, 9, 2]
-    assert datum.logprobs_T.tolist() == [0.0, -0.5, -0.25]
-    assert datum.advantages_T.tolist() == [0.0, 1.0, -2.0]
-
-
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 99))
-def test_every_action_keeps_its_own_numbers_and_nothing_else_gets_through(
+def test_each_position_reads_a_token_and_has_the_numbers_of_the_next_one_if_it_is_an_action(
     prompt: int, actions: list[int], seed: int
 ) -> None:
-    given_row = row(prompt, actions, seed)
-    datum = Datum.of(given_row)
-    assert len(datum.inputs_T) == len(datum.targets_T) == len(given_row.tokens_T) - 1
-    for position in range(len(given_row.tokens_T)):
-        if given_row.action_T[position]:
-            at = position - 1
-            assert datum.inputs_T[at] == given_row.tokens_T[position - 1]
-            assert datum.targets_T[at] == given_row.tokens_T[position]
-            assert datum.logprobs_T[at] == given_row.logprobs_T[position]
-            assert datum.advantages_T[at] == given_row.advantages_T[position]
-    assert not datum.logprobs_T[~datum.action_T].any()
-    assert not datum.advantages_T[~datum.action_T].any()
+    source = row(prompt, actions, seed)
+    datum = Datum.of(source)
+    assert datum.inputs_T.tolist() == source.tokens_T.tolist()[:-1]
+    assert datum.targets_T.tolist() == source.tokens_T.tolist()[1:]
+    for found_T, given_T in ((datum.logprobs_T, source.logprobs_T), (datum.advantages_T, source.advantages_T)):
+        assert found_T.tolist() == (given_T * source.action_T)[1:].tolist()
+    factors_N, logprobs_N = np.random.default_rng(seed).normal(size=(2, sum(actions)))
+    other = datum.weighted(factors_N, logprobs_N)
+    assert other.logprobs_T[datum.action_T] == pytest.approx(logprobs_N)
+    assert other.advantages_T[datum.action_T] == pytest.approx(datum.advantages_T[datum.action_T] * factors_N)
+    assert not other.logprobs_T[~datum.action_T].any()
+    assert not other.advantages_T[~datum.action_T].any()
 
 
 @pytest.mark.parametrize("reduction", ["token_sum", "sequence_mean"])
+@settings(max_examples=30)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=6), seed=st.integers(0, 99)
 )
@@ -73,30 +62,20 @@ def test_scaled_advantages_give_the_mean_over_action_tokens(
     assert found == pytest.approx(wanted, abs=1e-12)
 
 
-def test_weighting_touches_action_tokens_alone() -> None:
-    datum = Datum.of(row(2, [2, 1]))
-    other = datum.weighted(np.array([2.0, 3.0, 4.0]), np.array([-1.0, -2.0, -3.0]))
-    assert other.logprobs_T[datum.action_T].tolist() == [-1.0, -2.0, -3.0]
-    assert other.advantages_T[datum.action_T] == pytest.approx(datum.advantages_T[datum.action_T] * [2.0, 3.0, 4.0])
-    assert not other.logprobs_T[~datum.action_T].any()
-
-
 @pytest.mark.parametrize(
-    ("change", "kind", "words"),
+    ("kind", "change"),
     [
-        ({"logprobs_T": np.zeros(3)}, BackendError, "differ in length"),
-        ({"action_T": np.array([True, True, True, True])}, BackendError, "no token precedes its first action"),
-        ({"action_T": np.zeros(4, dtype=bool)}, BackendError, "no row of the batch has an action"),
-        ({"logprobs_T": np.array([0.0, 0.0, np.nan, 0.0])}, NonFiniteError, "log-probability of token 2 is nan"),
-        ({"advantages_T": np.array([0.0, 0.0, 0.0, np.inf])}, NonFiniteError, "advantage of token 3 is inf"),
+        (BackendError, {"logprobs_T": np.zeros(3)}),
+        (BackendError, {"action_T": np.ones(4, dtype=bool)}),
+        (BackendError, {"action_T": np.zeros(4, dtype=bool)}),
+        (NonFiniteError, {"logprobs_T": np.array([0.0, 0.0, np.nan, 0.0])}),
+        (NonFiniteError, {"advantages_T": np.array([0.0, 0.0, 0.0, np.inf])}),
     ],
 )
-def test_rows_that_would_train_nonsense_are_refused(change: dict[str, object], kind: type, words: str) -> None:
-    fields = {
-        "tokens_T": np.arange(4),
-        "action_T": np.array([False, False, True, True]),
-        "logprobs_T": np.zeros(4),
-        "advantages_T": np.zeros(4),
-    }
-    with pytest.raises(kind, match=words):
-        check_rows([TrainRow(**(fields | change))])  # type: ignore[arg-type]
+def test_rows_that_cannot_be_trained_on_are_refused(kind: type[BackendError], change: dict[str, Any]) -> None:
+    zeros, action_T = np.zeros(4), np.array([False, False, True, True])
+    fields = {"tokens_T": np.arange(4), "action_T": action_T, "logprobs_T": zeros, "advantages_T": zeros}
+    check_rows([TrainRow(**fields)])
+    with pytest.raises(kind) as caught:
+        check_rows([TrainRow(**(fields | change))])
+    assert codes_in(caught) == ["tinker.non-finite-row" if kind is NonFiniteError else "tinker.bad-rows"]

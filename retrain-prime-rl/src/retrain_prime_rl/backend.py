@@ -103,7 +103,8 @@ class PrimeRlBackend:
         versions = {sample.policy_version for group in samples for sample in group}
         if versions - {self.policy.version}:
             what = f"completions of policy version {sorted(versions)} instead of {self.policy.version}"
-            raise BackendError(Problem(where="sampling", what=what, fix="restart the inference server, then resume"))
+            fix = "restart the inference server, then resume"
+            raise BackendError(Problem(code="prime-rl.other-version", where="sampling", what=what, fix=fix))
         return samples
 
     def train(self, batch: TrainBatch) -> TrainReport:
@@ -138,7 +139,8 @@ class PrimeRlBackend:
             return policy.version
         if not isinstance(self.engine, TakesWeights):
             what = f"{type(self.engine).__name__} cannot load weights that a trainer wrote"
-            raise BackendError(Problem(where="[inference] engine", what=what, fix='set engine = "vllm"'))
+            fix = 'set engine = "vllm"'
+            raise BackendError(Problem(code="prime-rl.other-engine", where="[inference] engine", what=what, fix=fix))
         policy.version, policy.weights = newest.step, newest
         load = self.engine.load_adapter if newest.is_adapter else self.engine.load_weights
         load(newest.folder, newest.step)
@@ -173,11 +175,13 @@ class PrimeRlBackend:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
             saved, output_dir, self.stale_steps = state[SENT], state["output_dir"], state["stale_steps"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"{STATE} cannot be read: {type(error).__name__}: {error}"
-            raise ResumeError(Problem(where=str(folder), what=what, fix="resume from an earlier checkpoint")) from error
+            where, what = str(folder / STATE), f"cannot be read: {type(error).__name__}: {error}"
+            fix = "resume from an earlier checkpoint"
+            raise ResumeError(Problem(code="prime-rl.unreadable-state", where=where, what=what, fix=fix)) from error
         if output_dir != str(self.output_dir):
             what = f"the run's trainer wrote to {output_dir}, and output_dir is now {self.output_dir}"
-            raise ResumeError(Problem(where="[backend.options] output_dir", what=what, fix="restore the old value"))
+            where, fix = "[backend.options] output_dir", "restore the old value"
+            raise ResumeError(Problem(code="prime-rl.output-dir-changed", where=where, what=what, fix=fix))
         if self.options.first_step < 0:
             self.sent = max(self.sent, saved)
         if self.sent > saved:
@@ -197,7 +201,8 @@ class PrimeRlBackend:
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
-            raise BackendError(Problem(what="the prime_rl backend is closed", fix="create another one"))
+            what, fix = "the prime_rl backend is closed", "create another one"
+            raise BackendError(Problem(code="prime-rl.closed", what=what, fix=fix))
 
     def _await_weights(self) -> Broadcast | None:
         """Return the weights of all steps sent; after a permitted timeout the newest available ones or None."""
@@ -247,7 +252,8 @@ class PrimeRlBackend:
             fix = f"check its log, and {setting}; {fix}, with first_step = {next_step} if it has lost that step"
         what = f"no weights with {self.sent} steps in them within sync_wait_s = {options.sync_wait_s:g} s"
         if options.sync_timeout == "error":
-            raise BackendError(Problem(where=str(self.output_dir / BROADCASTS), what=what, why=why, fix=fix))
+            where = str(self.output_dir / BROADCASTS)
+            raise BackendError(Problem(code="prime-rl.no-weights", where=where, what=what, why=why, fix=fix))
         LOG.warning("%s: %s. Sampling continues with version %d.", what, why, has)
 
 

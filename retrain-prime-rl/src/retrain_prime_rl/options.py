@@ -111,14 +111,15 @@ def problems_of(config: Config, plugins: Plugins, options: PrimeRlOptions) -> li
             what = f"{key_name} = {value!r} would have no effect: the trainer has its own configuration"
             is_of_recipe = str(config.origin(path).layer) == RECIPE
             fix = BESIDE_A_RECIPE if is_of_recipe else f"remove it here; {there}"
-            found.append(Problem(where=config.place(path), what=what, fix=fix))
+            found.append(Problem(code="prime-rl.key-without-effect", where=config.place(path), what=what, fix=fix))
     if (name := config.inference.engine) != ENGINE:
         what = f"engine = {name!r}, but completions come from PRIME-RL's inference server, a vLLM"
-        found.append(Problem(where=config.place("inference.engine"), what=what, fix=f'set engine = "{ENGINE}"'))
+        fix = f'set engine = "{ENGINE}"'
+        found.append(Problem(code="prime-rl.other-engine", where=config.place("inference.engine"), what=what, fix=fix))
     if (tokens := config.training.max_tokens) >= options.seq_len:
         what = f"max_tokens = {tokens} leaves no room for a prompt in seq_len = {options.seq_len}"
         fix = "raise [backend.options] seq_len, and the trainer's, or lower max_tokens"
-        found.append(Problem(where=config.place("training.max_tokens"), what=what, fix=fix))
+        found.append(Problem(code="prime-rl.no-room", where=config.place("training.max_tokens"), what=what, fix=fix))
     try:
         output_folder(config, options)
     except ConfigError as error:
@@ -132,7 +133,7 @@ def output_folder(config: Config, options: PrimeRlOptions) -> Path:
     if not given:
         where, what = config.place("backend.options"), "backend 'prime_rl' needs output_dir"
         fix = 'set output_dir = "..." to the output_dir of the trainer, on a disk that both can reach'
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise ConfigError(Problem(code="prime-rl.no-output-dir", where=where, what=what, fix=fix))
     return Path(given).expanduser().resolve()
 
 
@@ -151,4 +152,4 @@ def _credit(config: Config, plugins: Plugins, options: PrimeRlOptions) -> list[P
         return []
     what = f'{name!r} credits the tokens of one completion differently, and wire = "scalar" carries one number'
     fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none"'
-    return [Problem(where=where, what=what, fix=fix)]
+    return [Problem(code="prime-rl.token-credit", where=where, what=what, fix=fix)]

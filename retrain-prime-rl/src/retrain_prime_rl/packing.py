@@ -11,7 +11,8 @@ import numpy as np
 
 from retrain.api import BackendError, NonFiniteError, Problem, TrainBatch, TrainRow
 
-PADDING_TOKEN = 1  # as in PRIME-RL; any id of the vocabulary, since it is masked out of the loss
+# As in PRIME-RL; any id would do, since the loss does not count it.
+PADDING_TOKEN = 1
 TOLERANCE = 1e-6  # between the advantages of one row: rounding of equal credit
 
 
@@ -89,7 +90,7 @@ def pack(batch: TrainBatch, layout: Layout) -> list[list[MicroBatch]]:
     if max(lengths) > layout.seq_len:
         what = f"a row of {max(lengths)} tokens does not fit in a micro-batch of seq_len = {layout.seq_len}"
         fix = "raise seq_len here and in the trainer's configuration, or lower [training] max_tokens"
-        raise BackendError(Problem(where="[backend.options] seq_len", what=what, fix=fix))
+        raise BackendError(Problem(code="prime-rl.row-too-long", where="[backend.options] seq_len", what=what, fix=fix))
     bins = partition(lengths, capacity=layout.seq_len, multiple_of=layout.ranks)
     rows = [[batch.rows[index] for index in sorted(places)] for places in bins]
     packed = [_micro_batch(part, batch.temperature, layout) for part in rows if part]
@@ -107,7 +108,8 @@ def partition(lengths: Sequence[int], *, capacity: int, multiple_of: int) -> lis
     Greedy, longest first into the emptiest bin (the first among equals), with the smallest number of bins, a multiple
     of `multiple_of`, for which that succeeds; with one bin per length it always does.
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])  # stable: equal lengths keep their order
+    # The sort is stable, so equal batches give equal bins.
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     count = -(-sum(lengths) // (capacity * multiple_of)) * multiple_of
     while True:
         loads = np.zeros(count, dtype=np.int64)
@@ -129,7 +131,8 @@ def check_rows(batch: TrainBatch) -> None:
             if not np.isfinite(values_T[row.action_T]).all():
                 what = f"row {number} holds a {name} that is not finite"
                 fix = "correct the plugin that made the rows"
-                raise NonFiniteError(Problem(where=f"step {batch.step}", what=what, why="nothing was sent", fix=fix))
+                where, why = f"step {batch.step}", "nothing was sent"
+                raise NonFiniteError(Problem(code="prime-rl.non-finite-row", where=where, what=what, why=why, fix=fix))
 
 
 def _micro_batch(rows: Sequence[TrainRow], temperature: float, layout: Layout) -> MicroBatch:
@@ -166,14 +169,15 @@ def scalar_batch(batch: TrainBatch, *, step: int, seq_len: int) -> ScalarBatch:
         where, count = f"step {batch.step}", len(row.tokens_T)
         if count > seq_len:
             what = f"row {number} has {count} tokens, over seq_len = {seq_len}: the trainer would truncate it"
-            raise BackendError(Problem(where=where, what=what, fix="raise seq_len here and in the trainer"))
+            fix = "raise seq_len here and in the trainer"
+            raise BackendError(Problem(code="prime-rl.row-too-long", where=where, what=what, fix=fix))
         advantages_T = row.advantages_T[row.action_T]
         low, high = float(advantages_T.min()), float(advantages_T.max())
         if high - low > TOLERANCE:
             what = f"the tokens of row {number} have advantages from {low:.6g} to {high:.6g}"
             why = 'wire = "scalar" carries one advantage per sample, and strict_advantages forbids averaging them'
             fix = 'use wire = "per_token" with PRIME-RL 0.8, or transform_mode = "none" with surprisal_mask_rho = 0'
-            raise BackendError(Problem(where=where, what=what, why=why, fix=fix))
+            raise BackendError(Problem(code="prime-rl.token-credit", where=where, what=what, why=why, fix=fix))
         start = int(row.action_T.argmax())
         action_T = row.action_T[start:]
         examples.append(

@@ -31,8 +31,8 @@ MAX_HEADER_BYTES = 2**27  # a larger size was not written as a header
 LEDGER = "retrain_steps.json"
 SENT = "steps_sent"
 WHERE = "[backend.options] output_dir"
-# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
 CHECKPOINTS = "checkpoints"
+# Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
 OLD_RUNS = "run_*/control/orch.toml"
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -113,6 +113,7 @@ def wait_for(
 def put_back(output_dir: Path) -> int | None:
     """Return the step that the trainer was put back to: it wrote that after a higher one. None otherwise."""
     written = {step: mark.stat().st_mtime_ns for step, mark in complete(output_dir).items()}
+    # On a disk with a coarse clock several have the same time; then the later step counts.
     newest = max(written, key=lambda step: (written[step], step), default=None)
     return None if newest is None or newest == max(written) else newest
 
@@ -173,28 +174,32 @@ def find_sent(
                 "leave first_step out if the trainer has gone on; otherwise restart it from its checkpoint of step "
                 f"{first_step - 1} and remove the files of later steps in rollouts/ and broadcasts/"
             )
-            raise ConfigError(Problem(where="[backend.options] first_step", what=what, fix=fix))
+            where = "[backend.options] first_step"
+            raise ConfigError(Problem(code="prime-rl.later-steps", where=where, what=what, fix=fix))
         return first_step - first
     if (step := put_back(output_dir)) is not None:
         what = f"the trainer was put back to step {step}: it has written that step after all others"
-        raise ConfigError(Problem(where=str(output_dir / BROADCASTS), what=what, fix=put_back_fix(step)))
+        where = str(output_dir / BROADCASTS)
+        raise ConfigError(Problem(code="prime-rl.trainer-put-back", where=where, what=what, fix=put_back_fix(step)))
     # all steps from the one that the trainer waits for must be there; those before it may have been removed
     for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
         folder = output_dir / ROLLOUTS / f"step_{step}"
         if missing := [name for name in names if not (folder / name).is_file()]:
             what = f"lacks {', '.join(missing)}, and the trainer is waiting for it"
             fix = "remove this folder and all later ones, or restore the earlier data_world_size and wire"
-            raise ConfigError(Problem(where=str(folder), what=what, fix=fix))
+            raise ConfigError(Problem(code="prime-rl.incomplete-batch", where=str(folder), what=what, fix=fix))
     found = max([0, _ledger(output_dir), version, *(step + 1 - first for step in files)])
     if found and not resumes:
         what = f"{output_dir} belongs to an earlier run: its trainer was sent {found} steps"
         own = f"first_step = {found + first}, the step that the trainer waits for, to keep its weights"
         fix = f"empty it and restart the trainer, resume that run, or set {own}"
-        raise ConfigError(Problem(where=WHERE, what=what, why="a trainer would read the old batches", fix=fix))
+        why = "a trainer would read the old batches"
+        raise ConfigError(Problem(code="prime-rl.folder-in-use", where=WHERE, what=what, why=why, fix=fix))
     return found
 
 
 def record(output_dir: Path, sent: int) -> None:
+    # By a rename, so that a kill leaves the old number or the new one.
     draft = output_dir / f".{LEDGER}.tmp"
     draft.write_text(json.dumps({SENT: sent}), encoding="utf-8")
     os.replace(draft, output_dir / LEDGER)
@@ -216,12 +221,12 @@ def refuse_other_trainer(output_dir: Path, wire: str) -> None:
     if wire == "per_token" and found is not None:
         what = f"{found} is of PRIME-RL 0.8.0 or earlier, whose trainer does not read these batches"
         fix = 'install PRIME-RL v0.8.1.dev3 or later; with 0.4 or 0.5 set wire = "scalar"'
-        raise ConfigError(Problem(where=WHERE, what=what, fix=fix))
+        raise ConfigError(Problem(code="prime-rl.old-trainer", where=WHERE, what=what, fix=fix))
     if wire == "scalar" and output_dir / "control" / "orch.toml" not in output_dir.parent.glob(OLD_RUNS):
         what = f"a trainer of PRIME-RL 0.4 or 0.5 does not look for batches in {output_dir}"
         why = f"it takes them from the folders of {OLD_RUNS}, an orchestrator's configuration, in its own output_dir"
         fix = "set output_dir to such a folder run_NAME in the trainer's output_dir"
-        raise ConfigError(Problem(where=WHERE, what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="prime-rl.other-folder", where=WHERE, what=what, why=why, fix=fix))
 
 
 def _ledger(output_dir: Path) -> int:
@@ -231,7 +236,7 @@ def _ledger(output_dir: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
         fix = "remove it and set first_step to the step that the trainer waits for"
-        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
+        raise ConfigError(Problem(code="prime-rl.unreadable-ledger", where=str(file), what=what, fix=fix)) from error
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -254,13 +259,14 @@ class RemotePolicy:
         if not self.weights.is_adapter:
             what = "there is no adapter: the trainer trains all weights"
             fix = "set LoRA in the trainer's configuration, or take the weights from its own checkpoints"
-            raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix))
+            raise BackendError(Problem(code="prime-rl.no-adapter", where=str(self.weights.folder), what=what, fix=fix))
         try:
             copy_adapter(self.weights.folder, folder, self.model_path)
         except (OSError, ValueError) as error:
             what = f"the adapter of step {self.weights.step} cannot be copied: {error}"
             fix = "let the trainer keep more than one broadcast"
-            raise BackendError(Problem(where=str(self.weights.folder), what=what, fix=fix)) from error
+            where = str(self.weights.folder)
+            raise BackendError(Problem(code="prime-rl.adapter-not-copied", where=where, what=what, fix=fix)) from error
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats] | None:
         return None
@@ -309,6 +315,7 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
         for name in (name for name in factors if "lora_B" in name):
             first, end = header[name]["data_offsets"]
             stream.seek(start + first)
+            # B is zero until the first update.
             if stream.read(end - first).strip(b"\0"):
                 break
         else:
@@ -317,7 +324,7 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
     what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
     why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
     fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"
-    raise BackendError(Problem(where=str(file), what=what, why=why, fix=fix))
+    raise BackendError(Problem(code="prime-rl.adapter-without-effect", where=str(file), what=what, why=why, fix=fix))
 
 
 def base_names(model_path: str) -> list[str]:

@@ -57,6 +57,7 @@ class FileTransport(Transport):
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
         target, draft = self._rollouts / f"step_{step}", self._rollouts / f".step_{step}.tmp"
+        where = str(target)
         try:
             shutil.rmtree(draft, ignore_errors=True)  # left by a process killed while writing
             draft.mkdir(parents=True)
@@ -66,13 +67,17 @@ class FileTransport(Transport):
                 with (draft / name).open("wb") as stream:
                     stream.write(payload)
                     stream.flush()
+                    # The trainer may be another machine: the rename must not show it an empty file.
                     os.fsync(stream.fileno())
             os.rename(draft, target)  # fails if it exists and is not empty
         except OSError as error:
+            if target.exists():
+                what = f"another process has sent step {step} to this trainer"
+                fix = "give each run a separate output_dir and trainer"
+                raise BackendError(Problem(code="prime-rl.two-runs", where=where, what=what, fix=fix)) from error
             what = f"step {step} could not be sent to the trainer: {error.strerror or error}"
-            why = "another process sends steps to this folder" if target.exists() else ""
-            fix = "give each run a separate output_dir and trainer" if why else "fix the disk, then resume the run"
-            raise BackendError(Problem(where=str(target), what=what, why=why, fix=fix)) from error
+            fix = "fix the disk, then resume the run"
+            raise BackendError(Problem(code="prime-rl.not-sent", where=where, what=what, fix=fix)) from error
 
     def forget(self, before: int) -> None:
         """Remove their folders: the trainer removes its own broadcasts, but no batches."""
@@ -127,11 +132,14 @@ class Publisher(Transport):
         self._context = zmq.Context()
         self._batches = self._context.socket(zmq.XPUB)
         self._batches.setsockopt(zmq.SNDHWM, options.zmq_hwm)
-        self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)  # report the subscription of a restarted rank as well
+        # Report the subscription of a restarted rank as well.
+        self._batches.setsockopt(zmq.XPUB_VERBOSER, 1)
+        # At the high-water mark wait: by default the socket would drop the batch in silence.
         self._batches.setsockopt(zmq.XPUB_NODROP, 1)
         self._ready = self._context.socket(zmq.PULL)
         self._ready.setsockopt(zmq.RCVHWM, options.zmq_hwm)
         for number, socket in enumerate((self._batches, self._ready), start=options.zmq_port):
+            # A socket binds to numeric addresses and interfaces, not to names of hosts.
             host = "127.0.0.1" if options.zmq_host == "localhost" else options.zmq_host
             try:
                 socket.bind(f"tcp://{host}:{number}")
@@ -139,7 +147,7 @@ class Publisher(Transport):
                 self.close()
                 what = f"tcp://{host}:{number} cannot be bound: {error.strerror}"
                 fix = "set zmq_host to an address of this machine, and zmq_port so that it and the next port are free"
-                raise ConfigError(Problem(where=WHERE, what=what, fix=fix)) from error
+                raise ConfigError(Problem(code="prime-rl.cannot-bind", where=WHERE, what=what, fix=fix)) from error
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
         deadline = time.monotonic() + self._wait_s
@@ -177,7 +185,7 @@ class Publisher(Transport):
                     'start the trainer with [rollout_transport] type = "zmq" and this port, and as many data ranks as '
                     "data_world_size, or raise ready_wait_s; a trainer set to files waits for rollouts/ instead"
                 )
-                raise BackendError(Problem(where=WHERE, what=what, why=why, fix=fix))
+                raise BackendError(Problem(code="prime-rl.ranks-not-ready", where=WHERE, what=what, why=why, fix=fix))
             self._check_stop()  # nothing of this step has been sent yet
             self._ready.poll(POLL_MS)
             self._listen()
@@ -188,11 +196,12 @@ class Publisher(Transport):
         if not _sent(self._batches, [TOPIC.format(rank).encode(), payload], deadline):
             what = f"data rank {rank} does not receive: zmq_hwm messages are queued for it"
             fix = "find out why the trainer hangs, then resume the run"
-            raise BackendError(Problem(where=f"step {self._step}", what=what, fix=fix))
+            raise BackendError(Problem(code="prime-rl.trainer-hangs", where=f"step {self._step}", what=what, fix=fix))
 
     def _listen(self) -> None:
         while self._batches.poll(0):
-            message = self._batches.recv()  # a byte, 1 to open and 0 to close, and the topic
+            # One byte, 1 to subscribe and 0 to leave, and the topic.
+            message = self._batches.recv()
             for number, rank in enumerate(self._ranks):
                 if TOPIC.format(number).encode().startswith(message[1:]):
                     is_open = message[:1] == b"\x01"
@@ -205,7 +214,8 @@ class Publisher(Transport):
             if not text.isdecimal() or int(text) >= len(self._ranks):
                 what = f"a trainer announced data rank {text[:40]!r}, and data_world_size is {len(self._ranks)}"
                 fix = "set data_world_size to the number of data ranks of the trainer"
-                raise BackendError(Problem(where="[backend.options] data_world_size", what=what, fix=fix))
+                where = "[backend.options] data_world_size"
+                raise BackendError(Problem(code="prime-rl.unknown-rank", where=where, what=what, fix=fix))
             rank = self._ranks[int(text)]
             rank.announced += 1
             rank.needs_resend = bool(self._payloads)
@@ -228,7 +238,8 @@ class Pusher(Transport):
         except zmq.ZMQError as error:
             self.close()
             what = f"{self._address} is not an address to connect to: {error.strerror}"
-            raise ConfigError(Problem(where="[backend.options] zmq_host", what=what, fix="correct it")) from error
+            where, fix = "[backend.options] zmq_host", "set it to a host or address that this machine can reach"
+            raise ConfigError(Problem(code="prime-rl.bad-address", where=where, what=what, fix=fix)) from error
 
     def send(self, step: int, payloads: Sequence[bytes]) -> None:
         (payload,) = payloads
@@ -236,7 +247,7 @@ class Pusher(Transport):
         if not _sent(self._socket, [self._sender, payload], time.monotonic() + self._wait_s, self._check_stop):
             what = f"no packer at {self._address} took step {step} within {self._wait_s:g} s"
             fix = "start the trainer with this zmq host and port, or raise ready_wait_s"
-            raise BackendError(Problem(where=WHERE, what=what, fix=fix))
+            raise BackendError(Problem(code="prime-rl.no-packer", where=WHERE, what=what, fix=fix))
 
     def close(self) -> None:
         if not self._context.closed:

@@ -22,7 +22,6 @@ ARCHIVE = "adapter.tar"
 CHUNK = 2**20
 REMOTE = "tinker://"
 DOING = "downloading an adapter"
-FIX = "resume the run, or do without the adapter: set [backend.options] download_adapter = false"
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:embedding_)?[AB](?:\.weight)?")
 
 
@@ -44,15 +43,14 @@ def download(urls: Mapping[str, str], folder: Path, timeout_s: float) -> None:
                             with (folder / kept).open("wb") as stream:
                                 shutil.copyfileobj(source, stream, CHUNK)
             except (tarfile.TarError, EOFError, OSError) as error:
-                what = f"the service's adapter archive is broken: {error}"
-                raise BackendError(Problem(where=DOING, what=what, fix=FIX)) from error
+                raise _unusable(DOING, f"its archive is broken: {error}") from error
             finally:
                 archive.unlink(missing_ok=True)
         elif PurePosixPath(name).name in WANTED:
             _fetch(url, folder / PurePosixPath(name).name, timeout_s)
     missing = [name for name in WANTED if not (folder / name).is_file()]
     if missing:
-        raise BackendError(Problem(where=DOING, what=f"the service's adapter has no {missing[0]}", fix=FIX))
+        raise _unusable(DOING, f"it has no {missing[0]}")
 
 
 def repair(folder: Path, base_model: str) -> None:
@@ -69,12 +67,12 @@ def repair(folder: Path, base_model: str) -> None:
         with safe_open(str(folder / WEIGHTS_FILE), framework="numpy") as opened:
             names = list(opened.keys())
     except Exception as error:  # the JSON and safetensors readers raise various types
-        what = f"the service's adapter cannot be read: {type(error).__name__}: {error}"
-        raise BackendError(Problem(where=str(folder), what=what, fix=FIX)) from error
+        raise _unusable(str(folder), f"it cannot be read: {type(error).__name__}: {error}") from error
     modules = sorted({match["module"].rpartition(".")[2] for name in names if (match := _FACTOR.fullmatch(name))})
     if not modules:
-        raise BackendError(Problem(where=str(folder / WEIGHTS_FILE), what="holds no LoRA factors", fix=FIX))
-    targets = document.get("target_modules")  # a pattern such as "all-linear" is taken to name every module
+        raise _unusable(str(folder / WEIGHTS_FILE), "it holds no LoRA factors")
+    # A pattern such as "all-linear" is taken to name every module.
+    targets = document.get("target_modules")
     named = {str(target).rpartition(".")[2] for target in targets} if isinstance(targets, list) else set()
     if not isinstance(targets, str) and not named.issuperset(modules):
         document["target_modules"] = modules
@@ -93,8 +91,14 @@ def _fetch(url: str, file: Path, timeout_s: float) -> None:
                     stream.write(chunk)
     except httpx.HTTPError as error:
         reason = f"status {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)
-        what = f"the adapter could not be downloaded: {reason}"  # without the address: a signed URL is a credential
-        raise BackendError(Problem(what=what, fix=FIX)) from None
+        # without the address: a signed URL is a credential
+        raise _unusable(DOING, f"it could not be downloaded: {reason}") from None
+
+
+def _unusable(where: str, reason: str) -> BackendError:
+    what = f"the service's adapter cannot be used: {reason}"
+    fix = "resume the run, or do without the adapter: set [backend.options] download_adapter = false"
+    return BackendError(Problem(code="tinker.unusable-adapter", where=where, what=what, fix=fix))
 
 
 def fetch_adapter(path: str, config: Config) -> Path | None:
@@ -127,7 +131,7 @@ def fetch_adapter(path: str, config: Config) -> Path | None:
     except OSError as error:
         what = f"the adapter cannot be kept: {error.strerror or error}"
         fix = "make room there, or set XDG_CACHE_HOME to a folder that can be written"
-        raise BackendError(Problem(where=str(cache), what=what, fix=fix)) from error
+        raise BackendError(Problem(code="tinker.cache-not-writable", where=str(cache), what=what, fix=fix)) from error
     finally:
         service.close()
     return kept

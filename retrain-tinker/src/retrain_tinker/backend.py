@@ -67,7 +67,8 @@ def create_backend(context: PluginContext) -> TinkerBackend:
         if config.optimizer.grad_clip_norm and not dialect.clips_gradients:
             what = "this service ignores it: SkyRL-tx cannot clip a gradient"
             fix = "set it to 0, or use the hosted service"
-            raise ConfigError(Problem(where=config.place("optimizer.grad_clip_norm"), what=what, fix=fix))
+            where = config.place("optimizer.grad_clip_norm")
+            raise ConfigError(Problem(code="tinker.no-clipping", where=where, what=what, fix=fix))
     except BaseException:
         service.close()
         raise
@@ -107,7 +108,8 @@ class TinkerBackend:
     ) -> list[list[Sample]]:
         if self._published != self._version:
             what = f"version {self._version} is trained, but {self._published} is published"
-            raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
+            fix = "call publish() before sample()"
+            raise BackendError(Problem(code="tinker.not-published", where="sampling", what=what, fix=fix))
         with self.throttle.slot():
             return self.sampler.draw(requests, params, version=self._published, deliver=deliver)
 
@@ -202,7 +204,7 @@ def _read_state(folder: Path, config: Config) -> dict[str, object]:
         int(str(state["policy_version"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"cannot be used: {type(error).__name__}: {error}"
-        raise BackendError(Problem(where=str(path), what=what, fix=fix)) from error
+        raise BackendError(Problem(code="tinker.unusable-state", where=str(path), what=what, fix=fix)) from error
     return state
 
 
@@ -227,7 +229,8 @@ def _document(located: str, name: str) -> Mapping[str, Any]:
         else:
             from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-            cached = try_to_load_from_cache(located, name)  # first, so that a missing network costs nothing
+            # The cache first, so that a missing network costs nothing.
+            cached = try_to_load_from_cache(located, name)
             path = Path(cached if isinstance(cached, str) else hf_hub_download(located, name))
         found = json.loads(path.read_text(encoding="utf-8"))
     except Exception:  # the hub's client raises many types; the tokenizer's own id and no limit are fine

@@ -20,7 +20,8 @@ from retrain_tinker.service import Service, total_loss
 
 LOG = logging.getLogger("retrain")
 PROBES, PROBE_TOKENS = 4, 16
-LARGEST_GAP = 0.1  # nats, mean over the probe; precision accounts for 0.01, a different distribution for 0.5
+# Nats, mean over the probe: precision accounts for 0.01, another distribution for 0.5.
+LARGEST_GAP = 0.1
 LOSS_TOLERANCE = 1e-3  # relative
 RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)  # on both sides of every clipping bound
 
@@ -43,7 +44,7 @@ def check_model(service: Service, config: Config) -> str:
         where = config.place("backend.options" if options.base_model else "model.model")
         what = f"{safe_url(service.base_url)} has no model {name!r}"
         fix = "name one of them; if it has the same model under another name, set [backend.options] base_model"
-        raise ConfigError(Problem(where=where, what=what, why=f"it has {shown}", fix=fix))
+        raise ConfigError(Problem(code="tinker.unknown-model", where=where, what=what, why=f"it has {shown}", fix=fix))
     return name
 
 
@@ -69,11 +70,12 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
         fix = "check that the server was started with the model that [model] names"
         if config.training.temperature != 1.0:
             fix = "set [training] temperature = 1.0: the trainer's are of T = 1"
-        raise BackendError(Problem(where=safe_url(service.base_url), what=what, fix=fix))
+        raise BackendError(Problem(code="tinker.logprob-gap", where=safe_url(service.base_url), what=what, fix=fix))
     LOG.info("Sampler and trainer agree to %.1e nats at most on %d tokens.", gaps_N.max(), len(gaps_N))
     # `likelihood` is sent as cross_entropy where losses are summed, otherwise as importance_sampling
     output = _compared(service, datums, new, PolicyLoss() if loss.kind == LIKELIHOOD else loss, config)
-    sums = "loss:sum" in output.metrics  # the hosted service reports a sum, SkyRL-tx does not
+    # The hosted service reports a sum, SkyRL-tx does not.
+    sums = "loss:sum" in output.metrics
     reduction: Reduction = "token_sum" if sums else "sequence_mean"
     if service.options.reduction != "auto":
         reduction = service.options.reduction
@@ -96,7 +98,8 @@ def _compared(
         if error.__cause__ is None:  # no answer at all proves nothing about the loss
             raise
         what = f"the service does not compute the loss {loss.kind!r}"
-        raise ConfigError(Problem(where=place, what=what, why=str(error), fix=fix)) from error
+        problem = Problem(code="tinker.loss-unsupported", where=place, what=what, why=str(error), fix=fix)
+        raise ConfigError(problem) from error
     found = total_loss(output)
     if found is None:
         LOG.warning("The service reports no loss, so it cannot be checked against [algorithm] loss.")
@@ -104,7 +107,7 @@ def _compared(
         what = f"the service computes another loss than [algorithm] loss: {found:.4g} instead of {expected:.4g}"
         if loss.kind == "ppo":
             fix = "use clip_eps = 0.2 and clip_eps_high = 0: SkyRL-tx always clips at 0.8 and 1.2"
-        raise ConfigError(Problem(where=place, what=what, fix=fix))
+        raise ConfigError(Problem(code="tinker.other-loss", where=place, what=what, fix=fix))
     return output
 
 
@@ -118,7 +121,7 @@ def check_reference(service: Service, prompt: Sequence[int]) -> None:
     if not gap <= LARGEST_GAP:
         what = f"the base model, reference of [kl], is {gap:.2g} nats off the new adapter, on average"
         fix = "check that the server was started with the model that [model] names, or set [kl] coef = 0"
-        raise BackendError(Problem(where=safe_url(service.base_url), what=what, fix=fix))
+        raise BackendError(Problem(code="tinker.reference-gap", where=safe_url(service.base_url), what=what, fix=fix))
 
 
 def _loss_probe(
@@ -135,6 +138,7 @@ def _loss_probe(
         numbers_N = count + np.arange(len(new_N))
         count += len(new_N)
         ratios_N = np.asarray(RATIOS)[numbers_N % len(RATIOS)]
+        # Each ratio occurs with both signs of the advantage: ppo clips only one side for each.
         signs_N = np.where((numbers_N // len(RATIOS)) % 2 & (not is_positive), -1.0, 1.0)
         reference_N = new_N - np.log(ratios_N)
         advantages_T = np.zeros(len(new_T))

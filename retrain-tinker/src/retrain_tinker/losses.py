@@ -11,7 +11,6 @@ import numpy as np
 from retrain.api import BackendError, Config, Floats, Mask, NonFiniteError, Problem, Tokens, TrainRow
 
 Reduction = Literal["token_sum", "sequence_mean"]
-FIX = "correct the plugin that made the rows"
 LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
 MAX_LOG_RATIO = 20.0  # keeps exp() of an extreme mismatch finite
 CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
@@ -72,20 +71,22 @@ def check_rows(rows: Sequence[TrainRow]) -> None:
     for index, row in enumerate(rows):
         length = len(row.tokens_T)
         if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
-            raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+            raise _bad_rows(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
         if length < 2 or row.action_T[0]:
-            raise _refused(f"row {index}: no token precedes its first action to predict it from")
+            raise _bad_rows(f"row {index}: no token precedes its first action to predict it from")
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
                 what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
-                raise NonFiniteError(Problem(where="training", what=what, fix=FIX))
+                fix = "correct the plugin that made the rows"
+                raise NonFiniteError(Problem(code="tinker.non-finite-row", where="training", what=what, fix=fix))
     if not any(row.action_T.any() for row in rows):
-        raise _refused("no row of the batch has an action token to train on")
+        raise _bad_rows("no row of the batch has an action token to train on")
 
 
-def _refused(what: str) -> BackendError:
-    return BackendError(Problem(where="training", what=what, fix=FIX))
+def _bad_rows(reason: str) -> BackendError:
+    what, fix = f"the rows cannot be trained on: {reason}", "correct the plugin that made the rows"
+    return BackendError(Problem(code="tinker.bad-rows", where="training", what=what, fix=fix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

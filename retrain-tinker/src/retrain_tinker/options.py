@@ -48,17 +48,19 @@ def problems_of(config: Config) -> list[Problem]:
     problems = []
     if config.lora.alpha:
         what, fix = "a Tinker service sets LoRA's alpha itself", "remove it; scale [training] lr instead"
-        problems.append(Problem(where=config.place("lora.alpha"), what=what, fix=fix))
+        problems.append(Problem(code="tinker.fixed-alpha", where=config.place("lora.alpha"), what=what, fix=fix))
     inference = config.tables.get("inference")
     defaults = dict(type(inference)()) if inference is not None else {}
     for name, default in defaults.items():
         if (value := getattr(inference, name)) != default:
             what = f"{name} = {value!r} would have no effect: the service samples from its own weights"
             fix = f"remove it, or keep the default {default!r}; [model] base_url names the service"
-            problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
+            where = config.place(f"inference.{name}")
+            problems.append(Problem(code="tinker.key-without-effect", where=where, what=what, fix=fix))
     teacher = config.teacher
     has_teacher = bool(teacher.model or teacher.adapter) or teacher.engine != "pytorch"
     if has_teacher and config.training.temperature != 1.0:
         what = "a teacher needs temperature = 1.0: a Tinker service has no log-probabilities at another one"
-        problems.append(Problem(where=config.place("training.temperature"), what=what, fix="set it to 1.0"))
+        where, fix = config.place("training.temperature"), "set it to 1.0"
+        problems.append(Problem(code="tinker.teacher-temperature", where=where, what=what, fix=fix))
     return problems

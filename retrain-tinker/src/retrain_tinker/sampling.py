@@ -21,7 +21,7 @@ from retrain.api import (
     StopReason,
     Tokens,
 )
-from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out
+from retrain_tinker.faults import bad_answer, explained, safe_url, timed_out
 from retrain_tinker.service import Service
 
 DOING = "sampling"
@@ -59,25 +59,26 @@ class Sampler:
                 room = self.context_limit - len(prompt)
                 if room < 1:
                     what = f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.context_limit}"
-                    raise BackendError(Problem(where=DOING, what=what, fix="use shorter prompts or another model"))
+                    fix = "use shorter prompts or another model"
+                    raise BackendError(Problem(code="tinker.prompt-too-long", where=DOING, what=what, fix=fix))
                 fitting = replace(params, max_tokens=min(params.max_tokens, room))
             for index, seed in enumerate(request.seeds_G):
                 yield (group, index), self.service.start_sample(prompt, seed, fitting, sorted(self.stop_ids))
 
     def _sample(self, answer: Any, version: int) -> Sample:
         if len(answer.sequences) != 1:
-            what = f"the service returned {len(answer.sequences)} completions instead of one"
-            raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
+            raise bad_answer(DOING, f"it holds {len(answer.sequences)} completions instead of one")
         sequence = answer.sequences[0]
         tokens_T = np.asarray(sequence.tokens, dtype=np.int64)
         if sequence.logprobs is None or len(sequence.logprobs) != len(tokens_T) or not len(tokens_T):
-            what = f"the service returned {len(tokens_T)} tokens with {len(sequence.logprobs or ())} log-probabilities"
-            raise BackendError(Problem(where=DOING, what=what, fix=SERVER_FIX))
+            num_logprobs = len(sequence.logprobs or ())
+            raise bad_answer(DOING, f"it holds {len(tokens_T)} tokens with {num_logprobs} log-probabilities")
         has_stopped = str(sequence.stop_reason) == "stop"
         if has_stopped and int(tokens_T[-1]) not in self.stop_ids:
             what = "the service ended a completion without returning the token that ended it"
             why = f"its last token is {tokens_T[-1]}, and the end-of-sequence ids are {sorted(self.stop_ids)}"
-            raise BackendError(Problem(where=DOING, what=what, why=why, fix="check that service and tokenizer agree"))
+            fix = "check that service and tokenizer agree"
+            raise BackendError(Problem(code="tinker.other-tokenizer", where=DOING, what=what, why=why, fix=fix))
         return Sample(
             tokens_T=tokens_T,
             logprobs_T=np.asarray(sequence.logprobs, dtype=np.float64),
@@ -98,8 +99,8 @@ def reference_logprobs(service: Service, rows: Sequence[Tokens]) -> list[Floats]
         # it begins with None, for the token that nothing precedes; SkyRL-tx leaves that out
         values = given[-(length - 1) :]
         if len(given) not in (length - 1, length) or None in values or not np.isfinite(values).all():
-            what = f"the service returned {len(given)} log-probabilities of {length} tokens, or not of all"
-            raise BackendError(Problem(where=safe_url(service.base_url), what=what, fix=SERVER_FIX))
+            reason = f"it holds {len(given)} log-probabilities of {length} tokens, or not of all"
+            raise bad_answer(safe_url(service.base_url), reason)
         found[number] = np.asarray(values, dtype=np.float64)
     return [found[number] for number in range(len(rows))]
 

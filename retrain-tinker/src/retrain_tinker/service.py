@@ -18,14 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from retrain.api import BackendError, Floats, Problem, SamplingParams
-from retrain_tinker.faults import SERVER_FIX, explained, safe_url, timed_out, unreachable
+from retrain_tinker.faults import bad_answer, explained, safe_url, timed_out, unreachable
 from retrain_tinker.losses import CROSS_ENTROPY, Datum, PolicyLoss
 from retrain_tinker.options import TinkerOptions
 
 T = TypeVar("T")
 PROBE_S = 5.0  # enough to learn whether anything listens
-GOODBYE_S = 5.0  # for closing, and
-RELEASE_S = 3.0  # for each answer of the service meanwhile
+GOODBYE_S, RELEASE_S = 5.0, 3.0  # for closing, and for each answer of the service meanwhile
 TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
 SEED_BITS = 31  # SkyRL-tx keeps a seed in 32 bits, with a sign
 
@@ -72,7 +71,8 @@ class Service:
         def asked() -> Any:
             import tinker
 
-            if hasattr(tinker, "RestClient"):  # since 0.30 or so; the service client's own method is deprecated there
+            # Since 0.30 or so; the service client's own method is deprecated there.
+            if hasattr(tinker, "RestClient"):
                 return tinker.RestClient(base_url=self.base_url or None).get_server_capabilities().result()
             return self._client.get_server_capabilities()
 
@@ -119,7 +119,8 @@ class Service:
 
         leaving = threading.Thread(target=leave, name="tinker: closing", daemon=True)
         leaving.start()
-        leaving.join(GOODBYE_S)  # closing a client that never connected can block on its own locks
+        # Closing a client that never connected can block on its own locks.
+        leaving.join(GOODBYE_S)
 
     def publish(self) -> None:
         """Make a sampling client of the trainer's present weights.
@@ -137,7 +138,8 @@ class Service:
 
         if self._sampler is None:
             what = "no weights are published: there is nothing to sample from"
-            raise BackendError(Problem(where="sampling", what=what, fix="call publish() before sample()"))
+            fix = "call publish() before sample()"
+            raise BackendError(Problem(code="tinker.not-published", where="sampling", what=what, fix=fix))
         sampling = types.SamplingParams(
             max_tokens=params.max_tokens,
             seed=seed % 2**SEED_BITS,
@@ -176,8 +178,7 @@ class Service:
         """Return the log-probabilities of an answer; BackendError unless each target of each datum has one."""
         found = [np.asarray(entry["logprobs"].to_numpy(), dtype=np.float64) for entry in output.loss_fn_outputs]
         if [len(values) for values in found] != [len(datum.targets_T) for datum in datums]:
-            what = "the service returned log-probabilities of other lengths than the rows it was given"
-            raise BackendError(Problem(where=safe_url(self.base_url), what=what, fix=SERVER_FIX))
+            raise bad_answer(safe_url(self.base_url), "the log-probabilities have other lengths than the rows")
         return found
 
     def save_state(self, name: str, *, is_temporary: bool = False) -> str:
@@ -215,7 +216,7 @@ class Service:
         """Return the training client; BackendError after `close`, or when a checkpoint failed to load."""
         if self._trainer is None:
             what = "there is no training client: the tinker backend is closed, or a checkpoint failed to load"
-            raise BackendError(Problem(what=what, fix="create another one"))
+            raise BackendError(Problem(code="tinker.closed", what=what, fix="create another one"))
         return self._trainer
 
     def _call(self, doing: str, call: Callable[[], T], *, at_start: bool = False) -> T:

@@ -59,6 +59,7 @@ class Step:
             loss=mean,
             grad_norm=None,
             gaps_N=np.concatenate(new) - np.concatenate(sampled),
+            # A token can be outside the bounds of the weight and of the loss, and then counts twice.
             clipped=min(clipped + cut, sum(map(len, new))),
         )
         adam = self._adam if batch.lr is None else self._adam | {"learning_rate": batch.lr}
@@ -91,8 +92,7 @@ def _mean(
     ]
     losses_N = np.concatenate([losses for losses, _ in parts])
     if not np.isfinite(losses_N).all():
-        why, fix = "weights and optimizer are unchanged", "lower [training] lr"
-        raise NonFiniteError(Problem(what="the loss is not finite", why=why, fix=fix))
+        raise _not_finite("the loss is")
     clipped = sum(int(cut.sum()) for _, cut in parts)
     if loss.aggregation == "token_mean":
         return float(losses_N.mean()), clipped
@@ -104,7 +104,11 @@ def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Float
     found = [row_T[datum.action_T] for row_T, datum in zip(values, datums, strict=True)]
     for index, row_N in enumerate(found):
         if not np.isfinite(row_N).all():
-            why = "weights and optimizer are unchanged"
-            what = f"the service's log-probabilities of row {index} are not finite"
-            raise NonFiniteError(Problem(where="training", what=what, why=why, fix="lower [training] lr"))
+            raise _not_finite(f"the service's log-probabilities of row {index} are")
     return found
+
+
+def _not_finite(subject: str) -> NonFiniteError:
+    what, why = f"{subject} not finite", "weights and optimizer are unchanged"
+    fix = "lower [training] lr"
+    return NonFiniteError(Problem(code="tinker.not-finite", where="training", what=what, why=why, fix=fix))

@@ -24,6 +24,7 @@ from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.hub_server import hub_server
 from tests.kit.invoke import invoke
+from tests.kit.problems import codes_in
 
 TINY = BUILTIN_MODELS["tiny"]
 SECRET = "sk-planted-secret-0123456789"
@@ -111,39 +112,21 @@ def told(result: Result) -> str:
 
 def test_merge_writes_a_new_folder_and_nothing_else(run: Path, plugins: Plugins, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "merged"
-    result = ask(
-        export_command.command,
-        plugins,
-        run,
-        "--format",
-        "transformers",
-        "--out",
-        out,
-        "--dtype",
-        "fp32",
-        "--no-check",
-        "--json",
-    )
+    export = ("--format", "transformers", "--out")
+    result = ask(export_command.command, plugins, run, *export, out, "--dtype", "fp32", "--no-check", "--json")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
-    assert (data["checkpoint"], data["dtype"], data["logit_gap"], data["is_unchanged"]) == (
-        "final",
-        "fp32",
-        None,
-        False,
-    )
+    found = [data[name] for name in ("checkpoint", "dtype", "logit_gap", "is_unchanged")]
+    assert found == ["final", "fp32", None, False]
     merged, plain = (load_file(folder / "model.safetensors") for folder in (out, TINY))
     added = merged[f"{MODULE}.weight"] - plain[f"{MODULE}.weight"].float()
     torch.testing.assert_close(added, torch.full_like(added, 2 * 2 * 0.02 * 0.02), atol=1e-6, rtol=1e-3)
     assert not (out / "optimizer.safetensors").exists()
     assert [path.name for path in out.parent.iterdir()] == ["merged"]
-    assert "exists and is not empty" in told(
-        ask(export_command.command, plugins, run, "--format", "transformers", "--out", out)
-    )
     (tmp_path / "file").write_text("mine")
-    assert "is no folder" in told(
-        ask(export_command.command, plugins, run, "--format", "transformers", "--out", tmp_path / "file")
-    )
+    for taken in (out, tmp_path / "file"):
+        refused = ask(export_command.command, plugins, run, *export, taken)
+        assert codes_in(told(refused)) == ["export.exists"]
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -263,11 +246,11 @@ def test_a_pushed_folder_tells_what_the_run_was_and_nothing_of_this_machine(
     assert (out / "retrain.toml").read_text() == repeating_config(manifest).replace(SECRET, secrets.HIDDEN)
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "builtin:tiny"
     refused = ask(export_command.command, plugins, "builtin:tiny", "--push", "me/sums", "--dry-run")
-    assert "there is nothing to push" in told(refused)
+    assert codes_in(told(refused)) == ["export.nothing-to-push"]
     (tmp_path / "file").write_text("mine")
     nowhere = ("--dry-run", "--out", tmp_path / "file" / "folder")
-    assert "cannot be written" in told(ask(export_command.command, plugins, run, "--push", "me/sums", *nowhere))
-    assert "is no name of a repository" in told(ask(export_command.command, plugins, run, "--push", "a/b/c"))
+    for arguments, code in ((("me/sums", *nowhere), "not-written"), (("a/b/c",), "bad-repository")):
+        assert codes_in(told(ask(export_command.command, plugins, run, "--push", *arguments))) == [f"export.{code}"]
 
 
 def test_a_push_uploads_the_folder_with_the_stored_token(

@@ -28,7 +28,8 @@ from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
 
 POLL_S = 0.005  # short against a step, since every publication waits for it
-SLOWER_S = 1.0  # than the first server, and at least as long as it took: what `publish` grants the others
+# `publish` grants the other servers as long as the first one took, and at least this.
+SLOWER_S = 1.0
 
 
 class Adapters:
@@ -47,6 +48,7 @@ class Adapters:
         self._retry_s = retry_s
         self._uses: Counter[str] = Counter()
         self._lock = threading.Lock()  # `using` and `publish` may run in different threads
+        # Servers cache by name, and two runs may share a server.
         self._token = secrets.token_hex(4)
         self._serial = 0
         self._is_closed = False
@@ -67,7 +69,8 @@ class Adapters:
         except OSError as error:
             what = f"no folder for adapters can be made: {error.strerror or error}"
             fix = "set [inference] adapter_dir to a folder that you can write and the servers can read"
-            raise BackendError(Problem(where=str(adapter_dir or tempfile.gettempdir()), what=what, fix=fix)) from error
+            where = str(adapter_dir or tempfile.gettempdir())
+            raise BackendError(Problem(code="engine.no-adapter-folder", where=where, what=what, fix=fix)) from error
 
     @property
     def current(self) -> PolicyVersion:
@@ -128,7 +131,8 @@ class Adapters:
         """As `publish`, for all weights: a server has one version at a time, so nothing may be sampled meanwhile."""
         if any(self._uses.values()):
             what = f"the weights of version {version} cannot replace those that completions are being sampled from"
-            raise BackendError(Problem(where="sampling", what=what, fix="publish after sample has returned"))
+            fix = "publish after sample has returned"
+            raise BackendError(Problem(code="engine.weights-in-use", where="sampling", what=what, fix=fix))
         key, before = self._new_key(version), self.versions
         # the name stays the same, and the server still caches keys and values of the old weights under it
         loaded = PolicyVersion(version=version, key=key, folder=folder, is_whole=True, cache_salt=f"{key}-")
@@ -154,7 +158,8 @@ class Adapters:
         except (OSError, SafetensorError) as error:
             what = f"the adapter of version {version} cannot be written: {getattr(error, 'strerror', None) or error}"
             fix = "free space there, or set [inference] adapter_dir"
-            raise BackendError(Problem(where=str(folder), what=what, fix=fix)) from error
+            problem = Problem(code="engine.adapter-not-written", where=str(folder), what=what, fix=fix)
+            raise BackendError(problem) from error
         if any(folder.iterdir()):
             return PolicyVersion(version=version, key=key, folder=folder)
         folder.rmdir()
@@ -180,7 +185,8 @@ class Adapters:
 
     def _await_first(self, version: PolicyVersion, deadline: float) -> None:
         """Wait until a server matches the trainer; BackendError when all are wrong, or none answers."""
-        compared = dict[Server, tuple[int, str]]()  # an unchanged server need not be compared again
+        # Only a server that has changed since its comparison is compared again.
+        compared = dict[Server, tuple[int, str]]()
         while True:
             for server, keeper in self.keepers.items():
                 name = server.names.get(version.key)
@@ -200,7 +206,8 @@ class Adapters:
                 what = f"no server has taken the {loaded} of version {version.version}, from {version.folder}"
                 why = f"[inference] retry_s = {self._retry_s:g} ended the wait; {pool.failures()}"
                 fix = "start the servers, or correct [inference] url; then resume the run"
-                raise BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix))
+                where = "[inference] url"
+                raise BackendError(Problem(code="engine.policy-not-taken", where=where, what=what, why=why, fix=fix))
             time.sleep(POLL_S)
 
     def _is_right(self, version: PolicyVersion, keeper: Keeper) -> bool:

@@ -28,8 +28,10 @@ T = TypeVar("T")
 POLL_S = 0.1
 ONCE_S = 5.0  # for all of a request that is not retried
 JOIN_S = 5.0  # closing must not hang on a dead connection
-MAX_BAD_ANSWERS = 3  # to one request, per server: one that always answers wrongly is not worth `retry_s`
-NOT_FOUND, TOO_MANY, NOT_IMPLEMENTED = 404, 429, 501  # the last: the server was started without the feature
+# To one request, per server. One that always answers wrongly is not worth all of `retry_s`.
+MAX_BAD_ANSWERS = 3
+# 501 is not transient: the server was started without the feature.
+NOT_FOUND, TOO_MANY, NOT_IMPLEMENTED = 404, 429, 501
 TRANSIENT = frozenset({408, 425, TOO_MANY})  # and every other 5xx
 
 
@@ -169,7 +171,8 @@ class Client:
             refused = None
             try:
                 async with self.pool.slot(call.server, call.key) as server:
-                    if call.key:  # as long as one server samples, the request can wait for it
+                    # As long as any server samples, the request can wait for it.
+                    if call.key:
                         deadline = max(deadline, self.pool.sampled_at + retry_s)
                     if failure is not None and loop.time() >= deadline:
                         raise self._gave_up(call, server, failure, attempts, is_late=True)
@@ -186,7 +189,8 @@ class Client:
                 what = f"{call.label or call.path} failed: no server has the policy that it needs"
                 why = f"[inference] retry_s = {retry_s:g} ended the wait; {error}"
                 fix = "start the servers again, with the same options; then resume the run"
-                raise BackendError(Problem(where="[inference] url", what=what, why=why, fix=fix)) from None
+                where = "[inference] url"
+                raise BackendError(Problem(code="engine.no-server", where=where, what=what, why=why, fix=fix)) from None
             if refused is not None:
                 call = self._without_cause(call, server, refused)
             self.retries += 1
@@ -213,13 +217,15 @@ class Client:
     def _gave_up(
         self, call: Call[Any], server: Server, failure: _TransientError, attempts: int, *, is_late: bool
     ) -> BackendError:
-        what = f"{call.label or call.path} failed: {failure}"
-        why = f"tried {attempts} times; [inference] retry_s = {self._table.retry_s:g} ended it" if is_late else ""
-        fix = "look at the server's log" if failure.was_reached else "start the server, or correct [inference] url"
+        where, what, fix = server.name, f"{call.label or call.path} failed: {failure}", "look at the server's log"
         if failure.is_bad_answer:
             why = f"{attempts} answers were unusable; none was trained on"
-            return UnusableAnswerError(Problem(where=server.name, what=what, why=why, fix=fix))
-        return BackendError(Problem(where=server.name, what=what, why=why, fix=fix))
+            return UnusableAnswerError(Problem(code="engine.bad-answers", where=where, what=what, why=why, fix=fix))
+        why = f"tried {attempts} times; [inference] retry_s = {self._table.retry_s:g} ended it" if is_late else ""
+        if failure.was_reached:
+            return BackendError(Problem(code="engine.request-failed", where=where, what=what, why=why, fix=fix))
+        fix = "start the server, or correct [inference] url"
+        return BackendError(Problem(code="engine.unreachable", where=where, what=what, why=why, fix=fix))
 
     async def _exchange(self, call: Call[Any], server: Server) -> httpx.Response:
         """Return the response; of several, the first refusal that does not mean that the work is done."""
@@ -260,9 +266,11 @@ class Client:
                 return call.read(None)
             what = f"{call.label or call.path} was refused with HTTP {response.status_code}: {_message(response)}"
             fix = "look at the server's log and its options"
+            problem = Problem(code="engine.request-refused", where=server.name, what=what, fix=fix)
             if response.status_code in (401, 403):
                 fix = "set [inference] api_key_env to the environment variable that holds the server's key"
-            raise RefusedError(Problem(where=server.name, what=what, fix=fix), response.status_code)
+                problem = Problem(code="engine.key-refused", where=server.name, what=what, fix=fix)
+            raise RefusedError(problem, response.status_code)
         if call.key and losses != server.losses:
             raise _TransientError("the server lost the policy before it answered")
         return self._read(call, server, response)
@@ -351,6 +359,7 @@ def _retry_after_s(response: httpx.Response) -> float:
         seconds = float(response.headers.get("retry-after", "0"))
     except ValueError:  # a date: the pool's own pause is enough
         return 0.0
+    # A server may ask for days, or write NaN: then the pool's own pauses count.
     return seconds if 0.0 <= seconds < 3600.0 else 0.0
 
 
@@ -376,6 +385,7 @@ class Connections:
             headers=self._headers,
             content=None if body is None else json.dumps(body).encode(),
         )
+        # A bare transport ignores the login in a URL; httpx's client would send it.
         if request.url.userinfo:
             request = next(httpx.BasicAuth(request.url.username, request.url.password).auth_flow(request))
         free = self._free[url]
@@ -384,7 +394,8 @@ class Connections:
             response = await transport.handle_async_request(request)
             await response.aread()
             await response.aclose()
-        except BaseException:  # cancelled or broken: the state of this connection is unknown
+        # Cancelled or broken: unread bytes of this answer would be taken for the next one's.
+        except BaseException:
             with suppress(Exception):
                 await transport.aclose()
             raise

@@ -18,7 +18,8 @@ from retrain.engines.pool import Server
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, StopReason, Tokens
 
-FULL_DISTRIBUTION: Mapping[str, Any] = {  # vLLM and SGLang: overrides the generation defaults that come with a model
+# For vLLM and SGLang, which otherwise apply the generation defaults that come with a model.
+FULL_DISTRIBUTION: Mapping[str, Any] = {
     "top_p": 1.0,
     "top_k": -1,
     "min_p": 0.0,
@@ -99,7 +100,7 @@ class Dialect:
     def load_weights(self, folder: Path) -> list[HttpRequest]:
         """The requests that replace all weights, in order; ConfigError where the server cannot."""
         what, fix = f"{self.product} server cannot take full weights", 'use engine = "vllm", or train an adapter'
-        raise ConfigError(Problem(where="[inference] engine", what=what, fix=fix))
+        raise ConfigError(Problem(code="engine.no-full-weights", where="[inference] engine", what=what, fix=fix))
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
         """The request for the log-probability, at temperature 1, of each of two or more tokens but the first."""
@@ -163,16 +164,6 @@ def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
         raise OtherModelError(f"{raw.model!r} answered instead of {expected!r}")
     if raw.prompt is not None and list(raw.prompt) != request.prompt_T:
         raise BadAnswerError("the server read another prompt than it was sent")
-    tokens_T = _tokens(raw, request)
-    return Completion(
-        tokens_T=tokens_T,
-        logprobs_T=_logprobs(raw.logprobs, len(tokens_T)),
-        stop_reason=_stop_reason(raw.finish_reason, tokens_T, request),
-        tops=raw.tops or {},
-    )
-
-
-def _tokens(raw: RawCompletion, request: CompletionRequest) -> Tokens:
     if not raw.tokens:
         raise BadAnswerError("the answer holds no token ids")
     if len(raw.tokens) > request.max_tokens:
@@ -180,7 +171,13 @@ def _tokens(raw: RawCompletion, request: CompletionRequest) -> Tokens:
     for token in raw.tokens:
         if type(token) is not int or not 0 <= token < request.vocabulary:
             raise BadAnswerError(f"{token!r} is not the id of one of the model's {request.vocabulary} tokens")
-    return np.asarray(raw.tokens, dtype=np.int64)
+    tokens_T = np.asarray(raw.tokens, dtype=np.int64)
+    return Completion(
+        tokens_T=tokens_T,
+        logprobs_T=_logprobs(raw.logprobs, len(tokens_T)),
+        stop_reason=_stop_reason(raw.finish_reason, tokens_T, request),
+        tops=raw.tops or {},
+    )
 
 
 def _logprobs(values: Sequence[Any] | None, count: int) -> Floats:
@@ -198,7 +195,8 @@ def _stop_reason(reason: str | None, tokens_T: Tokens, request: CompletionReques
     stops = np.isin(tokens_T, list(request.stop_ids))
     if stops[:-1].any():
         raise BadAnswerError("the completion continues after an end-of-sequence token")
-    if stops[-1]:  # some servers report "length" when the end-of-sequence token is also the last one allowed
+    # Some servers report "length" when the end-of-sequence token is also the last one allowed.
+    if stops[-1]:
         if reason in STOP_REASONS or (reason in LENGTH_REASONS and len(tokens_T) == request.max_tokens):
             return StopReason.EOS
     elif reason in LENGTH_REASONS:
@@ -294,6 +292,7 @@ def vocabulary_of(policy: Policy, tokenizer: Any) -> int:
             from transformers.utils import cached_file  # heavy: only for a model from the hub
 
             path = Path(cached_file(policy.model_path, "config.json", local_files_only=True)).parent
+        # A model's padding rows have ids above the tokenizer's, and can be sampled.
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         known = max(known, int((config.get("text_config") or config).get("vocab_size") or 0))
     return known

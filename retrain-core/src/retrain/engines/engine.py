@@ -20,6 +20,7 @@ from retrain.engines.policy_check import (
     Comparison,
     PolicyVersion,
     find_models,
+    other_model,
     probe_prompts,
     reports_after_temperature,
     require_adapters,
@@ -63,6 +64,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
         require_distribution(
             dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
         )
+        # Where undecided (None), a wrong assumption shows as a gap to the trainer.
         is_same = temperature == 1.0 or after_temperature is not False
         comparison = Comparison(
             caller=caller,
@@ -79,6 +81,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
         behaviour = Behaviour(policy=policy, recomputes=recomputes, is_same_distribution=is_same)
         engine = ServerEngine(context, caller, adapters, behaviour)
         engine.start()
+        # From here on `close` of the engine frees them.
         undo.pop_all()
         return engine
 
@@ -170,14 +173,14 @@ class ServerEngine:
     def _require_model(self, server: Server, gap: LogprobGap | None) -> None:
         model, policy = self._caller.served[server.url], self._adapters.comparison.policy
         names = (Path(model.name).name, Path(model.root or "").name)
+        # without a trainer to compare with, the name has to do
         if gap is None and Path(policy.model_path).name not in names:
-            what = f"the server has {model.name!r}, not {policy.model_path!r}, and there is no trainer to compare with"
-            raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {policy.model_path}"))
+            raise other_model(server, [model.name], policy.model_path)
         if gap is not None and not gap.mean <= self._table.max_gap:  # NaN too
             what = f"log-probabilities of {model.name!r} are {gap.mean:.2g} nats from the trainer's (max {gap.max:.2g})"
             why = f"over {gap.num_tokens} tokens sampled from 8 prompts; [inference] max_gap is {self._table.max_gap:g}"
             fix = "serve the model of [model] model, with the same dtype; or raise max_gap and set [algorithm] tis_cap"
-            raise ConfigError(Problem(where=server.name, what=what, why=why, fix=fix))
+            raise ConfigError(Problem(code="engine.logprob-gap", where=server.name, what=what, why=why, fix=fix))
 
     def _report(self, server: Server, gap: LogprobGap | None) -> None:
         caller, is_same = self._caller, self._behaviour.is_same_distribution
@@ -200,13 +203,13 @@ class ServerEngine:
 
     def _require_current(self) -> PolicyVersion:
         if not self._adapters.versions:
-            raise BackendError(
-                Problem(where="sampling", what="the engine is closed, or without a policy", fix="create another one")
-            )
+            what, fix = "the engine is closed, or without a policy", "create another one"
+            raise BackendError(Problem(code="engine.closed", where="sampling", what=what, fix=fix))
         current, published = self._adapters.current, self._adapters.comparison.policy.version
         if current.version != published and not self._is_ahead:
             what = f"the servers have policy version {current.version}, and version {published} was published"
-            raise BackendError(Problem(where="sampling", what=what, fix="the backend must call publish on its engine"))
+            fix = "the backend must call publish on its engine"
+            raise BackendError(Problem(code="engine.not-published", where="sampling", what=what, fix=fix))
         return current
 
     def _counts(self) -> dict[str, int]:
@@ -234,13 +237,15 @@ class ServerEngine:
 
     def _require_prompt(self, prompt_T: Tokens, group: int) -> None:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
-        if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:  # a server may crash on it
+        # A server may crash on such a prompt, and take the requests of others with it.
+        if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:
             what = f"prompt {group} is empty, or holds a token id that is not among the model's {vocabulary}"
-            raise BackendError(Problem(where="sampling", what=what, fix="use the tokenizer that belongs to the model"))
+            fix = "use the tokenizer that belongs to the model"
+            raise BackendError(Problem(code="engine.bad-prompt", where="sampling", what=what, fix=fix))
         if limit is not None and len(prompt_T) >= limit:
             what = f"prompt {group} has {len(prompt_T)} tokens, and the context of {limit} leaves no room to answer"
             fix = "use shorter prompts, or start the server with a longer context"
-            raise ConfigError(Problem(where="[data]", what=what, fix=fix))
+            raise ConfigError(Problem(code="engine.prompt-too-long", where="[data]", what=what, fix=fix))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -287,9 +292,8 @@ class Behaviour:
         found = self.policy.logprobs(rows, temperature)
         if found is None:
             what = "the training model is not in this process, so log-probabilities cannot be recomputed with it"
-            raise BackendError(
-                Problem(where="[inference] logprobs", what=what, fix='set logprobs = "engine" for this backend')
-            )
+            where, fix = "[inference] logprobs", 'set logprobs = "engine" for this backend'
+            raise BackendError(Problem(code="engine.no-training-model", where=where, what=what, fix=fix))
         return [values_T[action_T] for values_T, (_, action_T) in zip(found, rows, strict=True)]
 
 

@@ -24,9 +24,14 @@ PROBE_TOKENS = 48
 
 
 def open_server(dialect: Dialect, context: PluginContext) -> ServerTeacher:
-    client = Client(Settings.of(_as_inference(context.config), dialect.default_url))
+    config, teacher_table = context.config, context.config.teacher
+    # the limits and time-outs of [inference], with the server of [teacher]
+    access = {"url": teacher_table.url, "api_key_env": teacher_table.api_key_env}
+    tables = {**config.tables, "inference": config.inference.model_copy(update=access)}
+    origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
+    client = Client(Settings.of(replace(config, tables=tables, origins=origins), dialect.default_url))
     try:
-        teacher = ServerTeacher(dialect, client, _models(dialect, client, context.config), context.check_stop)
+        teacher = ServerTeacher(dialect, client, _model(dialect, client, config), context.check_stop)
         teacher.require_tokens(context)
     except BaseException:
         client.close()
@@ -45,7 +50,7 @@ class ServerTeacher:
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         if temperature != 1.0:
             what, fix = f"a server gives no log-probabilities at temperature {temperature:g}", "set temperature = 1.0"
-            raise BackendError(Problem(where="[teacher] engine", what=what, fix=fix))
+            raise BackendError(Problem(code="teacher.bad-temperature", where="[teacher] engine", what=what, fix=fix))
         calls = [self._call(row.tokens_T.tolist(), f"row {number} of the teacher") for number, row in enumerate(rows)]
         found: dict[int, list[GivenToken]] = {}
         try:
@@ -76,7 +81,8 @@ class ServerTeacher:
                 own, where = context.tokenizer.decode([number]), context.config.place("teacher.engine")
                 what = f"the teacher {self._model!r} has another tokenizer than {context.config.model.model!r}"
                 why = f"token {number} is {entry.text!r} there and {own!r} here; it is shown token ids"
-                raise ConfigError(Problem(where=where, what=what, why=why, fix="use a teacher of the same family"))
+                fix = "use a teacher of the same family"
+                raise ConfigError(Problem(code="teacher.other-tokenizer", where=where, what=what, why=why, fix=fix))
 
     def _call(self, tokens: list[int], label: str, server: Any = None) -> Call[list[GivenToken]]:
         path, body = self._dialect.given_tokens(tokens, self._model)
@@ -98,7 +104,7 @@ def _is_same(tokenizer: Any, number: int, text: str | None) -> bool:
     return text in (tokenizer.decode([number]), tokenizer.convert_ids_to_tokens(number))
 
 
-def _models(dialect: Dialect, client: Client, config: Config) -> str:
+def _model(dialect: Dialect, client: Client, config: Config) -> str:
     if wanted := config.teacher.model:
         return wanted
     calls = [models_call(dialect, server) for server in client.pool.servers]
@@ -107,12 +113,4 @@ def _models(dialect: Dialect, client: Client, config: Config) -> str:
         return names.pop()
     what = f"the servers have {', '.join(map(repr, sorted(names))) or 'no model'}"
     where, fix = config.place("teacher.model"), "name one of them: [teacher] model"
-    raise ConfigError(Problem(where=where, what=what, fix=fix))
-
-
-def _as_inference(config: Config) -> Config:
-    """Return the configuration with the server of `[teacher]`, and the limits and time-outs of `[inference]`."""
-    teacher = config.teacher
-    table = config.inference.model_copy(update={"url": teacher.url, "api_key_env": teacher.api_key_env})
-    origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
-    return replace(config, tables={**config.tables, "inference": table}, origins=origins)
+    raise ConfigError(Problem(code="teacher.ambiguous-model", where=where, what=what, fix=fix))

@@ -13,7 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from retrain.engines.client import MAX_BAD_ANSWERS, NOT_FOUND, RefusedError, UnusableAnswerError
-from retrain.engines.policy_check import Comparison, OtherPolicyError, PolicyVersion, models_call, pick_model
+from retrain.engines.policy_check import (
+    Comparison,
+    OtherPolicyError,
+    PolicyVersion,
+    models_call,
+    other_model,
+    pick_model,
+)
 from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Server, jittered
 from retrain.kernel.errors import BackendError, ConfigError, Problem, RetrainError
 
@@ -107,6 +114,7 @@ class Keeper:
                         await self.server.changed.wait()
             except BackendError as error:  # it is not there, as the pool knows from the failed request
                 self.server.failure = error.problems[0].what
+                # The exponent is bounded: after days of failures the power would not fit in a float.
                 await asyncio.sleep(jittered(min(FIRST_PAUSE_S * 2 ** min(pauses, 16), LONGEST_PAUSE_S)))
                 pauses += 1
 
@@ -115,7 +123,8 @@ class Keeper:
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("The keeper of %s has failed.", self.server.name, exc_info=error)
             what, fix = f"{type(error).__name__}: {error}", "report the traceback in the log"
-            self.reject(None, BackendError(Problem(where=self.server.name, what=what, fix=fix)))
+            problem = Problem(code="engine.internal-error", where=self.server.name, what=what, fix=fix)
+            self.reject(None, BackendError(problem))
 
     async def _look(self) -> None:
         server, now = self.server, asyncio.get_running_loop().time()
@@ -139,12 +148,12 @@ class Keeper:
         known = caller.served.get(server.url)
         model = next((model for model in models if known and model.name == known.name), None)
         if model is None and known is not None:
-            what = f"the server now has {', '.join(repr(model.name) for model in models) or 'no model'}"
-            raise ConfigError(Problem(where=server.name, what=what, fix=f"start it with {known.name!r}"))
-        model = model or pick_model(server, models, self.comparison.policy, caller.dialect)
+            raise other_model(server, [model.name for model in models], known.name)
+        model = model or pick_model(server, models, self.comparison.policy)
         if (model.context_limit or math.inf) < (caller.context_limit or 0):
             what = f"the server has a context of {model.context_limit} tokens, the others have {caller.context_limit}"
-            raise ConfigError(Problem(where=server.name, what=what, fix="start it with a longer context"))
+            fix = "start it with a longer context"
+            raise ConfigError(Problem(code="engine.short-context", where=server.name, what=what, fix=fix))
         caller.served[server.url] = model
 
     async def _bring(self, version: PolicyVersion) -> None:
@@ -174,7 +183,8 @@ class Keeper:
         call = caller.admin_call((path, body), self.server, label)
         # the name is new, so "already loaded" means that an earlier answer to this request was lost
         call = replace(call, is_done=lambda message: "already" in message)
-        if version.is_foreign:  # not all of its files may be there; PRIME-RL's server has no prefix /v1
+        # Its files may arrive late, and PRIME-RL's own server has the route without /v1.
+        if version.is_foreign:
             call = replace(call, path=path.removeprefix("/v1"), fallback_path=path)
         try:
             await caller.client.send(call)
@@ -191,12 +201,14 @@ class Keeper:
         server.has_weights = True
         *requests, resume = caller.dialect.load_weights(version.folder)
         calls = [caller.admin_call(request, server, label) for request in (*requests, resume)]
-        *calls, resuming = [replace(call, fallback_path=call.path) for call in calls]  # files may arrive late
+        # Files of another process may arrive late: a 404 is then transient.
+        *calls, resuming = [replace(call, fallback_path=call.path) for call in calls]
         try:
             for call in calls:
                 await caller.client.send(call)
         finally:
-            await caller.client.send(resuming)  # the server must not stay paused after a failure
+            # The server must not stay paused after a failure.
+            await caller.client.send(resuming)
 
     async def unload(self, key: str) -> None:
         server, caller = self.server, self.comparison.caller

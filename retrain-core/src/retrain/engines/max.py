@@ -19,7 +19,8 @@ def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     if not context.config.inference.url:
         what = "MAX cannot sample in this process: its in-process API returns texts without log-probabilities"
         fix = 'start "max serve" and set [inference] url to it (http://127.0.0.1:8000 by default)'
-        raise ConfigError(Problem(where=context.config.place("inference.url"), what=what, fix=fix))
+        where = context.config.place("inference.url")
+        raise ConfigError(Problem(code="engine.no-url", where=where, what=what, fix=fix))
     return create(MAX(TextIds(context.tokenizer)), context, policy)
 
 

@@ -28,7 +28,8 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 
 CONVERTED = "mlx"  # folder of the converted copy, inside the adapter's
 NEVER = -1e9  # logit bias of a token that must not be sampled
-MAX_CONCURRENT = 8  # per server: each request opens a connection, and beyond five waiting ones it resets them
+# Per server: each request opens a connection, and a server with more than five waiting ones resets them.
+MAX_CONCURRENT = 8
 # PEFT adds scale * B @ A to a weight, with A [r, in] and B [out, r]. MLX-LM stores lora_a = A^T and lora_b = B^T, with
 # scale = alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA, and its own `adapter_config.json`.
 PREFIX = "base_model.model."
@@ -53,7 +54,8 @@ def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     if not table.prefix_caching:
         what = "MLX-LM always caches the keys and values of prompts"
         fix = "set prefix_caching = true; each policy version has its own cache"
-        raise ConfigError(Problem(where=context.config.place("inference.prefix_caching"), what=what, fix=fix))
+        where = context.config.place("inference.prefix_caching")
+        raise ConfigError(Problem(code="engine.always-caches", where=where, what=what, fix=fix))
     limit = MAX_CONCURRENT * (table.url.count(",") + 1)
     limited = table.model_copy(update={"max_concurrent": min(table.max_concurrent, limit)})
     config = replace(context.config, tables={**context.config.tables, "inference": limited})
@@ -165,13 +167,14 @@ class MLX(Dialect):
 
     def _text(self, prompt_T: list[int]) -> str:
         """Return the text that the tokenizer encodes to exactly this prompt, with the special tokens it adds itself."""
-        for ids in (prompt_T, prompt_T[1:]):  # the second without the token that the tokenizer prepends
+        # The second without the token that the tokenizer prepends by itself.
+        for ids in (prompt_T, prompt_T[1:]):
             text = str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             if text and self._tokenizer(text)["input_ids"] == prompt_T:
                 return text
         what = f"MLX-LM takes only text, and the text of a prompt of {len(prompt_T)} tokens encodes to other tokens"
         fix = 'use an engine that takes token ids: "pytorch" or "vllm"'
-        raise BackendError(Problem(where="[inference] engine", what=what, fix=fix))
+        raise BackendError(Problem(code="engine.prompt-not-text", where="[inference] engine", what=what, fix=fix))
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -185,7 +188,8 @@ def convert(source: Path, folder: Path) -> None:
         document = _config(config, sorted({_split(name)[0] for name in tensors}))
     except (*UNREADABLE, OSError, safetensors.SafetensorError) as error:
         what = f"the adapter cannot be converted for MLX: {error}"
-        raise BackendError(Problem(where=str(source), what=what, fix='use engine = "pytorch" or "vllm"')) from error
+        fix = 'use engine = "pytorch" or "vllm"'
+        raise BackendError(Problem(code="engine.unknown-adapter", where=str(source), what=what, fix=fix)) from error
     try:
         folder.mkdir()
         save_file(weights, folder / "adapters.safetensors", metadata={"format": "mlx"})
@@ -193,7 +197,7 @@ def convert(source: Path, folder: Path) -> None:
     except OSError as error:
         what = f"the adapter for MLX cannot be written: {error.strerror or error}"
         fix = "free space there, or set [inference] adapter_dir"
-        raise BackendError(Problem(where=str(folder), what=what, fix=fix)) from error
+        raise BackendError(Problem(code="engine.adapter-not-written", where=str(folder), what=what, fix=fix)) from error
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -229,6 +233,7 @@ def _read(file: Path) -> dict[str, np.ndarray]:
             raise ValueError(f"{name!r} has the type {info['dtype']}")
         array = np.frombuffer(info["data"], dtype=DTYPES[info["dtype"]]).reshape(info["shape"])
         if info["dtype"] == "BF16":
+            # A bfloat16 is the upper half of a float32.
             array = (array.astype(np.uint32) << 16).view(np.float32)
         tensors[name] = array
     return tensors

@@ -18,14 +18,16 @@ from retrain.engines.vllm import VLLM
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import ConfigError, Problem
 
-VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "cache_salt")  # not OpenAI's
+# Other servers of OpenAI's API may refuse these.
+VLLM_ONLY = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "cache_salt")
 ID_PREFIX = "token_id:"  # some servers write the id itself in place of the text
 
 
 def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
     if not context.config.inference.prefix_caching:
         where, what = context.config.place("inference.prefix_caching"), "OpenAI's requests cannot turn it off"
-        raise ConfigError(Problem(where=where, what=what, fix="turn it off in the server's own options"))
+        fix = "turn it off in the server's own options"
+        raise ConfigError(Problem(code="engine.caching-not-controllable", where=where, what=what, fix=fix))
     return create(OpenAI(TextIds(context.tokenizer)), context, policy)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from retrain.credit.logprob_gap import LogprobGap
-from retrain.engines.client import Call, Client, RefusedError
+from retrain.engines.client import Call, Client, RefusedError, UnusableAnswerError
 from retrain.engines.dialect import Caller, Completion, Dialect, ServedModel
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
@@ -25,7 +25,8 @@ from retrain.kernel.seeding import generator
 from retrain.kernel.types import Floats, LogprobRow, Tokens
 
 LOG = logging.getLogger("retrain")
-PROBE_TEMPERATURE = 0.7  # makes differences between tokens 1.4 times as large, well above SAME
+# Makes differences between tokens 1.4 times as large, well above SAME.
+PROBE_TEMPERATURE = 0.7
 SAME = 2e-3  # nats between two answers of one server about one distribution
 OTHER = 1e-2  # nats; tolerance of that scaling, for close log-probabilities
 BAD_REQUEST, UNPROCESSABLE = 400, 422  # from a server that does not know the fields of the request
@@ -34,12 +35,14 @@ PROBE_TEXT = (
     "and wrote down what was inside: letters, maps, a broken clock, 250 coins. Then he asked himself: how many are "
     "left, and who will read them? If 3 people read 12 pages a day, the answer is 36; but nobody had ever tried. "
 )
-NUM_PROBES, SHORTEST, LONGEST = 8, 8, 420  # one prompt longer than the blocks in which servers cache keys and values
+# The longest exceeds the blocks in which servers cache keys and values.
+NUM_PROBES, SHORTEST, LONGEST = 8, 8, 420
 PROBE_TOKENS = 16
 TOP = 5  # number of likeliest tokens that are compared
 WEIGHTS = "adapter_model.safetensors"
 PROBE_STD = 0.3  # standard deviation of the probe adapter's weights
-FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0  # how much worse than the handshake a probe may be, up to max_gap
+# How much worse than the handshake a probe may be, up to max_gap.
+FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts
 LEAST_LOGPROB = -1000.0  # vLLM writes -9999 for minus infinity
 PROBE_S = 60.0  # that a probe may take
@@ -60,7 +63,7 @@ def find_models(client: Client, dialect: Dialect, policy: Policy) -> dict[str, S
             raise error
     for server, error in failed.items():
         LOG.warning("%s is used once it answers: %s.", server.name, error.problems[0].what)
-    return {server.url: pick_model(server, models, policy, dialect) for server, models in found.items()}
+    return {server.url: pick_model(server, models, policy) for server, models in found.items()}
 
 
 def models_call(dialect: Dialect, server: Server) -> Call[list[ServedModel]]:
@@ -68,14 +71,19 @@ def models_call(dialect: Dialect, server: Server) -> Call[list[ServedModel]]:
     return Call(path=path, body=body, read=dialect.parse_models, server=server, label="the list of models", once=True)
 
 
-def pick_model(server: Server, models: list[ServedModel], policy: Policy, dialect: Dialect) -> ServedModel:
+def pick_model(server: Server, models: list[ServedModel], policy: Policy) -> ServedModel:
     expected = policy.model_path
     named = [model for model in models if expected in (model.name, model.root)]
     similar = [model for model in models if Path(model.root or model.name).name == Path(expected).name]
     if named or len(similar) == 1 or len(models) == 1:
         return (named or similar or models)[0]
-    what = f"the server has {', '.join(repr(model.name) for model in models) or 'no model'}, not {expected!r}"
-    raise ConfigError(Problem(where=server.name, what=what, fix=f"start {dialect.name} with {expected}"))
+    raise other_model(server, [model.name for model in models], expected)
+
+
+def other_model(server: Server, found: Sequence[str], expected: str) -> ConfigError:
+    what = f"the server has {', '.join(map(repr, found)) or 'no model'}, not {expected!r}"
+    fix = f"start it with {expected}"
+    return ConfigError(Problem(code="engine.other-model", where=server.name, what=what, fix=fix))
 
 
 def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
@@ -91,7 +99,7 @@ def reports_after_temperature(caller: Caller, prompt_T: Tokens) -> bool | None:
     if len(set(answers)) > 1:
         what = "some servers report log-probabilities after temperature and others before it"
         fix = f"start all of them with {caller.dialect.start_hint}"
-        raise ConfigError(Problem(where="[inference] url", what=what, fix=fix))
+        raise ConfigError(Problem(code="engine.mixed-logprobs", where="[inference] url", what=what, fix=fix))
     return answers[0]
 
 
@@ -109,13 +117,14 @@ def _sample(caller: Caller, server: Server, prompt_T: Tokens, temperature: float
     try:
         return caller.client.results([call])[0]
     except BackendError as error:
-        problem = error.problems[0]
         is_unknown_field = isinstance(error, RefusedError) and error.status in (BAD_REQUEST, UNPROCESSABLE)
-        if "answers were unusable" not in problem.why and not is_unknown_field:
+        if not isinstance(error, UnusableAnswerError) and not is_unknown_field:
             raise
+        what = f"the server does not report what it sampled: {error.problems[0].what}"
         why = "training needs the exact ids that were sampled, and a log-probability of each"
         fix = f"use a server that returns both; of {caller.dialect.name}, a recent version"
-        raise ConfigError(Problem(where=problem.where, what=problem.what, why=why, fix=fix)) from error
+        problem = Problem(code="engine.no-exact-tokens", where=server.name, what=what, why=why, fix=fix)
+        raise ConfigError(problem) from error
 
 
 def _after_temperature(raw: Mapping[str, float], warm: Mapping[str, float]) -> bool | None:
@@ -131,7 +140,9 @@ def _after_temperature(raw: Mapping[str, float], warm: Mapping[str, float]) -> b
         return None
     if np.abs(raw_N - warm_N).max() < SAME:
         return None if np.ptp(raw_N) < SAME else False
+    # Centred, since temperature also shifts the normalising constant.
     expected_N, seen_N = (raw_N - raw_N.mean()) / PROBE_TEMPERATURE, warm_N - warm_N.mean()
+    # The tolerance is relative where the tokens are far apart.
     return True if np.abs(expected_N - seen_N).max() < max(OTHER, 0.02 * float(np.ptp(raw_N))) else None
 
 
@@ -142,7 +153,7 @@ def require_adapters(caller: Caller, server: Server, prompt_T: Tokens, adapter: 
     if common and max(abs(plain[key] - adapted[key]) for key in common) < SAME:
         what = "the server ignores the adapter and answers with the base model"
         fix = f"start {caller.dialect.name} with {caller.dialect.adapter_hint}"
-        raise ConfigError(Problem(where=server.name, what=what, fix=fix))
+        raise ConfigError(Problem(code="engine.adapter-ignored", where=server.name, what=what, fix=fix))
 
 
 def require_distribution(
@@ -162,7 +173,7 @@ def require_distribution(
         where = "[inference] logprobs" if logprobs == "engine" else f"[algorithm] {weighed_by}"
         why = "behaviour log-probabilities and importance weights must describe the sampled distribution"
         fix = f'start it with {dialect.start_hint}, or set temperature = 1.0, or logprobs = "trainer" and no weight'
-        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="engine.logprobs-before-temperature", where=where, what=what, why=why, fix=fix))
 
 
 def probe_prompts(tokenizer: Any, context_limit: int | None) -> list[Tokens]:
@@ -332,4 +343,4 @@ class Comparison:
         what = f"the server does not sample from policy version {version.version}: its log-probabilities are {numbers}"
         why = f"at most {self.limit:.2g} was expected, from the start of the run and [inference] max_gap"
         fix = "restart the server; if its precision is the reason, raise [inference] max_gap"
-        return OtherPolicyError(Problem(where=server.name, what=what, why=why, fix=fix))
+        return OtherPolicyError(Problem(code="engine.other-policy", where=server.name, what=what, why=why, fix=fix))

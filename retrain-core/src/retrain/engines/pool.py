@@ -104,10 +104,12 @@ class Pool:
             return
         if now >= server.backoff_until:
             server.failures += 1
+        # The exponent is bounded: after days of failures the power would not fit in a float.
         pause_s = min(FIRST_PAUSE_S * 2 ** min(server.failures - 1, 16), LONGEST_PAUSE_S)
         server.backoff_until = max(server.backoff_until, now + max(pause_s, at_least_s))
 
     def reduce_room(self, server: Server) -> None:
+        # Of many requests that are refused together only the first counts.
         if asyncio.get_running_loop().time() >= server.backoff_until:
             server.room = max(1.0, min(server.room, server.load) / 2)
 
@@ -118,6 +120,7 @@ class Pool:
         server.is_dead = False
         if has_sampled:
             server.failures, server.backoff_until = 0, 0.0
+            # As TCP avoids congestion: halved at a refusal, then one more per `room` answers.
             server.room += 1.0 / server.room
         if took_s is not None:
             self.sampled_at = now
@@ -132,7 +135,8 @@ class Pool:
         now = asyncio.get_running_loop().time()
         server.failure, server.failing_since = text, min(server.failing_since, now)
         server.is_rejected = False  # it may be restarted
-        if server.has_weights:  # then it would answer as before, with the weights that it starts with
+        # Restarted, it would answer with the weights that it starts with, under the same name.
+        if server.has_weights:
             self.lose(server, text)
         if server.is_dead or not self.is_watched or now - server.failing_since < DEAD_AFTER_S:
             return
@@ -184,4 +188,5 @@ class Pool:
 
 def jittered(pause_s: float) -> float:
     """Return a pause up to a quarter longer, so that requests that failed together do not return together."""
-    return pause_s * (1.0 + secrets.randbelow(1000) / 4000)  # not from a run's streams: it changes timing only
+    # Not from a run's random streams: it changes only timing.
+    return pause_s * (1.0 + secrets.randbelow(1000) / 4000)

@@ -54,13 +54,15 @@ class Settings:
             if not value:
                 what = f"the environment variable {table.api_key_env} is empty"
                 fix = f"export {table.api_key_env}=..., or leave the key out"
-                raise ConfigError(Problem(where=config.place("inference.api_key_env"), what=what, fix=fix))
+                where = config.place("inference.api_key_env")
+                raise ConfigError(Problem(code="engine.empty-key", where=where, what=what, fix=fix))
             headers["Authorization"] = f"Bearer {value}"
         urls, admin_urls = listed(table.url or default_url), listed(table.admin_url)
         if admin_urls and len(urls) > 1:
             what = f"it names servers behind a router, and url names {len(urls)} servers"
             fix = "set url to the router's address, or leave admin_url out"
-            raise ConfigError(Problem(where=config.place("inference.admin_url"), what=what, fix=fix))
+            where = config.place("inference.admin_url")
+            raise ConfigError(Problem(code="engine.router-urls", where=where, what=what, fix=fix))
         return cls(urls=urls, admin_urls=admin_urls, headers=headers, table=table)
 
 
@@ -84,13 +86,13 @@ def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str])
         value = getattr(table, name)
         if value == getattr(default, name) or name in traits.honours:
             continue
-        why, fix = f"engine {table.engine!r} does not support it", "remove it"
-        if table.engine in servers:
-            why = f"the server of engine {table.engine!r} sets it when it starts"
-            flag = OWN_FLAGS.get(table.engine, {}).get(name, "its own option for it")
-            fix = f"remove it, and start the server with {flag}"
-        what = f"{name} = {value!r} would have no effect: {why}"
-        problems.append(Problem(where=config.place(f"inference.{name}"), what=what, fix=fix))
+        where, what = config.place(f"inference.{name}"), f"engine {table.engine!r} does not support {name} = {value!r}"
+        if table.engine not in servers:
+            problems.append(Problem(code="engine.unsupported-key", where=where, what=what, fix="remove it"))
+            continue
+        flag = OWN_FLAGS.get(table.engine, {}).get(name, "its own option for it")
+        fix = f"remove it, and start the server with {flag}"
+        problems.append(Problem(code="engine.option-of-server", where=where, what=what, fix=fix))
     return problems
 
 
@@ -108,7 +110,7 @@ def teacher_problems(config: Config) -> list[Problem]:
     what = f"the teacher's server {hide_text(shared[0])} is the one that samples"
     why = "the run changes its weights, and a vLLM that takes adapters cannot teach"
     fix = "start a second server for the teacher, and name it in [teacher] url"
-    return [Problem(where=where, what=what, why=why, fix=fix)]
+    return [Problem(code="teacher.shares-server", where=where, what=what, why=why, fix=fix)]
 
 
 def _addresses(urls: str) -> dict[tuple[str, int, str], str]:

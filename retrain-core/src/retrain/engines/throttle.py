@@ -45,7 +45,8 @@ class Throttle:
         except OSError as error:
             what = f"the throttle folder cannot be used: {error.strerror or error}"
             fix = "choose a local folder that you can write to, or leave [backend] throttle_dir empty"
-            raise BackendError(Problem(where=str(self._folder), what=what, fix=fix)) from error
+            where = str(self._folder)
+            raise BackendError(Problem(code="backend.throttle-folder", where=where, what=what, fix=fix)) from error
         try:
             yield
         finally:
@@ -55,7 +56,8 @@ class Throttle:
         number, ticket = _draw_ticket(folder)
         try:
             while (before := _ticket_before(folder, number)) is not None:
-                with before:  # released on a slot, an abort or a death; another ticket may then be ahead
+                # Released on a slot, an abort or a death; another ticket may then be ahead.
+                with before:
                     fcntl.flock(before, fcntl.LOCK_SH)
             return self._take_slot(folder)
         finally:
@@ -88,6 +90,7 @@ def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:
 def _ticket_before(folder: Path, number: int) -> BinaryIO | None:
     """Return the nearest earlier ticket whose owner still waits; tickets of dead processes are removed."""
     with _exclusively(folder):
+        # Each waits for its neighbour only, so that a freed slot wakes one process instead of all.
         for other in sorted((n for n in _numbers(folder) if n < number), reverse=True):
             file = folder / TICKET.format(other)
             try:
@@ -122,5 +125,6 @@ def _try_lock(stream: BinaryIO) -> bool:
 
 def _release(stream: BinaryIO) -> None:
     with suppress(OSError):
-        fcntl.flock(stream, fcntl.LOCK_UN)  # closing does not unlock where a child process inherited the file
+        # Closing does not unlock where a child process inherited the file.
+        fcntl.flock(stream, fcntl.LOCK_UN)
     stream.close()

@@ -55,7 +55,8 @@ class VLLM(Dialect):
             "return_token_ids": True,
             "stop_token_ids": sorted(request.stop_ids),
         }
-        body |= {"return_tokens_as_token_ids": True} if request.top else {}  # two tokens may share a text
+        # Two tokens may share a text.
+        body |= {"return_tokens_as_token_ids": True} if request.top else {}
         return "/v1/completions", body | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
 
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:

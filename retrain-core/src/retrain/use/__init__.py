@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     ("chat", "Talk to a run, an adapter or a model.", "chat_command"),
-    (
-        "eval",
-        "Evaluate a run, a checkpoint, an adapter or a model on held-out examples or other sets.",
-        "evaluate.command",
-    ),
+    ("eval", "Evaluate a run, a checkpoint or a model on held-out examples or other sets.", "evaluate.command"),
     ("sample", "Sample completions of prompts from a file.", "sample_command"),
     ("export", "Write a trained model for transformers, GGUF, MLX or vLLM, or push it to the hub.", "export_command"),
     ("serve", "Serve a run, an adapter or a model to any client of the OpenAI API.", "serve_command"),
@@ -91,6 +87,7 @@ def retrain_evaluation(context: PluginContext, tasks: Tasks) -> Evaluation | Non
 
 
 def _has_sets(config: Config) -> bool:
-    from retrain.kernel.config.plugin_tables import SetsKeys  # imports pydantic, as `retrain --help` must not
+    # Imports pydantic, and `retrain --help` must not wait for it.
+    from retrain.kernel.config.plugin_tables import SetsKeys
 
     return bool(config.table("eval", SetsKeys).sets)

@@ -192,7 +192,8 @@ class Conversation:
         found = find_subject(name)
         if found.model != own.model:
             what = f"{found.label} is of {found.model!r}, and {own.label} of {own.model!r}"
-            raise ConfigError(Problem(where="compare", what=what, fix="compare policies on the same base"))
+            fix = "compare policies on the same base"
+            raise ConfigError(Problem(code="chat.other-base", where="compare", what=what, fix=fix))
         return found
 
     def _with_system(self, turn: Sequence[Message]) -> list[Message]:
@@ -203,7 +204,7 @@ class Conversation:
         (ids,) = encode([self._with_system(turn)], source.tokenizer, source.config, names=["the conversation"])
         if self._limit is not None and len(ids) >= self._limit:
             what = f"the conversation has {len(ids)} tokens, and the model reads {self._limit}"
-            raise ConfigError(Problem(what=what, fix="/reset, or send something shorter"))
+            raise ConfigError(Problem(code="chat.too-long", what=what, fix="/reset, or send something shorter"))
         return np.asarray(ids, dtype=np.int64)
 
     def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:
@@ -290,12 +291,14 @@ def shaded(text: str, depth: float, colour: Colour) -> str:
     if depth < FAINTEST or not text:
         return harmless(text)
     red, green, blue = (round(255 - (255 - end) * min(depth, 1.0)) for end in colour)
-    lines = harmless(text).split("\n")  # a background that crosses a line break fills the rest of the line
+    # A background colour that crosses a line break fills the rest of the line.
+    lines = harmless(text).split("\n")
     return "\n".join(click.style(line, fg="black", bg=(red, green, blue)) if line else "" for line in lines)
 
 
 def by_credit(texts: Sequence[str], credit_A: Floats, largest: float) -> str:
     """Colour the texts of tokens: green for credit, red for blame, full at the `largest` shown."""
+    # The square root keeps small credit visible next to the largest.
     depths_A = np.sqrt(np.abs(credit_A) / largest) if largest > 0.0 else np.zeros(len(credit_A))
     pairs = zip(texts, depths_A.tolist(), (credit_A > 0).tolist(), strict=True)
     return "".join(shaded(text, depth, GREEN if is_praise else RED) for text, depth, is_praise in pairs)
@@ -325,7 +328,8 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
     if config.environment.provider:
         what = "the tasks of this run come from an environment"
         fix = "look at the credit of its steps: retrain credit"
-        raise ConfigError(Problem(where=config.place("environment.provider"), what=what, fix=fix))
+        where = config.place("environment.provider")
+        raise ConfigError(Problem(code="chat.environment-tasks", where=where, what=what, fix=fix))
     algorithm = build_algorithm(build_flow(config, source.plugins), source.context)
     example = Example(id=f"chat-{number}", prompt=question, reference=reference)
     (tokens_T,) = encode_prompts([example], source.tokenizer, config)

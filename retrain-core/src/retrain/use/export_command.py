@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from retrain.kernel.contracts.export import ExportedModel
-from retrain.kernel.errors import BackendError, ConfigError, Problem
+from retrain.kernel.errors import BackendError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import ADAPTER_CONFIG
 from retrain.records.reading import read_object
@@ -106,11 +106,13 @@ def _check_options(form: str | None, out: Path | None, dtype: str, repo: str | N
         raise click.UsageError(f"--push goes without --format or with --format {TRANSFORMERS}")
     form = form or TRANSFORMERS
     if dtype and dtype not in TYPES[form]:
-        raise usage_error(f"{form} has no --dtype {dtype}", f"give one of {', '.join(TYPES[form])}")
+        known = ", ".join(TYPES[form])
+        raise usage_error(code="export.bad-dtype", what=f"{form} has no --dtype {dtype}", fix=f"give one of {known}")
     if out is None and form != "vllm" and not repo:
-        raise usage_error(f"--format {form} needs --out", "add --out PATH")
+        raise usage_error(code="export.needs-out", what=f"--format {form} needs --out", fix="add --out PATH")
     if form == "mlx" and importlib.util.find_spec("mlx_lm") is None:
-        raise usage_error("mlx-lm, whose converter writes MLX models, is missing", "pip install mlx-lm")
+        what = "mlx-lm, whose converter writes MLX models, is missing"
+        raise usage_error(code="export.mlx-missing", what=what, fix="pip install mlx-lm")
 
 
 def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, Any], list[str]]:
@@ -122,8 +124,7 @@ def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, A
     where = shlex.quote(str(out))
     purpose, run = "run it:", f"vllm serve {where}"
     if form == "gguf":
-        if out.exists() or out.is_symlink():
-            raise ConfigError(Problem(where=str(out), what="exists", fix="name a new file: nothing is written over"))
+        refuse_existing(out, or_empty_folder=False)
         folder = out.with_name(f".{out.name}.folder")
         shutil.rmtree(folder, ignore_errors=True)  # left by an export that was killed
         written, run = whole.write(folder, "gguf"), f"llama-cli -m {where} -cnv"
@@ -148,12 +149,14 @@ def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
         written = whole.write(merged, "folder")
         convert = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", str(merged), "--mlx-path", str(made)]
         convert += ["--dtype", MLX_DTYPES[whole.dtype]] if whole.dtype else []
+        # The merged folder is complete, so nothing may come from the hub.
         environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(convert, capture_output=True, text=True, check=False, env=environ)
         if done.returncode or not made.is_dir():
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
             fix = "nothing was kept; a newer mlx-lm may know the model"
-            raise BackendError(Problem(where=str(out), what="the converter of mlx-lm failed", why=why, fix=fix))
+            what = "the converter of mlx-lm failed"
+            raise BackendError(Problem(code="export.converter-failed", where=str(out), what=what, why=why, fix=fix))
         if out.is_dir():
             out.rmdir()
         made.rename(out)
@@ -169,8 +172,9 @@ def _vllm_line(whole: WholeModel) -> str:
         rank = int(document.get("r", 0))
         fits = next((known for known in VLLM_RANKS if known >= rank), None)
         if document.get("use_dora") or fits is None:
-            what = "vLLM does not serve DoRA" if document.get("use_dora") else f"vLLM serves no rank of {rank}"
-            raise usage_error(f"{what}, so it has to be merged", "add --out DIR")
+            kind = "DoRA" if document.get("use_dora") else f"an adapter of rank {rank}"
+            what = f"vLLM does not serve {kind}, so it has to be merged"
+            raise usage_error(code="export.needs-merging", what=what, fix="add --out DIR")
         name = (whole.subject.run or adapter).resolve().name
         words += ["--enable-lora", "--max-lora-rank", str(fits), "--lora-modules", f"{name}={adapter.resolve()}"]
     return shlex.join(words)

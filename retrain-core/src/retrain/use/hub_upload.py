@@ -40,9 +40,11 @@ def push(
     whole: WholeModel, repo: str, *, merged: bool, private: bool, dry_run: bool, out: Path | None
 ) -> tuple[Mapping[str, Any], list[str]]:
     if not HUB_ID.fullmatch(repo):
-        raise usage_error(f"{repo!r} is no name of a repository", "give NAME or OWNER/NAME")
+        what = f"{repo!r} is not the name of a repository"
+        raise usage_error(code="export.bad-repository", what=what, fix="give NAME or OWNER/NAME")
     if out and not dry_run:
-        raise usage_error("--push with --out needs --dry-run", "add --dry-run, or leave --out away")
+        fix = "add --dry-run, or leave --out away"
+        raise usage_error(code="export.needs-dry-run", what="--push with --out needs --dry-run", fix=fix)
     found = whole.subject
     if dry_run:
         folder = out or Path(repo.rpartition("/")[2])
@@ -61,7 +63,8 @@ def push(
 def _write_hub_folder(whole: WholeModel, out: Path, repo: str, *, merged: bool) -> list[str]:
     found, adapter = whole.subject, None if merged else whole.adapter
     if found.folder is None and found.run is None:
-        raise usage_error(f"{found.named} is an untrained model: there is nothing to push", "name a run or an adapter")
+        what = f"{found.named} is an untrained model: there is nothing to push"
+        raise usage_error(code="export.nothing-to-push", what=what, fix="name a run or an adapter")
     base, notes = public_name(found.model), list[str]()
     if adapter and "/" not in base:
         notes.append(f"The base, {base}, is no repository of the hub: --format transformers pushes whole weights.")
@@ -92,15 +95,17 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
 
     if not get_token():
         what, fix = "there is no token for the hub", "run `hf auth login`, or set HF_TOKEN, or add --dry-run"
-        raise ConfigError(Problem(where="retrain export --push", what=what, fix=fix))
+        raise ConfigError(Problem(code="export.no-token", where="retrain export --push", what=what, fix=fix))
     api = HfApi()
     try:
         made = api.create_repo(repo, private=private or None, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="Trained with retrain")
     except Exception as error:  # the classes of HTTP errors depend on the version of huggingface_hub
+        # The text of an HTTP error holds the address, perhaps with a token in it.
         why = hide_text(" ".join(str(error).split())[:300])
         fix = "check the name, the connection and the rights of the token; --dry-run writes the folder only"
-        raise BackendError(Problem(where=repo, what="the upload failed", why=why, fix=fix)) from error
+        what = "the upload failed"
+        raise BackendError(Problem(code="export.upload-failed", where=repo, what=what, why=why, fix=fix)) from error
     return str(made)
 
 

@@ -196,7 +196,7 @@ def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
         if not is_ours:
             what = "was sampled from something else, or with other prompts or settings"
             fix = "give another file, or remove this one"
-            raise ConfigError(Problem(where=f"{out}:{number}", what=what, fix=fix))
+            raise ConfigError(Problem(code="sample.other-settings", where=f"{out}:{number}", what=what, fix=fix))
         done.add(int(entry["index"]))
     if len(whole) < len(content):
         with out.open("r+b") as file:
@@ -217,10 +217,12 @@ def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
             lines = file.read().split("\n")
     except (OSError, UnicodeError) as error:
         fix = "give a file of UTF-8 text, or - for stdin"
-        raise ConfigError(Problem(where=path, what=f"cannot be read: {error}", fix=fix)) from error
+        what = f"cannot be read: {error}"
+        raise ConfigError(Problem(code="sample.unreadable-file", where=path, what=what, fix=fix)) from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
-        raise ConfigError(Problem(where=path, what="holds no prompt", fix="write one prompt on each line"))
+        fix = "write one prompt on each line"
+        raise ConfigError(Problem(code="sample.empty-file", where=path, what="holds no prompt", fix=fix))
     if Path(path).suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
         return [line.strip() for _, line in numbered]
     entries = []
@@ -229,7 +231,8 @@ def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
         try:
             entries.append((where, json.loads(line)))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(Problem(where=where, what=f"is no JSON: {error}", fix="correct the line")) from None
+            what, fix = f"is no JSON: {error}", "correct the line"
+            raise ConfigError(Problem(code="sample.bad-json", where=where, what=what, fix=fix)) from None
     return prompts_of(entries, config)
 
 
@@ -260,7 +263,7 @@ def _prompt(row: Any, where: str, wanted: Mapping[str, str], known: Sequence[str
         is_answered = is_training_chat and len(messages) > 1 and messages[-1]["role"] == "assistant"
         return messages[:-1] if is_answered else messages
     fix = f"give a text or messages in one of {', '.join(dict.fromkeys(names))}, or name another with --prompt-key"
-    raise ConfigError(Problem(where=where, what="holds no prompt", fix=fix))
+    raise ConfigError(Problem(code="sample.no-prompt", where=where, what="holds no prompt", fix=fix))
 
 
 def _rows(path: str, config: Config, plugins: Plugins) -> Sequence[Mapping[str, Any]]:
@@ -291,7 +294,8 @@ def prompt_tokens(
     for tokens_T, name in zip(rows, names, strict=True):
         if not len(tokens_T) or (limit is not None and len(tokens_T) >= limit):
             what = f"has {len(tokens_T)} tokens" + (f", and the model reads {limit} with its answer" if limit else "")
-            raise ConfigError(Problem(where=printable(name), what=what, fix="use another prompt"))
+            fix = "use another prompt"
+            raise ConfigError(Problem(code="sample.prompt-length", where=printable(name), what=what, fix=fix))
     return rows
 
 
@@ -303,4 +307,4 @@ def _raw_tokens(opened: Opened, prompt: Prompt, name: str) -> Tokens:
         except Exception as error:  # each tokenizer library has its own error for half a surrogate pair
             what = f"the tokenizer refuses it: {type(error).__name__}: {printable(str(error))[:300]}"
             fix = "repair the text"
-    raise ConfigError(Problem(where=printable(name), what=what, fix=fix))
+    raise ConfigError(Problem(code="sample.bad-raw-prompt", where=printable(name), what=what, fix=fix))

@@ -94,7 +94,7 @@ def _serve(
         server = ApiServer(host, port, with_token(Service(source, models, batcher), key))
     except OSError as error:
         what, fix = f"cannot listen there: {error.strerror or error}", "free the port, or give another: --port 0"
-        raise ConfigError(Problem(where=f"{host}:{port}", what=what, fix=fix)) from error
+        raise ConfigError(Problem(code="serve.cannot-listen", where=f"{host}:{port}", what=what, fix=fix)) from error
     with server:
         click.echo(f"Serving {', '.join(map(printable, models))} at {server.url}")
         shown = "TOKEN" if key and token else key or "none"
@@ -119,12 +119,14 @@ def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Pa
         other_name, _, other = each.partition("=")
         if not other_name or not other or other_name in known:
             what = f"--adapter {printable(each)} must be NAME=SUBJECT, with a new name"
-            raise ConfigError(Problem(where="command line", what=what, fix="for example --adapter best=logs/train"))
+            fix = "for example --adapter best=logs/train"
+            raise ConfigError(Problem(code="serve.bad-adapter", where="command line", what=what, fix=fix))
         found = find_subject(other)
         if found.model != policy.model:
             what = f"{printable(other)} is of {found.model!r}, and {policy.label} of {policy.model!r}"
             fix = "serve it by itself, on another port"
-            raise ConfigError(Problem(where=f"--adapter {printable(other_name)}", what=what, fix=fix))
+            where = f"--adapter {printable(other_name)}"
+            raise ConfigError(Problem(code="serve.other-base", where=where, what=what, fix=fix))
         known[other_name] = found.folder
     known.setdefault(BASE, None)
     return known
@@ -146,7 +148,7 @@ def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
 def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
     if others:
         what, fix = "a server engine holds one policy of a run", "load the others on the server itself"
-        raise ConfigError(Problem(where="--adapter", what=what, fix=fix))
+        raise ConfigError(Problem(code="serve.one-policy", where="--adapter", what=what, fix=fix))
     for url, name in addresses:
         click.echo(f"Serving {printable(name)} at {url}")
     click.echo("The token is the server's own. Ctrl-C takes the adapter off it.")

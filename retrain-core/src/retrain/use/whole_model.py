@@ -19,7 +19,8 @@ from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 
 MIB = 2**20
-ROUNDING_WARNING_FRAC = 0.5  # of the change by training that rounding may take without a warning
+# Of the change by training: rounding that takes more of it is reported.
+ROUNDING_WARNING_FRAC = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,8 @@ class WholeModel:
             with progress_bar("merging" if adapter else "writing", export.progress):
                 written = self.plugins.call_backend("export_model", export)
             if written is None:
-                what = "no installed plugin can merge and write models"
-                raise ConfigError(Problem(where=self.subject.label, what=what, fix=install_line("retrain-local")))
+                what, fix = "no installed plugin can merge and write models", install_line("retrain-local")
+                raise ConfigError(Problem(code="export.no-writer", where=self.subject.label, what=what, fix=fix))
             found.append(written)
 
         fill_new(out, fill)
@@ -100,20 +101,20 @@ def fill_new(out: Path, fill: Callable[[Path], None]) -> None:
         write_folder(out, fill)
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=str(out), what=what, fix="name a folder that can be made")) from error
+        fix = "name a folder that can be made"
+        raise ConfigError(Problem(code="export.not-written", where=str(out), what=what, fix=fix)) from error
 
 
-def usage_error(what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where="command line", what=what, fix=fix))
+def usage_error(*, code: str, what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(code=code, where="command line", what=what, fix=fix))
 
 
-def refuse_existing(out: Path) -> None:
-    """Raise ConfigError unless nothing is there, or an empty folder."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise ConfigError(Problem(where=str(out), what="is no folder", fix="name a new one"))
-    if out.is_dir() and any(out.iterdir()):
-        fix = "name a new folder: nothing is ever written over"
-        raise ConfigError(Problem(where=str(out), what="exists and is not empty", fix=fix))
+def refuse_existing(out: Path, *, or_empty_folder: bool = True) -> None:
+    """Raise ConfigError unless `out` is free, or an empty folder that may be filled."""
+    is_empty_folder = or_empty_folder and out.is_dir() and not any(out.iterdir())
+    if out.is_symlink() or (out.exists() and not is_empty_folder):
+        fix = "give another name: nothing is written over"
+        raise ConfigError(Problem(code="export.exists", where=str(out), what="exists already", fix=fix))
 
 
 def lines_of(whole: WholeModel, out: Path, written: ExportedModel) -> list[str]:

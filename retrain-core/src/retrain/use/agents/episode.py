@@ -65,9 +65,11 @@ class Calls:
     def prompt(self, text: str) -> tuple[Call | None, Tokens]:
         """Return the call that a rendered conversation continues, if any, and all its token ids."""
         continued = [call for call in self._calls if text.startswith(call.text)]
+        # Of equal texts with different tokens the choice must not depend on the order of arrival.
         parent = max(continued, key=lambda call: (len(call.text), call.tokens_T.tobytes()), default=None)
         added = text if parent is None else text[len(parent.text) :]
-        special = parent is None and not self._tokenizer.chat_template  # a template writes its special tokens itself
+        # A chat template writes its special tokens itself.
+        special = parent is None and not self._tokenizer.chat_template
         ids_T = np.asarray(self._tokenizer(added, add_special_tokens=special)["input_ids"], dtype=np.int64)
         return parent, ids_T if parent is None else np.concatenate([parent.tokens_T, ids_T])
 
@@ -335,6 +337,7 @@ class Episode(Answers):
         return _Asking(answer=answer, text=text, parent=parent, prompt_T=prompt_T, number=number)
 
     def _seed(self, key: bytes, draw: str, place: int) -> int:
+        # Seven bytes, plus one: turn -1 is the seed of the task itself, and a turn must fit in 64 bits.
         digest = hashlib.blake2b(key + f" {draw} {place}".encode(), digest_size=7).digest()
         return self._rules.streams.of(self.prompt, self.number, turn=int.from_bytes(digest, "little") + 1)
 

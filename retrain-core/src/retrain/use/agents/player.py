@@ -29,7 +29,8 @@ from retrain.use.serving.http import ApiServer
 CLOCK_S = 0.05  # between two looks at the agents' clocks
 NO_LIMIT_S = 7 * 24 * 3600.0  # the clock that counts is the agent's own
 MOST_CALLS = 64
-GATHER_S = 0.05  # for the calls of several agents to come together, where none can join later
+# For the calls of several agents to come together, where none can join a batch later.
+GATHER_S = 0.05
 
 
 class _Actor(Child):
@@ -80,7 +81,8 @@ class Performance:
         with self._lock:
             self._is_stopped = True
             self._waiting.clear()
-            busy = self._actors if self._left else ()  # one that is still starting plays nothing yet
+            # An actor that is still starting plays nothing yet.
+            busy = self._actors if self._left else ()
         for actor in busy:
             actor.kill()
         for thread in self._threads:
@@ -121,7 +123,8 @@ class Performance:
         except ChildFailure as error:
             if not isinstance(error, ChildError):
                 actor.kill()
-            if not (episode.hit_call_limit or episode.is_full):  # with these limits an error is expected
+            # At these limits its call was refused, so an error of the agent is expected.
+            if not (episode.hit_call_limit or episode.is_full):
                 output = getattr(error, "output", "").strip()[-500:]
                 detail = f"the agent failed: {error}" + (f"; it wrote: {output}" if output else "")
                 episode.score = episode.score or Score.failed(detail.replace(episode.token, "(its key)"))
@@ -157,12 +160,13 @@ def make_agent(context: PluginContext) -> AgentPlayer:
     if bool(entry) == bool(command):
         fix = 'set one: id = "my_agent:play", or args = { command = "python my_agent.py" }'
         what = "the agent is a Python function or a command, and neither or both are given"
-        problems.append(Problem(where=places["id"], what=what, fix=fix))
+        problems.append(Problem(code="environment.ambiguous-agent", where=places["id"], what=what, fix=fix))
     elif entry and not all(part for part in (entry.count(":") == 1, *entry.split(":"))):
-        problems.append(Problem(where=places["id"], what=f"{entry!r} names no function", fix='write "module:function"'))
+        what, fix = f"{entry!r} names no function", 'write "module:function"'
+        problems.append(Problem(code="environment.bad-agent", where=places["id"], what=what, fix=fix))
     if most_calls == 0:
-        fix = f"use 1 or more, or -1 for {MOST_CALLS}"
-        problems.append(Problem(where=places["max_turns"], what="an agent without a call cannot learn", fix=fix))
+        what, fix = "an agent without a call cannot learn", f"use 1 or more, or -1 for {MOST_CALLS}"
+        problems.append(Problem(code="environment.no-calls", where=places["max_turns"], what=what, fix=fix))
     if problems:
         raise ConfigError(*problems)
     assert isinstance(args, AgentArgs)
@@ -338,4 +342,5 @@ class _AgentBatch:
             what = f"the agent failed in {len(failed)} of {total} episodes; first: {failed[0].detail}"
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
             fix = "repair the agent: no answer of the policy, not even nonsense, may end it"
-            raise RewardError(Problem(where="[environment]", what=what, why=why, fix=fix))
+            where = "[environment]"
+            raise RewardError(Problem(code="environment.agent-failed", where=where, what=what, why=why, fix=fix))

@@ -55,10 +55,12 @@ class FunctionAgent:
         except Exception as error:  # user code
             fix = 'write id = "module:function", of a module in this folder or an installed one'
             what = f"{self.entry!r} cannot be imported: {type(error).__name__}: {error}"
-            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
+            problem = Problem(code="environment.agent-not-importable", where=self.where, what=what, fix=fix)
+            raise ConfigError(problem) from error
         if not callable(function):
             what = f"{self.entry!r} is a {type(function).__name__}, not a function"
-            raise ConfigError(Problem(where=self.where, what=what, fix="name a function that takes the task"))
+            fix = "name a function that takes the task"
+            raise ConfigError(Problem(code="environment.agent-not-callable", where=self.where, what=what, fix=fix))
         return function  # type: ignore[no-any-return]
 
 
@@ -73,7 +75,8 @@ class CommandAgent:
         words = shlex.split(self.command)
         if not words or shutil.which(words[0]) is None:
             what = f"the command {self.command!r} names no program that is found"
-            raise ConfigError(Problem(where=self.where, what=what, fix='for example command = "python my_agent.py"'))
+            fix = 'for example command = "python my_agent.py"'
+            raise ConfigError(Problem(code="environment.command-missing", where=self.where, what=what, fix=fix))
 
     def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
         done = subprocess.run(

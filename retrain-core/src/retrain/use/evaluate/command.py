@@ -97,7 +97,7 @@ def command(
     if (changed or given["reward"]) and not given["data"]:
         flag = next(iter(changed), "reward")
         fix = f"add --data, or write --eval-{flag}" if flag in ("examples", "samples") else "add --data"
-        raise ConfigError(Problem(where=f"--{flag}", what="needs --data", fix=fix))
+        raise ConfigError(Problem(code="eval.needs-data", where=f"--{flag}", what="needs --data", fix=fix))
     if client:
         for name in names:
             click.echo("\n".join(client_lines(client, name, (*given["checkpoints"], "")[0], plugins)))

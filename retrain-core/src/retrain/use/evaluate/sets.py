@@ -36,7 +36,8 @@ from retrain.text.tokenizer import context_length
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-PRESENTATION = ("instruction", "system_prompt", "template_args")  # the rest of [data] belongs to its source
+# The other keys of [data] belong to its source, and mean nothing for another one.
+PRESENTATION = ("instruction", "system_prompt", "template_args")
 LOG = logging.getLogger("retrain")
 
 
@@ -93,7 +94,7 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
         place = f"{origin} [eval.sets.{name}]".strip()
         if name == HELD_OUT or not NAME.fullmatch(name):
             what, fix = f"{name!r} cannot be a set's name", f"use letters, digits and _; {HELD_OUT} is taken"
-            problems.append(Problem(where=place, what=what, fix=fix))
+            problems.append(Problem(code="eval.bad-set-name", where=place, what=what, fix=fix))
             continue
         found, faults = read_set(name, values, config, place)
         problems += faults
@@ -119,11 +120,12 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
         problems += faults
     if isinstance(own, SetKeys) and own.greedy and (own.samples or 1) > 1:
         what, fix = f"{own.samples} samples of one greedy answer are all equal", "leave samples out, or greedy"
-        problems.append(Problem(where=f"{place} samples", what=what, fix=fix))
+        problems.append(Problem(code="eval.greedy-samples", where=f"{place} samples", what=what, fix=fix))
     if problems or not isinstance(own, SetKeys) or data is None:
         return None, problems
     tables: dict[str, BaseModel] = {**config.tables, "data": data, **({"reward": reward} if reward else {})}
-    tables.pop("environment", None)  # a set has a source, even where the run has an environment
+    # A set has a source of data, even where the run has an environment.
+    tables.pop("environment", None)
     training = config.training
     max_tokens, temperature = own.max_tokens or training.max_tokens, own.temperature or training.temperature
     changed = {"max_tokens": max_tokens, "temperature": temperature, "max_examples": 0, "batch_size": 1}
@@ -159,7 +161,8 @@ def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
     found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
     problems = [problem for problem in found if each.place in problem.where]  # the others are the run's
     if not has_verifier(each.config):
-        problems.append(Problem(where=each.place, what="the set has no reward", fix='write reward = "match"'))
+        fix = 'write reward = "match"'
+        problems.append(Problem(code="eval.no-reward", where=each.place, what="the set has no reward", fix=fix))
     return problems
 
 
@@ -271,11 +274,12 @@ def _chosen(each: EvalSet, prompts: Sequence[Prompt], tasks: Tasks | None) -> li
     if count := len(prompts) - len(left):
         if not left:
             what = f"all {count} examples are trained on"
-            raise ConfigError(Problem(where=each.place, what=what, fix="name other data, or use [eval] examples"))
+            fix = "name other data, or use [eval] examples"
+            raise ConfigError(Problem(code="eval.all-trained-on", where=each.place, what=what, fix=fix))
         LOG.warning("[eval.sets.%s] %d of %d examples left out: they are trained on", each.name, count, len(prompts))
     if each.examples > len(left):
         what, fix = f"{each.examples} examples wanted, but the set has {len(left)}", "lower it, or leave it out"
-        raise ConfigError(Problem(where=f"{each.place} examples", what=what, fix=fix))
+        raise ConfigError(Problem(code="eval.too-few-examples", where=f"{each.place} examples", what=what, fix=fix))
     seeds = Seeds(each.seed)
     ranked = sorted(left, key=lambda prompt: seeds.derive("held-out", prompt.example.id)) if each.examples else left
     return ranked[: each.examples or None]
@@ -286,4 +290,4 @@ def _check_cluster(column: str, prompts: Sequence[Prompt], where: str) -> None:
         return
     columns = ", ".join(sorted({name for prompt in prompts for name in prompt.example.info}))
     fix = f"name one of the columns: {printable(columns) or 'none'}"
-    raise ConfigError(Problem(where=where, what=f"no example has {column!r}", fix=fix))
+    raise ConfigError(Problem(code="eval.unknown-cluster", where=where, what=f"no example has {column!r}", fix=fix))

@@ -106,7 +106,9 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
     InterimLooks("eval", say).at([first.run] if first.run else [])
     overrides, file = _overrides(request, first)
     config = subject_config(first, plugins, overrides, file=file).config
-    wanted = _wanted(request, config, plugins)
+    # None stands for the held-out examples; every fault is found before anything loads
+    wanted = {} if request.data and not request.sets else _of_config(request, config)
+    wanted |= _given(request, config, plugins) if request.data else {}
     if HELD_OUT in wanted:
         _refuse_another_split(first, config)
     sets: list[LoadedSet] = []
@@ -139,7 +141,8 @@ def _subjects(request: Request) -> list[Subject]:
             found += {subject.steps: subject for subject in checkpoints_of(run)}.values()
         else:
             what = "--checkpoint all needs a run"
-            raise ConfigError(Problem(where=printable(request.named), what=what, fix="give the folder of a run"))
+            fix = "give the folder of a run"
+            raise ConfigError(Problem(code="eval.needs-run", where=printable(request.named), what=what, fix=fix))
     return list({(subject.folder, subject.steps): subject for subject in found}.values())
 
 
@@ -152,14 +155,8 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
     )
     if not added or not isinstance(added, dict):
         what, fix = "has no [eval.sets.NAME], the only table that is read for a run", "add one"
-        raise ConfigError(Problem(where=str(request.file), what=what, fix=fix))
+        raise ConfigError(Problem(code="eval.no-sets", where=str(request.file), what=what, fix=fix))
     return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
-
-
-def _wanted(request: Request, config: Config, plugins: Plugins) -> dict[str, EvalSet | None]:
-    """Return the requested sets by name, None for the held-out examples; ConfigError before anything loads."""
-    wanted = {} if request.data and not request.sets else _of_config(request, config)
-    return wanted | _given(request, config, plugins) if request.data else wanted
 
 
 def _refuse_another_split(subject: Subject, config: Config) -> None:
@@ -175,7 +172,8 @@ def _refuse_another_split(subject: Subject, config: Config) -> None:
     else:
         return
     fix = "remove it, or use other data: --data FILE"
-    raise ConfigError(Problem(where=config.place(path), what=what, why="the run trained on the others", fix=fix))
+    why = "the run trained on the others"
+    raise ConfigError(Problem(code="eval.other-split", where=config.place(path), what=what, why=why, fix=fix))
 
 
 def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
@@ -188,11 +186,12 @@ def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
-            raise ConfigError(Problem(where="--eval-set", what=f"there is no set {printable(name)!r}", fix=fix))
+            what = f"there is no set {printable(name)!r}"
+            raise ConfigError(Problem(code="eval.unknown-set", where="--eval-set", what=what, fix=fix))
     if not known:
         what = "there is nothing to evaluate on: neither [eval] examples nor [eval.sets.NAME]"
         fix = "name data and reward: --data FILE --reward match, or a file with sets: --config FILE"
-        raise ConfigError(Problem(where=printable(request.named), what=what, fix=fix))
+        raise ConfigError(Problem(code="eval.nothing-to-evaluate", where=printable(request.named), what=what, fix=fix))
     return {name: known[name] for name in request.sets} or known
 
 
@@ -200,7 +199,8 @@ def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, Eval
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
-    if values["source"] != config.data.source:  # of the run's columns, files may have the same; a named source, not
+    # Files may have the columns of the run's data; a named source has columns of its own, unless a flag names others.
+    if values["source"] != config.data.source:
         origins = {key: config.origin(f"data.{key}") for key in COLUMN_KEYS}
         given = [key for key, origin in origins.items() if origin != DEFAULT_ORIGIN]
         given = [key for key in given if not is_source or origins[key].layer is Layer.COMMAND_LINE]
@@ -297,7 +297,8 @@ class ResultFile:
         names = [record.get("example") for record in found[1:]]
         if found[:1] != [self._header] or names != [prompt.example.id for prompt in prompts[: len(names)]]:
             what = "is not the record of this evaluation"
-            raise ConfigError(Problem(where=str(self.path), what=what, fix="remove it"))
+            raise ConfigError(Problem(code="eval.other-record", where=str(self.path), what=what, fix="remove it"))
+        # A portion is sampled as one batch, and rounding depends on the batch: a partial one is done again.
         whole = len(names) if len(names) == len(prompts) else len(names) // at_once * at_once
         with self.path.open("r+b") as stream:
             for _ in range(whole + 1):

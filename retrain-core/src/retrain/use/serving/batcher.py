@@ -208,6 +208,7 @@ class Batcher:
             key, others = self._key(first), deque[Work]()
             found: list[Generation] = []
             for work in self._waiting:
+                # From the front only, or a steady stream of equal requests would starve all others.
                 is_like = isinstance(work, Generation) and self._key(work) == key and not (in_front and others)
                 (found if is_like else others).append(work)  # type: ignore[arg-type]
             self._waiting = others

@@ -170,14 +170,16 @@ class _Reply:
             await write(bytes(whole.body))
         await write(b"")  # waits until the client has taken the rest
         if not leaving.done():
-            service.delivered(answer)  # with nothing to wait for since: a quick client closes at once
+            # Before the last send, and with nothing to wait for: a quick client closes at once.
+            service.delivered(answer)
             await send({"type": "http.response.body", "more_body": False})
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = RequestError(f"unsupported method {request.method[:80]!r}", status=501)
-    elif not isinstance(error, RequestError):  # also after a disconnection, when no client reads it
+    # Also after a disconnection, when no client reads it.
+    elif not isinstance(error, RequestError):
         error = RequestError(f"internal error: {type(error).__name__}", status=500)
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status not in (401, 404, 411, 413) or getattr(request.state, "is_read", False):

@@ -47,7 +47,8 @@ class Writer:
 
     def __init__(self, service: Answers, answer: Answer) -> None:
         self._service, self._answer = service, answer
-        self._waits = bool(answer.asked.top or answer.asked.echo or answer.asked.tools)  # the first chunk is known last
+        # Alternatives, echoed log-probabilities and the text apart from calls are known last.
+        self._waits = bool(answer.asked.top or answer.asked.echo or answer.asked.tools)
         kind, self._object = ("chatcmpl", "chat.completion") if answer.is_chat else ("cmpl", "text_completion")
         self._head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": answer.model}
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from retrain.text.chat import as_chat
 
 Body = Mapping[str, Any]
-MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_TOP = 128, 256, 16, 20  # choices and alternatives as in OpenAI's API
+# Choices and alternatives as in OpenAI's API.
+MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_TOP = 128, 256, 16, 20
 # Sampling is from the full distribution, whose log-probabilities are reported: other values than these are refused.
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     "top_p": (1,),

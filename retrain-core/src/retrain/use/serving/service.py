@@ -67,6 +67,7 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
+        # Every prompt counts once, however many choices it has.
         prompts = sum(len(choice.prompt_T) for choice in self.choices[:: self.asked.n])
         sampled = sum(len(choice.tokens) for choice in self.choices)
         return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
@@ -310,7 +311,8 @@ class Service(Answers):
 
     def _chat(self, asked: Asked) -> tuple[str, Tokens]:
         text = self._rendered(asked.messages, asked, self._source.config.data.template_args)
-        special = not self._tokenizer.chat_template  # a template writes its special tokens itself
+        # A chat template writes its special tokens itself.
+        special = not self._tokenizer.chat_template
         return "", self._encoded(text, "messages", special=special)
 
     def _prompt(self, prompt: str | list[int]) -> tuple[str, Tokens]:

@@ -19,7 +19,8 @@ class TextStream:
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._tokens: list[int] = []
-        self._start = self._read = 0  # first token that is decoded again, first token that is not part of the text
+        # The first token that is decoded again, and the first one that is not part of the text.
+        self._start = self._read = 0
         self._shown = 0
         self.text = ""
         self.stopped_by: str | None = None
@@ -34,6 +35,7 @@ class TextStream:
             return ""
         self._tokens.append(token)
         piece = self._unread()
+        # Half a character waits for the rest, but a model may also sample bytes that never become one.
         return "" if piece.endswith(BROKEN) and len(self._tokens) - self._read < CONTEXT else self._grown(piece)
 
     def finish(self) -> str:
@@ -66,6 +68,7 @@ class TextStream:
 
     def _unread(self) -> str:
         """Return the text of the tokens since `_read`, decoded with those before them."""
+        # A decoder may drop the space before its first token, so tokens before it are decoded, too.
         tokens = self._tokens[self._start :]
         before, after = (
             str(self._tokenizer.decode(some, skip_special_tokens=True))

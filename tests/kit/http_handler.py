@@ -1,0 +1,32 @@
+"""The handler of the tests' HTTP servers: whole answers over kept connections, and no log."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # the body would wait 40 ms for the acknowledgement of the headers
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def reply(self, content: Any, status: int = 200, **headers: str) -> None:
+        self.send(status, json.dumps(content).encode(), **headers)
+
+    def send(self, status: int, body: bytes, **headers: str) -> None:
+        """Send a whole response; `Content_Type` is the header Content-Type."""
+        with suppress(OSError):  # the client has hung up
+            self.send_response(status)
+            for name, value in {"Content-Type": "application/json", **headers}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Nothing: tests keep their output clean."""
