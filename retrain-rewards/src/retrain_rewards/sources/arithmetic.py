@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from retrain.api import LoadedData, PluginContext, Seeds, Table, key
+from retrain_rewards.faults import refused
 from retrain_rewards.sources.collector import Collector, refuse_foreign_keys, split_text
-from retrain_rewards.sources.rows import refused
 
 QUESTION = "What is {left} {sign} {right}?"  # the wording that the tiny model was taught
 VALUE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -55,7 +55,8 @@ class Arithmetic:
         possible = sum(counts.values())
         if possible < options.size:
             what = f"{options.size} distinct problems wanted, but only {possible} exist"
-            raise refused(f"{self.where}.size", what, f"size <= {possible}, or more digits or operations")
+            fix = f"set size to {possible} or less, or allow more digits or operations"
+            raise refused(f"{self.where}.size", code="data.size-too-large", what=what, fix=fix)
         collector = Collector(source="arithmetic")
         for sign, index in _draw(shares(options.size, counts), counts, options):
             left, right = pair(sign, index, options.digits, options.operands)

@@ -16,7 +16,6 @@ from retrain.api import (
     LoadedData,
     Message,
     PluginContext,
-    Problem,
     Reward,
     Table,
     column_names,
@@ -25,8 +24,9 @@ from retrain.api import (
     value_at,
 )
 from retrain_rewards.boxed import last_boxed
+from retrain_rewards.faults import refused
 from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.rows import Row, refused
+from retrain_rewards.sources.rows import Row
 from retrain_rewards.tables import RewardTable, reward_names
 
 HASHES = "####"
@@ -81,7 +81,8 @@ class TableSource:
         if self.messages:
             if "prompt_key" not in self.is_default:
                 what = f"the prompt is both {self.messages!r} and {self.keys['prompt_key']!r}"
-                raise refused(self.place("data.messages_key"), what, "leave prompt_key or messages_key out")
+                fix = "leave prompt_key or messages_key out"
+                raise refused(self.place("data.messages_key"), code="data.two-prompts", what=what, fix=fix)
             self.keys["prompt_key"] = self.messages
         tests = context.config.table("reward", RewardTable).tests if "code" in reward_names(context.config) else ""
         self.holds_tests = self.keys["answer_key"] == tests
@@ -114,7 +115,7 @@ class TableSource:
         if self.keys["prompt_key"] == self.keys["answer_key"] and not self.options.answer_in_chat:
             what = f"{self.keys['answer_key']!r} is also the column of the prompt"
             fix = "name the column that holds the answer, or set options = { answer_in_chat = true } for whole chats"
-            raise refused(self.place("data.answer_key"), what, fix)
+            raise refused(self.place("data.answer_key"), code="data.same-column", what=what, fix=fix)
         collector = Collector(source=self.name, has_verifier=self.reward is not None)
         chosen = {
             column: {str(each) for each in (value if isinstance(value, list) else [value])}
@@ -158,7 +159,8 @@ class TableSource:
                     raise
                 what = f"has other columns than {complete} of the same data"
                 fix = 'give both the same columns, or name the files of one kind: path = "FOLDER/*.jsonl"'
-                raise ConfigError(Problem(where=file, what=what, fix=fix), *error.problems) from None
+                mixed = refused(file, code="data.mixed-columns", what=what, fix=fix)
+                raise ConfigError(*mixed.problems, *error.problems) from None
             yield from checked
             complete = complete or file
 
@@ -179,7 +181,8 @@ def ends_with_answer(chat: Any) -> bool:
 def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
     if not ends_with_answer(chat):
         what = "the chat does not end with a message of the assistant"
-        raise refused(place, what, "leave answer_in_chat out, and name the column of the answer in [data] answer_key")
+        fix = "leave answer_in_chat out, and name the column of the answer in [data] answer_key"
+        raise refused(place, code="data.chat-without-answer", what=what, fix=fix)
     return chat[:-1], chat[-1].get("content")
 
 
@@ -216,7 +219,7 @@ def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
         return _encodable(value, place)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
-        raise refused(place, what, "write it as text")
+        raise refused(place, code="data.bad-reference", what=what, fix="write it as text")
     return str(value)
 
 
@@ -238,11 +241,11 @@ def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:
         return _encodable(value, place)
     if not isinstance(value, list):
         what = f"a prompt must be text or a list of chat messages, not {type(value).__name__}"
-        raise refused(place, what, "write it as text")
+        raise refused(place, code="data.bad-prompt", what=what, fix="write it as text")
     messages = tuple(_message(message, place) for message in value)
     if messages and messages[-1]["role"] not in ("user", "tool"):
         what = f"the chat ends with a message of the {messages[-1]['role']}"
-        raise refused(place, what, "end it with the user's message")
+        raise refused(place, code="data.chat-last-role", what=what, fix="end it with the user's message")
     return messages
 
 
@@ -250,9 +253,10 @@ def _message(message: Any, place: str) -> Message:
     fields = {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else {}
     if not {"role", "content"} <= fields.keys() or not all(isinstance(v, str) for v in fields.values()):
         what = "a chat message must be an object of texts with role and content"
-        raise refused(place, what, 'write {"role": "user", "content": "..."}')
+        raise refused(place, code="data.bad-message", what=what, fix='write {"role": "user", "content": "..."}')
     if fields["role"] not in ROLES:
-        raise refused(place, f"unknown role {fields['role']!r}", f"use one of: {', '.join(ROLES)}")
+        fix = f"use one of: {', '.join(ROLES)}"
+        raise refused(place, code="data.unknown-role", what=f"unknown role {fields['role']!r}", fix=fix)
     return {name: _encodable(text, place) for name, text in fields.items()}
 
 
@@ -261,5 +265,5 @@ def _encodable(text: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         what = "the text holds half a surrogate pair, and no tokenizer can read it"
-        raise refused(place, what, "repair the escape sequence") from None
+        raise refused(place, code="data.bad-text", what=what, fix="repair the escape sequence") from None
     return text
