@@ -59,7 +59,8 @@ def conformance(
     if text not in known:
         near = get_close_matches(text, known, n=1)
         fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
-        raise ConfigError(Problem(where="conformance()", what=f"no kind of plugin is called {str(kind)!r}", fix=fix))
+        what = f"no kind of plugin is called {str(kind)!r}"
+        raise ConfigError(Problem(code="conformance.unknown-kind", where="conformance()", what=what, fix=fix))
     return tuple(
         Check(
             kind=Kind(text),

@@ -24,6 +24,7 @@ from retrain.api import (
     install_line,
 )
 from retrain_rewards.environments.episode import Cleaner, Episode
+from retrain_rewards.faults import refused
 
 Result = TypeVar("Result")
 GRACE_S = 1.0  # for an episode that was cut to clean up after itself
@@ -243,11 +244,13 @@ class Settings(Generic[Arguments]):
         turns, timeout_s = config.environment.max_turns, config.environment.timeout_s
         if turns == 0:
             what, fix = "0 turns leave nothing to play", f"use 1 or more, or -1 for {MAX_TURNS}"
-            problems.append(Problem(where=config.place("environment.max_turns"), what=what, fix=fix))
+            where = config.place("environment.max_turns")
+            problems.append(Problem(code="environment.no-turns", where=where, what=what, fix=fix))
         if table.call_timeout_s >= timeout_s:
             what = f"timeout_s = {timeout_s:g} is not above call_timeout_s = {table.call_timeout_s:g}"
             fix = "raise timeout_s, or lower call_timeout_s in args"
-            problems.append(Problem(where=config.place("environment.timeout_s"), what=what, fix=fix))
+            where = config.place("environment.timeout_s")
+            problems.append(Problem(code="environment.call-timeout", where=where, what=what, fix=fix))
         if problems:
             raise ConfigError(*problems)
         return cls(
@@ -265,5 +268,5 @@ def require_library(context: PluginContext, module: str, extra: str) -> None:
     """ConfigError with the install line when the library of a provider is missing; the library is not imported."""
     if importlib.util.find_spec(module) is None:
         what = f"the package {module!r} is not installed"
-        fix = install_line("retrain-rewards", extra)
-        raise ConfigError(Problem(where=context.config.place("environment.provider"), what=what, fix=fix))
+        where, fix = context.config.place("environment.provider"), install_line("retrain-rewards", extra)
+        raise refused(where, code="plugin.library-missing", what=what, fix=fix)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import anyio
 import httpx
@@ -21,8 +21,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, CallToolResult
 
-if TYPE_CHECKING:
-    from retrain_rewards.environments.mcp_tools import McpSettings, ServerTable
+from retrain_rewards.environments.mcp_settings import McpSettings, ServerTable
 
 PING_TIMEOUT_S = 5.0  # a server that takes longer to answer a ping does not answer at all
 MAX_PAGES = 100  # of a list of tools

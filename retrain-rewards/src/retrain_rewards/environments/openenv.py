@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import field_validator
 
-from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, PluginContext, Problem, Score, Table, key
+from retrain.api import EpisodeResult, Example, LoadedData, PluginContext, Score, Table, key
 from retrain_rewards.environments.episode import Episode, TurnLimitError
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, Settings, require_library
+from retrain_rewards.faults import refused
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -66,12 +67,12 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             what = f"no OpenEnv server answers at {_shown(table.url)}: {type(error).__name__}: {error}"
             fix = "start the server, or correct args.url"
-            raise ConfigError(Problem(where=self.settings.place, what=what, fix=fix)) from error
+            raise refused(self.settings.place, code="environment.no-server", what=what, fix=fix) from error
         try:
             self._mapping = ActionMapping.of(schema, table.action)
         except ValueError as error:
-            fix = "name another field in args.action, or leave it out"
-            raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
+            what, fix = f"args.action: {error}", "name another field in args.action, or leave it out"
+            raise refused(self.settings.place, code="environment.action-field", what=what, fix=fix) from error
         settings = self.settings
         self._loop = EpisodeLoop(settings.timeout_s, max_turns=settings.max_turns, at_once=table.max_sessions)
         how = f"its {self._mapping.field!r}" if self._mapping.field else "a JSON object"

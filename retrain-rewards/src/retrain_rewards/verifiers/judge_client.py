@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.api import Score
-
-if TYPE_CHECKING:
-    from retrain_rewards.verifiers.judge_reward import JudgeSettings
+from retrain_rewards.tables import RewardTable
 
 BYTES_PER_TOKEN = 4  # a first estimate of a request's tokens, corrected by the server's count
 # Exceptions of the library when a body is not JSON, or does not have the form of a completion.
 NOT_A_COMPLETION = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+OPENAI_URL = "https://api.openai.com/v1"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSettings:
+    """The judge's keys of `[reward]`; its API key stays in the environment variable that they name."""
+
+    table: RewardTable
+    marker_key: int  # of the hash that marks where an answer begins and ends
+    time_limit_s: float
+
+    @property
+    def base_url(self) -> str:
+        return self.table.judge_base_url.rstrip("/") or OPENAI_URL
+
+    @property
+    def concurrency(self) -> int:
+        """Return at most as many calls as the rate allows in half of the time limit, since waiting counts too."""
+        rate = self.table.judge_requests_per_minute * self.time_limit_s / 120.0
+        return max(1, min(self.table.judge_concurrency, int(rate))) if rate else self.table.judge_concurrency
+
+    @property
+    def is_openai(self) -> bool:
+        return self.base_url == OPENAI_URL
+
+    @property
+    def is_local(self) -> bool:
+        return (urlsplit(self.base_url).hostname or "") in LOOPBACK
+
+    def key(self) -> str:
+        return os.environ.get(self.table.judge_api_key_env, "").strip() or (NO_KEY if self.is_local else "")
 
 
 class JudgeError(Exception):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import Example, RewardError, value_at
+from retrain.api import Example, Problem, RewardError, value_at
 from retrain_rewards.verifiers.code.source import modules_read, unbound
 
 LAYOUTS = (
@@ -58,14 +58,16 @@ def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Te
     try:
         tests = tuple(_read(_plain(value), example.info))
     except (ValueError, TypeError, LookupError, RecursionError, SyntaxError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise RewardError(f"the tests of example {example.id} cannot be read ({why}): they are {LAYOUTS}") from None
+        what = f"the tests of example {example.id} cannot be read: {type(error).__name__}: {error}"
+        raise RewardError(Problem(code="reward.unreadable-tests", what=what, fix=f"write them as {LAYOUTS}")) from None
     finally:
         sys.set_int_max_str_digits(before)
     if not tests:
-        raise RewardError(f"example {example.id} has no tests in {column!r}: every program would pass")
+        what = f"example {example.id} has no tests in {column!r}: every program would pass"
+        raise RewardError(Problem(code="reward.no-tests", what=what, fix="name their column in [reward] tests"))
     if all(isinstance(test, StdinTest) and not test.stdout.strip() for test in tests):
-        raise RewardError(f"the tests of example {example.id} expect no output: silence would pass")
+        what = f"the tests of example {example.id} expect no output: silence would pass"
+        raise RewardError(Problem(code="reward.silent-tests", what=what, fix="leave the example out"))
     return tests
 
 
