@@ -16,7 +16,9 @@ import pytest
 
 from retrain.api import Action, ConfigError, EpisodeResult, Example, Outcome, StopReason
 from retrain_rewards.environments.episode import Cleaner
-from retrain_rewards.environments.mcp_tools import McpEnvironment, McpSettings, McpTable, ServerTable
+from retrain_rewards.environments.mcp_settings import McpSettings, McpTable, ServerTable
+from retrain_rewards.environments.mcp_tools import McpEnvironment
+from tests.kit.problems import codes_in
 
 pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
 pytestmark = pytest.mark.timeout(60)
@@ -195,9 +197,9 @@ def test_a_server_over_http_does_the_same_and_may_die(over_http: str) -> None:
     ],
 )
 def test_a_server_that_cannot_be_used_is_named_before_anything_is_sampled(server: Any, reason: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=reason) as caught:
         environment(servers={"calculator": ServerTable(**server)}).load()
-    assert reason in str(caught.value)
+    assert codes_in(caught) == ["environment.server-unusable"]
 
 
 def test_variables_reach_a_server_only_when_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
