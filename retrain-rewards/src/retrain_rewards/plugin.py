@@ -44,12 +44,7 @@ SOURCES = (
 ENVIRONMENTS = (
     ("verifiers", "environments of the verifiers library, classic and v1", "verifiers_library.environment", ""),
     ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", "mcp_settings:McpTable"),
-    (
-        "openenv",
-        "an environment of an OpenEnv server, scored by its rewards",
-        "openenv",
-        "openenv:OpenEnvTable",
-    ),
+    ("openenv", "an environment of an OpenEnv server, scored by its rewards", "openenv", "openenv:OpenEnvTable"),
 )
 METRICS = (
     ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),

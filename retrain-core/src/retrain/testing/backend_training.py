@@ -277,12 +277,7 @@ def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
 
 
 def _trained(
-    bench: Bench,
-    subject: Subject,
-    *,
-    credit: float | None = 1.0,
-    temperature: float = 1.0,
-    lr: float | None = None,
+    bench: Bench, subject: Subject, *, credit: float | None = 1.0, temperature: float = 1.0, lr: float | None = None
 ) -> tuple[TrainBatch, TrainReport]:
     """Train a step on completions of the policy; None credits +1 and -1 in turn, on an even number of tokens."""
     asked = requests(bench)

@@ -181,12 +181,7 @@ def _with_recipe(bench: Bench, **more: Mapping[str, Any]) -> Config:
     return config
 
 
-RECIPE = (
-    is_a_valid_configuration,
-    says_where_its_values_come_from,
-    gives_way_to_the_user,
-    runs_again_from_its_records,
-)
+RECIPE = (is_a_valid_configuration, says_where_its_values_come_from, gives_way_to_the_user, runs_again_from_its_records)
 
 
 def is_toml(bench: Bench) -> None:

@@ -185,14 +185,7 @@ def _value(
 
 
 def _slopes(
-    bench: Bench,
-    config: Config,
-    batch: TrainBatch,
-    logprobs: Sequence[Floats],
-    *,
-    row: int,
-    place: int,
-    stops: bool,
+    bench: Bench, config: Config, batch: TrainBatch, logprobs: Sequence[Floats], *, row: int, place: int, stops: bool
 ) -> list[float]:
     """Return the central difference quotient and the one-sided ones: at a kink, one of these is the gradient.
 

@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from retrain.api import (
-    Action,
-    Example,
-    Message,
-    Observation,
-    Outcome,
-    Score,
-    StopReason,
-    parse_tool_calls,
-)
+from retrain.api import Action, Example, Message, Observation, Outcome, Score, StopReason, parse_tool_calls
 
 MODEL = "policy"  # the name under which environments know the model
 

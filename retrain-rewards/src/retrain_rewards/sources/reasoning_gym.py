@@ -19,13 +19,7 @@ from typing import Any
 from retrain.api import Example, LoadedData, PluginContext, Score, Table, key
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.sources.collector import Collector, refuse_foreign_keys
-from retrain_rewards.sources.reasoning_gym_library import (
-    LEVEL,
-    check,
-    from_plain,
-    make_data_set,
-    make_entries,
-)
+from retrain_rewards.sources.reasoning_gym_library import LEVEL, check, from_plain, make_data_set, make_entries
 
 
 class GymOptions(Table):

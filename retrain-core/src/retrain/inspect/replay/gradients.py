@@ -77,11 +77,7 @@ def inner(a_N: Gradient, b_N: Gradient) -> float:
 
 
 def step_gradient(
-    backend: GivesGradients,
-    config: Config,
-    plugins: Plugins,
-    batch: TrainBatch,
-    folding: Folding | None,
+    backend: GivesGradients, config: Config, plugins: Plugins, batch: TrainBatch, folding: Folding | None
 ) -> StepGradient:
     whole_N, loss, clipped = backend.gradient(config, plugins, batch, range(len(batch.rows)))
     shares: dict[int, Floats] = {}
