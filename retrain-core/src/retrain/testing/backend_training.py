@@ -265,11 +265,8 @@ def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParam
         counts = Counter(int(sample.tokens_T[0]) for sample in subject.sample(asked, params)[0])
         if len(counts) > 1:
             return params, counts.most_common()[1][0]
-    fail(
-        f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}",
-        why="nothing can be learnt without variety",
-        fix="sample with the seeds of the request",
-    )
+    why, fix = "nothing can be learnt without variety", "sample with the seeds of the request"
+    fail(f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}", why=why, fix=fix)
 
 
 def _log_probability(samples: list[list[Sample]], token: int) -> float | None:

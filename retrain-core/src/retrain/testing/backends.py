@@ -52,12 +52,8 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
     resumed = backend_subject(bench)
     resumed.part.load(folder)
     version, wanted = resumed.part.publish(), subject.part.publish()
-    expect(
-        version == wanted,
-        f"the version is {version} after load, it was {wanted} at save",
-        why="it counts the optimizer steps in the policy",
-        fix="save and load the count",
-    )
+    why, fix = "it counts the optimizer steps in the policy", "save and load the count"
+    expect(version == wanted, f"the version is {version} after load, it was {wanted} at save", why=why, fix=fix)
     if found.determinism is Determinism.NONE:
         return
     count = 2 if found.checkpoint_resume_mode is CheckpointMode.EXACT else 0
@@ -152,12 +148,8 @@ def _expect_peft_files(folder: Path) -> None:
 def declares_its_capabilities(bench: Bench) -> None:
     """The traits of its registration equal the `capabilities` of the object and are consistent."""
     found: Any = backend_subject(bench).capabilities
-    expect(
-        isinstance(found, Capabilities),
-        f"capabilities is {type(found).__name__}",
-        why="the kernel reads them before it samples",
-        fix="set capabilities = Capabilities(...) on the class",
-    )
+    why, fix = "the kernel reads them before it samples", "set capabilities = Capabilities(...) on the class"
+    expect(isinstance(found, Capabilities), f"capabilities is {type(found).__name__}", why=why, fix=fix)
     can_resume = found.checkpoint_resume_mode is not CheckpointMode.UNSUPPORTED
     expect(
         found.supports_checkpoint_resume == can_resume,

@@ -82,12 +82,8 @@ def has_flags_of_its_own(bench: Bench) -> None:
 
 def _model(bench: Bench) -> type[BaseModel]:
     model: Any = bench.found.target
-    expect(
-        isinstance(model, type) and issubclass(model, BaseModel),
-        f"the factory is {model!r:.100}",
-        why="the table is read through it",
-        fix="register a subclass of retrain.api.Table",
-    )
+    why, fix = "the table is read through it", "register a subclass of retrain.api.Table"
+    expect(isinstance(model, type) and issubclass(model, BaseModel), f"the factory is {model!r:.100}", why=why, fix=fix)
     return model  # type: ignore[no-any-return]
 
 
@@ -111,12 +107,8 @@ def says_where_its_values_come_from(bench: Bench) -> None:
     """`retrain explain` shows each of its values with the recipe as its origin."""
     config = _with_recipe(bench)
     for path in _recipe(bench).values:
-        expect(
-            config.origin(path).layer is Layer.RECIPE,
-            f"{path} comes from {config.origin(path)}",
-            why="a user must see which values the recipe chose",
-            fix="register a mapping of table.key to value",
-        )
+        why, fix = "a user must see which values the recipe chose", "register a mapping of table.key to value"
+        expect(config.origin(path).layer is Layer.RECIPE, f"{path} comes from {config.origin(path)}", why=why, fix=fix)
 
 
 def gives_way_to_the_user(bench: Bench) -> None:
@@ -164,12 +156,8 @@ def runs_again_from_its_records(bench: Bench) -> None:
 
 def _recipe(bench: Bench) -> Recipe:
     recipe = find_recipe(bench.plugins, bench.name, where="conformance()", search_paths=["plugins"])
-    expect(
-        recipe.values,
-        "it sets no key",
-        why="a run would carry its name and be the default one",
-        fix="set at least one key",
-    )
+    why, fix = "a run would carry its name and be the default one", "set at least one key"
+    expect(recipe.values, "it sets no key", why=why, fix=fix)
     return recipe
 
 
@@ -205,23 +193,15 @@ def is_a_valid_template(bench: Bench) -> None:
 
 def has_comments(bench: Bench) -> None:
     """It has comments, because users read a template before they change it."""
-    expect(
-        any("#" in line for line in _text(bench).splitlines()),
-        "it has no comment",
-        why="a new user learns the keys from it",
-        fix="explain in a comment the keys that a user would change first",
-    )
+    why, fix = "a new user learns the keys from it", "explain in a comment the keys that a user would change first"
+    expect(any("#" in line for line in _text(bench).splitlines()), "it has no comment", why=why, fix=fix)
 
 
 def _text(bench: Bench) -> str:
     target = bench.found.target
     text = target() if callable(target) else target
-    expect(
-        isinstance(text, str) and text.strip(),
-        f"it is {text!r:.100}",
-        why="`retrain init --template NAME` writes it to a file",
-        fix="register the text of a TOML file",
-    )
+    why, fix = "`retrain init --template NAME` writes it to a file", "register the text of a TOML file"
+    expect(isinstance(text, str) and text.strip(), f"it is {text!r:.100}", why=why, fix=fix)
     return str(text)
 
 
@@ -257,12 +237,8 @@ def documents_its_options(bench: Bench) -> None:
         for option in bench.found.target.params
         if isinstance(option, click.Option) and not option.hidden and not (option.help or "").strip()
     ]
-    expect(
-        not bare,
-        f"no help for {', '.join(bare)}",
-        why="`--help` and the manual show it",
-        fix='give click.option(..., help="...")',
-    )
+    why, fix = "`--help` and the manual show it", 'give click.option(..., help="...")'
+    expect(not bare, f"no help for {', '.join(bare)}", why=why, fix=fix)
 
 
 def refuses_unknown_flags(bench: Bench) -> None:
@@ -272,12 +248,8 @@ def refuses_unknown_flags(bench: Bench) -> None:
     if isinstance(command, click.Group) or passes_on:
         return
     outcome = _invoke(bench, UNKNOWN_FLAG)
-    expect(
-        outcome.exit_code == EXIT_USAGE,
-        f"{UNKNOWN_FLAG} ended with {outcome.exit_code}",
-        why="a misspelt flag must not be ignored",
-        fix="let click parse the arguments",
-    )
+    why, fix = "a misspelt flag must not be ignored", "let click parse the arguments"
+    expect(outcome.exit_code == EXIT_USAGE, f"{UNKNOWN_FLAG} ended with {outcome.exit_code}", why=why, fix=fix)
 
 
 def _invoke(bench: Bench, argument: str) -> Result:

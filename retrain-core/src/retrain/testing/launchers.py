@@ -60,12 +60,8 @@ def gives_it_environment_folder_and_logs(bench: Bench) -> None:
         why="a run needs its own settings and finds its data in cwd; logs of earlier attempts must stay readable",
         fix="pass environ over os.environ and cwd to the process, and open the logs for appending",
     )
-    expect(
-        err.count("careful") == 2,
-        f"stderr.log holds {err!r:.300}",
-        why="the reason of a failed run is read from it",
-        fix="append the process's stderr to <folder>/stderr.log",
-    )
+    why, fix = "the reason of a failed run is read from it", "append the process's stderr to <folder>/stderr.log"
+    expect(err.count("careful") == 2, f"stderr.log holds {err!r:.300}", why=why, fix=fix)
 
 
 def asks_it_to_stop(bench: Bench) -> None:
@@ -73,12 +69,8 @@ def asks_it_to_stop(bench: Bench) -> None:
     job = _job(bench, STOPS)
     running = _launcher(bench).start(job)
     _wait_for(lambda: "up" in _text(job.folder / "stdout.log"), "the process to print")
-    expect(
-        running.poll() is None,
-        "poll() is not None while the process runs",
-        why="a campaign would move on",
-        fix="return None",
-    )
+    why, fix = "a campaign would move on", "return None"
+    expect(running.poll() is None, "poll() is not None while the process runs", why=why, fix=fix)
     running.stop()
     code = _ended(running)
     expect(
@@ -98,12 +90,8 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
     child = int(_text(job.folder / "stdout.log").split()[1])
     running.kill()
     code = _ended(running)
-    expect(
-        isinstance(code, int) and code != 0,
-        f"a killed process ended as {code!r}",
-        why="0 would mean that the run is done",
-        fix="return the negative number of the signal",
-    )
+    why, fix = "0 would mean that the run is done", "return the negative number of the signal"
+    expect(isinstance(code, int) and code != 0, f"a killed process ended as {code!r}", why=why, fix=fix)
     running.kill()
     if running.pid is None:  # it runs on another machine
         return
@@ -123,12 +111,8 @@ def runs_several_at_a_time(bench: Bench) -> None:
     expect(
         _ended(ending) == CODE, "the second job did not end by itself", why="runs are side by side", fix="start each"
     )
-    expect(
-        "careful" in _text(quick.folder / "stderr.log"),
-        "its logs are missing",
-        why="runs are apart",
-        fix="use job.folder",
-    )
+    why, fix = "runs are apart", "use job.folder"
+    expect("careful" in _text(quick.folder / "stderr.log"), "its logs are missing", why=why, fix=fix)
     waiting.kill()
     _ended(waiting)
 
@@ -173,12 +157,8 @@ def _ended(running: Any) -> Any:
         running.kill()
         raise
     again = running.poll()
-    expect(
-        again == code,
-        f"poll() returned {code!r}, then {again!r}",
-        why="a campaign may call it more than once",
-        fix="keep the code",
-    )
+    why, fix = "a campaign may call it more than once", "keep the code"
+    expect(again == code, f"poll() returned {code!r}, then {again!r}", why=why, fix=fix)
     return code
 
 

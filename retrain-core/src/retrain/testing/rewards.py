@@ -32,11 +32,8 @@ def can_score(bench: Bench) -> None:
     try:
         inspect.signature(score).bind(None, "")  # type: ignore[arg-type]
     except TypeError as error:
-        fail(
-            f"score cannot be called as score(example, text): {error}",
-            why="a run passes exactly these two",
-            fix="make it score(self, example, text)",
-        )
+        why, fix = "a run passes exactly these two", "make it score(self, example, text)"
+        fail(f"score cannot be called as score(example, text): {error}", why=why, fix=fix)
 
 
 def works_in_the_process_of_a_run(bench: Bench) -> None:
