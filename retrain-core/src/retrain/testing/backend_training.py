@@ -62,12 +62,9 @@ def reports_what_it_did(bench: Bench) -> None:
             continue
         if isinstance(value, str | tuple):  # the run joins these of a step of several updates
             continue
-        expect(
-            value is not None and math.isfinite(value),
-            f"{field.name} is {value!r}",
-            why="it is a field of metrics.jsonl",
-            fix="raise NonFiniteError, before the optimizer steps, when a number is not finite",
-        )
+        why = "it is a field of metrics.jsonl"
+        fix = "raise NonFiniteError, before the optimizer steps, when a number is not finite"
+        expect(value is not None and math.isfinite(value), f"{field.name} is {value!r}", why=why, fix=fix)
     expect(
         report.num_tokens == batch.num_actions,
         f"num_tokens is {report.num_tokens}, the batch has {batch.num_actions} action tokens",
@@ -227,11 +224,9 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
                 subject.part.train(replace(good, rows=(*good.rows[:-1], replace(row, **spoilt))))
             except BackendError:
                 continue
-            fail(
-                f"train took {field} with {value}",
-                why="one NaN in the weights is the end of the run",
-                fix="raise retrain.api.NonFiniteError before anything has changed",
-            )
+            why = "one NaN in the weights is the end of the run"
+            fix = "raise retrain.api.NonFiniteError before anything has changed"
+            fail(f"train took {field} with {value}", why=why, fix=fix)
     expect(
         subject.part.publish() == version,
         f"the version is {subject.part.publish()} after refused steps, it was {version}",

@@ -59,12 +59,9 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
     count = 2 if found.checkpoint_resume_mode is CheckpointMode.EXACT else 0
     for step in range(1, 1 + count):
         one, two = _step(bench, subject, step), _step(bench, resumed, step)
-        expect(
-            one == two,
-            f"step {step} after a resume differs from the uninterrupted one",
-            why="checkpoint_resume_mode is declared as exact",
-            fix="save the optimizer's moments and its step count with the adapter; or declare adapter_only",
-        )
+        why = "checkpoint_resume_mode is declared as exact"
+        fix = "save the optimizer's moments and its step count with the adapter; or declare adapter_only"
+        expect(one == two, f"step {step} after a resume differs from the uninterrupted one", why=why, fix=fix)
     expect(
         sampled(bench, subject) == sampled(bench, resumed),
         "other completions after save and load",
@@ -181,8 +178,6 @@ def is_closed_for_good(bench: Bench) -> None:
             call()
         except BackendError:
             continue
-        fail(
-            f"{name} works after close",
-            why="code that uses a closed backend would train something that is never saved",
-            fix='raise BackendError("the backend is closed")',
-        )
+        why = "code that uses a closed backend would train something that is never saved"
+        fix = 'raise BackendError("the backend is closed")'
+        fail(f"{name} works after close", why=why, fix=fix)

@@ -120,12 +120,9 @@ def resumed(bench: Bench, part: Any, given: Sequence[Any] = ()) -> Any:
 
 
 def expect_same(went_on: Any, after: Any, *, what: str) -> None:
-    expect(
-        went_on == after,
-        f"{what}: {went_on!r:.300} without a resume, {after!r:.300} after one",
-        why="a resumed run must equal the run that was never interrupted",
-        fix="put all that the part remembers into state(), and take it back in restore()",
-    )
+    why = "a resumed run must equal the run that was never interrupted"
+    fix = "put all that the part remembers into state(), and take it back in restore()"
+    expect(went_on == after, f"{what}: {went_on!r:.300} without a resume, {after!r:.300} after one", why=why, fix=fix)
 
 
 def expect_plain_metrics(metrics: Any, *, allows_text: bool) -> None:

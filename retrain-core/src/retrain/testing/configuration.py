@@ -35,11 +35,9 @@ def is_a_strict_model(bench: Bench) -> None:
         model.model_validate({UNKNOWN_KEY: 1})
     except ValidationError:
         return
-    fail(
-        f"{model.__name__} accepts the unknown key {UNKNOWN_KEY!r}",
-        why="a misspelt key would be ignored, and two runs that should differ would be the same",
-        fix="derive it from retrain.api.Table",
-    )
+    why = "a misspelt key would be ignored, and two runs that should differ would be the same"
+    fix = "derive it from retrain.api.Table"
+    fail(f"{model.__name__} accepts the unknown key {UNKNOWN_KEY!r}", why=why, fix=fix)
 
 
 def has_defaults(bench: Bench) -> None:
@@ -59,12 +57,9 @@ def explains_its_keys(bench: Bench) -> None:
     """Every key has a description."""
     traits = bench.found.traits if isinstance(bench.found.traits, TableTraits) else TableTraits()
     bare = [key.path for key in keys_of(bench.name, _model(bench), traits) if not key.description.strip()]
-    expect(
-        not bare,
-        f"no description of {', '.join(bare)}",
-        why="`retrain explain --keys`, the manual, the schema and error messages show it",
-        fix='write retrain.api.key(default, "description")',
-    )
+    why = "`retrain explain --keys`, the manual, the schema and error messages show it"
+    fix = 'write retrain.api.key(default, "description")'
+    expect(not bare, f"no description of {', '.join(bare)}", why=why, fix=fix)
 
 
 def has_flags_of_its_own(bench: Bench) -> None:
@@ -211,12 +206,9 @@ TEMPLATE = (is_toml, is_a_valid_template, has_comments)
 def is_a_click_command(bench: Bench) -> None:
     """The factory is a `click.Command`."""
     command = bench.found.target
-    expect(
-        isinstance(command, click.Command),
-        f"the factory is {type(command).__name__}",
-        why="`retrain NAME ...` hands the arguments to it",
-        fix="decorate the function with @click.command() and register it, not its result",
-    )
+    why = "`retrain NAME ...` hands the arguments to it"
+    fix = "decorate the function with @click.command() and register it, not its result"
+    expect(isinstance(command, click.Command), f"the factory is {type(command).__name__}", why=why, fix=fix)
 
 
 def explains_itself(bench: Bench) -> None:

@@ -28,12 +28,9 @@ def changes_only_when_it_observes(bench: Bench) -> None:
     controller = bench.build()
     for step, view in enumerate(_views()[:RESUME_AT]):
         first, again = _value(controller, step), _value(controller, step)
-        expect(
-            first == again,
-            f"value({step}) is {first}, then {again}",
-            why="a step that is retried, for example with fewer prompts, calls it again",
-            fix="change state in observe() only",
-        )
+        why = "a step that is retried, for example with fewer prompts, calls it again"
+        fix = "change state in observe() only"
+        expect(first == again, f"value({step}) is {first}, then {again}", why=why, fix=fix)
         controller.observe(view)
 
 

@@ -89,12 +89,9 @@ def expect_examples(data: Any) -> None:
 def expect_unique_ids(data: LoadedData) -> None:
     counts = Counter(example.id for example in data.examples)
     bad = [name for name, count in counts.items() if count > 1 or not isinstance(name, str) or not name]
-    expect(
-        not bad,
-        f"{len(bad)} ids are shared by several examples, empty, or not text: {bad[:3]}",
-        why="held-out splits, comparisons and the records of a run go by the id",
-        fix="derive the id from the task's content, for example with a hash",
-    )
+    why = "held-out splits, comparisons and the records of a run go by the id"
+    fix = "derive the id from the task's content, for example with a hash"
+    expect(not bad, f"{len(bad)} ids are shared by several examples, empty, or not text: {bad[:3]}", why=why, fix=fix)
 
 
 def expect_plain_examples(examples: tuple[Example, ...]) -> None:

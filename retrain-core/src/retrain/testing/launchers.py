@@ -39,12 +39,9 @@ def runs_a_process_to_its_end(bench: Bench) -> None:
     """`start` returns at once; `poll` returns None while the process runs and its exit code after that."""
     job = _job(bench, TELLS)
     code = _ended(_launcher(bench).start(job))
-    expect(
-        code == CODE,
-        f"a process that exited with {CODE} ended as {code!r}",
-        why="by the exit code a campaign distinguishes runs that are done, have failed or can be resumed",
-        fix="pass the exit code of the process on in poll()",
-    )
+    why = "by the exit code a campaign distinguishes runs that are done, have failed or can be resumed"
+    fix = "pass the exit code of the process on in poll()"
+    expect(code == CODE, f"a process that exited with {CODE} ended as {code!r}", why=why, fix=fix)
 
 
 def gives_it_environment_folder_and_logs(bench: Bench) -> None:
@@ -73,12 +70,9 @@ def asks_it_to_stop(bench: Bench) -> None:
     expect(running.poll() is None, "poll() is not None while the process runs", why=why, fix=fix)
     running.stop()
     code = _ended(running)
-    expect(
-        code == 75,
-        f"a process that answers SIGTERM with exit code 75 ended as {code!r}",
-        why="75 means that the state is saved and the run can be resumed",
-        fix="send SIGTERM to the process itself in stop(), and wait for it in poll()",
-    )
+    why = "75 means that the state is saved and the run can be resumed"
+    fix = "send SIGTERM to the process itself in stop(), and wait for it in poll()"
+    expect(code == 75, f"a process that answers SIGTERM with exit code 75 ended as {code!r}", why=why, fix=fix)
     running.stop()
 
 
@@ -166,12 +160,9 @@ def _wait_for(value: Callable[[], Any], what: str) -> Any:
     """Return the value once it is neither None nor False."""
     end = time.monotonic() + WAIT_S
     while (found := value()) is None or found is False:
-        expect(
-            time.monotonic() < end,
-            f"waited {WAIT_S:g} s for {what}",
-            why="a campaign would wait forever",
-            fix="let start() start the process at once, and stop() and kill() reach it",
-        )
+        why = "a campaign would wait forever"
+        fix = "let start() start the process at once, and stop() and kill() reach it"
+        expect(time.monotonic() < end, f"waited {WAIT_S:g} s for {what}", why=why, fix=fix)
         time.sleep(PAUSE_S)
     return found
 

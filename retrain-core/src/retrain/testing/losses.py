@@ -33,12 +33,9 @@ EXTREMES = {
 def names_its_backends(bench: Bench) -> None:
     """It says which backends apply it, and a configuration with it is accepted."""
     entries, traits = bench.plugins.find(Kind.LOSS, bench.name), bench.found.traits
-    expect(
-        not entries or isinstance(traits, LossTraits),
-        f"its traits are {traits!r}",
-        why="no run can choose it, since no backend is known to apply it",
-        fix='register it with traits=LossTraits(backends=frozenset({"local"}))',
-    )
+    why = "no run can choose it, since no backend is known to apply it"
+    fix = 'register it with traits=LossTraits(backends=frozenset({"local"}))'
+    expect(not entries or isinstance(traits, LossTraits), f"its traits are {traits!r}", why=why, fix=fix)
     problems = check_loss(_config(bench), bench.plugins)
     what = "; ".join(problem.what for problem in problems)
     expect(not problems, f"a configuration with it is refused: {what}", why="no run can choose it", fix="repair that")
@@ -176,11 +173,9 @@ def _value(
     name = config.backend.backend
     found: LossValue | None = bench.plugins.call_backend("evaluate_loss", config, bench.plugins, trial, backend=name)
     if found is None:
-        fail(
-            f"backend {name!r} cannot evaluate a loss by itself",
-            why="without that the loss cannot be tried before a run",
-            fix="give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)",
-        )
+        why = "without that the loss cannot be tried before a run"
+        fix = "give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)"
+        fail(f"backend {name!r} cannot evaluate a loss by itself", why=why, fix=fix)
     return found
 
 

@@ -42,12 +42,9 @@ def gives_log_probabilities(bench: Bench) -> None:
     """`logprobs_T` are finite natural logarithms, none above zero, and not all zero."""
     samples = _flat(open_subject(bench).sample(requests(bench)))
     largest = max(float(np.max(sample.logprobs_T)) for sample in samples)
-    expect(
-        largest <= ROUNDING,
-        f"a log-probability is {largest:g}",
-        why="the ratio of trainer and sampler is exp of their difference",
-        fix="return the natural logarithm of the probability, under the distribution that was sampled from",
-    )
+    why = "the ratio of trainer and sampler is exp of their difference"
+    fix = "return the natural logarithm of the probability, under the distribution that was sampled from"
+    expect(largest <= ROUNDING, f"a log-probability is {largest:g}", why=why, fix=fix)
     expect(
         any(np.any(np.asarray(sample.logprobs_T) < 0) for sample in samples),
         "all log-probabilities are 0",
@@ -76,12 +73,9 @@ def ends_where_it_says(bench: Bench) -> None:
         tokens, reason = [int(token) for token in sample.tokens_T], sample.stop_reason
         why, fix = "truncated answers are counted, and masks go by it", "use retrain.api.StopReason.EOS or LENGTH"
         expect(reason in (StopReason.EOS, StopReason.LENGTH), f"stop_reason is {reason!r}", why=why, fix=fix)
-        expect(
-            not ends & set(tokens[:-1]),
-            f"tokens follow the end token: {tokens[-8:]}",
-            why="nothing exists after the end of a sequence; it would be trained",
-            fix="cut each completion after its first end token",
-        )
+        why = "nothing exists after the end of a sequence; it would be trained"
+        fix = "cut each completion after its first end token"
+        expect(not ends & set(tokens[:-1]), f"tokens follow the end token: {tokens[-8:]}", why=why, fix=fix)
         expect(
             (reason is StopReason.EOS) == (tokens[-1] in ends),
             f"stop_reason is {reason.value!r}, and the last token is {tokens[-1]} (end tokens seen: {sorted(ends)})",

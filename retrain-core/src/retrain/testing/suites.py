@@ -101,12 +101,9 @@ def says_what_it_is(bench: Bench) -> None:
     """It has a one-line summary for `retrain plugins`."""
     for entry in bench.plugins.find(bench.kind, bench.name):
         summary = entry.spec.summary
-        expect(
-            summary.strip() and "\n" not in summary.strip(),
-            f"its summary is {summary!r}",
-            why="`retrain plugins`, the manual and the completion of shells show this line",
-            fix="give PluginSpec(summary=...) one line of text",
-        )
+        why = "`retrain plugins`, the manual and the completion of shells show this line"
+        fix = "give PluginSpec(summary=...) one line of text"
+        expect(summary.strip() and "\n" not in summary.strip(), f"its summary is {summary!r}", why=why, fix=fix)
 
 
 def is_announced_without_heavy_imports(bench: Bench) -> None:
