@@ -16,8 +16,10 @@ from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_unchanged, fail
 from retrain.testing.subjects import Sampled, Subject, batch_of, open_subject, requests, sampled
 
-MAX_GAP = 1e-4  # nats between sampler and trainer on the policy that was sampled from
-SAME_GAP = 1e-5  # nats between log-probabilities of an unchanged policy: batches round differently
+# Nats between sampler and trainer on the policy that was sampled from.
+MAX_GAP = 1e-4
+# Nats between log-probabilities of an unchanged policy: batches round differently.
+SAME_GAP = 1e-5
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)
 TEMPERATURES = (1.0, 2.0, 4.0)
 STEPS = 4

@@ -17,7 +17,8 @@ from retrain.kernel.errors import BackendError
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 
-WAIT_S = 60.0  # generous: a scheduler or a loaded machine takes its time to start a process
+# Generous: a scheduler or a loaded machine takes its time to start a process.
+WAIT_S = 60.0
 PAUSE_S = 0.02
 CODE = 3
 TELLS = "import os, sys; print(os.environ['GREETING'], os.getcwd()); print('careful', file=sys.stderr); sys.exit(3)"

@@ -19,7 +19,8 @@ from retrain.testing.check import expect, fail
 LENGTHS = (1, 4, 2, 5)  # action tokens of each row
 CUTS = (((0,), (1,), (2,), (3,)), ((3, 1), (0, 2)), ((2,), (0, 1, 3)))
 REL = 1e-6  # sums in another order round differently
-STEP, SLOPE_REL = 1e-6, 1e-4  # of finite differences: their error is about 1e-16 / STEP from rounding, plus STEP
+# Of finite differences: their error is about 1e-16 / STEP from rounding, plus STEP.
+STEP, SLOPE_REL = 1e-6, 1e-4
 EXTREMES = {
     "the policy of sampling": (0.0, 1.0),
     "advantages of 0": (0.3, 0.0),

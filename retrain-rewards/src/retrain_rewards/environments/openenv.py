@@ -127,6 +127,7 @@ def _shown(url: str) -> str:
 
 
 OF_EVERY_ACTION = "metadata"  # a field that the server adds to all of its actions
+# Bounded, so that a long run of digits does not become a huge number.
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
 _CASTS = {"string": str, "integer": int, "number": float}
 
@@ -203,7 +204,8 @@ async def _ask(socket: ClientConnection, timeout_s: float, kind: str, data: Mapp
 
     try:
         async with asyncio.timeout(timeout_s):
-            with suppress(ConnectionClosed):  # it may have said why before it closed
+            # It may have said why before it closed.
+            with suppress(ConnectionClosed):
                 await socket.send(json.dumps({"type": kind, "data": dict(data)}))
             answer = json.loads(await socket.recv())
     except TimeoutError as error:
@@ -225,6 +227,7 @@ async def open_session(
 
     parts = urlsplit(url)
     target = parts._replace(scheme="wss" if parts.scheme == "https" else "ws", path=f"{parts.path}/ws").geturl()
+    # A proxy from the environment cannot reach a server on this machine.
     proxy: Literal[True] | None = None if parts.hostname in ON_THIS_MACHINE else True
     try:
         socket = await connect(target, open_timeout=timeout_s, max_size=MAX_MESSAGE_BYTES, proxy=proxy)
@@ -234,7 +237,8 @@ async def open_session(
         yield partial(_ask, socket, timeout_s)
     finally:
         with suppress(WebSocketException, TimeoutError):
-            await socket.send(json.dumps({"type": "close"}))  # the server then closes its side by itself
+            # The server then closes its side by itself, and frees the session at once.
+            await socket.send(json.dumps({"type": "close"}))
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await socket.wait_closed()
         await socket.close()

@@ -11,8 +11,10 @@ from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext
 from retrain_rewards.faults import refused
 
 ID_BYTES = 12
-LARGE_CHARS = 2**28  # of all tasks together: from here on a note reports their memory
-ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one per task
+# A note reports the memory of tasks that are longer than this together.
+LARGE_CHARS = 2**28
+# One for all ids: `json.dumps` with `sort_keys` makes an encoder at each call.
+ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 def example_id(source: str, prompt: str | Sequence[Message], reference: str) -> str:
@@ -69,6 +71,7 @@ class Collector:
         if name in self.examples:
             self.duplicates += 1
             return
+        # A chat cannot be a key; the id of it without a reference can.
         alone = prompt if isinstance(prompt, str) else example_id(self.source, prompt, "")
         if self.references.setdefault(alone, text) != text:
             self.contradicted.setdefault(alone, place)

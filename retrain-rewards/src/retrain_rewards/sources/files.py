@@ -21,7 +21,8 @@ from retrain_rewards.sources.table_source import Extract, TableOptions, TableSou
 from retrain_rewards.verifiers.countdown import CountdownReward, question
 
 TRAIN = "train"
-SPLITS = {  # as the hub's own rules read file names
+# As the hub's own rules read file names.
+SPLITS = {
     **dict.fromkeys((TRAIN, "training"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
@@ -148,6 +149,7 @@ def split_files(folder: Path, subset: str, split: str, *, where: str, may_lack_s
     files, wanted = _files_below(root, where), SPLITS.get(split.lower(), split.lower()) or TRAIN
     inside = {file: "" if file.parent in (root, root / "data") else split_of(file.parent.name) for file in files}
     splits = {file: split_of(file.stem) or inside[file] for file in files}
+    # A split with an unusual name (`train_sft`) is found as a word of the file's name.
     found = [file for file in files if splits[file] == wanted or wanted in re.split(r"[^\w]+", file.stem.lower())]
     found = found or [file for file in files if wanted == TRAIN and not splits[file]]
     if not found:
@@ -182,7 +184,8 @@ def _other(where: str, names: Sequence[str], option: str, *, code: str, what: st
     return refused(where, code=code, what=what, why=f"found: {found}", fix=fix)
 
 
-MOST_NUMBERS = 8  # of a puzzle, in unchecked data
+# Of a puzzle, in unchecked data: the search for a solution grows factorially.
+MOST_NUMBERS = 8
 # The text around the problems of DAPO-Math: it requests another form of answer than [data] instruction does.
 _DAPO_HEAD = re.compile(
     r"\ASolve the following math problem step by step\..*?is the answer to the problem\.\s*", re.DOTALL
@@ -235,6 +238,7 @@ class Countdown(Hub):
     reward: ClassVar[Reward | None] = CountdownReward()
 
     def task(self, row: Row) -> Task:
+        # Numbers and target stay in `info`, where the verifier finds them.
         numbers, target = row.values.get(self.keys["prompt_key"]), row.values.get(self.keys["answer_key"])
         given = [*numbers, target] if isinstance(numbers, list) else []
         if not 1 < len(given) <= MOST_NUMBERS + 1 or not all(type(each) is int for each in given):

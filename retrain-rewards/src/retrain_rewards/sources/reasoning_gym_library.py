@@ -67,7 +67,8 @@ def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) 
         built = _configuration(name, known[name][1], {**config, LEVEL: level, "seed": 0, "size": 1})
         if hasattr(built, "validate"):
             built.validate()
-    except Exception as error:  # the library validates by assertions, and a wrong type raises anything
+    # The library validates by assertions, and a wrong type raises anything.
+    except Exception as error:
         reason = " ".join(str(error).split())
         what = f"data set {name!r} refuses its configuration: {type(error).__name__}: {reason}"
         fix = f"its options: {', '.join(own)}"
@@ -122,6 +123,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return {TUPLE: [to_plain(item) for item in value]}
     if isinstance(value, set | frozenset):
+        # Sorted, so that equal sets give equal bytes and ids.
         return {SET: sorted((to_plain(item) for item in value), key=repr)}
     if isinstance(value, dict):
         if all(isinstance(name, str) for name in value) and not any(mark in value for mark in _MARKS):
@@ -150,10 +152,12 @@ def from_plain(value: Any) -> Any:
     return {name: from_plain(item) for name, item in value.items()}
 
 
+# Some data sets iterate over sets of text, whose order depends on this seed.
 HASH_SEED = "0"
 
 
 def make_entries(name: str, config: Mapping[str, Any], *, where: str) -> Iterator[dict[str, Any]]:
+    # -P: a module of the current folder must not shadow one of the library's.
     command = [sys.executable, "-P", "-m", "retrain_rewards.sources.reasoning_gym_library"]
     environ = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONIOENCODING": "utf-8"}
     request = json.dumps({"name": name, "config": dict(config)})

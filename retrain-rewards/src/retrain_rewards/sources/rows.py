@@ -23,7 +23,8 @@ from retrain_rewards.faults import refused
 
 JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*JSON_LINES, ".json", ".csv", ".parquet")
-ENCODING = "utf-8-sig"  # a byte-order mark is not part of the first column's name
+# A byte-order mark is not part of the first column's name.
+ENCODING = "utf-8-sig"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,10 @@ def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the error below reports it once, in full
     try:
+        # `datasets` takes a path for a pattern, so brackets in a folder's name would match nothing.
         files = {"train": [glob.escape(str(file.resolve()))]}
-        with tempfile.TemporaryDirectory() as locks:  # the default cache need not exist, nor be writable
+        # The default cache need not exist, nor be writable.
+        with tempfile.TemporaryDirectory() as locks:
             settings |= {"cache_dir": locks, "streaming": True}
             yield from datasets.load_dataset(builder, data_files=files, split="train", **settings)
     except Exception as error:  # pyarrow, pandas, datasets and the codecs each raise their own
@@ -97,6 +100,7 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
     if twice:
         what = f"there are two columns {twice[0]!r}"
         raise refused(f"{file}:1", code="data.column-twice", what=what, fix="give every column its own name")
+    # A single column with another separator in its name: the file is not comma-separated.
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
         what = f"columns are separated by {found!r}"
         raise refused(f"{file}:1", code="data.wrong-separator", what=what, fix="separate them by commas")
@@ -163,6 +167,7 @@ def hub_rows(
 
     reachable, was_offline = _reachable(), datasets.config.HF_HUB_OFFLINE
     try:
+        # The library reads this flag at each call. Offline it takes its cache at once, without retries.
         datasets.config.HF_HUB_OFFLINE = not reachable
         data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
     except Exception as error:  # network, hub, cache and file errors alike: each its own class

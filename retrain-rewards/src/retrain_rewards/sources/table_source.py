@@ -31,6 +31,7 @@ from retrain_rewards.tables import RewardTable, reward_names
 
 HASHES = "####"
 ROLES = ("system", "user", "assistant", "tool")
+# GSM8K writes 1,250; a run compares with 1250.
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
 
 Extract = Literal["whole", "boxed", "hashes"]
@@ -127,7 +128,8 @@ class TableSource:
                 continue
             task = self.task(row)
             others = {name: value for name, value in row.values.items() if name not in task.used}
-            info = json.loads(json.dumps(others, default=str))  # values that JSON does not have become text
+            # Values that JSON does not have, such as dates, become text.
+            info = json.loads(json.dumps(others, default=str))
             collector.add(task.prompt, task.reference, place=row.place, absent=task.absent, task=self.name, info=info)
         return collector.finish(where=self.where(), read_from=self.read_from(), reward=self.reward)
 
@@ -140,7 +142,8 @@ class TableSource:
         elif self.messages and ends_with_answer(value):
             value, last = without_answer(value, row.place)
             answer = last if answer is None else answer
-        elif self.how == "whole":  # a worked solution stays in `info`, for a warm start on it
+        # A worked solution stays in `info`, for a warm start on it.
+        elif self.how == "whole":
             used.add(column_of(answer_key, row.values))
         return Task(
             prompt=prompt_of(value, row.place),
@@ -217,6 +220,7 @@ def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
         return ""
     if isinstance(value, str):
         return _encodable(value, place)
+    # True is an int in Python, and "True" is no reference anyone meant.
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
         raise refused(place, code="data.bad-reference", what=what, fix="write it as text")

@@ -29,7 +29,8 @@ class CustomReward:
     location: Location
     style: Style
     has_gold: bool
-    is_loaded: ClassVar[bool] = True  # building it has imported the function
+    # Building it has imported the function.
+    is_loaded: ClassVar[bool] = True
 
     def prepare(self) -> None:
         load_function(self.location)
@@ -220,12 +221,14 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         fix = "correct the path; it is relative to the folder of the run"
         raise _unusable(code="reward.module-missing", what=f"there is no file {path}", fix=fix)
+    # From the whole path: two files `score.py` are two modules.
     name = "retrain_custom_reward_" + "_".join(path.resolve().with_suffix("").parts[1:])
     if name in sys.modules:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+    # Dataclasses and pickle look their module up.
+    sys.modules[name] = module
     try:
         loader.exec_module(module)
     except BaseException:

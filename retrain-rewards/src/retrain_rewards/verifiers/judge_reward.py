@@ -72,7 +72,8 @@ def make_judge(context: PluginContext) -> JudgeReward:
     config, marker_key = context.config, context.seeds.derive("judge markers")
     table, time_limit_s = config.table("reward", RewardTable), time_limit_of(config, "judge")
     own = {name: getattr(table, name) for name in RewardTable.model_fields if name.startswith("judge_")}
-    plain = RewardTable(type="judge", **own)  # a model that can be pickled, whatever other plugins add to the table
+    # A table that can be pickled, whatever other plugins add to it.
+    plain = RewardTable(type="judge", **own)
     settings = JudgeSettings(table=plain, marker_key=marker_key, time_limit_s=time_limit_s)
     found = []
 
@@ -173,6 +174,7 @@ def judge_prompt(rubric: str, example: Example, text: str, *, key: int) -> str:
     """
     question, reference, answer = (_quoted(part) for part in (question_of(example), example.reference, text))
     content = json.dumps([question, reference, answer]).encode()
+    # Keyed, since an answer that knew the hash could end its own block.
     digest = hashlib.blake2b(content, key=key.to_bytes(8, "little"), digest_size=12).hexdigest()
     name = f"answer-{digest}"
     marked = f"<{name}>\n{answer}\n</{name}>"

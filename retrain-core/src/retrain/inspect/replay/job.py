@@ -328,7 +328,8 @@ def changed_tables(
     dropped = [path for path, origin in origins.items() if str(origin).startswith("recipe ")]
     dropped += [path for path, part in PART_OF.items() if part in replaced]
     if MODE not in settings and set(MODES) & settings.keys():
-        dropped.append(MODE)  # a whole algorithm would override them
+        # A whole algorithm would override them.
+        dropped.append(MODE)
     for path in dropped:
         table, _, name = path.partition(".")
         if path not in settings:

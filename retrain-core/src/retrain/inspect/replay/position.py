@@ -34,7 +34,8 @@ from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
 LOG = logging.getLogger("retrain")
-RELATIVE, ABSOLUTE = 1e-2, 1e-3  # rounding on another machine may change as much; another policy changes far more
+# Rounding on another machine may change as much; another policy changes far more.
+RELATIVE, ABSOLUTE = 1e-2, 1e-3
 MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")  # on record wherever the step was trained
 SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
 
@@ -122,7 +123,8 @@ class Position:
             try:
                 report = self.updates.train(self.batch(step, credit))
             except NonFiniteError:
-                report = None  # the run continued without this step, too
+                # The run continued without this step, too.
+                report = None
         self.algorithm.observe(step, groups, credit)
         found = agreement(stored.metrics, train_fields(report))
         if not found.is_close:
@@ -145,7 +147,8 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     start = _start(run, manifest, step, known)
     overrides = [f"--set={path}={value}" for path, value in SILENT.items()]
     if start:
-        overrides.append("--set=model.adapter=")  # what training began with: the checkpoint has it all
+        # The run began with it; the checkpoint holds all of it.
+        overrides.append("--set=model.adapter=")
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
     devices = choose_devices(checked.config, plugins, manifest)
     config = devices.config

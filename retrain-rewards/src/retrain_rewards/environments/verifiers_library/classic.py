@@ -47,7 +47,8 @@ class Classic:
                     what = f"{self.settings.id!r} is a {base.__name__} and needs {FOREIGN[base.__name__]}"
                     fix = "choose an environment of text and tools that run in this process"
                     raise self.settings.problem("id", code="environment.foreign-runtime", what=what, fix=fix)
-            part.timeout_seconds = None  # it would count the time of the policy; timeout_s does not
+            # It would count the time of the policy; `timeout_s` does not.
+            part.timeout_seconds = None
             part.logger.addFilter(lambda record: "TurnLimitError" not in record.getMessage())
         self._rows = self._read()
         for place in range(len(self._rows)):
@@ -70,7 +71,8 @@ class Classic:
             return
         row = dict(self._rows[self._tasks.handles[episode.example.id]])
         if isinstance(row.get("task"), str):
-            del row["task"]  # a name in older data sets, where the library expects an encoded table
+            # A name in older data sets, where the library expects an encoded table.
+            del row["task"]
         state = await self._env.rollout(row, PolicyClient(episode), MODEL, {})
         error = state.get("error")
         if error is not None and episode.hit_turn_limit:
@@ -102,7 +104,8 @@ class Classic:
             await rubric.cleanup(state)
 
     def _made(self) -> Any:
-        os.environ.setdefault("VF_LOG_LEVEL", "WARNING")  # read when the library is imported
+        # Read when the library is imported.
+        os.environ.setdefault("VF_LOG_LEVEL", "WARNING")
         library = importlib.import_module("verifiers")
         importlib.import_module("datasets").disable_progress_bars()
         with _signals_kept():

@@ -92,7 +92,8 @@ def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
 
 def _seed_generators(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)  # environments draw from the global generators, not from the run's
+    # Environments draw from the global generators, not from the run's.
+    np.random.seed(seed)
 
 
 def _generation(settings: Settings) -> Classic | Tasksets:
@@ -150,6 +151,7 @@ def find_module(settings: Settings) -> ModuleType:
 
 def _candidates(settings: Settings) -> tuple[str, ...]:
     module = settings.name.replace("-", "_")
+    # The library's own first, as its loader looks them up.
     return (f"{BUILT_IN}.{module.lower()}", module, module.lower())
 
 
@@ -163,7 +165,8 @@ def _module_name(settings: Settings) -> str | None:
     return None
 
 
-INSTALL_TIMEOUT_S = 300.0  # an environment may have a gigabyte of requirements
+# An environment may have a gigabyte of requirements.
+INSTALL_TIMEOUT_S = 300.0
 LIBRARY_INSTALLER = "verifiers.legacy.scripts.install"  # `vf-install`; only the classic generation has it
 
 
@@ -179,7 +182,8 @@ def install(settings: Settings) -> None:
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,  # it must not wait for input
+            # An installer that asks would wait for ever.
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
             errors="replace",

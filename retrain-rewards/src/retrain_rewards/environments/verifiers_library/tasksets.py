@@ -23,7 +23,9 @@ from retrain_rewards.environments.verifiers_library.settings import Settings, Ta
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
 CHAT = "retrain-chat"  # our harness, under the name that the library's loader finds it by
-CHAT_HARNESSES = ("bash", "null")  # the library's default, never an explicit choice, and its plain chat
+# The library's default, never an explicit choice, and its plain chat.
+CHAT_HARNESSES = ("bash", "null")
+# The library's own limit would count the time in which the policy samples.
 UNLIMITED_S = 1e9
 UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")
 
@@ -73,6 +75,7 @@ class Tasksets:
             self._open = asyncio.get_running_loop().create_future()
             self._serving = asyncio.create_task(self._serve(self._open))
         await asyncio.shield(self._open)
+        # The library wants a server's address; `PolicyClient` takes its place, and nothing listens on port 9.
         nowhere = EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var="RETRAIN_NO_KEY")
 
         def remember(trace: Any) -> None:
@@ -245,7 +248,8 @@ class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
         try:
             raw = await episode.complete(body.get("messages") or [], body.get("tools"))
         except TurnLimitError:
-            trace.stop("max_turns")  # so that the library sees an end, not a failure
+            # So that the library sees an end, not a failure.
+            trace.stop("max_turns")
             raise
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw

@@ -54,7 +54,8 @@ Test = StdinTest | CallTest | CodeTest
 def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Test, ...]:
     value: Any = example.reference if in_reference else value_at(example.info, column)
     before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)  # the data are trusted, so a number in them may have more than 4,300 digits
+    # The data are trusted, so a number in them may have more than 4,300 digits.
+    sys.set_int_max_str_digits(0)
     try:
         tests = tuple(_read(_plain(value), example.info))
     except (ValueError, TypeError, LookupError, RecursionError, SyntaxError) as error:
@@ -113,7 +114,8 @@ def _json_call(function: str, arguments: Sequence[Any], expected: Any, keywords:
 
 def _pair(given: Any, expected: Any, function: str) -> Test:
     if function:
-        if isinstance(expected, list) and len(expected) == 1:  # the layout of APPS puts a value into a list
+        # The layout of APPS puts a value into a list.
+        if isinstance(expected, list) and len(expected) == 1:
             expected = expected[0]
         return _json_call(function, given, expected, {})
     texts = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in (given, expected)]

@@ -32,7 +32,8 @@ from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest
 from retrain_rewards.verifiers.code.source import FAULTS, FENCE, last_program, prelude, ready, unbound
 
 LOG = logging.getLogger("retrain")
-OWN_SHARE = 0.8  # of the scoring time limit: a program that is too slow is wrong, and no failed score
+# Of the scoring time limit: a program that is too slow is wrong, and no failed score.
+OWN_SHARE = 0.8
 PROCESSES = re.compile(r"\b(multiprocessing|ProcessPoolExecutor|subprocess|os\.(fork|system|popen|posix_spawn))\b")
 NO_PROCESSES = " (the sandbox does not offer further processes, such as multiprocessing: use threads)"
 
@@ -66,6 +67,7 @@ class CodeReward:
             imports = prelude(unbound(source), has_numpy=self.numpy)
         except FAULTS as error:
             return _score(0.0, f"no program: {type(error).__name__}")
+        # Only where the filter of system calls is on; elsewhere processes work, and are not to blame.
         hint = NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
         passed, detail = 0, ""
         with Trial(self, source, imports, tests) as trial:
@@ -119,7 +121,8 @@ class Trial(AbstractContextManager["Trial"]):
         reply = self._process("script", *self.program).ask(test.stdin, deadline)
         size = int.from_bytes(reply[1 : 1 + HEADER_BYTES], "big")
         fault, output = (reply[1 + HEADER_BYTES :][part] for part in (slice(size), slice(size, None)))
-        if reply[:1] == b"1":  # it has started threads: the next test begins in another process
+        # It has started threads: the next test begins in another process.
+        if reply[:1] == b"1":
             self.close()
         if size:
             return fault.decode("utf-8", "replace")
@@ -164,7 +167,8 @@ class Trial(AbstractContextManager["Trial"]):
                 what = f"the sandbox for a program could not be started: {error}"
                 raise RewardError(Problem(code="reward.sandbox-failed", what=what)) from error
             if link is not None:
-                link.close()  # so that the other process sees the end of this one
+                # So that the other process sees the end of this one.
+                link.close()
             self.processes[part] = process
             process.send((part, *given), self.deadline)
         return self.processes[part]
