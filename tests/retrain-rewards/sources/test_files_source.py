@@ -130,7 +130,7 @@ BAD_FILES = [
     *(("t.jsonl", text, "data.no-tasks", "") for text in ("", "\n \n", lines(task(1, answer="")))),
     ("t.json", '[\n{"prompt": "a",\n"answer" "1"}]', "data.bad-json", ":3"),
     ("t.json", "[1]", "data.row-not-object", " row 1"),
-    ("t.json", "[]", "data.no-tasks", ""),
+    *((name, text, "data.no-tasks", "") for name, text in (("t.json", "[]"), ("t.csv", ""), ("t.parquet", ""))),
     ("t.csv", "prompt,answer\na,1\nb,1,2\n", "data.unreadable-table", ""),
     ("t.csv", "prompt,answer,answer\na,1,2\n", "data.column-twice", ":1"),
     ("t.csv", "prompt,answer\n", "data.no-tasks", ""),

@@ -162,7 +162,7 @@ def test_forged_values_are_refused(forged: Any) -> None:
 PRINTED = {
     0.0: ("7 => 7", "0.5 => 0.50   => 7"),
     1e-9: ("0.5 => 0.50  a 0.5 b => a 0.50 b  1 => 1.0  1e0 => 1.0", "1.0 => 1"),  # a whole number is expected
-    0.1: ("nan => nan", "inf => 1.0  nan => 1.0  1_0 => 10.0  1e9999 => 1.0  0.5 0.5 => 0.5"),
+    0.1: ("nan => nan  1.1 => 1.0", "inf => 1.0  nan => 1.0  1_0 => 10.0  1e9999 => 1.0  0.5 0.5 => 0.5"),
 }
 
 
