@@ -152,7 +152,7 @@ REFUSED = [
     (("--data", "gsm8k"), r"data set openai/gsm8k \(main, split train\) cannot be loaded"),  # the name, not the folder
     (("--data", "mixed"), "has other columns than mixed/a.jsonl"),
     (("--data", "bad.jsonl"), "bad.jsonl:2: not JSON"),
-    (("--data", "empty.jsonl"), "no usable task among 0 rows"),
+    (("--data", "empty.jsonl"), "the data set is empty"),
     (("--data", "reasoning_gym"), "--data reasoning_gym:NAME"),
     (("--data", "arithmetic:hard"), "'arithmetic' takes no 'hard'"),
     (("--data", "tasks.jsonl", "--reward", "mtach"), "(?s)mtach.*did you mean 'match'"),
