@@ -8,40 +8,25 @@ from hypothesis import strategies as st
 
 from retrain_rewards.boxed import last_boxed
 from tests.kit.shared import first_or_long
+from tests.kit.tables import cells, pairs
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"so \boxed{5}", "5"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed { 7 }", "7"),
-        (r"\fbox{8}", "8"),
-        (r"\boxed 5", "5"),
-        (r"It is \boxed 5.", "5"),
-        (r"It is \boxed 5.25, I think.", "5.25"),
-        (r"$\boxed -3$ is it", "-3"),
-        (r"\(\boxed 4\)", "4"),
-        (r"\[\fbox 9\]", "9"),
-        (r"\boxed5", "5"),
-        (r"{\boxed 5} and more", "5"),
-        (r"\boxed\frac{1}{2} done", r"\frac{1}{2}"),
-        (r"\boxed \text{a b}.", r"\text{a b}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
-        (r"\boxed{\boxed{b}}", "b"),
-        (r"\boxed{ $\fbox{b}$. }", "b"),
-        (r"\boxed{\boxed b}", "b"),
-        (r"\boxed{a \boxed{b}", "b"),
-        (r"\boxed{a} then \boxed{\{b\}}", r"\{b\}"),
-        (r"\boxed 5 apples, I think.", "5"),
+        *pairs(r"""
+        so \boxed{5} => 5  \boxed{1} then \boxed{2} => 2  \boxed{\frac{1}{2}} => \frac{1}{2}
+        \boxed { 7 } => 7  \fbox{8} => 8  \boxed 5 => 5  It is \boxed 5. => 5
+        It is \boxed 5.25, I think. => 5.25  $\boxed -3$ is it => -3  \(\boxed 4\) => 4  \[\fbox 9\] => 9
+        \boxed5 => 5  {\boxed 5} and more => 5  \boxed\frac{1}{2} done => \frac{1}{2}
+        \boxed \text{a b}. => \text{a b}  \boxed{\{1, 2\}} => \{1, 2\}
+        \boxed{\left\{ x \right.} => \left\{ x \right.  \boxed{\boxed{b}} => b  \boxed{ $\fbox{b}$. } => b
+        \boxed{\boxed b} => b  \boxed{a \boxed{b} => b  \boxed{a} then \boxed{\{b\}} => \{b\}
+        \boxed 5 apples, I think. => 5  \boxed{a}\fbox{b} => b  \boxed{} =>  \\boxed{6} => 6
+    """),
         ("\\boxed 5\n\n6 more lines", "5"),
-        (r"\boxed{a}\fbox{b}", "b"),
-        (r"\boxed{}", ""),
         ("\\boxed{two\nlines}", "two\nlines"),
         ("\\boxed{\x00\u202e5}", "\x00\u202e5"),
-        (r"\\boxed{6}", "6"),
     ],
 )
 def test_finds_the_last_box(text: str, answer: str) -> None:
@@ -51,31 +36,15 @@ def test_finds_the_last_box(text: str, answer: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        *cells(r"""
+        no box, just 5  boxed{5}  \boxedanswer{5}  \framebox{5}  \boxed{5  \boxed{5\}
+        \boxed{1} but then \boxed{2  \boxed  \boxed}  \boxed $5$  \boxed .  \boxed \frac{1
+        \boxed{a \boxed{b} c}  \boxed{\boxed{5} or 6}  \boxed{6, \boxed{5}}  \boxed{\boxed{5}, \boxed{6}}
+        \boxed{\boxed{5}\boxed{6}}  \boxed{not \boxed 5}  \boxed 5, 6  \boxed 5 or 6  \boxed 5 + 6
+        \boxed 5 \text{ or } 6  \boxed 5 million
+    """),
         "",
-        "no box, just 5",
-        "boxed{5}",
-        r"\boxedanswer{5}",
-        r"\framebox{5}",
-        r"\boxed{5",
-        r"\boxed{5\}",
-        r"\boxed{1} but then \boxed{2",
-        r"\boxed",
         r"\boxed ",
-        r"\boxed}",
-        r"\boxed $5$",
-        r"\boxed .",
-        r"\boxed \frac{1",
-        r"\boxed{a \boxed{b} c}",
-        r"\boxed{\boxed{5} or 6}",
-        r"\boxed{6, \boxed{5}}",
-        r"\boxed{\boxed{5}, \boxed{6}}",
-        r"\boxed{\boxed{5}\boxed{6}}",
-        r"\boxed{not \boxed 5}",
-        r"\boxed 5, 6",
-        r"\boxed 5 or 6",
-        r"\boxed 5 + 6",
-        r"\boxed 5 \text{ or } 6",
-        r"\boxed 5 million",
         "\\",
     ],
 )

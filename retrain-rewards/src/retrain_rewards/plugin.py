@@ -43,8 +43,8 @@ SOURCES = (
 )
 ENVIRONMENTS = (
     ("verifiers", "environments of the verifiers library, classic and v1", "verifiers_library.environment", ""),
-    ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", "McpTable"),
-    ("openenv", "an environment that an OpenEnv server offers, scored by its rewards", "openenv", "OpenEnvTable"),
+    ("mcp", "the tasks of [data], with the tools of MCP servers", "mcp_tools", "mcp_settings:McpTable"),
+    ("openenv", "an environment of an OpenEnv server, scored by its rewards", "openenv", "openenv:OpenEnvTable"),
 )
 METRICS = (
     ("judge_calls", "Requests sent to the judge, further tries included.", "requests"),
@@ -84,10 +84,10 @@ def retrain_register_data_sources(register: Register) -> None:
 @hookimpl
 def retrain_register_environments(register: Register) -> None:
     for name, summary, module, table in ENVIRONMENTS:
-        place = f"retrain_rewards.environments.{module}"
+        factory = f"retrain_rewards.environments.{module}:make_{name}"
+        params = f"retrain_rewards.environments.{table}" if table else None
         traits = {"plays_data": True} if name == "mcp" else None
-        params = f"{place}:{table}" if table else None
-        register(PluginSpec(name=name, summary=summary, factory=f"{place}:make_{name}", params=params, traits=traits))
+        register(PluginSpec(name=name, summary=summary, factory=factory, params=params, traits=traits))
 
 
 @hookimpl

@@ -15,6 +15,7 @@ from retrain_rewards.answers.answer import TOLERANCE, parsed
 from retrain_rewards.boxed import boxed
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.math_reward import MathReward
+from tests.kit.tables import cells, pairs
 
 Load = Callable[..., LoadedData]
 GAMED = {
@@ -124,51 +125,50 @@ def test_gamed_answers_score_0(judge: Judge) -> None:
         assert judge(pair.reference, pair.answer, pair.prompt) == 0.0, pair
 
 
+ALIKE = {  # right answers that look like gamed ones, by the reason for which they are right
+    "the reference is an expression itself": r"2^{10} => 1024  2^{10} => 4^5  \binom{5}{2} => \binom{5}{3}",
+    "equations whose sides are all equal": r"10 => \binom{5}{2} = 10  5 => x = 2 + 3 = 5  5 => x \approx 5",
+    "a column, and thousands": r"""
+        \begin{pmatrix}1\\2\end{pmatrix} => \begin{pmatrix}1 & 2\end{pmatrix}^T  1000 => 1{,}000
+    """,
+    "units": r"""
+        5\text{ m} => 5\text{ metres}  60\text{ mph} => 60\text{ mph}  3\text{ million} => 3\text{ million}
+        \$5 => 5\text{ dollars}
+    """,
+    "percent, by meaning and by number": r"\frac{1}{2} => 50\%  50\% => 50  50 => 50\%",
+    "decimals": r"""
+        \frac{1}{3} => 0.333333  \frac{1}{3000} => 0.000333  0.333 => 0.333
+        1.602 \times 10^{-19} => 1.602 \cdot 10^{-19}
+    """,
+    "names": r"""
+        \text{no solution} => \mathrm{no solution}  \text{Not enough information} => \text{not enough information}
+        5 => \text{Area of } ABC = 5  \{5\} => 5  101_2 => 101_{2}  101_2 => 101
+    """,
+}
+
+
+@pytest.mark.parametrize("reason", ALIKE)
+def test_right_answers_that_look_like_gamed_ones(judge: Judge, reason: str) -> None:
+    for reference, answer in pairs(ALIKE[reason]):
+        assert judge(reference, answer) == 1.0, (reference, answer)
+
+
 @pytest.mark.parametrize(
     ("reference", "answer", "prompt"),
     [
-        # the reference is an expression itself, so any form of it will do
-        ("2^{10}", "1024", ""),
-        ("2^{10}", "4^5", ""),
-        (r"\binom{5}{2}", r"\binom{5}{3}", ""),
-        # the very form of the reference, though the prompt has it
+        # the form of the reference, though the prompt has it
         ("x^2 - 1", "x^2-1", "Multiply out (x - 1)(x + 1), or is x^2 - 1 right?"),
         (r"\frac{6}{4}", r"\dfrac{6}{4}", r"Which of $\frac{6}{4}$ and $\frac{4}{6}$ is larger?"),
         ("7", "7.0", "Is 7 or 6 larger?"),
         ("7.0", "7", "Is 7 or 6 larger?"),
-        # equations whose sides are all equal
-        ("10", r"\binom{5}{2} = 10", ""),
-        ("5", "x = 2 + 3 = 5", ""),
-        ("5", r"x \approx 5", ""),
-        # a column as it is often written, and thousands
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1 & 2\end{pmatrix}^T", ""),
-        ("1000", "1{,}000", ""),
-        # units
+        # units of the prompt
         ("5", r"5\text{ marbles}", "How many marbles are left?"),
         ("5", r"5\text{ floops}", "How many floops are left?"),
-        (r"5\text{ m}", r"5\text{ metres}", ""),
-        (r"60\text{ mph}", r"60\text{ mph}", ""),
-        (r"3\text{ million}", r"3\text{ million}", ""),
-        (r"\$5", r"5\text{ dollars}", ""),
-        # percent, by meaning and by number
-        (r"\frac{1}{2}", r"50\%", ""),
-        (r"50\%", "50", ""),
-        ("50", r"50\%", ""),
-        # decimals
-        (r"\frac{1}{3}", "0.333333", ""),
-        (r"\frac{1}{3000}", "0.000333", ""),
-        ("0.333", "0.333", ""),
-        (r"1.602 \times 10^{-19}", r"1.602 \cdot 10^{-19}", ""),
-        # names
-        (r"\text{no solution}", r"\mathrm{no solution}", ""),
-        (r"\text{Not enough information}", r"\text{not enough information}", ""),
-        ("5", r"\text{Area of } ABC = 5", ""),
-        (r"\{5\}", "5", ""),
-        ("101_2", "101_{2}", ""),
-        ("101_2", "101", ""),
     ],
 )
-def test_right_answers_that_look_like_gamed_ones(judge: Judge, reference: str, answer: str, prompt: str) -> None:
+def test_the_prompt_may_hold_the_form_or_the_unit_of_the_answer(
+    judge: Judge, reference: str, answer: str, prompt: str
+) -> None:
     assert judge(reference, answer, prompt) == 1.0
 
 
@@ -212,21 +212,13 @@ def test_a_reference_without_a_value_still_gives_no_verdict(reward: MathReward) 
     assert score.outcome is Outcome.NO_VERDICT
 
 
-OTHER_TEXTS = (
-    *(
-        "",
-        "$5$",
-        "$5$ or $6$",
-        "no idea",
-        "5 apples",
-        "6:00",
-        "the final answer is 5",
-        "answer: $x$",
-        r"\[5\]",
-        "1,000",
-    ),
-    *("50 percent", "x=1=2=3", r"a=b=\foo=3", "$1$,$2$", r"\$5", "5 + $3$", "[5]", "-5%", "5$%$", r"\boxed", r"\neq 5"),
-)
+OTHER_TEXTS = [
+    *cells(r"""
+    $5$  $5$ or $6$  no idea  5 apples  6:00  the final answer is 5  answer: $x$  \[5\]  1,000  50 percent
+    x=1=2=3  a=b=\foo=3  $1$,$2$  \$5  5 + $3$  [5]  -5%  5$%$  \boxed  \neq 5
+"""),
+    "",
+]
 
 
 @pytest.mark.parametrize("count", [34, pytest.param(170, marks=pytest.mark.long)])

@@ -17,6 +17,7 @@ from retrain_rewards.answers.statements import as_set, decimals, spellings, with
 from retrain_rewards.answers.text import plain
 from retrain_rewards.boxed import boxed
 from retrain_rewards.verifiers.math_reward import MathReward
+from tests.kit.tables import cells
 
 FORMS = tomllib.loads(Path(__file__).with_name("answer_forms.toml").read_text(encoding="utf-8"))
 PAIRS = [
@@ -74,23 +75,10 @@ def test_each_rewrite_does_what_its_example_says(each: Rewrite) -> None:
 
 @pytest.mark.parametrize(
     "formula",
-    [
-        *(
-            "5",
-            "-5",
-            "x^2 - 1",
-            r"\frac{1}{2}",
-            "1,2",
-            "(1,2)",
-            "[1,2)",
-            r"\sqrt{2}",
-            "x = 5",
-            "n!",
-            r"\pi r^2",
-            "2^{10}",
-        ),
-        *(r"\begin{pmatrix}1\\2\end{pmatrix}", r"\{1, 2\}", r"\$5", r"50\%", r"f(x) = x^2", "3:4", "A", r"10^{-3}"),
-    ],
+    cells(r"""
+        5  -5  x^2 - 1  \frac{1}{2}  1,2  (1,2)  [1,2)  \sqrt{2}  x = 5  n!  \pi r^2  2^{10}
+        \begin{pmatrix}1\\2\end{pmatrix}  \{1, 2\}  \$5  50\%  f(x) = x^2  3:4  A  10^{-3}
+    """),
 )
 def test_plain_mathematics_is_left_as_it_is(formula: str) -> None:
     assert plain(formula).replace("{", "").replace("}", "").replace(" ", "") == (
@@ -144,59 +132,20 @@ def test_any_text_is_rewritten_without_an_error(parts: list[str]) -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        *(
-            r"\text{",
-            r"\text{a}",
-            "{",
-            "}",
-            "1 ",
-            "1,",
-            "1,000,",
-            ".",
-            ";",
-            r"\\",
-            r"\sqrt(",
-            "√(",
-            r"\frac{1}",
-            "km",
-            "km ",
-            "*",
-        ),
-        *(
-            r"\mathrm{",
-            r"\pm",
-            r"\left(",
-            "x<",
-            " or ",
-            r"\begin{cases}",
-            r"\begin{array}{c}",
-            "0.",
-            "0.1(",
-            r"\text{a:}",
-            "9 9/",
-        ),
-        *(
-            "a ",
-            "(A)",
-            "1:",
-            "^2",
-            r"\text{ km}^2",
-            r"\cup ",
-            "5/",
-            "]",
-            "<",
-            r"\text{Answer:}",
-            "`",
-            "\\ ",
-            r"\,",
-            r"\dot1",
-            "one hundred and ",
-            r"\mathbf{i}+",
-            " of the",
-            r", k \in \mathbb{Z}",
-            r"\text{ or }1",
-            r"1 \approx 1.",
-        ),
+        *cells(r"""
+        \text{  \text{a}  {  }  1,  1,000,  .  ;  \sqrt(  √(  \frac{1}  km  *  \mathrm{  \pm  \left(  x<
+        \begin{cases}  \begin{array}{c}  0.  0.1(  \text{a:}  9 9/  (A)  1:  ^2  \text{ km}^2  5/  ]  <
+        \text{Answer:}  `  \,  \dot1  \mathbf{i}+  , k \in \mathbb{Z}  \text{ or }1  1 \approx 1.
+    """),
+        "1 ",
+        r"\\",
+        "km ",
+        " or ",
+        "a ",
+        r"\cup ",
+        "\\ ",
+        "one hundred and ",
+        " of the",
     ],
 )
 def test_a_text_of_the_greatest_length_is_rewritten_at_once(unit: str) -> None:

@@ -5,57 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain_rewards.answers.units import NO_UNIT, dropped, objection_to_words
+from tests.kit.tables import pairs
 
-HARMLESS = (
-    *(
-        (r"5\text{ cm}", "5"),
-        ("5", r"5\text{ cm}"),
-        (r"5\text{ cm}", r"5\text{ centimeters}"),
-        ("5 cm", r"5\,\mathrm{cm}"),
-    ),
-    *((r"12\text{ square inches}", r"12\text{ in}^2"), (r"50\text{ mph}", r"50\text{ miles per hour}"), (r"\$5", "5")),
-    *(
-        (r"5\text{ dollars}", r"\$5"),
-        (r"90^\circ", r"90\text{ degrees}"),
-        ("90", r"90^{\circ}"),
-        (r"5\%", r"5\text{ percent}"),
-    ),
-    *(
-        (r"9.8\text{ m/s}^2", r"9.8"),
-        ("5", r"5\text{ kJ}"),
-        ("6", r"6\text{ pairs of socks}"),
-        ("6", r"6\text{ people}"),
-    ),
-    *(
-        (r"\text{Evelyn}", "evelyn"),
-        (r"\text{not enough}", r"\text{Not enough}"),
-        ("A", r"\text{(A)}"),
-        ("5", r"\text{Area} = 5"),
-    ),
-)
-HARMFUL = (
-    *(
-        ("1", r"1\text{ million}"),
-        ("1", r"1\text{ dozen}"),
-        ("1", r"1\text{ or so}"),
-        ("1", r"1\text{ not}"),
-        ("1", r"1\text{, 2}"),
-    ),
-    *((r"3\text{ million}", "3"), ("2t", "2"), ("2", "2t"), (r"5\text{ m}", r"5\text{ km}"), (r"5\text{ cm}", r"5\%")),
-    *(
-        (r"5\text{ cm}", r"5\text{ cm}^2"),
-        (r"\$5", r"5\text{ euros}"),
-        (r"5\text{ a.m.}", r"5\text{ p.m.}"),
-        ("5", r"5\text{ squared}"),
-    ),
-    *(
-        ("5", r"5\text{ floops}"),
-        ("5", r"5\text{ a }6\text{ b}"),
-        ("5", r"\text{not } = 5"),
-        ("5", r"\text{roughly }5"),
-    ),
-    *(("5", "5 no change"), (r"5\text{ floops}", r"5\text{ cm}"), ("5", r"5\text{ prime}"), ("2", r"2\text{ per}")),
-)
+HARMLESS = pairs(r"""
+    5\text{ cm} => 5  5 => 5\text{ cm}  5\text{ cm} => 5\text{ centimeters}  5 cm => 5\,\mathrm{cm}
+    12\text{ square inches} => 12\text{ in}^2  50\text{ mph} => 50\text{ miles per hour}  \$5 => 5
+    5\text{ dollars} => \$5  90^\circ => 90\text{ degrees}  90 => 90^{\circ}  5\% => 5\text{ percent}
+    9.8\text{ m/s}^2 => 9.8  5 => 5\text{ kJ}  6 => 6\text{ pairs of socks}  6 => 6\text{ people}
+    \text{Evelyn} => evelyn  \text{not enough} => \text{Not enough}  A => \text{(A)}  5 => \text{Area} = 5
+""")
+HARMFUL = pairs(r"""
+    1 => 1\text{ million}  1 => 1\text{ dozen}  1 => 1\text{ or so}  1 => 1\text{ not}  1 => 1\text{, 2}
+    3\text{ million} => 3  2t => 2  2 => 2t  5\text{ m} => 5\text{ km}  5\text{ cm} => 5\%
+    5\text{ cm} => 5\text{ cm}^2  \$5 => 5\text{ euros}  5\text{ a.m.} => 5\text{ p.m.}
+    5 => 5\text{ squared}  5 => 5\text{ floops}  5 => 5\text{ a }6\text{ b}  5 => \text{not } = 5
+    5 => \text{roughly }5  5 => 5 no change  5\text{ floops} => 5\text{ cm}  5 => 5\text{ prime}
+    2 => 2\text{ per}
+""")
 
 
 @pytest.mark.parametrize(("reference", "answer"), HARMLESS)

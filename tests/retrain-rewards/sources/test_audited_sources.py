@@ -18,26 +18,14 @@ from retrain.tasks.scoring.verdict import verdict
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.math_reward import make_math
 from tests.kit.shared import first_or_long
+from tests.kit.tables import cells
 
 Load = Callable[..., Any]
-ANSWERS = [
-    r"\frac{1}{2}",
-    "-3",
-    "0",
-    "1",
-    r"2\sqrt{3}",
-    r"\left(-\infty, 2\right]",
-    "(3, -1)",
-    r"x^2 - 4x + 1",
-    r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}",
-    r"10\%",
-    r"\$18.50",
-    r"\text{(C)}",
-    "12,345",
-    r"\frac{\pi}{6}",
-    r"60^\circ",
-    r"\{1, 2, 3\}",
-]
+ANSWERS = cells(r"""
+    \frac{1}{2}  -3  0  1  2\sqrt{3}  \left(-\infty, 2\right]  (3, -1)  x^2 - 4x + 1
+    \begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}  10\%  \$18.50  \text{(C)}  12,345  \frac{\pi}{6}  60^\circ
+    \{1, 2, 3\}
+""")
 
 
 def audited(reward: Reward, examples: Sequence[Example], limit: int = 16) -> AuditReport:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrain.api import ConfigError
+from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
 
 Load = Callable[..., Any]
@@ -60,12 +61,7 @@ def test_subjects_and_split(load: Load, folder: Path) -> None:
 
 
 def test_solutions_without_a_box_are_left_out_and_counted(load: Load, tmp_path: Path) -> None:
-    rows = [
-        row("geometry", 1),
-        row("geometry", 2, "no box"),
-        row("geometry", 3, r"\boxed{}"),
-        row("geometry", 4, r"\boxed{"),
-    ]
+    rows = [row("geometry", number, text) for number, text in ((1, None), (2, "no"), (3, r"\boxed{}"), (4, r"\boxed{"))]
     (tmp_path / "geometry.jsonl").write_text(as_lines([*rows, row("geometry", 1)]))
     loaded = load("math", path=str(tmp_path), options={"subjects": ["geometry"]})
     assert len(loaded.examples) == 1
@@ -74,25 +70,22 @@ def test_solutions_without_a_box_are_left_out_and_counted(load: Load, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("subjects", "message"),
+    ("subject", "code"),
     [
-        (["geometry"], "no files of subject 'geometry'"),
-        (["algebra"], "no column 'solution'"),
-        (["prealgebra"], "no usable task"),
+        ("geometry", "data.subject-missing"),
+        ("prealgebra", "data.no-tasks"),
+        ("nowhere", "data.path-missing"),
+        ("keys", "data.unread-key"),
     ],
 )
-def test_a_bad_folder_is_one_clear_error(load: Load, tmp_path: Path, subjects: list[str], message: str) -> None:
-    (tmp_path / "algebra.jsonl").write_text('{"problem": "p", "answer": "1"}\n')
+def test_a_bad_folder_is_one_clear_error(load: Load, tmp_path: Path, subject: str, code: str) -> None:
     (tmp_path / "prealgebra.jsonl").write_text(as_lines([row("prealgebra", 1, "nothing boxed")]))
-    with pytest.raises(ConfigError, match=message):
-        load("math", path=str(tmp_path), options={"subjects": subjects})
-
-
-def test_missing_folder_and_foreign_keys(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        load("math", path=str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="not read by source 'math'"):
-        load("math", path=str(tmp_path), prompt_key="problem")
+    keys: dict[str, Any] = {"prompt_key": "problem"} if subject == "keys" else {"options": {"subjects": [subject]}}
+    if subject == "nowhere":
+        keys = {}
+    with pytest.raises(ConfigError) as caught:
+        load("math", path=str(tmp_path / "nowhere" if subject == "nowhere" else tmp_path), **keys)
+    assert codes_in(caught) == [code]
 
 
 @pytest.mark.parametrize(
@@ -103,53 +96,16 @@ def test_bad_options_are_refused(load: Load, options: dict[str, object]) -> None
         load("math", options=options)
 
 
-LOAD_FROM_HUB = """
-from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, load_plugins
-from retrain.kernel.config.schema import DataTable
-from retrain.kernel.plugins.resolve import build_part
-plugins = load_plugins()
-config = Config(tables={"data": DataTable(source="math", options={"subjects": ["geometry"]})})
-context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
-try:
-    loaded = build_part(Kind.DATA_SOURCE, "math", "test", context, config.data.options, "test").load()
-    print([e.reference for e in loaded.examples])
-except ConfigError as error:
-    print(error)
-"""
-
-
-def run_from_hub(home: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    env |= {"HF_HOME": str(home), "HF_ENDPOINT": "http://127.0.0.1:9", **environ}
-    return subprocess.run([sys.executable, "-c", LOAD_FROM_HUB], capture_output=True, text=True, env=env, check=True)
-
-
 @pytest.mark.parametrize("environ", first_or_long([{}, {"HF_HUB_OFFLINE": "1"}, {"HF_DATASETS_OFFLINE": "1"}]))
 def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, environ: dict[str, str]) -> None:
-    done = run_from_hub(tmp_path, **environ)
-    assert "EleutherAI/hendrycks_math (geometry, split train) cannot be loaded" in done.stdout
-    assert ("offline mode is set" if environ else "no answer from http://127.0.0.1:9") in done.stdout
-    assert "set [data] path to a local copy" in done.stdout
-    assert "Retry" not in done.stderr
-
-
-@pytest.mark.long
-def test_an_unreachable_hub_is_replaced_by_the_cache(tmp_path: Path) -> None:
-    import datasets
-
-    cached = tmp_path / "datasets" / "EleutherAI___hendrycks_math" / "geometry" / "0.0.0" / "0123456789abcdef"
-    (tmp_path / "geometry.jsonl").write_text(as_lines([row("geometry", 1), row("geometry", 2)]))
-    builder = datasets.load_dataset_builder(
-        "json", data_files=str(tmp_path / "geometry.jsonl"), cache_dir=str(tmp_path / "c")
+    code = (
+        "from retrain_rewards.sources.rows import hub_rows\nfrom retrain.api import ConfigError\n"
+        "try: list(hub_rows('EleutherAI/hendrycks_math', 'geometry', 'train', where=''))\n"
+        "except ConfigError as error: print(error)"
     )
-    builder.download_and_prepare()
-    cached.parent.mkdir(parents=True)
-    Path(builder.cache_dir).rename(cached)
-    for arrow in cached.glob("*.arrow"):
-        arrow.rename(cached / "hendrycks_math-train.arrow")
-    info = json.loads((cached / "dataset_info.json").read_text())
-    info |= {"dataset_name": "hendrycks_math", "config_name": "geometry", "builder_name": "parquet"}
-    info["splits"]["train"]["dataset_name"] = "hendrycks_math"
-    (cached / "dataset_info.json").write_text(json.dumps(info))
-    done = run_from_hub(tmp_path)
-    assert done.stdout.strip() == str([r"\frac{1}{2}", r"\frac{2}{2}"])
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", **environ}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert codes_in(done.stdout) == ["data.hub-unavailable"]
+    assert ("offline mode is set" if environ else "no answer from http://127.0.0.1:9") in done.stdout
+    assert "Retry" not in done.stderr

@@ -19,6 +19,8 @@ from retrain.api import ConfigError, Example, Score, install_line
 from retrain_rewards.sources import reasoning_gym_library as entries
 from retrain_rewards.sources.reasoning_gym import GUARDS, affirms_one, harmless, is_literal
 from retrain_rewards.sources.reasoning_gym_library import from_plain, to_plain
+from tests.kit.problems import codes_in
+from tests.kit.tables import cells, pairs
 
 Load = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("one_entries_process")
@@ -29,17 +31,10 @@ def boxed(answer: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("chain_sum", {"min_digits": 1, "max_digits": 2}),
-        ("gcd", {}),
-        ("products", {}),
-        ("rotate_matrix", {}),
-        ("ransom_note", {}),
-    ],
+    ("name", "config"), [("chain_sum", {"min_digits": 1, "max_digits": 2}), ("rotate_matrix", {}), ("ransom_note", {})]
 )
 def test_right_answers_score_one_and_wrong_ones_do_not(load: Load, name: str, config: dict[str, object]) -> None:
-    loaded = load("reasoning_gym", options={"name": name, "size": 12, "config": config})
+    loaded = load("reasoning_gym", options={"name": name, "size": 6, "config": config})
     assert loaded.reward is not None
     for example in loaded.examples:
         json.dumps(dict(example.info))
@@ -108,27 +103,21 @@ def test_the_verifier_is_small_and_works_in_a_process_of_its_own(load: Load) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("code", "options"),
     [
-        ({"name": "chain_sums"}, "(?s)no data set 'chain_sums'.*use 'chain_sum'"),
-        ({"name": "zzzz"}, "(?s)no data set 'zzzz'.*use one of: .*chain_sum"),
-        (
-            {"name": "chain_sum", "config": {"max_term": 3}},
-            "(?s)no option 'max_term'.*min_terms, max_terms.*use 'max_terms'",
-        ),
-        ({"name": "chain_sum", "config": {"seed": 3}}, "an option of the source"),
-        (
-            {"name": "chain_sum", "config": {"min_terms": 9, "max_terms": 3}},
-            "refuses its configuration: AssertionError",
-        ),
-        ({"name": "chain_sum", "config": {"min_terms": "two"}}, "refuses its configuration: TypeError"),
-        ({"name": "composite"}, "refuses its configuration"),
-        ({"name": "composite", "config": {"datasets": [{"name": "nothing"}]}}, "cannot make data set 'composite'"),
+        *(("unknown-data-set", {"name": name}) for name in ("chain_sums", "zzzz")),
+        ("unknown-option", {"config": {"max_term": 3}}),
+        *(("misplaced-option", {"config": {name: 3}}) for name in ("seed", "level")),
+        *(("bad-options", {"config": {"min_terms": value, "max_terms": 3}}) for value in (9, "two")),
+        ("bad-options", {"name": "composite"}),
+        ("generation-failed", {"name": "composite", "config": {"datasets": [{"name": "nothing"}]}}),
+        ("no-levels", {"name": "gsm_symbolic", "level": 1}),
     ],
 )
-def test_bad_options_are_one_clear_error(load: Load, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load("reasoning_gym", options={"size": 2} | options)
+def test_bad_options_are_one_clear_error(load: Load, code: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("reasoning_gym", options={"name": "chain_sum", "size": 2} | options)
+    assert codes_in(caught) == [f"data.{code}"]
 
 
 @pytest.mark.parametrize("options", [{}, {"name": ""}, {"name": "gcd", "size": 0}, {"name": "gcd", "conf": {}}])
@@ -158,16 +147,12 @@ def test_every_verifier_that_evaluates_answers_is_guarded() -> None:
 
 
 CODE = [
-    "__import__('os').system('touch {path}')",
-    "[c for c in ().__class__.__base__.__subclasses__()]",
-    "open('{path}', 'w').write('x')",
-    "exec(\"open('{path}', 'w')\")",
+    *cells("""
+    __import__('os').system('touch {path}')  [c for c in ().__class__.__base__.__subclasses__()]
+    open('{path}', 'w').write('x')  exec("open('{path}', 'w')")  (lambda: open('{path}', 'w'))()
+    [open('{path}', 'w')]  f'{open("{path}", "w")}'  x.__class__  [0]*10**10
+"""),
     "  open('{path}', 'w')",
-    "(lambda: open('{path}', 'w'))()",
-    "[open('{path}', 'w')]",
-    'f\'{open("{path}", "w")}\'',
-    "x.__class__",
-    "[0]*10**10",
 ]
 RUNAWAY = ["9**9**9**9", "((9**99)**99)**99", "2**(9*9*9*9*9*9)", "factorial(99999999)", "99999999!", "1e999999999"]
 RUNAWAY += [
@@ -200,18 +185,13 @@ def test_no_verifier_runs_model_output_and_honest_answers_still_count(load: Load
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("countdown", "(3 + 4)*2 - 1/5"),
-        ("puzzle24", "8*3*1**2"),
-        ("polynomial_multiplication", "-60*x**4 + 3*x*y - 1.5"),
-        ("simple_integration", "3*x**2/2 + sin(x)*exp(-x**2) + C"),
-        ("intermediate_integration", "x**(1/2) + 2**x + sqrt(x) + C"),
+        *pairs(r"""
+            countdown => (3 + 4)*2 - 1/5  puzzle24 => 8*3*1**2  polynomial_multiplication => -60*x**4 + 3*x*y - 1.5
+            simple_integration => 3*x**2/2 + sin(x)*exp(-x**2) + C  spiral_matrix => 1 2 3  coin_flip => 1/8
+            intermediate_integration => x**(1/2) + 2**x + sqrt(x) + C  string_insertion => ABCDE
+            binary_matrix => [[0, 1], [1, 0]]  coin_flip => 3.05e-05  power_function => -1.5E+21
+        """),
         ("n_queens", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
-        ("string_insertion", "ABCDE"),
-        ("spiral_matrix", "1 2 3"),
-        ("binary_matrix", "[[0, 1], [1, 0]]"),
-        ("coin_flip", "1/8"),
-        ("coin_flip", "3.05e-05"),
-        ("power_function", "-1.5E+21"),
         ("chain_sum", "__import__('os')"),  # compared as text only
     ],
 )
@@ -262,31 +242,21 @@ def test_what_is_not_plain_is_refused() -> None:
         to_plain({"a": [object()]})
 
 
-@pytest.mark.parametrize(
-    ("answer", "right", "is_one"),
-    [
-        (r"\neq 78", "78", False),
-        (r"78\text{ or }79", "78", False),
-        (r"78\text{, but maybe 79}", "78", False),
-        (r"78\text{ million}", "78", False),
-        ("78 or 79", "78", False),
-        ("not 78", "78", False),
-        ("not Oliver is a pioneer", "Oliver is a pioneer", False),
-        ("RD or UL", "RD", False),
-        ("78", "78", True),
-        (r"78\text{ dollars}", "78", True),
-        (r"\text{True}", "True", True),
-        ("not", "not", True),
-        ("to be or not to be", "be to not or be to", True),  # a text, whose words the verifier compares
-        (r"a \neq b", r"x \neq y", True),
-        ("normal", "78", True),
-    ],
-)
-def test_an_answer_that_hedges_denies_or_scales_is_none(answer: str, right: str, is_one: bool) -> None:
-    assert affirms_one(answer, right) is is_one
+HEDGED = pairs(r"""
+    \neq 78 => 78  78\text{ or }79 => 78  78\text{, but maybe 79} => 78  78\text{ million} => 78  78 or 79 => 78
+    not 78 => 78  not Oliver is a pioneer => Oliver is a pioneer  RD or UL => RD
+""")
+PLAINLY = pairs(r"""
+    78 => 78  78\text{ dollars} => 78  \text{True} => True  not => not  to be or not to be => be to not or be to
+    a \neq b => x \neq y  normal => 78
+""")  # the verifier compares the words of a text
 
 
-@pytest.mark.usefixtures("one_entries_process")
+@pytest.mark.parametrize(("answer", "right"), [*HEDGED, *PLAINLY])
+def test_an_answer_that_hedges_denies_or_scales_is_none(answer: str, right: str) -> None:
+    assert affirms_one(answer, right) is ((answer, right) in PLAINLY)
+
+
 @pytest.mark.parametrize("name", ["gsm_symbolic", "knights_knaves"])
 def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) -> None:
     loaded = load("reasoning_gym", options={"name": name, "size": 2})
@@ -305,7 +275,3 @@ def test_difficulty_by_the_data_sets_own_levels(load: Load) -> None:
     terms = [max(str(e.prompt).count("+") + str(e.prompt).count("-") for e in found) for found in (easy, hard, own)]
     assert terms[0] == terms[2] == 1
     assert terms[1] > 1
-    with pytest.raises(ConfigError, match=r"(?s)level: data set 'gsm_symbolic' has no levels of difficulty"):
-        load("reasoning_gym", options={"name": "gsm_symbolic", "level": 1})
-    with pytest.raises(ConfigError, match="is an option of the source"):
-        load("reasoning_gym", options={"name": "chain_sum", "config": {"level": 1}})

@@ -23,6 +23,7 @@ from retrain.kernel.config.schema import DataTable
 from retrain.kernel.plugins.resolve import build_part
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest, read_tests
+from tests.kit.problems import codes_in
 
 APPS = {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}
 HUMANEVAL = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\n"
@@ -68,25 +69,18 @@ def test_statements_and_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "reason"),
+    ("code", "tests"),
     [
-        (None, "has no tests in 'tests': every program would pass"),
-        ([], "has no tests"),
-        ("  ", "has no tests"),
-        ({"inputs": [], "outputs": []}, "has no tests"),
-        ([{"input": "1", "output": " \n"}], "expect no output: silence would pass"),
-        ({"inputs": ["1", "2"], "outputs": ["1"]}, "cannot be read"),
-        ([{"input": "1"}], "cannot be read (KeyError: 'output')"),
-        ([5], "cannot be read"),
-        (["assert f(1 == 2"], "cannot be read (SyntaxError"),
-        (["assert True"], "calls nothing of the program"),
-        ("def check(candidate):\n    pass\n", "calls nothing of the program"),
+        *(("no-tests", tests) for tests in (None, [], "  ", {"inputs": [], "outputs": []})),
+        ("silent-tests", [{"input": "1", "output": " \n"}]),
+        *(("unreadable-tests", tests) for tests in ({"inputs": ["1", "2"], "outputs": ["1"]}, [{"input": "1"}], [5])),
+        *(("unreadable-tests", tests) for tests in (["assert f(1 == 2"], ["assert True"], "def check(f):\n    pass\n")),
     ],
 )
-def test_tests_that_any_program_would_pass_or_none_are_no_tests(tests: Any, reason: str) -> None:
+def test_tests_that_any_program_would_pass_or_none_are_no_tests(code: str, tests: Any) -> None:
     with pytest.raises(RewardError, match="example e") as caught:
         read(tests)
-    assert reason in str(caught.value)
+    assert codes_in(caught) == [f"reward.{code}"]
 
 
 def test_tests_may_stand_in_the_answer_column(plugins: Plugins, tmp_path: Path) -> None:
@@ -103,5 +97,6 @@ def test_tests_may_stand_in_the_answer_column(plugins: Plugins, tmp_path: Path) 
 
     (example,) = load("code").examples
     assert read_tests(example, "tests", in_reference=True) == (StdinTest(stdin="1", stdout="2"),)
-    with pytest.raises(ConfigError, match="must be text or a number, not list"):
+    with pytest.raises(ConfigError) as caught:
         load("match")
+    assert codes_in(caught) == ["data.bad-reference"]

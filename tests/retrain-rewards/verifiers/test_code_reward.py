@@ -23,20 +23,24 @@ from retrain.tasks.child.system import descendants
 from retrain.tasks.scoring.service import NamedReward, ScoringService
 from retrain_rewards.sandbox.process import Limits
 from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox
-from retrain_rewards.sandbox.values import decoded
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code import reward as module
 from retrain_rewards.verifiers.code.reward import CodeReward, last_program
+from tests.kit.problems import codes_in
 
 SANDBOX, REASON = find_sandbox()
 needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
 SECRET = 7919
 HUMANEVAL = f"def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + {SECRET}\n"
-PAIRS = Example(
-    id="pairs", prompt="", reference="", info={"tests": {"inputs": ["1", "2"], "outputs": ["7920", "7921"]}}
-)
-CALLS = Example(id="calls", prompt="", reference="", info={"tests": ["assert f(1) == 7920", "assert f(n=2) == 7921"]})
-CODE = Example(id="code", prompt="", reference="", info={"tests": HUMANEVAL, "entry_point": "f"})
+
+
+def having(tests: Any, name: str = "e", **info: Any) -> Example:
+    return Example(id=name, prompt="", reference="", info={"tests": tests, **info})
+
+
+PAIRS = having({"inputs": ["1", "2"], "outputs": ["7920", "7921"]}, "pairs")
+CALLS = having(["assert f(1) == 7920", "assert f(n=2) == 7921"], "calls")
+CODE = having(HUMANEVAL, "code", entry_point="f")
 ALL = (PAIRS, CALLS, CODE)
 RIGHT = "def f(n):\n    return n + 7919\nif __name__ == '__main__':\n    print(f(int(input())))"
 
@@ -80,8 +84,7 @@ def test_nothing_outside_of_the_sandbox_can_be_reached(reward: CodeReward, name:
 
 
 def test_with_partial_the_share_of_passed_tests_counts_and_a_dead_process_is_replaced() -> None:
-    tests = {"inputs": ["1", "2", "3", "4"], "outputs": ["1", "2", "3", "4"]}
-    example = Example(id="e", prompt="", reference="", info={"tests": tests})
+    example = having({"inputs": [*"1234"], "outputs": [*"1234"]})
     reward = CodeReward(sandbox=SANDBOX or NO_SANDBOX, partial=True)
     crashing = "import os\nn = int(input())\nif n == 2: os._exit(0)\nprint(n if n < 4 else 'four')"
     score = reward.score(example, fenced(crashing))
@@ -96,26 +99,14 @@ def test_every_test_of_a_script_begins_anew(reward: CodeReward) -> None:
 
 
 def test_functions_take_and_return_plain_values(reward: CodeReward) -> None:
-    values = (
-        "[None, True, 1.5, float('inf'), 1j, b'\\xff', '\\u20ac\\ud800', (1, [2]), {1: {2}}, frozenset({3}), 10**40]"
-    )
-    example = Example(
-        id="e", prompt="", reference="", info={"tests": [f"v = {values}\nassert f(v) == v and type(f(v)[7]) is tuple"]}
-    )
+    values = r"[None, True, 1.5, float('inf'), 1j, b'\xff', '\u20ac\ud800', (1, [2]), {1: {2}}, frozenset({3}), 10**40]"
+    example = having([f"v = {values}\nassert f(v) == v and type(f(v)[7]) is tuple"])
     assert reward.score(example, fenced("f = lambda v: v")).value == 1.0
     method = "class Solution:\n    def f(self, n: List[int]) -> Optional[int]:\n        return n + 7919"
     assert reward.score(CALLS, fenced(method)).value == 1.0  # and the names of typing, as the prompt has them
-    raising = Example(
-        id="e",
-        prompt="",
-        reference="",
-        info={"tests": ["try:\n    f(0)\nexcept KeyError:\n    pass\nelse:\n    assert 0"]},
-    )
+    raising = having(["try:\n    f(0)\nexcept KeyError:\n    pass\nelse:\n    assert 0"])
     assert reward.score(raising, fenced("def f(n): raise KeyError(n)")).value == 1.0
     assert reward.score(raising, fenced("def f(n): raise SystemExit")).value == 0.0
-    for forged in (["tuple", ["nonsense"]], ["dict", 1], ["float", "x"], [{}], [[]], []):
-        with pytest.raises(ValueError, match="no plain value"):
-            decoded(forged)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +150,8 @@ def test_the_program_is_the_last_block(text: str, program: str) -> None:
 def test_the_reference_is_the_right_answer() -> None:
     reward = CodeReward(sandbox=NO_SANDBOX)
     solved = Example(id="e", prompt="def f(n):\n", reference="    return n + 7919\n", info=CALLS.info)
-    for reference in (
-        "def f(n): return n + 7919",
-        "```python\ndef f(n): return n + 7919\n```",
-        "    return n + 7919\n",
-    ):
+    whole = "def f(n): return n + 7919"
+    for reference in (whole, f"```python\n{whole}\n```", "    return n + 7919\n"):
         gold = reward.gold(Example(id="e", prompt="def f(n):\n", reference=reference))
         assert gold is not None
         assert reward.score(solved, gold).value == 1.0
@@ -173,10 +161,12 @@ def test_the_reference_is_the_right_answer() -> None:
 
 def test_faults_of_the_data_and_of_the_sandbox_are_no_verdict_on_the_program() -> None:
     broken = CodeReward(sandbox=Sandbox(name="broken", command=("/bin/sh", "-c", "echo no rights >&2; exit 1")))
-    with pytest.raises(RewardError, match="the sandbox for a program could not be started: no rights"):
+    with pytest.raises(RewardError, match="no rights") as caught:
         broken.score(PAIRS, fenced(RIGHT))
-    with pytest.raises(RewardError, match="has no tests in 'tests'"):
+    assert codes_in(caught) == ["reward.sandbox-failed"]
+    with pytest.raises(RewardError) as caught:
         CodeReward(sandbox=NO_SANDBOX).score(Example(id="e", prompt="", reference="r"), "no program")
+    assert codes_in(caught) == ["reward.no-tests"]
 
 
 def build(plugins: Plugins, **keys: Any) -> CodeReward:
@@ -192,7 +182,7 @@ def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(
     monkeypatch.setattr(module, "find_sandbox", lambda: (None, "bwrap: setting up uid map: Permission denied"))
     with pytest.raises(ConfigError, match="uid map: Permission denied") as caught:
         build(plugins)
-    assert "[reward] unsafe = true" in str(caught.value)
+    assert codes_in(caught) == ["reward.no-sandbox"]
     reward = build(plugins, unsafe=True, test_memory_mb=512, tests="answer")
     assert "WITHOUT A SANDBOX, with your rights" in caplog.text
     assert "[data] instruction (default) requests a box" in caplog.text

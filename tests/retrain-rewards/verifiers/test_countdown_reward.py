@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from retrain.api import Example
 from retrain_rewards.verifiers.countdown import CountdownReward, evaluated, question, solution
+from tests.kit.tables import cells
 
 PUZZLE = Example(id="e", prompt=question([44, 19, 35], 98), reference="", info={"nums": [44, 19, 35], "target": 98})
 RIGHT = [
@@ -20,33 +21,15 @@ RIGHT = [
     r"so \boxed{44 \times 1} no, \boxed{\left(44 + 35\right) + 19}",
 ]
 # What a policy finds that wants the reward and not the solution.
-GREEDY = [
-    "98",
-    r"\boxed{98}",
-    r"\boxed{98 = 98}",
-    r"\boxed{44 + 19 + 35 + 0}",
-    r"\boxed{44 + 19 + 35 - 1 + 1}",
-    r"\boxed{44 + 54}",
-    r"\boxed{4 + 4 + 1 + 9 + 35 + 45}",
-    r"\boxed{44 + 44 + 10}",
-    r"\boxed{44 + 19}",
-    r"\boxed{4419 + 35 - 4356}",
-    r"\boxed{44 + 1935}",
-    r"\boxed{44 + 19 + 35 = 98 = 44 + 19 + 35}",
-    r"\boxed{44 + 19 + 35 or 98}",
-    r"\boxed{44 + 19 + 35 == 98}",
-    r"\boxed{[44, 19, 35] and 98}",
-    r"\boxed{__import__('os').system('true') or 44 + 19 + 35}",
-    r"\boxed{44 + 19 + 35 # 98}",
-    r"\boxed{44 + 19 + 35 if 1 else 0}",
-    r"\boxed{044 + 19 + 35}",
-    r"\boxed{44.0 + 19 + 35}",
-    r"\boxed{44 + 19 + 35; 98}",
-    r"\boxed{44 + 19 + 35, 98}",
-    r"\boxed{４４ + 19 + 35}",
-    r"\boxed{}",
-    "44 + 19 + 35",
-]
+GREEDY = cells(r"""
+    98  \boxed{98}  \boxed{98 = 98}  \boxed{44 + 19 + 35 + 0}  \boxed{44 + 19 + 35 - 1 + 1}  \boxed{44 + 54}
+    \boxed{4 + 4 + 1 + 9 + 35 + 45}  \boxed{44 + 44 + 10}  \boxed{44 + 19}  \boxed{4419 + 35 - 4356}
+    \boxed{44 + 1935}  \boxed{44 + 19 + 35 = 98 = 44 + 19 + 35}  \boxed{44 + 19 + 35 or 98}
+    \boxed{44 + 19 + 35 == 98}  \boxed{[44, 19, 35] and 98}
+    \boxed{__import__('os').system('true') or 44 + 19 + 35}  \boxed{44 + 19 + 35 # 98}
+    \boxed{44 + 19 + 35 if 1 else 0}  \boxed{044 + 19 + 35}  \boxed{44.0 + 19 + 35}
+    \boxed{44 + 19 + 35; 98}  \boxed{44 + 19 + 35, 98}  \boxed{４４ + 19 + 35}  \boxed{}  44 + 19 + 35
+""")
 HUGE = [
     "9**9**9**9",
     "44**19**35",

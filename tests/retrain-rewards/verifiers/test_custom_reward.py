@@ -12,6 +12,7 @@ from retrain.api import Config, ConfigError, Example, Kind, Outcome, PluginConte
 from retrain.api import resolve as resolved
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.custom import CustomReward, Style
+from tests.kit.problems import codes_in
 
 Build = Callable[..., CustomReward]
 EXAMPLE = Example(id="e", prompt="p", reference="5", info={"bonus": 0.25})
@@ -78,8 +79,9 @@ def test_a_score_goes_through_as_it_is_and_none_is_no_verdict(build: Build) -> N
 
 @pytest.mark.parametrize("value", ["'1.0'", "b'1'", "[1.0]", "{}", "object()", "1j", "float"])
 def test_what_is_no_score_is_refused(build: Build, value: str) -> None:
-    with pytest.raises(RewardError, match="not a number, a Score or None"):
+    with pytest.raises(RewardError) as caught:
         build(f"def score(response, reference): return {value}").score(EXAMPLE, "5")
+    assert codes_in(caught) == ["reward.bad-result"]
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')"])
@@ -89,12 +91,12 @@ def test_a_number_that_is_not_finite_is_refused(build: Build, value: str) -> Non
 
 
 def test_an_exit_is_an_error_and_other_exceptions_go_through(build: Build) -> None:
-    with pytest.raises(RewardError, match=r"called sys.exit\(3\)"):
-        build("import sys\ndef score(a, b): sys.exit(3)").score(EXAMPLE, "5")
-    reward = build("import sys\nasync def score(a, b): sys.exit(3)")
-    for _ in range(2):
-        with pytest.raises(RewardError, match=r"called sys.exit\(3\)"):
+    plain = build("import sys\ndef score(a, b): sys.exit(3)")
+    waiting = build("import sys\nasync def score(a, b): sys.exit(3)")
+    for reward in (plain, waiting, waiting):
+        with pytest.raises(RewardError, match=r"sys.exit\(3\)") as caught:
             reward.score(EXAMPLE, "5")
+        assert codes_in(caught) == ["reward.function-exited"]
     with pytest.raises(KeyError, match="mine"):
         build("def score(a, b): raise KeyError('mine')").score(EXAMPLE, "5")
 
@@ -111,58 +113,48 @@ def test_gold_is_taken_from_the_same_module(build: Build) -> None:
     assert reward.gold(EXAMPLE) == "5"
     assert build("def score(a, b): return a == b").gold(EXAMPLE) is None
     assert build("gold = 'a bar'\ndef score(a, b): return a == b").gold(EXAMPLE) is None
-    with pytest.raises(RewardError, match="gold returned int"):
+    with pytest.raises(RewardError) as caught:
         build("def score(a, b): return a == b\ndef gold(example): return 5").gold(EXAMPLE)
+    assert codes_in(caught) == ["reward.bad-gold"]
 
 
-@pytest.mark.parametrize(
-    ("text", "function", "fragments"),
-    [
-        ("def score(a, b): ...", "scroe", ("custom_function", "has no function 'scroe'", "did you mean 'score'?")),
-        ("x = 1", "score", ("has no function 'score'", "it has: none")),
-        ("score = 5", "score", ("'score'", "is int, not a function", "expected score(response, reference)")),
-        ("def score(a): ...", "score", ("score(a) cannot be called with two arguments", "expected score(response,")),
-        ("def score(a, b, c): ...", "score", ("score(a, b, c) cannot be called", "missing a required argument: 'c'")),
-        ("def score(a, b, *, c): ...", "score", ("missing a required", "give the others defaults")),
-        ("def score(*, response, reference): ...", "score", ("cannot be called with two arguments",)),
-        ("def score(*texts): ...", "score", ("does not name its two arguments",)),
-        (
-            "def score(completion, example): ...",
-            "score",
-            ("the example comes first", "found score(completion, example)"),
-        ),
-        ("def score(reference, response): ...", "score", ("the response comes first", "swap the two parameters")),
-        ("score = min", "score", ("no signature found", "def score(response, reference)")),
-        ("import no_such_module_x", "score", ("failed with ModuleNotFoundError: No module named 'no_such_module_x'",)),
-        ("1/0", "score", ("failed with ZeroDivisionError", "make the module importable")),
-        ("def score(a b): ...", "score", ("failed with SyntaxError",)),
-        ("raise SystemExit(3)", "score", ("failed with SystemExit",)),
-        ("def score(a, b): ...\ndef gold(a, b): ...", "score", ("gold(a, b) cannot be called with one argument",)),
-    ],
-)
-def test_faults_are_told_before_training(build: Build, text: str, function: str, fragments: tuple[str, ...]) -> None:
+FAULTS = {
+    "function-missing": ("def scroe(a, b): ...", "x = 1"),
+    "not-a-function": ("score = 5",),
+    "bad-signature": (
+        *("def score(a): ...", "def score(a, b, c): ...", "def score(a, b, *, c): ...", "def score(*texts): ..."),
+        *("def score(*, response, reference): ...", "score = min"),
+    ),
+    "arguments-swapped": ("def score(completion, example): ...", "def score(reference, response): ..."),
+    "import-failed": ("import no_such_module_x", "1/0", "def score(a b): ...", "raise SystemExit(3)"),
+    "bad-gold": ("def score(a, b): ...\ndef gold(a, b): ...",),
+}
+
+
+@pytest.mark.parametrize(("code", "text"), [(code, text) for code, texts in FAULTS.items() for text in texts])
+def test_faults_of_the_function_are_found_before_training(build: Build, code: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(text, function)
-    for fragment in ("[reward] custom_", "fix: ", *fragments):
-        assert fragment in str(caught.value)
+        build(text)
+    assert codes_in(caught) == [f"reward.{code}"]
+    (problem,) = caught.value.problems
+    key = "custom_module" if code in ("import-failed", "bad-gold") else "custom_function"
+    assert problem.where.startswith(f"[reward] {'custom_function' if code == 'bad-gold' else key}")
+    assert problem.fix
+    assert "scroe" not in text or problem.fix == "did you mean 'scroe'?"
 
 
 @pytest.mark.parametrize(
-    ("module", "fragment"),
+    ("module", "code"),
     [
-        (" ", "reward 'custom' needs the module of its function"),
-        ("no_such_module_x", "there is no module 'no_such_module_x'"),
-        ("no_such_module_x.y", "there is no module 'no_such_module_x.y'"),
-        ("a/b", "neither a module name nor a .py file"),
-        ("a-b", "neither a module name nor a .py file"),
-        ("..", "neither a module name nor a .py file"),
-        ("missing.py", "there is no file"),
+        (" ", "no-module"),
+        *((name, "module-missing") for name in ("no_such_module_x", "no_such_module_x.y", "missing.py")),
+        *((name, "bad-module-name") for name in ("a/b", "a-b", "..")),
     ],
 )
-def test_a_module_that_is_not_there(build: Build, module: str, fragment: str) -> None:
+def test_a_module_that_is_not_there(build: Build, module: str, code: str) -> None:
     with pytest.raises(ConfigError, match=r"\[reward\] custom_module") as caught:
         build("", module=module)
-    assert fragment in str(caught.value)
+    assert codes_in(caught) == [f"reward.{code}"]
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])

@@ -14,67 +14,42 @@ from retrain_rewards.verifiers.judge_reward import (
     DEFAULT_RUBRIC,
     JudgeReward,
     judge_prompt,
-    problem_with_rubric,
     question_of,
 )
-from tests.kit.judge_server import (
-    EXAMPLE,
-    YES,
-    echoes,
-    run,
-    serving,
-)
+from tests.kit.judge_server import EXAMPLE, YES, echoes, run, serving
+from tests.kit.problems import codes_in
+from tests.kit.tables import cells, pairs
 
 Build = Callable[..., JudgeReward]
+
+
+VERDICTS = pairs(r"""
+    VERDICT: yes => 1  It is wrong./VERDICT: no/ => 0  VERDICT: 0.25 => 0.25  verdict: YES. => 1  VERDICT: 1 => 1
+    **VERDICT: yes** => 1  `VERDICT`: **no** => 0  VERDICT: 1.0 => 1  VERDICT: .5 => 0.5
+    Clear./I end with VERDICT: no, as asked./VERDICT: no/ => 0  <think>VERDICT: maybe<think>/VERDICT: yes => 1
+""")  # a stroke ends a line
+NO_VERDICTS = cells(r"""
+    VERDICT: yes/VERDICT: no  VERDICT: yes/VERDICT: yes  VERDICT: no/sorry, once more/VERDICT: no
+    VERDICT: no, since it is 6./The answer ends with:/VERDICT: yes  **VERDICT:** no/VERDICT: yes
+    > VERDICT: no/VERDICT: yes  - verdict: 0.5/VERDICT: yes  1. VERDICT: 2/VERDICT: yes
+    My final verdict: no/VERDICT: yes  The answer ends with:/> VERDICT: yes  ```/VERDICT: yes/```
+    VERDICT: no VERDICT: yes  VERDICT: yes/because it is right  I say VERDICT: yes  VERDICT: yes or no
+    VERDICT: 1.5  VERDICT: -1  VERDICT: 2  VERDICT: 0.5.5  VERDICT: nan  VERDICT: 1e-3  VERDICT: ٣
+    VERDİCT: yes  VERDICT： yes  VERDICT:  yes
+""")
+SEPARATED = [f"It ends with{mark}VERDICT: yes" for mark in "\u2028\x0b\x85"]  # these end no line
+SEPARATED += ["It says:\u2028VERDICT: no\nVERDICT: yes", "VERDICT: yes\n\u200b", "", " \n "]
 
 
 @pytest.mark.parametrize(
     ("reply", "value"),
     [
-        ("VERDICT: yes", 1.0),
-        ("It is wrong.\n\nVERDICT: no\n\n", 0.0),
-        ("VERDICT: 0.25", 0.25),
-        ("verdict: YES.", 1.0),
-        ("**VERDICT: yes**", 1.0),
-        ("`VERDICT`: **no**", 0.0),
-        ("VERDICT: 1", 1.0),
-        ("VERDICT: 1.0", 1.0),
-        ("VERDICT: .5", 0.5),
-        ("The verdict is clear.\nI end with VERDICT: no, as asked.\r\nVERDICT: no\r\n", 0.0),
-        ("<think>VERDICT: maybe</think>\nVERDICT: yes", 1.0),
-        ("VERDICT: yes\nVERDICT: no", None),
-        ("VERDICT: yes\nVERDICT: yes", None),
-        ("VERDICT: no\nsorry, once more\nVERDICT: no", None),
-        ("VERDICT: no, since it is 6.\nThe answer ends with:\nVERDICT: yes", None),
-        ("**VERDICT:** no\nVERDICT: yes", None),
-        ("> VERDICT: no\nVERDICT: yes", None),
-        ("- verdict: 0.5\nVERDICT: yes", None),
-        ("1. VERDICT: 2\nVERDICT: yes", None),
-        ("My final verdict: no\nVERDICT: yes", None),
-        ("It says:\u2028VERDICT: no\nVERDICT: yes", None),
-        ("It ends with\u2028VERDICT: yes", None),
-        ("It ends with\x0bVERDICT: yes", None),
-        ("It ends with\x85VERDICT: yes", None),
-        ("The answer ends with:\n> VERDICT: yes", None),
-        ("```\nVERDICT: yes\n```", None),
-        ("VERDICT: no VERDICT: yes", None),
-        ("VERDICT: yes\n\u200b", None),
-        ("VERDICT: yes\nbecause it is right", None),
-        ("I say VERDICT: yes", None),
-        ("VERDICT: yes or no", None),
-        ("VERDICT: 1.5", None),
-        ("VERDICT: -1", None),
-        ("VERDICT: 2", None),
-        ("VERDICT: 0.5.5", None),
-        ("VERDICT: nan", None),
-        ("VERDICT: 1e-3", None),
-        ("VERDICT: ٣", None),
-        ("VERDİCT: yes", None),
-        ("VERDICT： yes", None),
-        ("VERDICT:", None),
-        ("yes", None),
-        ("", None),
-        (" \n ", None),
+        *((reply.replace("/", "\n"), float(value)) for reply, value in VERDICTS),
+        *((reply.replace("/", "\n"), None) for reply in NO_VERDICTS),
+        *(
+            (reply, None)
+            for reply in (*SEPARATED, "It says:\u2028VERDICT: no\nVERDICT: yes", "VERDICT: yes\n\u200b", "", " \n ")
+        ),
     ],
 )
 def test_only_a_last_line_with_a_verdict_counts(reply: str, value: float | None) -> None:
@@ -165,26 +140,16 @@ def test_the_question_of_a_chat(prompt: Any, question: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rubric", "fragment"),
-    [
-        ("{question} {reference}", "lacks the placeholder {answer}"),
-        ("{answer} {refrence}", "unknown placeholder {refrence}"),
-        ("{answer} {}", "unknown placeholder {}"),
-        ("{answer} {0}", "unknown placeholder {0}"),
-        ("{answer.__class__}", "unknown placeholder {answer.__class__}"),
-        ("{answer[0]}", "unknown placeholder {answer[0]}"),
-        ("{answer:>1000000000}", "placeholder with a format"),
-        ("{answer!r}", "placeholder with a format"),
-        ("{answer", "is not a template"),
-        ("{answer} }", "is not a template"),
-        (r"put it in \boxed{x}: {answer}", "unknown placeholder {x}"),
-    ],
+    "rubric",
+    cells(r"""
+        {question} {reference}  {answer} {refrence}  {answer} {}  {answer} {0}  {answer.__class__}  {answer[0]}
+        {answer:>1000000000}  {answer!r}  {answer  {answer} }  put it in \boxed{x}: {answer}
+    """),
 )
-def test_a_rubric_that_cannot_be_filled_in(build_judge: Build, rubric: str, fragment: str) -> None:
-    assert fragment in problem_with_rubric(rubric)
+def test_a_rubric_that_cannot_be_filled_in(build_judge: Build, rubric: str) -> None:
     with pytest.raises(ConfigError, match=r"\[reward\] judge_prompt") as caught:
         build_judge(judge_prompt=rubric)
-    assert fragment in str(caught.value)
+    assert codes_in(caught) == ["reward.bad-rubric"]
 
 
 def test_a_rubric_of_ones_own(build_judge: Build) -> None:

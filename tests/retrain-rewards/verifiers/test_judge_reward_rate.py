@@ -8,13 +8,7 @@ import pytest
 from retrain.api import Score
 from retrain_rewards.verifiers.judge_client import Limiter
 from retrain_rewards.verifiers.judge_reward import JudgeReward
-from tests.kit.judge_server import (
-    YES,
-    fails,
-    run,
-    serving,
-    takes,
-)
+from tests.kit.judge_server import YES, fails, run, serving, takes
 
 Build = Callable[..., JudgeReward]
 

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.math_reward import pairs
+from benchmarks import math_reward
 from retrain.api import Config, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Score, Seeds, resolve
 from retrain.kernel.config.schema import RewardLimits, ScoringTable
 from retrain_rewards.answers.size import refusal
 from retrain_rewards.boxed import boxed
 from retrain_rewards.verifiers.math_reward import MathReward
+from tests.kit.problems import codes_in
+from tests.kit.tables import pairs
 
 
 def build(plugins: Plugins, **scoring: object) -> MathReward:
@@ -50,34 +52,21 @@ def judged(reward: MathReward, reference: str, answer: str) -> Score:
     return reward.score(example(reference), boxed(answer))
 
 
-@pytest.mark.parametrize(
-    ("reference", "text", "value"),
-    [
-        (r"\frac{1}{2}", r"so \boxed{0.5}", 1.0),
-        (r"\frac{1}{2}", r"\boxed{\dfrac{2}{4}}", 1.0),
-        (r"\frac{1}{2}", r"\boxed 0.5.", 1.0),
-        (r"\frac{1}{2}", r"\boxed{0.5} no, \boxed{0.6}", 0.0),
-        (r"\frac{1}{2}", "0.5", 0.0),
-        (r"\frac{1}{2}", "", 0.0),
-        (r"\frac{1}{2}", r"\boxed{}", 0.0),
-        (r"\frac{1}{2}", r"\boxed{0.5", 0.0),
-        (r"\frac{1}{2}", r"\boxed{\boxed{}}", 0.0),
-        (r"\frac{1}{2}", r"\boxed{no idea}", 0.0),
-        ("x^2 - 1", r"\boxed{(x-1)(x+1)}", 1.0),
-        (r"\{1, 2\}", r"\boxed{\{2,1\}}", 1.0),
-        ("[1,2)", r"\boxed{\left[1,2\right)}", 1.0),
-        ("[1,2)", r"\boxed{(1,2)}", 0.0),
-        (r"5\text{ cm}", r"\boxed{5}", 1.0),
-        ("2^{-3}", r"\boxed{\frac{1}{8}}", 1.0),
-        (r"\text{Evelyn}", r"\boxed{evelyn}", 1.0),
-        (r"\text{Evelyn}", r"\boxed{\text{Peter}}", 0.0),
-        ("5", "\\boxed{5\x00}", 0.0),
-    ],
-)
-def test_mathematically_equal(reward: MathReward, reference: str, text: str, value: float) -> None:
-    score = reward.score(example(reference), text)
-    assert score.outcome is Outcome.SCORED
-    assert score.value == value
+EQUAL = pairs(r"""
+    \frac{1}{2} => so \boxed{0.5}  \frac{1}{2} => \boxed{\dfrac{2}{4}}  \frac{1}{2} => \boxed 0.5.
+    x^2 - 1 => \boxed{(x-1)(x+1)}  \{1, 2\} => \boxed{\{2,1\}}  [1,2) => \boxed{\left[1,2\right)}
+    5\text{ cm} => \boxed{5}  2^{-3} => \boxed{\frac{1}{8}}  \text{Evelyn} => \boxed{evelyn}
+""")
+OTHER = pairs(r"""
+    \frac{1}{2} => \boxed{0.5} no, \boxed{0.6}  \frac{1}{2} => 0.5  \frac{1}{2} =>  \frac{1}{2} => \boxed{}
+    \frac{1}{2} => \boxed{0.5  \frac{1}{2} => \boxed{\boxed{}}  \frac{1}{2} => \boxed{no idea}
+    [1,2) => \boxed{(1,2)}  \text{Evelyn} => \boxed{\text{Peter}}
+""")
+
+
+@pytest.mark.parametrize(("reference", "text"), [*EQUAL, *OTHER, ("5", "\\boxed{5\x00}")])
+def test_mathematically_equal(reward: MathReward, reference: str, text: str) -> None:
+    assert reward.score(example(reference), text) == Score.of(float((reference, text) in EQUAL))
 
 
 def direct(reference: str, answer: str) -> bool:
@@ -89,7 +78,7 @@ def direct(reference: str, answer: str) -> bool:
 
 @pytest.mark.long
 def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
-    made = pairs()
+    made = math_reward.pairs()
     assert len(made) == 500
     right = 0
     for kind, reference, answer in made:
@@ -130,14 +119,9 @@ def test_what_cannot_be_compared_is_no_verdict_and_not_wrong(
 
 @pytest.mark.parametrize("reference", [None, float("nan"), float("inf"), 5])
 def test_a_reference_that_is_no_text_says_which_and_where(reward: MathReward, reference: object) -> None:
-    with pytest.raises(RewardError, match=f"the reference of example e is {reference!r}, not text"):
+    with pytest.raises(RewardError, match="example e") as caught:
         judged(reward, reference, "5")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("reference", ["", " \n"])
-def test_an_empty_reference_is_never_a_free_point(reward: MathReward, reference: str) -> None:
-    with pytest.raises(RewardError, match="empty reference"):
-        judged(reward, reference, "")
+    assert codes_in(caught) == ["reward.reference-not-text"]
 
 
 @pytest.mark.parametrize("reference", [r"\frac{1}{2}", "5", r"\text{Evelyn}", r"\frac{1}{0}", "9^{9^9}", r"\{1,2\}"])

@@ -18,6 +18,8 @@ from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox, w
 from retrain_rewards.sandbox.values import Encoder, decoded, parsed
 from retrain_rewards.verifiers.code.compare import matches, printed_as_expected, read_reply, reply_limit
 from retrain_rewards.verifiers.code.reward import CodeReward
+from tests.kit.problems import codes_in
+from tests.kit.tables import pairs
 
 SANDBOX, REASON = find_sandbox()
 TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
@@ -86,6 +88,7 @@ def test_the_table_is_large_enough() -> None:
 CALL = Example(
     id="call", prompt="", reference="", info={"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 2]]}}
 )
+MANY = range(3000)
 FORGED = {
     "dicts": "b'{},' * 2_000_000",
     "lists": "b'[],' * 2_000_000",
@@ -117,13 +120,7 @@ def test_a_forged_reply_costs_the_scoring_process_next_to_nothing(name: str) -> 
 
 @pytest.mark.parametrize(
     "expected",
-    [
-        {*range(3000)},
-        dict.fromkeys(range(3000), 0),
-        [frozenset(range(3000))],
-        {frozenset(range(3000))},
-        {(n,) for n in range(3000)},
-    ],
+    [{*MANY}, dict.fromkeys(MANY, 0), [frozenset(MANY)], {frozenset(MANY)}, {(n,) for n in MANY}],
     ids=["set", "dict", "frozenset", "set-of-frozenset", "set-of-tuples"],
 )
 def test_values_that_collide_are_never_put_into_a_table(expected: Any) -> None:
@@ -148,16 +145,8 @@ def test_text_that_is_no_reply_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "forged",
     [
-        *(
-            ["tuple", ["nonsense"]],
-            ["dict", 1],
-            ["float", "x"],
-            [[]],
-            [],
-            ["&", 5],
-            ["&", "a"],
-            ["namedtuple", "x y", 1],
-        ),
+        *(["tuple", ["nonsense"]], ["dict", 1], ["float", "x"], [{}], [[]], [], ["&", 5], ["&", "a"]),
+        ["namedtuple", "x y", 1],
         *(["Fraction", 1, 0], ["Decimal", "x"], ["date", "yesterday"], ["range", 1, 2, 0], ["int", "zz"], ["ndarray"]),
         *(["object", 1, ["class", 1]], ["yours", 0], ["error"], ["deque", "x"], ["defaultdict"], ["array", "i", "x"]),
     ],
@@ -170,32 +159,22 @@ def test_forged_values_are_refused(forged: Any) -> None:
         assert not matches(forged, expected, as_json=True, tolerance=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("output", "expected", "tolerance", "same"),
-    [
-        ("7", "7", 0.0, True),
-        ("7 \n\n", "7", 0.0, True),
-        ("7\n8", "7", 0.0, False),
-        ("7", "7\n8", 0.0, False),
-        ("", "7", 0.0, False),
-        ("\n7", "7", 0.0, False),
-        ("0.5", "0.50", 0.0, False),
-        ("0.5", "0.50", 1e-9, True),
-        ("a 0.5 b", "a 0.50 b", 1e-9, True),
-        ("0.5  1", "0.5 1", 1e-9, True),
-        ("1", "1.0", 1e-9, True),
-        ("1.0", "1", 1e-9, False),  # a whole number is expected
-        ("1e0", "1.0", 1e-9, True),
-        ("inf", "1.0", 1e-1, False),
-        ("nan", "nan", 1e-1, True),
-        ("nan", "1.0", 1e-1, False),
-        ("1_0", "10.0", 1e-1, False),
-        ("1e9999", "1.0", 1e-1, False),
-        ("0.5 0.5", "0.5", 1e-1, False),
-    ],
-)
-def test_printed_lines(output: str, expected: str, tolerance: float, same: bool) -> None:
-    assert printed_as_expected(output, expected, tolerance=tolerance) is same
+PRINTED = {
+    0.0: ("7 => 7", "0.5 => 0.50   => 7"),
+    1e-9: ("0.5 => 0.50  a 0.5 b => a 0.50 b  1 => 1.0  1e0 => 1.0", "1.0 => 1"),  # a whole number is expected
+    0.1: ("nan => nan  1.1 => 1.0", "inf => 1.0  nan => 1.0  1_0 => 10.0  1e9999 => 1.0  0.5 0.5 => 0.5"),
+}
+
+
+@pytest.mark.parametrize("tolerance", PRINTED)
+def test_printed_lines_agree_within_the_tolerance(tolerance: float) -> None:
+    for text, same in zip(PRINTED[tolerance], (True, False), strict=True):
+        for output, expected in pairs(text):
+            assert printed_as_expected(output, expected, tolerance=tolerance) is same, (output, expected)
+    assert printed_as_expected("7 \n\n", "7", tolerance=tolerance)
+    assert printed_as_expected("0.5  1", "0.5 1", tolerance=tolerance) is (tolerance > 0)
+    for output, expected in (("7\n8", "7"), ("7", "7\n8"), ("\n7", "7")):
+        assert not printed_as_expected(output, expected, tolerance=tolerance)
 
 
 @needs_sandbox
@@ -226,5 +205,6 @@ def test_threads_are_counted_from_outside() -> None:
 
 def test_tests_that_never_use_the_program_are_no_tests() -> None:
     example = Example(id="e", prompt="", reference="", info={"tests": "def verify():\n    assert f(1) == 2\n"})
-    with pytest.raises(RewardError, match="never use the program"):
+    with pytest.raises(RewardError) as caught:
         reward_for(SANDBOX or NO_SANDBOX).score(example, fenced("def f(n): return n"))
+    assert codes_in(caught) == ["reward.unused-program"]

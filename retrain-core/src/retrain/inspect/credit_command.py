@@ -172,7 +172,8 @@ def replay(
     """
     if flow.needs_token_rewards:
         what = f"{flow.condition} takes rewards of single tokens: a run does not store them"
-        raise ConfigError(Problem(where=f"step {stored.step}", what=what, fix="choose another --transform"))
+        where, fix = f"step {stored.step}", "choose another --transform"
+        raise ConfigError(Problem(code="credit.token-rewards", where=where, what=what, fix=fix))
     judged = [[c for c in group if c.reward is not None] for group in stored.groups]
     judged = [group for group in judged if group]
     masks = tuple(_masks(group, detector) for group in judged)

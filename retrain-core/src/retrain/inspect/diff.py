@@ -269,7 +269,8 @@ def _batches(run: Run, last_step: int, seen: set[str]) -> Iterator[tuple[int, Ba
 
 def _framed(part: str) -> bytes:
     content = part.encode("utf-8", "surrogatepass")
-    return len(content).to_bytes(8, "big") + content  # unambiguous where one part ends
+    # Unambiguous where one part ends.
+    return len(content).to_bytes(8, "big") + content
 
 
 def _differing_part(run_a: Run, run_b: Run, step: int, a: Batch | None, b: Batch | None) -> str | None:

@@ -33,7 +33,8 @@ from retrain.report.parts import Heading, Part, Plot, Section, Table, Tiles, not
 FEWEST_SEEDS = 3  # of a point with an interval
 MISSING = 65535  # 16-bit code of a missing number
 MOST_POINTS, FEWEST_POINTS = 240, 60
-MOST_NUMBERS = 900_000  # of all curves together: 2.4 MB on the page
+# Of all curves together: 2.4 MB on the page.
+MOST_NUMBERS = 900_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,7 +159,8 @@ def _conditions(material: Material, field: str, curve: Curve, *, is_share: bool)
 def _constant(curves: Mapping[str, ConditionCurve]) -> float | None:
     ends = [(np.nanmin(each.band.low_P), np.nanmax(each.band.high_P)) for each in curves.values()]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    is_flat = high - low <= 1e-12 * max(1.0, abs(high))  # means of equal numbers differ by rounding
+    # Means of equal numbers differ by rounding.
+    is_flat = high - low <= 1e-12 * max(1.0, abs(high))
     spreads = (np.nanmax(y_P) - np.nanmin(y_P) > 1e-12 for each in curves.values() for _, y_P in each.seeds)
     return float(low) if is_flat and not any(spreads) else None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.version import __version__
 from retrain.text.command_options import html_option, json_option, run_argument, runs_argument
 
@@ -64,7 +64,8 @@ def report(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_js
         write_text(file, page.html)
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(Problem(where=str(file), what=what, fix="choose another file: --html FILE")) from error
+        fix = "choose another file: --html FILE"
+        raise ConfigError(Problem(code="report.unwritable", where=str(file), what=what, fix=fix)) from error
     size = len(page.html.encode("utf-8"))
     if as_json:
         compared = study.comparisons if study else ()
@@ -103,14 +104,15 @@ def watch(run: Path, port: int, opens: bool) -> None:
     from retrain.verdicts.ledger.looks import InterimLooks
 
     if not is_run(run) and read_campaign(run) is None:
-        fix = "name the folder of a run or campaign: `retrain status` lists them"
-        raise ConfigError(Problem(where=str(run), what="there is no run here, and no campaign", fix=fix))
+        what, fix = "there is no run here, and no campaign", "name the folder of one: `retrain status` lists them"
+        raise ConfigError(Problem(code="run.not-found", where=str(run), what=what, fix=fix))
     interim = InterimLooks("watch", partial(click.echo, err=True))
     interim.at([run])
     try:
         server = WatchServer(run, port, on_look=interim.of)
     except OSError as error:
-        raise click.ClickException(f"port {port} cannot be used: {error.strerror or error}") from error
+        what = f"port {port} cannot be used: {error.strerror or error}"
+        raise RetrainError(Problem(code="report.port-unusable", what=what, fix="choose another: --port N")) from error
     try:
         with server:
             click.echo(f"{server.url}\nThe page follows {run} until Ctrl-C.")

@@ -17,7 +17,8 @@ from retrain.text.terminal_text import printable
 
 GAMMA = 0.6  # keeps completions with little credit visible next to others with much
 FLOOR = 0.25  # keeps the weakest token of a completion visible
-OUTLIERS_AT = (2, 98)  # percent: a few extreme tokens must not wash out the others
+# Percent: a few extreme tokens must not wash out the others.
+OUTLIERS_AT = (2, 98)
 EVEN = 1e-6  # shares closer than this count as equal
 LARGEST = 10  # tokens that the page links to
 Place = tuple[int, int, int, int]  # group, index, flow, token

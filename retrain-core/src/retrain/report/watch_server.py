@@ -33,7 +33,8 @@ POLICY = f"{CLOSED}; connect-src 'self'"  # its script connects to this server o
 HEADS = ("run", "state", "step", "correct", "held out", "left")
 KINDS = {"running": "live", "stale": "live", "done": "ended", "not started": "open", "not needed": "open"}
 LOOPBACK = "127.0.0.1"
-TOKEN_BYTES = 18  # 144 bits: the address cannot be guessed
+# 144 bits: the address cannot be guessed.
+TOKEN_BYTES = 18
 EVERY_S = 2.0  # between two requests of the page while the run continues
 HEADERS = {
     "Cache-Control": "no-store",
@@ -97,8 +98,10 @@ class WatchServer(Server):
     def _respond(self, request: Request) -> Response:
         """Answer with the page or its data, or 404 without the token; in a thread, since it reads files."""
         token, _, what = request.path_params["path"].partition("/")
-        is_here = request.headers.get("host") in self.hosts  # another site's name may resolve to this machine
+        # Another site's name may resolve to this machine.
+        is_here = request.headers.get("host") in self.hosts
         found: Page | Mapping[str, Any] | None = None
+        # Constant time: how long a refusal takes says nothing about the token.
         if is_here and secrets.compare_digest(token.encode(), self.token.encode()):
             found = self.answer(what, dict(request.query_params))
         if found is None:

@@ -114,7 +114,8 @@ def _item(sample: Card, correct_above: float) -> dict[str, Any]:
 
 LOOK_BYTES = 16 << 20  # the most that one look reads; a long record takes several looks
 MOST_ROWS = 4_000  # kept; of a longer record every second row is dropped, repeatedly
-SEAM_BYTES = 256  # read again before the new part: a resumed run may have rewound the file and extended it since
+# Read again before the new part: a resumed run may have rewound the file and extended it since.
+SEAM_BYTES = 256
 Row = Mapping[str, float]
 
 
@@ -153,6 +154,7 @@ class Tail:
                 info = os.fstat(stream.fileno())
                 identity = info.st_dev, info.st_ino
                 stream.seek(self._offset - len(self._seam))
+                # The size does not show a rewind: the file may have grown past the old end.
                 is_continued = info.st_size >= self._offset and stream.read(len(self._seam)) == self._seam
                 if identity != self._identity or not is_continued:
                     self._identity = identity

@@ -16,8 +16,10 @@ from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_unchanged, fail
 from retrain.testing.subjects import Sampled, Subject, batch_of, open_subject, requests, sampled
 
-MAX_GAP = 1e-4  # nats between sampler and trainer on the policy that was sampled from
-SAME_GAP = 1e-5  # nats between log-probabilities of an unchanged policy: batches round differently
+# Nats between sampler and trainer on the policy that was sampled from.
+MAX_GAP = 1e-4
+# Nats between log-probabilities of an unchanged policy: batches round differently.
+SAME_GAP = 1e-5
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)
 TEMPERATURES = (1.0, 2.0, 4.0)
 STEPS = 4
@@ -62,12 +64,9 @@ def reports_what_it_did(bench: Bench) -> None:
             continue
         if isinstance(value, str | tuple):  # the run joins these of a step of several updates
             continue
-        expect(
-            value is not None and math.isfinite(value),
-            f"{field.name} is {value!r}",
-            why="it is a field of metrics.jsonl",
-            fix="raise NonFiniteError, before the optimizer steps, when a number is not finite",
-        )
+        why = "it is a field of metrics.jsonl"
+        fix = "raise NonFiniteError, before the optimizer steps, when a number is not finite"
+        expect(value is not None and math.isfinite(value), f"{field.name} is {value!r}", why=why, fix=fix)
     expect(
         report.num_tokens == batch.num_actions,
         f"num_tokens is {report.num_tokens}, the batch has {batch.num_actions} action tokens",
@@ -227,11 +226,9 @@ def refuses_numbers_that_are_not_finite(bench: Bench) -> None:
                 subject.part.train(replace(good, rows=(*good.rows[:-1], replace(row, **spoilt))))
             except BackendError:
                 continue
-            fail(
-                f"train took {field} with {value}",
-                why="one NaN in the weights is the end of the run",
-                fix="raise retrain.api.NonFiniteError before anything has changed",
-            )
+            why = "one NaN in the weights is the end of the run"
+            fix = "raise retrain.api.NonFiniteError before anything has changed"
+            fail(f"train took {field} with {value}", why=why, fix=fix)
     expect(
         subject.part.publish() == version,
         f"the version is {subject.part.publish()} after refused steps, it was {version}",
@@ -265,11 +262,8 @@ def _choice(subject: Subject, asked: list[SampleRequest]) -> tuple[SamplingParam
         counts = Counter(int(sample.tokens_T[0]) for sample in subject.sample(asked, params)[0])
         if len(counts) > 1:
             return params, counts.most_common()[1][0]
-    fail(
-        f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}",
-        why="nothing can be learnt without variety",
-        fix="sample with the seeds of the request",
-    )
+    why, fix = "nothing can be learnt without variety", "sample with the seeds of the request"
+    fail(f"{SEEDS} seeds sampled the same token, even at temperature {TEMPERATURES[-1]:g}", why=why, fix=fix)
 
 
 def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
@@ -277,12 +271,7 @@ def _log_probability(samples: list[list[Sample]], token: int) -> float | None:
 
 
 def _trained(
-    bench: Bench,
-    subject: Subject,
-    *,
-    credit: float | None = 1.0,
-    temperature: float = 1.0,
-    lr: float | None = None,
+    bench: Bench, subject: Subject, *, credit: float | None = 1.0, temperature: float = 1.0, lr: float | None = None
 ) -> tuple[TrainBatch, TrainReport]:
     """Train a step on completions of the policy; None credits +1 and -1 in turn, on an even number of tokens."""
     asked = requests(bench)

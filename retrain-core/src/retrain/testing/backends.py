@@ -52,23 +52,16 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
     resumed = backend_subject(bench)
     resumed.part.load(folder)
     version, wanted = resumed.part.publish(), subject.part.publish()
-    expect(
-        version == wanted,
-        f"the version is {version} after load, it was {wanted} at save",
-        why="it counts the optimizer steps in the policy",
-        fix="save and load the count",
-    )
+    why, fix = "it counts the optimizer steps in the policy", "save and load the count"
+    expect(version == wanted, f"the version is {version} after load, it was {wanted} at save", why=why, fix=fix)
     if found.determinism is Determinism.NONE:
         return
     count = 2 if found.checkpoint_resume_mode is CheckpointMode.EXACT else 0
     for step in range(1, 1 + count):
         one, two = _step(bench, subject, step), _step(bench, resumed, step)
-        expect(
-            one == two,
-            f"step {step} after a resume differs from the uninterrupted one",
-            why="checkpoint_resume_mode is declared as exact",
-            fix="save the optimizer's moments and its step count with the adapter; or declare adapter_only",
-        )
+        why = "checkpoint_resume_mode is declared as exact"
+        fix = "save the optimizer's moments and its step count with the adapter; or declare adapter_only"
+        expect(one == two, f"step {step} after a resume differs from the uninterrupted one", why=why, fix=fix)
     expect(
         sampled(bench, subject) == sampled(bench, resumed),
         "other completions after save and load",
@@ -152,12 +145,8 @@ def _expect_peft_files(folder: Path) -> None:
 def declares_its_capabilities(bench: Bench) -> None:
     """The traits of its registration equal the `capabilities` of the object and are consistent."""
     found: Any = backend_subject(bench).capabilities
-    expect(
-        isinstance(found, Capabilities),
-        f"capabilities is {type(found).__name__}",
-        why="the kernel reads them before it samples",
-        fix="set capabilities = Capabilities(...) on the class",
-    )
+    why, fix = "the kernel reads them before it samples", "set capabilities = Capabilities(...) on the class"
+    expect(isinstance(found, Capabilities), f"capabilities is {type(found).__name__}", why=why, fix=fix)
     can_resume = found.checkpoint_resume_mode is not CheckpointMode.UNSUPPORTED
     expect(
         found.supports_checkpoint_resume == can_resume,
@@ -189,8 +178,6 @@ def is_closed_for_good(bench: Bench) -> None:
             call()
         except BackendError:
             continue
-        fail(
-            f"{name} works after close",
-            why="code that uses a closed backend would train something that is never saved",
-            fix='raise BackendError("the backend is closed")',
-        )
+        why = "code that uses a closed backend would train something that is never saved"
+        fix = 'raise BackendError("the backend is closed")'
+        fail(f"{name} works after close", why=why, fix=fix)

@@ -47,26 +47,29 @@ class Check:
     def __call__(self) -> None:
         """Resolve, configure and build the part as a run would, and test it."""
         __tracebackhide__ = True  # pytest then shows the message, not this frame
-        where = f"{self.kind} {self.subject!r}, check {self.name}"
+        where, why = f"{self.kind} {self.subject!r}, check {self.name}", self.purpose
         try:
             with _current_folder_on_path(), ExitStack() as exits:
                 self.run(Bench(kind=self.kind, name=self.subject, given=self.config, exits=exits))
         except ConformanceError as error:
             raise ConformanceError(replace(error.problem, where=where)) from error.__cause__
         except RetrainError as error:
-            fixes = [problem.fix for problem in error.problems if problem.fix]
             what = "; ".join(str(replace(problem, fix="")).replace("\n    ", " ") for problem in error.problems)
-            raise ConformanceError(Problem(where=where, what=what, why=self.purpose, fix="; ".join(fixes))) from error
+            fix = "; ".join(problem.fix for problem in error.problems if problem.fix)
+            raise ConformanceError(
+                Problem(code="conformance.refused", where=where, what=what, why=why, fix=fix)
+            ) from error
         except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error} (raised in {_place(error)})"
+            fix = "make this call succeed, or raise a RetrainError"
             raise ConformanceError(
-                Problem(where=where, what=what, why=self.purpose, fix="make this call succeed, or raise a RetrainError")
+                Problem(code="conformance.raised", where=where, what=what, why=why, fix=fix)
             ) from error
 
 
 def fail(what: str, *, why: str, fix: str) -> NoReturn:
     """Raise ConformanceError: the fault of the part, why it breaks a run, and the smallest change that repairs it."""
-    raise ConformanceError(Problem(what=what, why=why, fix=fix))
+    raise ConformanceError(Problem(code="conformance.broken-promise", what=what, why=why, fix=fix))
 
 
 def expect(is_kept: object, what: str, *, why: str, fix: str) -> None:
@@ -117,12 +120,9 @@ def resumed(bench: Bench, part: Any, given: Sequence[Any] = ()) -> Any:
 
 
 def expect_same(went_on: Any, after: Any, *, what: str) -> None:
-    expect(
-        went_on == after,
-        f"{what}: {went_on!r:.300} without a resume, {after!r:.300} after one",
-        why="a resumed run must equal the run that was never interrupted",
-        fix="put all that the part remembers into state(), and take it back in restore()",
-    )
+    why = "a resumed run must equal the run that was never interrupted"
+    fix = "put all that the part remembers into state(), and take it back in restore()"
+    expect(went_on == after, f"{what}: {went_on!r:.300} without a resume, {after!r:.300} after one", why=why, fix=fix)
 
 
 def expect_plain_metrics(metrics: Any, *, allows_text: bool) -> None:

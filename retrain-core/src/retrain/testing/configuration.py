@@ -35,11 +35,9 @@ def is_a_strict_model(bench: Bench) -> None:
         model.model_validate({UNKNOWN_KEY: 1})
     except ValidationError:
         return
-    fail(
-        f"{model.__name__} accepts the unknown key {UNKNOWN_KEY!r}",
-        why="a misspelt key would be ignored, and two runs that should differ would be the same",
-        fix="derive it from retrain.api.Table",
-    )
+    why = "a misspelt key would be ignored, and two runs that should differ would be the same"
+    fix = "derive it from retrain.api.Table"
+    fail(f"{model.__name__} accepts the unknown key {UNKNOWN_KEY!r}", why=why, fix=fix)
 
 
 def has_defaults(bench: Bench) -> None:
@@ -59,12 +57,9 @@ def explains_its_keys(bench: Bench) -> None:
     """Every key has a description."""
     traits = bench.found.traits if isinstance(bench.found.traits, TableTraits) else TableTraits()
     bare = [key.path for key in keys_of(bench.name, _model(bench), traits) if not key.description.strip()]
-    expect(
-        not bare,
-        f"no description of {', '.join(bare)}",
-        why="`retrain explain --keys`, the manual, the schema and error messages show it",
-        fix='write retrain.api.key(default, "description")',
-    )
+    why = "`retrain explain --keys`, the manual, the schema and error messages show it"
+    fix = 'write retrain.api.key(default, "description")'
+    expect(not bare, f"no description of {', '.join(bare)}", why=why, fix=fix)
 
 
 def has_flags_of_its_own(bench: Bench) -> None:
@@ -82,12 +77,8 @@ def has_flags_of_its_own(bench: Bench) -> None:
 
 def _model(bench: Bench) -> type[BaseModel]:
     model: Any = bench.found.target
-    expect(
-        isinstance(model, type) and issubclass(model, BaseModel),
-        f"the factory is {model!r:.100}",
-        why="the table is read through it",
-        fix="register a subclass of retrain.api.Table",
-    )
+    why, fix = "the table is read through it", "register a subclass of retrain.api.Table"
+    expect(isinstance(model, type) and issubclass(model, BaseModel), f"the factory is {model!r:.100}", why=why, fix=fix)
     return model  # type: ignore[no-any-return]
 
 
@@ -111,12 +102,8 @@ def says_where_its_values_come_from(bench: Bench) -> None:
     """`retrain explain` shows each of its values with the recipe as its origin."""
     config = _with_recipe(bench)
     for path in _recipe(bench).values:
-        expect(
-            config.origin(path).layer is Layer.RECIPE,
-            f"{path} comes from {config.origin(path)}",
-            why="a user must see which values the recipe chose",
-            fix="register a mapping of table.key to value",
-        )
+        why, fix = "a user must see which values the recipe chose", "register a mapping of table.key to value"
+        expect(config.origin(path).layer is Layer.RECIPE, f"{path} comes from {config.origin(path)}", why=why, fix=fix)
 
 
 def gives_way_to_the_user(bench: Bench) -> None:
@@ -164,12 +151,8 @@ def runs_again_from_its_records(bench: Bench) -> None:
 
 def _recipe(bench: Bench) -> Recipe:
     recipe = find_recipe(bench.plugins, bench.name, where="conformance()", search_paths=["plugins"])
-    expect(
-        recipe.values,
-        "it sets no key",
-        why="a run would carry its name and be the default one",
-        fix="set at least one key",
-    )
+    why, fix = "a run would carry its name and be the default one", "set at least one key"
+    expect(recipe.values, "it sets no key", why=why, fix=fix)
     return recipe
 
 
@@ -181,12 +164,7 @@ def _with_recipe(bench: Bench, **more: Mapping[str, Any]) -> Config:
     return config
 
 
-RECIPE = (
-    is_a_valid_configuration,
-    says_where_its_values_come_from,
-    gives_way_to_the_user,
-    runs_again_from_its_records,
-)
+RECIPE = (is_a_valid_configuration, says_where_its_values_come_from, gives_way_to_the_user, runs_again_from_its_records)
 
 
 def is_toml(bench: Bench) -> None:
@@ -210,23 +188,15 @@ def is_a_valid_template(bench: Bench) -> None:
 
 def has_comments(bench: Bench) -> None:
     """It has comments, because users read a template before they change it."""
-    expect(
-        any("#" in line for line in _text(bench).splitlines()),
-        "it has no comment",
-        why="a new user learns the keys from it",
-        fix="explain in a comment the keys that a user would change first",
-    )
+    why, fix = "a new user learns the keys from it", "explain in a comment the keys that a user would change first"
+    expect(any("#" in line for line in _text(bench).splitlines()), "it has no comment", why=why, fix=fix)
 
 
 def _text(bench: Bench) -> str:
     target = bench.found.target
     text = target() if callable(target) else target
-    expect(
-        isinstance(text, str) and text.strip(),
-        f"it is {text!r:.100}",
-        why="`retrain init --template NAME` writes it to a file",
-        fix="register the text of a TOML file",
-    )
+    why, fix = "`retrain init --template NAME` writes it to a file", "register the text of a TOML file"
+    expect(isinstance(text, str) and text.strip(), f"it is {text!r:.100}", why=why, fix=fix)
     return str(text)
 
 
@@ -236,12 +206,9 @@ TEMPLATE = (is_toml, is_a_valid_template, has_comments)
 def is_a_click_command(bench: Bench) -> None:
     """The factory is a `click.Command`."""
     command = bench.found.target
-    expect(
-        isinstance(command, click.Command),
-        f"the factory is {type(command).__name__}",
-        why="`retrain NAME ...` hands the arguments to it",
-        fix="decorate the function with @click.command() and register it, not its result",
-    )
+    why = "`retrain NAME ...` hands the arguments to it"
+    fix = "decorate the function with @click.command() and register it, not its result"
+    expect(isinstance(command, click.Command), f"the factory is {type(command).__name__}", why=why, fix=fix)
 
 
 def explains_itself(bench: Bench) -> None:
@@ -262,12 +229,8 @@ def documents_its_options(bench: Bench) -> None:
         for option in bench.found.target.params
         if isinstance(option, click.Option) and not option.hidden and not (option.help or "").strip()
     ]
-    expect(
-        not bare,
-        f"no help for {', '.join(bare)}",
-        why="`--help` and the manual show it",
-        fix='give click.option(..., help="...")',
-    )
+    why, fix = "`--help` and the manual show it", 'give click.option(..., help="...")'
+    expect(not bare, f"no help for {', '.join(bare)}", why=why, fix=fix)
 
 
 def refuses_unknown_flags(bench: Bench) -> None:
@@ -277,12 +240,8 @@ def refuses_unknown_flags(bench: Bench) -> None:
     if isinstance(command, click.Group) or passes_on:
         return
     outcome = _invoke(bench, UNKNOWN_FLAG)
-    expect(
-        outcome.exit_code == EXIT_USAGE,
-        f"{UNKNOWN_FLAG} ended with {outcome.exit_code}",
-        why="a misspelt flag must not be ignored",
-        fix="let click parse the arguments",
-    )
+    why, fix = "a misspelt flag must not be ignored", "let click parse the arguments"
+    expect(outcome.exit_code == EXIT_USAGE, f"{UNKNOWN_FLAG} ended with {outcome.exit_code}", why=why, fix=fix)
 
 
 def _invoke(bench: Bench, argument: str) -> Result:

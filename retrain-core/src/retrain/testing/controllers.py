@@ -28,24 +28,17 @@ def changes_only_when_it_observes(bench: Bench) -> None:
     controller = bench.build()
     for step, view in enumerate(_views()[:RESUME_AT]):
         first, again = _value(controller, step), _value(controller, step)
-        expect(
-            first == again,
-            f"value({step}) is {first}, then {again}",
-            why="a step that is retried, for example with fewer prompts, calls it again",
-            fix="change state in observe() only",
-        )
+        why = "a step that is retried, for example with fewer prompts, calls it again"
+        fix = "change state in observe() only"
+        expect(first == again, f"value({step}) is {first}, then {again}", why=why, fix=fix)
         controller.observe(view)
 
 
 def repeats_its_schedule(bench: Bench) -> None:
     """A second instance returns the same numbers."""
     first, again = (_run(bench.build(), 0, STEPS) for _ in range(2))
-    expect(
-        first == again,
-        "two runs with the same observations got different numbers",
-        why="one seed is one run",
-        fix="use no randomness but context.seeds, and no clock",
-    )
+    why, fix = "one seed is one run", "use no randomness but context.seeds, and no clock"
+    expect(first == again, "two runs with the same observations got different numbers", why=why, fix=fix)
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:
@@ -82,12 +75,8 @@ def _views() -> list[ControllerView]:
 
 def _value(controller: Any, step: int) -> float:
     value = controller.value(step)
-    expect(
-        number(value) is not None and 0 <= value <= 1,
-        f"value({step}) is {value!r}",
-        why="it is lambda, the strength with which credit is pooled",
-        fix="return a float in [0, 1]",
-    )
+    why, fix = "it is lambda, the strength with which credit is pooled", "return a float in [0, 1]"
+    expect(number(value) is not None and 0 <= value <= 1, f"value({step}) is {value!r}", why=why, fix=fix)
     return float(value)
 
 

@@ -17,14 +17,7 @@ from retrain.kernel.errors import PluginError
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats, GroupStatus, Kind, Mask, Tokens, group_status
 from retrain.testing.bench import Bench
-from retrain.testing.check import (
-    expect,
-    expect_plain_metrics,
-    expect_plain_state,
-    expect_same,
-    expect_unchanged,
-    fail,
-)
+from retrain.testing.check import expect, expect_plain_metrics, expect_plain_state, expect_same, expect_unchanged, fail
 from retrain.testing.toys import LAMBDAS, groups, reordered, rewarded_steps, scored_groups
 
 STEPS, RESUME_AT = 6, 3

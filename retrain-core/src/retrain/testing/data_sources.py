@@ -58,12 +58,8 @@ def can_be_put_to_the_model(bench: Bench) -> None:
             )
     encoded = encode_prompts(examples, bench.tokenizer, bench.config)
     for example, tokens_T in zip(examples, encoded, strict=True):
-        expect(
-            len(tokens_T) > 0,
-            f"the prompt of example {example.id!r} has no tokens",
-            why="there is nothing to answer",
-            fix="omit such examples from load() and say so in its notes",
-        )
+        why, fix = "there is nothing to answer", "omit such examples from load() and say so in its notes"
+        expect(len(tokens_T) > 0, f"the prompt of example {example.id!r} has no tokens", why=why, fix=fix)
 
 
 def brings_a_sound_verifier(bench: Bench) -> None:
@@ -77,18 +73,10 @@ def brings_a_sound_verifier(bench: Bench) -> None:
 
 
 def expect_examples(data: Any) -> None:
-    expect(
-        isinstance(data, LoadedData),
-        f"load() returned {type(data).__name__}",
-        why="a run reads .examples, .notes and .reward",
-        fix="return retrain.api.LoadedData(examples=tuple(...))",
-    )
-    expect(
-        len(data.examples) > 0,
-        "load() returned no examples",
-        why="there is nothing to train on",
-        fix="return one or more",
-    )
+    why, fix = "a run reads .examples, .notes and .reward", "return retrain.api.LoadedData(examples=tuple(...))"
+    expect(isinstance(data, LoadedData), f"load() returned {type(data).__name__}", why=why, fix=fix)
+    why, fix = "there is nothing to train on", "return one or more"
+    expect(len(data.examples) > 0, "load() returned no examples", why=why, fix=fix)
     for example in data.examples:
         expect(
             isinstance(example, Example) and isinstance(example.reference, str),
@@ -101,12 +89,9 @@ def expect_examples(data: Any) -> None:
 def expect_unique_ids(data: LoadedData) -> None:
     counts = Counter(example.id for example in data.examples)
     bad = [name for name, count in counts.items() if count > 1 or not isinstance(name, str) or not name]
-    expect(
-        not bad,
-        f"{len(bad)} ids are shared by several examples, empty, or not text: {bad[:3]}",
-        why="held-out splits, comparisons and the records of a run go by the id",
-        fix="derive the id from the task's content, for example with a hash",
-    )
+    why = "held-out splits, comparisons and the records of a run go by the id"
+    fix = "derive the id from the task's content, for example with a hash"
+    expect(not bad, f"{len(bad)} ids are shared by several examples, empty, or not text: {bad[:3]}", why=why, fix=fix)
 
 
 def expect_plain_examples(examples: tuple[Example, ...]) -> None:

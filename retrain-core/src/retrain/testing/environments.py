@@ -136,12 +136,9 @@ def _play(
 def _expect_results(played: tuple[Any, Sequence[EpisodeResult]], count: int, *, failures: bool = False) -> None:
     """Expect one valid result per episode; a failed score only if `failures` are acceptable."""
     _, results = played
-    expect(
-        len(results) == count,
-        f"results() returned {len(results)} results for {count} episodes",
-        why="a result belongs to the episode with its number",
-        fix="return one EpisodeResult for every example that reset() was given, in that order",
-    )
+    why = "a result belongs to the episode with its number"
+    fix = "return one EpisodeResult for every example that reset() was given, in that order"
+    expect(len(results) == count, f"results() returned {len(results)} results for {count} episodes", why=why, fix=fix)
     for number, result in enumerate(results):
         score = None
         if isinstance(result, EpisodeResult):

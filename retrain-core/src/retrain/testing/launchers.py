@@ -17,7 +17,8 @@ from retrain.kernel.errors import BackendError
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 
-WAIT_S = 60.0  # generous: a scheduler or a loaded machine takes its time to start a process
+# Generous: a scheduler or a loaded machine takes its time to start a process.
+WAIT_S = 60.0
 PAUSE_S = 0.02
 CODE = 3
 TELLS = "import os, sys; print(os.environ['GREETING'], os.getcwd()); print('careful', file=sys.stderr); sys.exit(3)"
@@ -39,12 +40,9 @@ def runs_a_process_to_its_end(bench: Bench) -> None:
     """`start` returns at once; `poll` returns None while the process runs and its exit code after that."""
     job = _job(bench, TELLS)
     code = _ended(_launcher(bench).start(job))
-    expect(
-        code == CODE,
-        f"a process that exited with {CODE} ended as {code!r}",
-        why="by the exit code a campaign distinguishes runs that are done, have failed or can be resumed",
-        fix="pass the exit code of the process on in poll()",
-    )
+    why = "by the exit code a campaign distinguishes runs that are done, have failed or can be resumed"
+    fix = "pass the exit code of the process on in poll()"
+    expect(code == CODE, f"a process that exited with {CODE} ended as {code!r}", why=why, fix=fix)
 
 
 def gives_it_environment_folder_and_logs(bench: Bench) -> None:
@@ -60,12 +58,8 @@ def gives_it_environment_folder_and_logs(bench: Bench) -> None:
         why="a run needs its own settings and finds its data in cwd; logs of earlier attempts must stay readable",
         fix="pass environ over os.environ and cwd to the process, and open the logs for appending",
     )
-    expect(
-        err.count("careful") == 2,
-        f"stderr.log holds {err!r:.300}",
-        why="the reason of a failed run is read from it",
-        fix="append the process's stderr to <folder>/stderr.log",
-    )
+    why, fix = "the reason of a failed run is read from it", "append the process's stderr to <folder>/stderr.log"
+    expect(err.count("careful") == 2, f"stderr.log holds {err!r:.300}", why=why, fix=fix)
 
 
 def asks_it_to_stop(bench: Bench) -> None:
@@ -73,20 +67,13 @@ def asks_it_to_stop(bench: Bench) -> None:
     job = _job(bench, STOPS)
     running = _launcher(bench).start(job)
     _wait_for(lambda: "up" in _text(job.folder / "stdout.log"), "the process to print")
-    expect(
-        running.poll() is None,
-        "poll() is not None while the process runs",
-        why="a campaign would move on",
-        fix="return None",
-    )
+    why, fix = "a campaign would move on", "return None"
+    expect(running.poll() is None, "poll() is not None while the process runs", why=why, fix=fix)
     running.stop()
     code = _ended(running)
-    expect(
-        code == 75,
-        f"a process that answers SIGTERM with exit code 75 ended as {code!r}",
-        why="75 means that the state is saved and the run can be resumed",
-        fix="send SIGTERM to the process itself in stop(), and wait for it in poll()",
-    )
+    why = "75 means that the state is saved and the run can be resumed"
+    fix = "send SIGTERM to the process itself in stop(), and wait for it in poll()"
+    expect(code == 75, f"a process that answers SIGTERM with exit code 75 ended as {code!r}", why=why, fix=fix)
     running.stop()
 
 
@@ -98,12 +85,8 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
     child = int(_text(job.folder / "stdout.log").split()[1])
     running.kill()
     code = _ended(running)
-    expect(
-        isinstance(code, int) and code != 0,
-        f"a killed process ended as {code!r}",
-        why="0 would mean that the run is done",
-        fix="return the negative number of the signal",
-    )
+    why, fix = "0 would mean that the run is done", "return the negative number of the signal"
+    expect(isinstance(code, int) and code != 0, f"a killed process ended as {code!r}", why=why, fix=fix)
     running.kill()
     if running.pid is None:  # it runs on another machine
         return
@@ -123,12 +106,8 @@ def runs_several_at_a_time(bench: Bench) -> None:
     expect(
         _ended(ending) == CODE, "the second job did not end by itself", why="runs are side by side", fix="start each"
     )
-    expect(
-        "careful" in _text(quick.folder / "stderr.log"),
-        "its logs are missing",
-        why="runs are apart",
-        fix="use job.folder",
-    )
+    why, fix = "runs are apart", "use job.folder"
+    expect("careful" in _text(quick.folder / "stderr.log"), "its logs are missing", why=why, fix=fix)
     waiting.kill()
     _ended(waiting)
 
@@ -173,12 +152,8 @@ def _ended(running: Any) -> Any:
         running.kill()
         raise
     again = running.poll()
-    expect(
-        again == code,
-        f"poll() returned {code!r}, then {again!r}",
-        why="a campaign may call it more than once",
-        fix="keep the code",
-    )
+    why, fix = "a campaign may call it more than once", "keep the code"
+    expect(again == code, f"poll() returned {code!r}, then {again!r}", why=why, fix=fix)
     return code
 
 
@@ -186,12 +161,9 @@ def _wait_for(value: Callable[[], Any], what: str) -> Any:
     """Return the value once it is neither None nor False."""
     end = time.monotonic() + WAIT_S
     while (found := value()) is None or found is False:
-        expect(
-            time.monotonic() < end,
-            f"waited {WAIT_S:g} s for {what}",
-            why="a campaign would wait forever",
-            fix="let start() start the process at once, and stop() and kill() reach it",
-        )
+        why = "a campaign would wait forever"
+        fix = "let start() start the process at once, and stop() and kill() reach it"
+        expect(time.monotonic() < end, f"waited {WAIT_S:g} s for {what}", why=why, fix=fix)
         time.sleep(PAUSE_S)
     return found
 

@@ -19,7 +19,8 @@ from retrain.testing.check import expect, fail
 LENGTHS = (1, 4, 2, 5)  # action tokens of each row
 CUTS = (((0,), (1,), (2,), (3,)), ((3, 1), (0, 2)), ((2,), (0, 1, 3)))
 REL = 1e-6  # sums in another order round differently
-STEP, SLOPE_REL = 1e-6, 1e-4  # of finite differences: their error is about 1e-16 / STEP from rounding, plus STEP
+# Of finite differences: their error is about 1e-16 / STEP from rounding, plus STEP.
+STEP, SLOPE_REL = 1e-6, 1e-4
 EXTREMES = {
     "the policy of sampling": (0.0, 1.0),
     "advantages of 0": (0.3, 0.0),
@@ -33,12 +34,9 @@ EXTREMES = {
 def names_its_backends(bench: Bench) -> None:
     """It says which backends apply it, and a configuration with it is accepted."""
     entries, traits = bench.plugins.find(Kind.LOSS, bench.name), bench.found.traits
-    expect(
-        not entries or isinstance(traits, LossTraits),
-        f"its traits are {traits!r}",
-        why="no run can choose it, since no backend is known to apply it",
-        fix='register it with traits=LossTraits(backends=frozenset({"local"}))',
-    )
+    why = "no run can choose it, since no backend is known to apply it"
+    fix = 'register it with traits=LossTraits(backends=frozenset({"local"}))'
+    expect(not entries or isinstance(traits, LossTraits), f"its traits are {traits!r}", why=why, fix=fix)
     problems = check_loss(_config(bench), bench.plugins)
     what = "; ".join(problem.what for problem in problems)
     expect(not problems, f"a configuration with it is refused: {what}", why="no run can choose it", fix="repair that")
@@ -176,23 +174,14 @@ def _value(
     name = config.backend.backend
     found: LossValue | None = bench.plugins.call_backend("evaluate_loss", config, bench.plugins, trial, backend=name)
     if found is None:
-        fail(
-            f"backend {name!r} cannot evaluate a loss by itself",
-            why="without that the loss cannot be tried before a run",
-            fix="give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)",
-        )
+        why = "without that the loss cannot be tried before a run"
+        fix = "give the backend's PluginSpec functions=BackendFunctions(evaluate_loss=...)"
+        fail(f"backend {name!r} cannot evaluate a loss by itself", why=why, fix=fix)
     return found
 
 
 def _slopes(
-    bench: Bench,
-    config: Config,
-    batch: TrainBatch,
-    logprobs: Sequence[Floats],
-    *,
-    row: int,
-    place: int,
-    stops: bool,
+    bench: Bench, config: Config, batch: TrainBatch, logprobs: Sequence[Floats], *, row: int, place: int, stops: bool
 ) -> list[float]:
     """Return the central difference quotient and the one-sided ones: at a kink, one of these is the gradient.
 

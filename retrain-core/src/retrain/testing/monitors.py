@@ -47,12 +47,8 @@ def leaves_lines_alone(bench: Bench) -> None:
 def repeats_its_findings(bench: Bench) -> None:
     """A second instance finds the same in the same lines."""
     first, again = ([_observe(m, line) for line in collapsing()] for m in (bench.build(), bench.build()))
-    expect(
-        first == again,
-        "two monitors found different things in the same lines",
-        why="findings must depend only on the lines",
-        fix="use no clock, no randomness and no state of the module",
-    )
+    why, fix = "findings must depend only on the lines", "use no clock, no randomness and no state of the module"
+    expect(first == again, "two monitors found different things in the same lines", why=why, fix=fix)
 
 
 def goes_on_after_a_resume(bench: Bench) -> None:

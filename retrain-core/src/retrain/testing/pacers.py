@@ -32,12 +32,9 @@ def changes_only_when_it_observes(bench: Bench) -> None:
     pacer = bench.build()
     for step in range(RESUME_AT):
         size, again = _size(pacer, step), _size(pacer, step)
-        expect(
-            size == again,
-            f"batch_size({step}) is {size}, then {again}",
-            why="a run calls it more than once, and samples as many prompts as the last call returned",
-            fix="change state in observe() only",
-        )
+        why = "a run calls it more than once, and samples as many prompts as the last call returned"
+        fix = "change state in observe() only"
+        expect(size == again, f"batch_size({step}) is {size}, then {again}", why=why, fix=fix)
         pacer.observe(_view(bench, step, size))
 
 

@@ -32,11 +32,8 @@ def can_score(bench: Bench) -> None:
     try:
         inspect.signature(score).bind(None, "")  # type: ignore[arg-type]
     except TypeError as error:
-        fail(
-            f"score cannot be called as score(example, text): {error}",
-            why="a run passes exactly these two",
-            fix="make it score(self, example, text)",
-        )
+        why, fix = "a run passes exactly these two", "make it score(self, example, text)"
+        fail(f"score cannot be called as score(example, text): {error}", why=why, fix=fix)
 
 
 def works_in_the_process_of_a_run(bench: Bench) -> None:
@@ -87,12 +84,9 @@ def reports_finite_metrics(bench: Bench) -> None:
         return
     scores_of(bench, reward, [(examples_for(bench)[0], ANSWERS[0])])
     for name, value in reward.metrics().items():
-        expect(
-            number(value) is not None,
-            f"metrics() returned {name} = {value!r}",
-            why="the fields of metrics.jsonl are finite numbers; a run omits all of yours if one is not",
-            fix="omit a field that has no value yet",
-        )
+        why = "the fields of metrics.jsonl are finite numbers; a run omits all of yours if one is not"
+        fix = "omit a field that has no value yet"
+        expect(number(value) is not None, f"metrics() returned {name} = {value!r}", why=why, fix=fix)
 
 
 def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
@@ -112,12 +106,9 @@ def scores_of(bench: Bench, reward: Any, pairs: Pairs) -> list[Score]:
 def expect_sound(bench: Bench, reward: Any, pairs: Pairs, names: Sequence[str] = ()) -> None:
     for place, score in enumerate(scores_of(bench, reward, pairs)):
         shown = names[place] if names else repr(pairs[place][1])
-        expect(
-            score.outcome is not Outcome.FAILED,
-            f"scoring {shown} failed: {score.detail}",
-            why="a failed score leaves the completion out, and a run stops when too many fail",
-            fix="return 0.0 for a wrong answer, Score.no_verdict(reason) when it cannot be decided",
-        )
+        why = "a failed score leaves the completion out, and a run stops when too many fail"
+        fix = "return 0.0 for a wrong answer, Score.no_verdict(reason) when it cannot be decided"
+        expect(score.outcome is not Outcome.FAILED, f"scoring {shown} failed: {score.detail}", why=why, fix=fix)
 
 
 def expect_gold(bench: Bench, reward: Any, examples: Sequence[Example]) -> None:

@@ -25,12 +25,9 @@ def chooses_training_examples(bench: Bench) -> None:
         for request in _steps(min(size, COUNT)):
             ids = _ids(sampler, request)
             known = {example.id for example in EXAMPLES[:size]}
-            expect(
-                known.issuperset(ids),
-                f"it chose {[each for each in ids if each not in known]!r}",
-                why="another example may be held out for evaluation",
-                fix="choose the ids of the examples that the factory received",
-            )
+            why = "another example may be held out for evaluation"
+            fix = "choose the ids of the examples that the factory received"
+            expect(known.issuperset(ids), f"it chose {[each for each in ids if each not in known]!r}", why=why, fix=fix)
             _observe(sampler, request.step, ids)
 
 
@@ -60,12 +57,9 @@ def answers_the_same_when_asked_again(bench: Bench) -> None:
         first = _ids(sampler, request)
         _ids(sampler, replace(request, count=1))
         again = _ids(sampler, request)
-        expect(
-            first == again,
-            f"for step {request.step} it chose {first!r}, then {again!r}",
-            why="a step that ran out of memory or was interrupted is chosen again, and must be the same step",
-            fix='change state in observe() only; draw from context.seeds.stream("sampler", step, cursor)',
-        )
+        why = "a step that ran out of memory or was interrupted is chosen again, and must be the same step"
+        fix = 'change state in observe() only; draw from context.seeds.stream("sampler", step, cursor)'
+        expect(first == again, f"for step {request.step} it chose {first!r}, then {again!r}", why=why, fix=fix)
         _observe(sampler, request.step, first)
 
 

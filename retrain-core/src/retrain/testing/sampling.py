@@ -34,24 +34,17 @@ def samples_one_completion_per_seed(bench: Bench) -> None:
             why="these very ids are trained on",
             fix="return the sampled ids as a one-dimensional integer array, the end-of-sequence token included",
         )
-        expect(
-            tokens_T.min() >= 0,
-            f"a token id is {tokens_T.min()}",
-            why="there is no such token",
-            fix="return ids of the vocabulary",
-        )
+        why, fix = "there is no such token", "return ids of the vocabulary"
+        expect(tokens_T.min() >= 0, f"a token id is {tokens_T.min()}", why=why, fix=fix)
 
 
 def gives_log_probabilities(bench: Bench) -> None:
     """`logprobs_T` are finite natural logarithms, none above zero, and not all zero."""
     samples = _flat(open_subject(bench).sample(requests(bench)))
     largest = max(float(np.max(sample.logprobs_T)) for sample in samples)
-    expect(
-        largest <= ROUNDING,
-        f"a log-probability is {largest:g}",
-        why="the ratio of trainer and sampler is exp of their difference",
-        fix="return the natural logarithm of the probability, under the distribution that was sampled from",
-    )
+    why = "the ratio of trainer and sampler is exp of their difference"
+    fix = "return the natural logarithm of the probability, under the distribution that was sampled from"
+    expect(largest <= ROUNDING, f"a log-probability is {largest:g}", why=why, fix=fix)
     expect(
         any(np.any(np.asarray(sample.logprobs_T) < 0) for sample in samples),
         "all log-probabilities are 0",
@@ -78,18 +71,11 @@ def ends_where_it_says(bench: Bench) -> None:
             ends.add(last)  # a model may have several
     for sample in samples:
         tokens, reason = [int(token) for token in sample.tokens_T], sample.stop_reason
-        expect(
-            reason in (StopReason.EOS, StopReason.LENGTH),
-            f"stop_reason is {reason!r}",
-            why="truncated answers are counted, and masks go by it",
-            fix="use retrain.api.StopReason.EOS or LENGTH",
-        )
-        expect(
-            not ends & set(tokens[:-1]),
-            f"tokens follow the end token: {tokens[-8:]}",
-            why="nothing exists after the end of a sequence; it would be trained",
-            fix="cut each completion after its first end token",
-        )
+        why, fix = "truncated answers are counted, and masks go by it", "use retrain.api.StopReason.EOS or LENGTH"
+        expect(reason in (StopReason.EOS, StopReason.LENGTH), f"stop_reason is {reason!r}", why=why, fix=fix)
+        why = "nothing exists after the end of a sequence; it would be trained"
+        fix = "cut each completion after its first end token"
+        expect(not ends & set(tokens[:-1]), f"tokens follow the end token: {tokens[-8:]}", why=why, fix=fix)
         expect(
             (reason is StopReason.EOS) == (tokens[-1] in ends),
             f"stop_reason is {reason.value!r}, and the last token is {tokens[-1]} (end tokens seen: {sorted(ends)})",
@@ -102,12 +88,8 @@ def cuts_at_max_tokens(bench: Bench) -> None:
     """With `max_tokens` = 1 each completion is one token, and truncated unless that is the end token."""
     subject = open_subject(bench)
     for sample in _flat(subject.sample(requests(bench), SamplingParams(max_tokens=1, temperature=1.0))):
-        expect(
-            len(sample.tokens_T) == 1,
-            f"{len(sample.tokens_T)} tokens with max_tokens = 1",
-            why="max_tokens bounds memory and time",
-            fix="count new tokens only, the end token included",
-        )
+        why, fix = "max_tokens bounds memory and time", "count new tokens only, the end token included"
+        expect(len(sample.tokens_T) == 1, f"{len(sample.tokens_T)} tokens with max_tokens = 1", why=why, fix=fix)
 
 
 def tells_the_policy_version(bench: Bench) -> None:

@@ -61,10 +61,7 @@ class Subject:
         return declared is not None and declared.provides_entropy
 
     def sample(
-        self,
-        requests: Sequence[SampleRequest],
-        params: SamplingParams | None = None,
-        deliver: Deliver | None = None,
+        self, requests: Sequence[SampleRequest], params: SamplingParams | None = None, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
         """Sample, with the checks that a run makes."""
         names = [f"request {number}" for number in range(len(requests))]

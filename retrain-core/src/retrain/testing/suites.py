@@ -59,7 +59,8 @@ def conformance(
     if text not in known:
         near = get_close_matches(text, known, n=1)
         fix = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(known)}"
-        raise ConfigError(Problem(where="conformance()", what=f"no kind of plugin is called {str(kind)!r}", fix=fix))
+        what = f"no kind of plugin is called {str(kind)!r}"
+        raise ConfigError(Problem(code="conformance.unknown-kind", where="conformance()", what=what, fix=fix))
     return tuple(
         Check(
             kind=Kind(text),
@@ -100,12 +101,9 @@ def says_what_it_is(bench: Bench) -> None:
     """It has a one-line summary for `retrain plugins`."""
     for entry in bench.plugins.find(bench.kind, bench.name):
         summary = entry.spec.summary
-        expect(
-            summary.strip() and "\n" not in summary.strip(),
-            f"its summary is {summary!r}",
-            why="`retrain plugins`, the manual and the completion of shells show this line",
-            fix="give PluginSpec(summary=...) one line of text",
-        )
+        why = "`retrain plugins`, the manual and the completion of shells show this line"
+        fix = "give PluginSpec(summary=...) one line of text"
+        expect(summary.strip() and "\n" not in summary.strip(), f"its summary is {summary!r}", why=why, fix=fix)
 
 
 def is_announced_without_heavy_imports(bench: Bench) -> None:

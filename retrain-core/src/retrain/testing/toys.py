@@ -74,7 +74,8 @@ def examples_for(bench: Bench) -> tuple[Example, ...]:
     found: tuple[Example, ...] = source.load().examples[:MAX_EXAMPLES]
     if not found:
         what = f"data source {config.data.source!r} gave no examples to try the reward on"
-        raise ConfigError(Problem(what=what, fix="give a `config` whose [data] source has examples"))
+        fix = "give a `config` whose [data] source has examples"
+        raise ConfigError(Problem(code="conformance.no-examples", what=what, fix=fix))
     return found
 
 

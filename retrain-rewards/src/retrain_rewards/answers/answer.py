@@ -14,8 +14,10 @@ from typing import Any
 from retrain_rewards.answers.units import dropped, objection_to_words
 from retrain_rewards.boxed import boxed
 
-TOLERANCE = 1e-3  # relative, beside math-verify's six decimals, which say nothing of numbers below them
-SMALL = 5e-4  # from here on the six decimals are the stricter bound
+# Relative. math-verify compares six decimals, and any two numbers below these are equal to it.
+TOLERANCE = 1e-3
+# From here on the six decimals are the stricter bound.
+SMALL = 5e-4
 CACHED = 4096
 MAX_PROMPT = 8000  # characters of a prompt, and
 MAX_EXPRESSIONS = 100  # expressions in it, that an answer is held against
@@ -220,6 +222,7 @@ def numbers_of(side: Any) -> list[Any]:
         found = [number for part in parts for number in numbers_of(part)]
         return sorted(found, key=lambda number: (number.real, number.imag))
     letters = sorted(side.free_symbols, key=str)
+    # Arbitrary distinct values: two formulas that agree there agree, up to chance.
     at = {letter: sympy.Rational(1234 + 711 * rank, 1000) for rank, letter in enumerate(letters)}
     try:
         return [mpmath.mpc(*map(mpmath.mpf, side.subs(at).doit().evalf(15).as_real_imag()))]
@@ -228,6 +231,7 @@ def numbers_of(side: Any) -> list[Any]:
 
 
 def _close(one: Any, other: Any) -> bool:
+    # The last factor lets a difference of exactly the tolerance pass, whatever rounding did to it.
     return bool(abs(one - other) <= TOLERANCE * max(abs(one), abs(other)) * (1 + 1e-9))
 
 

@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-MAX_LENGTH = 1000  # characters; the parser's time grows faster than the text
-MAX_DEPTH = 20  # nested brackets; math-verify needs seconds at 30 and gives up silently at 80
+# Characters; the parser's time grows faster than the text.
+MAX_LENGTH = 1000
+# Nested brackets; math-verify needs seconds at 30 and gives up silently at 80.
+MAX_DEPTH = 20
 MAX_DIGITS = 20_000
 SYMBOL = (1.0, 0.0)  # a letter or a command stays symbolic: only whole numbers are ever written out
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:[.,][0-9]+)*|\*\*|\S", re.DOTALL)

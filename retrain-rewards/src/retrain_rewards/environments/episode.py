@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from retrain.api import (
-    Action,
-    Example,
-    Message,
-    Observation,
-    Outcome,
-    Score,
-    StopReason,
-    parse_tool_calls,
-)
+from retrain.api import Action, Example, Message, Observation, Outcome, Score, StopReason, parse_tool_calls
 
 MODEL = "policy"  # the name under which environments know the model
 
@@ -88,6 +79,7 @@ class Episode:
         if self.max_turns is not None and self.turns >= self.max_turns:
             self.hit_turn_limit = True
             raise TurnLimitError(f"max_turns = {self.max_turns} turns are played")
+        # Plain copies: the observation crosses a process boundary, and some libraries pass their own classes.
         schemas = [json.loads(json.dumps(tool)) for tool in tools or ()]
         text = prompt if isinstance(prompt, str) else self._quoted(prompt)
         future: asyncio.Future[Action] = asyncio.get_running_loop().create_future()
@@ -196,7 +188,8 @@ def _plain_call(call: Any) -> dict[str, Any]:
     return {"id": str(call.get("id") or ""), "type": "function", "function": called}
 
 
-SHORTEST_TOKEN = 3  # characters; a shorter special token is ordinary text, such as a line break
+# Characters; a shorter special token is ordinary text, such as a line break.
+SHORTEST_TOKEN = 3
 _CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127))
 
 
@@ -215,6 +208,7 @@ class Cleaner:
     def of(cls, tokenizer: Any, max_chars: int) -> Cleaner:
         tokens: Sequence[str] = getattr(tokenizer, "all_special_tokens", ())
         found = {str(token) for token in tokens if len(str(token)) >= SHORTEST_TOKEN}
+        # Longest first: one token may begin another.
         return cls(special=tuple(sorted(found, key=len, reverse=True)), max_chars=max_chars)
 
     def __call__(self, text: str) -> str:
@@ -222,6 +216,7 @@ class Cleaner:
         left_out = len(text) - self.max_chars
         if left_out > 0:
             text = f"{text[: self.max_chars]}\n[{left_out} more characters]"
+        # Lone surrogates cannot be tokenized.
         text = text.encode("utf-8", "replace").decode("utf-8").translate(_CONTROLS)
         for token in self.special:
             text = text.replace(token, f"{token[0]} {token[1:]}")

@@ -24,9 +24,11 @@ from retrain.api import (
     install_line,
 )
 from retrain_rewards.environments.episode import Cleaner, Episode
+from retrain_rewards.faults import refused
 
 Result = TypeVar("Result")
-GRACE_S = 1.0  # for an episode that was cut to clean up after itself
+# For an episode that was cut to clean up after itself.
+GRACE_S = 1.0
 
 
 class EpisodeLoop:
@@ -45,9 +47,11 @@ class EpisodeLoop:
         self.episodes: list[Episode] = []
         self._play: Callable[[Episode], Awaitable[None]] | None = None
         self._loop = asyncio.new_event_loop()
+        # Before any episode: asyncio makes a plain one at the first call otherwise.
         self._loop.set_default_executor(_Executor())
         self._changed = asyncio.Event()
         self._score_until = 0.0
+        # A daemon, since code of an environment may block the loop for ever.
         threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -84,6 +88,7 @@ class EpisodeLoop:
         return [too_late if task in late else task.result() for task in tasks]
 
     async def _step(self, actions: Mapping[int, Action]) -> dict[int, Observation]:
+        # In the order of their numbers: observations must not depend on the order of a dictionary.
         for number in sorted(actions):
             self.episodes[number].act(actions[number])
         await self._settled(self._loop.time() + self.timeout_s)
@@ -96,6 +101,7 @@ class EpisodeLoop:
             if episode.task is None:
                 episode.failure = "it was not started: those before it took all the time"
             episode.close()
+        # Half of the time is left for scoring, which `each` limits.
         await self._settled(now + self.timeout_s / 2)
 
     async def _guarded(self, episode: Episode) -> None:
@@ -103,6 +109,7 @@ class EpisodeLoop:
         try:
             await self._play(episode)
         except asyncio.CancelledError:
+            # A reason given before, such as a time-out, is the cause of this cancellation.
             episode.failure = episode.failure or "the environment cancelled the episode"
         except BaseException as error:  # an environment may raise anything, and exit
             episode.failure = episode.failure or reason_of(error)
@@ -143,6 +150,7 @@ class EpisodeLoop:
 def reason_of(error: BaseException) -> str:
     parts: list[str] = []
     seen: BaseException | None = error
+    # Deeper causes are the library's plumbing, and chains may be circular.
     while seen is not None and len(parts) < 4:
         parts.append(f"{type(seen).__name__}: {seen}".removesuffix(": "))
         seen = seen.__cause__
@@ -243,11 +251,13 @@ class Settings(Generic[Arguments]):
         turns, timeout_s = config.environment.max_turns, config.environment.timeout_s
         if turns == 0:
             what, fix = "0 turns leave nothing to play", f"use 1 or more, or -1 for {MAX_TURNS}"
-            problems.append(Problem(where=config.place("environment.max_turns"), what=what, fix=fix))
+            where = config.place("environment.max_turns")
+            problems.append(Problem(code="environment.no-turns", where=where, what=what, fix=fix))
         if table.call_timeout_s >= timeout_s:
             what = f"timeout_s = {timeout_s:g} is not above call_timeout_s = {table.call_timeout_s:g}"
             fix = "raise timeout_s, or lower call_timeout_s in args"
-            problems.append(Problem(where=config.place("environment.timeout_s"), what=what, fix=fix))
+            where = config.place("environment.timeout_s")
+            problems.append(Problem(code="environment.call-timeout", where=where, what=what, fix=fix))
         if problems:
             raise ConfigError(*problems)
         return cls(
@@ -265,5 +275,5 @@ def require_library(context: PluginContext, module: str, extra: str) -> None:
     """ConfigError with the install line when the library of a provider is missing; the library is not imported."""
     if importlib.util.find_spec(module) is None:
         what = f"the package {module!r} is not installed"
-        fix = install_line("retrain-rewards", extra)
-        raise ConfigError(Problem(where=context.config.place("environment.provider"), what=what, fix=fix))
+        where, fix = context.config.place("environment.provider"), install_line("retrain-rewards", extra)
+        raise refused(where, code="plugin.library-missing", what=what, fix=fix)

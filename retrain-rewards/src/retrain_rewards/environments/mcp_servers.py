@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import anyio
 import httpx
@@ -21,11 +21,12 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, CallToolResult
 
-if TYPE_CHECKING:
-    from retrain_rewards.environments.mcp_tools import McpSettings, ServerTable
+from retrain_rewards.environments.mcp_settings import McpSettings, ServerTable
 
-PING_TIMEOUT_S = 5.0  # a server that takes longer to answer a ping does not answer at all
-MAX_PAGES = 100  # of a list of tools
+# A server that takes longer to answer a ping is given up.
+PING_TIMEOUT_S = 5.0
+# Of a list of tools: a faulty server may give cursors for ever.
+MAX_PAGES = 100
 GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 LOG_TAIL = 3  # last lines of a server's stderr, in the message of its failure
 
@@ -88,7 +89,8 @@ class Toolbox:
             return f"error: {error.error.message}"
         except GONE as error:
             raise _died(server.name, server.log) from error
-        except (RuntimeError, ValueError) as error:  # of the client: the result breaks the tool's own schema
+        # The client refuses a result that breaks the tool's own schema: the call is at fault, not the server.
+        except (RuntimeError, ValueError) as error:
             return f"error: {error}"
         return text_of_result(result)
 
@@ -158,7 +160,8 @@ async def _tools_of(session: mcp.ClientSession) -> list[mcp.Tool]:
 
 def _died(name: str, log: TextIO, what: str = "has ended") -> ServerDiedError:
     tail = ""
-    if not log.closed:  # closed once another of its users has found out
+    # Closed once another of its users has found out.
+    if not log.closed:
         log.seek(0)
         tail = " | ".join(line.strip() for line in log.read()[-4000:].splitlines()[-LOG_TAIL:] if line.strip())
     return ServerDiedError(f"server {name!r} {what}" + (f"; it said: {tail}" if tail else ""))
@@ -172,6 +175,7 @@ def text_of_result(result: CallToolResult) -> str:
             text = f"[link to {block.name}: {block.uri}]"
         if text is None:
             base64 = shown.blob if block.type == "resource" else shown.data
+            # Base64 has four characters for three bytes.
             text = f"[{shown.mimeType or 'data'}, {len(base64) * 3 // 4} bytes, not shown]"
         texts.append(str(text))
     text = "\n".join(texts)
@@ -197,7 +201,9 @@ class SharedServers:
             self._ready = asyncio.get_running_loop().create_future()
             self._holder = asyncio.create_task(self._hold(self._ready, self._given_up))
         assert self._ready is not None
+        # Kept, because another user may replace the servers while this one waits.
         given_up = self._given_up
+        # Shielded: an episode that is cut must not cancel the start that others wait for.
         toolbox = await asyncio.shield(self._ready)
         try:
             yield toolbox

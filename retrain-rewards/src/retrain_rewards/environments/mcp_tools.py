@@ -4,81 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from pydantic import field_validator, model_validator
-
-from retrain.api import (
-    ConfigError,
-    EpisodeResult,
-    Example,
-    LoadedData,
-    Message,
-    PluginContext,
-    Problem,
-    Score,
-    Table,
-    key,
-)
+from retrain.api import EpisodeResult, Example, LoadedData, Message, PluginContext, Score
 from retrain_rewards.environments.episode import Episode, TurnLimitError
-from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, Settings, require_library
+from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, require_library
+from retrain_rewards.environments.mcp_settings import McpSettings
+from retrain_rewards.faults import refused
 from retrain_rewards.tables import reward_names
 
 CALL_MARK = "<tool_call>"
 NO_CALL = 'error: the text between <tool_call> and </tool_call> must be JSON with "name" and "arguments", an object'
-
-
-class ServerTable(Table):
-    """One server, started as a process that speaks on stdio, or reached by URL."""
-
-    command: list[str] = key([], "The program that serves on stdio, and its arguments.")
-    cwd: str = key("", "Its folder; empty = the run's.")
-    env: dict[str, str] = key({}, "Environment variables that it gets.")
-    pass_env: list[str] = key([], "Variables of the run's own environment that it gets, by name: its keys and tokens.")
-    url: str = key("", "Instead of a command: the URL of a streamable HTTP server.")
-    headers_env: dict[str, str] = key({}, "HTTP headers, each with the environment variable that holds its value.")
-    tools: list[str] = key([], "Its tools that the policy may call; empty = all.")
-
-    @field_validator("url")
-    @classmethod
-    def _is_http(cls, url: str) -> str:
-        if url and not re.match(r"https?://[^/\s]", url):
-            raise ValueError(f"{url!r} is no http:// or https:// URL")
-        return url
-
-    @model_validator(mode="after")
-    def _one_way_to_reach_it(self) -> ServerTable:
-        if bool(self.command) == bool(self.url):
-            raise ValueError("a server needs either a command or a url")
-        if self.url and (self.env or self.pass_env or self.cwd):
-            raise ValueError("env, pass_env and cwd are for a server with a command")
-        if self.command and self.headers_env:
-            raise ValueError("headers_env is for a server with a url")
-        return self
-
-
-class McpTable(Table):
-    """`[environment] args` of the provider `mcp`."""
-
-    servers: dict[str, ServerTable] = key({}, "The servers, by name.", validate_default=True)
-    isolate: bool = key(False, "Every episode has its own servers, instead of all sharing one of each.")
-    max_isolated: int = key(16, "With isolate: episodes at the same time; 0 = all of a step.", ge=0)
-    call_timeout_s: float = key(20.0, "Seconds that one call of a tool may take.", gt=0.0)
-    max_calls: int = key(8, "Calls that one turn may make; the others get an error.", ge=1)
-    max_result_chars: int = key(4000, "Characters of a result that the policy sees.", ge=1)
-
-    @field_validator("servers")
-    @classmethod
-    def _any(cls, servers: dict[str, ServerTable]) -> dict[str, ServerTable]:
-        if not servers:
-            raise ValueError('name at least one, for example servers = { files = { command = ["my-server"] } }')
-        return servers
-
-
-McpSettings = Settings[McpTable]
 
 
 class McpEnvironment(PlayedEnvironment[McpSettings]):
@@ -104,7 +42,8 @@ class McpEnvironment(PlayedEnvironment[McpSettings]):
             names = self._loop.run(tools())
         except ServerDiedError as error:
             fix = "start the server by hand to see its output, or correct args"
-            raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
+            what = f"an MCP server cannot be used: {error}"
+            raise refused(self.settings.place, code="environment.server-unusable", what=what, fix=fix) from error
         notes = tuple(f"MCP server {server!r}: {', '.join(tools)}" for server, tools in names.items())
         return LoadedData(examples=(), notes=notes)
 
@@ -161,5 +100,6 @@ def make_mcp(context: PluginContext) -> McpEnvironment:
     require_library(context, "mcp", "mcp")
     if "none" in reward_names(context.config):
         what, fix = "reward 'none' judges no answer", "choose the reward that judges the episodes' last answers"
-        raise ConfigError(Problem(where=context.config.place("reward.type"), what=what, fix=fix))
+        where = context.config.place("reward.type")
+        raise refused(where, code="environment.no-reward", what=what, fix=fix)
     return McpEnvironment(McpSettings.of(context, most_chars="max_result_chars"))

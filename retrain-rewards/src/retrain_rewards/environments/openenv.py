@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import field_validator
 
-from retrain.api import ConfigError, EpisodeResult, Example, LoadedData, PluginContext, Problem, Score, Table, key
+from retrain.api import EpisodeResult, Example, LoadedData, PluginContext, Score, Table, key
 from retrain_rewards.environments.episode import Episode, TurnLimitError
 from retrain_rewards.environments.loop import EpisodeLoop, PlayedEnvironment, Settings, require_library
+from retrain_rewards.faults import refused
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -66,12 +67,12 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             what = f"no OpenEnv server answers at {_shown(table.url)}: {type(error).__name__}: {error}"
             fix = "start the server, or correct args.url"
-            raise ConfigError(Problem(where=self.settings.place, what=what, fix=fix)) from error
+            raise refused(self.settings.place, code="environment.no-server", what=what, fix=fix) from error
         try:
             self._mapping = ActionMapping.of(schema, table.action)
         except ValueError as error:
-            fix = "name another field in args.action, or leave it out"
-            raise ConfigError(Problem(where=self.settings.place, what=str(error), fix=fix)) from error
+            what, fix = f"args.action: {error}", "name another field in args.action, or leave it out"
+            raise refused(self.settings.place, code="environment.action-field", what=what, fix=fix) from error
         settings = self.settings
         self._loop = EpisodeLoop(settings.timeout_s, max_turns=settings.max_turns, at_once=table.max_sessions)
         how = f"its {self._mapping.field!r}" if self._mapping.field else "a JSON object"
@@ -126,6 +127,7 @@ def _shown(url: str) -> str:
 
 
 OF_EVERY_ACTION = "metadata"  # a field that the server adds to all of its actions
+# Bounded, so that a long run of digits does not become a huge number.
 _NUMBER = re.compile(r"-?\d{1,18}(?:\.\d{1,18})?")
 _CASTS = {"string": str, "integer": int, "number": float}
 
@@ -202,7 +204,8 @@ async def _ask(socket: ClientConnection, timeout_s: float, kind: str, data: Mapp
 
     try:
         async with asyncio.timeout(timeout_s):
-            with suppress(ConnectionClosed):  # it may have said why before it closed
+            # It may have said why before it closed.
+            with suppress(ConnectionClosed):
                 await socket.send(json.dumps({"type": kind, "data": dict(data)}))
             answer = json.loads(await socket.recv())
     except TimeoutError as error:
@@ -224,6 +227,7 @@ async def open_session(
 
     parts = urlsplit(url)
     target = parts._replace(scheme="wss" if parts.scheme == "https" else "ws", path=f"{parts.path}/ws").geturl()
+    # A proxy from the environment cannot reach a server on this machine.
     proxy: Literal[True] | None = None if parts.hostname in ON_THIS_MACHINE else True
     try:
         socket = await connect(target, open_timeout=timeout_s, max_size=MAX_MESSAGE_BYTES, proxy=proxy)
@@ -233,7 +237,8 @@ async def open_session(
         yield partial(_ask, socket, timeout_s)
     finally:
         with suppress(WebSocketException, TimeoutError):
-            await socket.send(json.dumps({"type": "close"}))  # the server then closes its side by itself
+            # The server then closes its side by itself, and frees the session at once.
+            await socket.send(json.dumps({"type": "close"}))
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await socket.wait_closed()
         await socket.close()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 8
 TEXT_CHARS = 200  # of an exception's text
-RECURSION_LIMIT = 50_000  # as other graders set it: frames of Python code do not use the stack of the process
+# As other graders set it: frames of Python code do not use the stack of the process.
+RECURSION_LIMIT = 50_000
 TASKS = 128  # threads of a process; the process that scores ends one that has more
 
 
@@ -95,7 +96,8 @@ def serve_script(channel: int, source: str, prelude: str = "", *, output_bytes: 
     while True:
         stdin = receive(channel)
         output, fault = (b"", code) if isinstance(code, str) else _run_script(before, code, stdin, output_bytes)
-        is_used_up = b"1" if STARTED else b"0"  # pools of threads do not start again once they are ended
+        # Pools of threads do not start again once they are ended.
+        is_used_up = b"1" if STARTED else b"0"
         failed = fault.encode("utf-8", "replace")
         send(channel, is_used_up + len(failed).to_bytes(HEADER_BYTES, "big") + failed + output)
 
@@ -120,7 +122,8 @@ def _run_script(before: Any, code: CodeType, stdin: str, output_bytes: int) -> t
     try:
         if STARTED and "threading" in sys.modules:
             sys.modules["threading"]._shutdown()  # waits for the threads, as an interpreter does that ends
-        atexit._run_exitfuncs()  # many write their collected output only then
+        # Many write their collected output only then.
+        atexit._run_exitfuncs()
         sys.stdout.flush()
     except BaseException as error:
         fault = fault or described(error)
@@ -134,6 +137,7 @@ def _run_script(before: Any, code: CodeType, stdin: str, output_bytes: int) -> t
 def _file(content: bytes) -> int:
     name = f"stream-{os.getpid()}"
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Unlinked at once: the program sees an open file, and nothing is left behind.
     os.unlink(name)
     os.pwrite(descriptor, content, 0)
     return descriptor

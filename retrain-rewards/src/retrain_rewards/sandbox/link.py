@@ -35,7 +35,8 @@ SPECIALS = (
 PREDICATES = frozenset(
     name for kind in (str, set) for name in dir(kind) if name.startswith("is") or name in ("startswith", "endswith")
 )
-BORROWED = 64  # lists of the program's objects whose changes by the tests are looked for
+# Lists of the program's objects whose changes by the tests are looked for.
+BORROWED = 64
 FRAMEWORKS = ("unittest", "pytest", "_pytest")
 PROGRAM = ("program", "__main__")  # the modules whose classes stay where they are
 
@@ -87,7 +88,8 @@ class Link:
             parts_lent = zip(decoder.known[len(known) :], *lent, strict=True) if lent else ()
             self.borrowed += [(each, content(each), handle) for each, handle in parts_lent]
         if self.guards and kind == "ok" and value is not None:
-            self.pending += changed  # `f(x) == sorted(x)` is about the x of before the call
+            # `f(x) == sorted(x)` is about the x of before the call.
+            self.pending += changed
         else:
             self.settle(changed)
         if kind == "ok":
@@ -393,14 +395,16 @@ def _forwarded(special: str) -> Callable[..., Any]:
             if special == "__contains__":
                 return any(each is arguments[0] or each == arguments[0] for each in self)
             if special in ("__eq__", "__ne__"):
-                return special == "__ne__"  # only the program would say that its object equals a plain value
+                # Only the program would say that its object equals a plain value.
+                return special == "__ne__"
             return NotImplemented
         if special == "__exit__":
             arguments = (*arguments[:2], None)  # a traceback does not cross
         given = () if special == "__deepcopy__" else arguments
         made = link.ask("op", self, special, given, keywords, makes=True)
         if special == "__exit__" and link.guards and arguments[0] is not None:
-            return made and not issubclass(arguments[0], AssertionError)  # a failed test stays a failed test
+            # A failed test stays a failed test.
+            return made and not issubclass(arguments[0], AssertionError)
         is_new = (new := handle_of(made)) is not None and new not in link.returned
         if is_new and is_trusted and special in (*ARITHMETIC, "__copy__", "__deepcopy__"):
             link.trusted.add(new)

@@ -24,7 +24,8 @@ MESSAGE_CHARS = 300
 SLACK_BYTES = 4096
 CHUNK_BYTES = 2**20
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
-SLICE_S = 0.02  # between two looks at the number of threads
+# Between two looks at the number of threads.
+SLICE_S = 0.02
 PACKAGE = "retrain_rewards.sandbox"
 MODULES = ("start", "inside", "values", "functions", "link", "checks")
 BOOT = f"""
@@ -95,6 +96,7 @@ class Process(AbstractContextManager["Process"]):
             self._exits.close()
             raise
         try:
+            # The interpreter sees no file of ours: its code comes through the channel.
             self.send(_modules(), time.monotonic() + START_S)
             self._receive(time.monotonic() + START_S, SLACK_BYTES)
             self._inner = json.loads(os.read(self._info, CHUNK_BYTES))["child-pid"] if command else 0
@@ -165,19 +167,23 @@ class Process(AbstractContextManager["Process"]):
         self._kill()
         if self._process.stderr:
             self._process.stderr.close()
-        with suppress(OSError):  # a program without a sandbox may have changed its own folder
+        # A program without a sandbox may have changed its own folder.
+        with suppress(OSError):
             self._exits.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _kill(self) -> None:
-        if self._process.returncode is not None:  # waited for already: the number may be another process's by now
+        # Waited for already: the number may be another process's by now.
+        if self._process.returncode is not None:
             return
         with suppress(OSError):
+            # The whole group, as a program without a sandbox may have forked.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        if self._inner:  # our child where orphans are adopted: a scoring process would look for it
+        # Our child where orphans are adopted: a scoring process would look for it.
+        if self._inner:
             with suppress(ChildProcessError):
                 os.waitpid(self._inner, 0)
 

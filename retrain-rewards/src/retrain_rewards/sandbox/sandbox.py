@@ -113,7 +113,8 @@ CLONE_THREAD = 0x10000
 X32 = 0x40000000
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
-CLONE3 = 435  # its flags lie in memory that a filter cannot read; without it the C library takes clone
+# Its flags lie in memory that a filter cannot read; without it the C library takes clone.
+CLONE3 = 435
 SAME_EVERYWHERE = (424, 425, 428, 429, 434, 438, 442)  # pidfd_*, io_uring_setup, open_tree, move_mount, mount_setattr
 DENIED = {
     # fork, vfork, socket, ptrace, shmget, msgget, semget, add_key, request_key, keyctl, bpf, userfaultfd,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-LONG_BITS = 8192  # longer integers are hexadecimal, since decimal digits take quadratic time and have a limit
+# Longer integers are hexadecimal, since decimal digits take quadratic time and have a limit.
+LONG_BITS = 8192
 ITEMS_OF_ITERATOR = 1_000_000  # read from a generator in place of a list
 VIEWS = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items"}
 KEPT_DICTS = ("Counter", "OrderedDict")
@@ -41,7 +42,8 @@ class Encoder:
 
     def __init__(self, export: Callable[[Any], str] | None = None, known: Sequence[Any] = ()) -> None:
         self._export = export
-        self.known = list(known)  # also keeps the ids of `_numbers` in use
+        # Also keeps the ids of `_numbers` in use.
+        self.known = list(known)
         self._numbers = {id(value): number for number, value in enumerate(self.known)}
 
     def encode(self, value: Any) -> str:

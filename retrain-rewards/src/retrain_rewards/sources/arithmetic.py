@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from retrain.api import LoadedData, PluginContext, Seeds, Table, key
+from retrain_rewards.faults import refused
 from retrain_rewards.sources.collector import Collector, refuse_foreign_keys, split_text
-from retrain_rewards.sources.rows import refused
 
 QUESTION = "What is {left} {sign} {right}?"  # the wording that the tiny model was taught
 VALUE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -55,7 +55,8 @@ class Arithmetic:
         possible = sum(counts.values())
         if possible < options.size:
             what = f"{options.size} distinct problems wanted, but only {possible} exist"
-            raise refused(f"{self.where}.size", what, f"size <= {possible}, or more digits or operations")
+            fix = f"set size to {possible} or less, or allow more digits or operations"
+            raise refused(f"{self.where}.size", code="data.size-too-large", what=what, fix=fix)
         collector = Collector(source="arithmetic")
         for sign, index in _draw(shares(options.size, counts), counts, options):
             left, right = pair(sign, index, options.digits, options.operands)
@@ -69,6 +70,7 @@ def count_pairs(sign: str, digits: int, operands: Sequence[int] = ()) -> int:
         return (1 + operands[1] - operands[0]) ** 2
     if sign != "*":
         return int(10 ** (2 * digits))
+    # Factors [1, 9] x [1, 9]; with more digits the short factor may be on either side, hence 2 x.
     return 81 if digits == 1 else 2 * 9 * 9 * int(10 ** (digits - 1))
 
 
@@ -79,7 +81,8 @@ def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tu
     if sign != "*":
         return divmod(index, int(10**digits))
     index, swapped = divmod(index, 2) if digits > 1 else (index, 0)
-    smallest = int(10 ** (digits - 1))  # of the factor with exactly so many digits; the other is in [1, 9]
+    # Of the factor with exactly so many digits; the other one is in [1, 9].
+    smallest = int(10 ** (digits - 1))
     one, other = divmod(index, 9 * smallest)
     return (smallest + other, 1 + one) if swapped else (1 + one, smallest + other)
 
@@ -87,7 +90,8 @@ def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tu
 def shares(size: int, counts: dict[str, int]) -> dict[str, int]:
     """Return equal parts of `size` <= sum of counts; operations with too few problems leave the rest to others."""
     taken: dict[str, int] = {}
-    for sign in sorted(counts, key=counts.__getitem__):  # the scarcest first: the others share the rest
+    # The scarcest first, so that the others can share the rest.
+    for sign in sorted(counts, key=counts.__getitem__):
         taken[sign] = min(counts[sign], (size - sum(taken.values())) // (len(counts) - len(taken)))
     return {sign: taken[sign] for sign in counts}
 

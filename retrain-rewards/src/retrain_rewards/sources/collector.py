@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext, Problem, Reward
+from retrain_rewards.faults import refused
 
 ID_BYTES = 12
-LARGE_CHARS = 2**28  # of all tasks together: from here on a note reports their memory
-ENCODER = json.JSONEncoder(sort_keys=True)  # `json.dumps` would make one per task
+# A note reports the memory of tasks that are longer than this together.
+LARGE_CHARS = 2**28
+# One for all ids: `json.dumps` with `sort_keys` makes an encoder at each call.
+ENCODER = json.JSONEncoder(sort_keys=True)
 
 
 def example_id(source: str, prompt: str | Sequence[Message], reference: str) -> str:
@@ -68,6 +71,7 @@ class Collector:
         if name in self.examples:
             self.duplicates += 1
             return
+        # A chat cannot be a key; the id of it without a reference can.
         alone = prompt if isinstance(prompt, str) else example_id(self.source, prompt, "")
         if self.references.setdefault(alone, text) != text:
             self.contradicted.setdefault(alone, place)
@@ -92,9 +96,9 @@ class Collector:
         if self.chars > LARGE_CHARS:
             notes.append(f"{self.source}: the tasks take {self.chars / 2**30:.1f} GB of memory or more")
         if not self.examples:
-            what = f"no usable task among {self.rows} rows" if self.rows else "the data set is empty"
+            what = f"no usable task among {self.rows} rows from {read_from}"
             why, fix = "; ".join(notes[1:]), "a task needs a prompt and a reference answer that is not empty"
-            raise ConfigError(Problem(where=where, what=f"{what} ({read_from})", why=why, fix=fix))
+            raise refused(where, code="data.no-tasks", what=what, why=why, fix=fix)
         return LoadedData(examples=tuple(self.examples.values()), notes=tuple(notes), reward=reward)
 
 
@@ -103,6 +107,7 @@ def refuse_foreign_keys(context: PluginContext, source: str, names: tuple[str, .
     data = context.config.data
     problems = [
         Problem(
+            code="data.unread-key",
             where=context.config.place(f"data.{name}"),
             what=f"is not read by source {source!r}",
             fix="remove it, or use the source that reads it",

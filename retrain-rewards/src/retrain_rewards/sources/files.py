@@ -14,13 +14,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-from retrain.api import ConfigError, Problem, Reward, key
-from retrain_rewards.sources.rows import SUFFIXES, Row, hub_rows, is_saved, numbered, read_rows, refused, saved_rows
+from retrain.api import ConfigError, Reward, key
+from retrain_rewards.faults import refused
+from retrain_rewards.sources.rows import SUFFIXES, Row, hub_rows, is_saved, numbered, read_rows, saved_rows
 from retrain_rewards.sources.table_source import Extract, TableOptions, TableSource, Task
 from retrain_rewards.verifiers.countdown import CountdownReward, question
 
 TRAIN = "train"
-SPLITS = {  # as the hub's own rules read file names
+# As the hub's own rules read file names.
+SPLITS = {
     **dict.fromkeys((TRAIN, "training"), TRAIN),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
@@ -80,7 +82,7 @@ class Hub(TableSource):
         elif not HUB_ID.fullmatch(name) or name.lower().endswith(SUFFIXES):
             what = f"{name!r} is neither a local folder or file nor the id of a data set"
             fix = 'set [data] path, for example path = "openai/gsm8k"'
-            raise refused(self.where(), what if name else "no data set given", fix)
+            raise refused(self.where(), code="data.not-a-data-set", what=what, fix=fix)
         else:
             rows = hub_rows(
                 name, self._subset(), options.split, where=self.where(), revision=options.revision, copy=COPY
@@ -103,9 +105,10 @@ def saved_part(folder: Path, split: str, where: str) -> tuple[str, Iterator[Row]
 def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> list[Path]:
     """Return the files of a path, folder or pattern, sorted; in a folder its own, or those of `subset` and `split`."""
     if not path.strip():
-        raise refused(where, "no file given", 'set [data] path, for example path = "tasks.jsonl"')
+        fix = 'set [data] path, for example path = "tasks.jsonl"'
+        raise refused(where, code="data.no-path", what="no file given", fix=fix)
     if "://" in path:
-        raise refused(where, f"{path!r} is not a local path", "download the files first")
+        raise refused(where, code="data.remote-path", what=f"{path!r} is a URL", fix="download the files first")
     target = Path(path).expanduser()
     if target.is_file():
         return [target]
@@ -117,7 +120,7 @@ def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> l
         siblings = [entry.name for entry in target.parent.iterdir()] if target.parent.is_dir() else []
         near = get_close_matches(target.name, siblings, n=1)
         fix = f"did you mean {str(target.parent / near[0])!r}?" if near else "check the path"
-        raise refused(where, f"no such file or folder: {path!r}", fix)
+        raise refused(where, code="data.path-missing", what=f"no such file or folder: {path!r}", fix=fix)
     return matched
 
 
@@ -140,15 +143,18 @@ def split_files(folder: Path, subset: str, split: str, *, where: str, may_lack_s
     if not root.is_dir():
         names = [entry.name for entry in _folders(folder)]
         if not may_lack_subset:
-            raise _other(where, f"{str(folder)!r} has no subset {subset!r}", names, "subset")
+            what = f"{str(folder)!r} has no subset {subset!r}"
+            raise _other(where, names, "subset", code="data.unknown-subset", what=what)
         root = folder
     files, wanted = _files_below(root, where), SPLITS.get(split.lower(), split.lower()) or TRAIN
     inside = {file: "" if file.parent in (root, root / "data") else split_of(file.parent.name) for file in files}
     splits = {file: split_of(file.stem) or inside[file] for file in files}
+    # A split with an unusual name (`train_sft`) is found as a word of the file's name.
     found = [file for file in files if splits[file] == wanted or wanted in re.split(r"[^\w]+", file.stem.lower())]
     found = found or [file for file in files if wanted == TRAIN and not splits[file]]
     if not found:
-        raise _other(where, f"{str(folder)!r} has no split {wanted!r}", sorted({*splits.values()} - {""}), "split")
+        what = f"{str(folder)!r} has no split {wanted!r}"
+        raise _other(where, sorted({*splits.values()} - {""}), "split", code="data.unknown-split", what=what)
     return found
 
 
@@ -160,9 +166,11 @@ def _files_below(root: Path, where: str) -> list[Path]:
     filled = {entry: found for place in places for entry in _folders(place) if (found := data_files(entry))}
     of_splits = [file for entry, found in filled.items() if split_of(entry.name) for file in found]
     if not filled:
-        raise refused(where, f"folder {str(root)!r} holds no data file", f"put one there: {', '.join(SUFFIXES)}")
+        what, fix = f"folder {str(root)!r} holds no data file", f"put one there: {', '.join(SUFFIXES)}"
+        raise refused(where, code="data.empty-folder", what=what, fix=fix)
     if not of_splits and len(filled) > 1:
-        raise _other(where, f"{str(root)!r} has several subsets", [entry.name for entry in filled], "subset")
+        what = f"{str(root)!r} has several subsets"
+        raise _other(where, [entry.name for entry in filled], "subset", code="data.several-subsets", what=what)
     return of_splits or next(iter(filled.values()))
 
 
@@ -170,13 +178,14 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _other(where: str, what: str, names: Sequence[str], option: str) -> ConfigError:
+def _other(where: str, names: Sequence[str], option: str, *, code: str, what: str) -> ConfigError:
     found = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "") or "none"
     fix = f'name one that it has: [data] options = {{ {option} = "{names[0] if names else "NAME"}" }}'
-    return ConfigError(Problem(where=where, what=what, why=f"found: {found}", fix=fix))
+    return refused(where, code=code, what=what, why=f"found: {found}", fix=fix)
 
 
-MOST_NUMBERS = 8  # of a puzzle, in unchecked data
+# Of a puzzle, in unchecked data: the search for a solution grows factorially.
+MOST_NUMBERS = 8
 # The text around the problems of DAPO-Math: it requests another form of answer than [data] instruction does.
 _DAPO_HEAD = re.compile(
     r"\ASolve the following math problem step by step\..*?is the answer to the problem\.\s*", re.DOTALL
@@ -229,11 +238,12 @@ class Countdown(Hub):
     reward: ClassVar[Reward | None] = CountdownReward()
 
     def task(self, row: Row) -> Task:
+        # Numbers and target stay in `info`, where the verifier finds them.
         numbers, target = row.values.get(self.keys["prompt_key"]), row.values.get(self.keys["answer_key"])
         given = [*numbers, target] if isinstance(numbers, list) else []
         if not 1 < len(given) <= MOST_NUMBERS + 1 or not all(type(each) is int for each in given):
             what = f"not a puzzle: {numbers!r:.60} and {target!r:.60}"
             fix = f"give a list of 1 to {MOST_NUMBERS} whole numbers and a whole number as the target"
-            raise refused(row.place, what, fix)
+            raise refused(row.place, code="data.not-a-puzzle", what=what, fix=fix)
         # numbers and target stay in `info`, where the verifier finds them
         return Task(prompt=question(given[:-1], given[-1]), reference=None, used=frozenset())

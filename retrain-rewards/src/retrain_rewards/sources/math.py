@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from retrain.api import ConfigError, LoadedData, PluginContext, Problem, Table, key
+from retrain.api import LoadedData, PluginContext, Table, key
 from retrain_rewards.boxed import last_boxed
+from retrain_rewards.faults import refused
 from retrain_rewards.sources.collector import Collector, refuse_foreign_keys, split_text
 from retrain_rewards.sources.files import data_files
 from retrain_rewards.sources.rows import SUFFIXES, Row, hub_rows, numbered, read_rows
@@ -82,7 +83,7 @@ def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Pa
     if not root.is_dir():
         why = "a local copy of the MATH problems is a folder with one sub-folder or file per subject"
         fix = "check the path, or remove it to load from the hub"
-        raise ConfigError(Problem(where=where, what=f"no such folder: {path!r}", why=why, fix=fix))
+        raise refused(where, code="data.path-missing", what=f"no such folder: {path!r}", why=why, fix=fix)
     for parent in (root / split, root):
         files = data_files(parent / subject) if (parent / subject).is_dir() else []
         named = [file for file in files if file.stem.split("-")[0] in ("train", "test", "validation", split)]
@@ -94,4 +95,4 @@ def subject_files(path: str, subject: str, split: str, *, where: str) -> list[Pa
     what = f"no files of subject {subject!r}, split {split!r}, in {path!r}"
     why = f"found there: {', '.join(sorted(entry.name for entry in root.iterdir())[:10]) or 'nothing'}"
     fix = f"add {subject}/{split}.jsonl, or leave the subject out of [data.options] subjects"
-    raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+    raise refused(where, code="data.subject-missing", what=what, why=why, fix=fix)

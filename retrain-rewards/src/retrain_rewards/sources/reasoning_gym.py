@@ -19,13 +19,7 @@ from typing import Any
 from retrain.api import Example, LoadedData, PluginContext, Score, Table, key
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.sources.collector import Collector, refuse_foreign_keys
-from retrain_rewards.sources.reasoning_gym_library import (
-    LEVEL,
-    check,
-    from_plain,
-    make_data_set,
-    make_entries,
-)
+from retrain_rewards.sources.reasoning_gym_library import LEVEL, check, from_plain, make_data_set, make_entries
 
 
 class GymOptions(Table):
@@ -84,6 +78,7 @@ class GymReward:
         if answer is None:
             return Score.of(0.0)
         entry = from_plain(example.info["entry"])
+        # Without a single right answer there is nothing that a hedge could be measured against.
         right = entry["answer"] if isinstance(entry["answer"], str) else ""
         if not harmless(data_set_of(entry, self.name), answer) or (right and not affirms_one(answer, right)):
             answer = ""
@@ -108,6 +103,7 @@ def _data_set(name: str, config: str) -> Any:
     return make_data_set(name, json.loads(config))
 
 
+# Bounds on a formula that `eval` or sympy will see, far above those of honest answers.
 MAX_LENGTH = 2000
 MAX_NODES = 500
 MAX_DIGITS = 30
@@ -152,6 +148,7 @@ def is_formula(answer: str, *, symbols: bool) -> bool:
 
 
 _is_product = re.compile(r"\s*\d{1,30}(?:\s*×\s*\d{1,30})*\s*", re.ASCII).fullmatch
+# At most three digits of exponent: "1e999999999" would fill the memory.
 _is_number = re.compile(r"[\s\d,./+-]{1,100}(e[+-]?\d{1,3})?", re.IGNORECASE).fullmatch
 GUARDS: dict[str, Callable[[str], object]] = {
     "binary_matrix": is_literal,
@@ -167,7 +164,8 @@ GUARDS: dict[str, Callable[[str], object]] = {
     "decimal_arithmetic": _is_number,
     "decimal_chain_sum": _is_number,
     "power_function": _is_number,
-    "prime_factorization": _is_product,  # its verifier raises on anything else
+    # Its verifier raises on anything else.
+    "prime_factorization": _is_product,
 }
 
 

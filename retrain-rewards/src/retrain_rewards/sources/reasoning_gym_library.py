@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from retrain.api import ConfigError, Problem, install_line
+from retrain_rewards.faults import refused
 
 LEVEL = "level"  # of difficulty, as the data set's own curriculum grades it; no data set has an option of this name
 RESERVED = ("seed", "size", LEVEL)  # options of the source itself
@@ -31,7 +32,7 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
     except ImportError as error:
         what = "source 'reasoning_gym' needs the library reasoning-gym, but it cannot be imported"
         fix = install_line("retrain-rewards", "reasoning-gym")
-        raise ConfigError(Problem(where=where, what=what, why=str(error), fix=fix)) from error
+        raise refused(where, code="plugin.library-missing", what=what, why=str(error), fix=fix) from error
     return dict(DATASETS)
 
 
@@ -41,33 +42,37 @@ def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) 
     if name not in known:
         near = get_close_matches(name, known, n=1)
         fix = f"use {near[0]!r}" if near else f"use one of: {', '.join(sorted(known))}"
-        raise ConfigError(Problem(where=f"{where}.name", what=f"reasoning-gym has no data set {name!r}", fix=fix))
+        what = f"reasoning-gym has no data set {name!r}"
+        raise refused(f"{where}.name", code="data.unknown-data-set", what=what, fix=fix)
     own = [field.name for field in fields(known[name][1]) if field.name not in RESERVED]
     problems = []
     for option in config:
-        if option not in own:
+        place = f"{where}.config.{option}"
+        if option in RESERVED:
+            what, fix = "is an option of the source", f"set it as {where}.{option}"
+            problems.append(Problem(code="data.misplaced-option", where=place, what=what, fix=fix))
+        elif option not in own:
             what, why = f"data set {name!r} has no option {option!r}", f"its options: {', '.join(own) or 'none'}"
             near = get_close_matches(option, own, n=1)
             fix = f"use {near[0]!r}" if near else "correct the name"
-            if option in RESERVED:
-                what, fix = "is an option of the source", f"set it as {where}.{option}"
-            problems.append(Problem(where=f"{where}.config.{option}", what=what, why=why, fix=fix))
+            problems.append(Problem(code="data.unknown-option", where=place, what=what, why=why, fix=fix))
     if problems:
         raise ConfigError(*problems)
     from reasoning_gym.factory import CURRICULA
 
     if level >= 0 and name not in CURRICULA:
         what, fix = f"data set {name!r} has no levels of difficulty", "remove it, and set its own options in config"
-        raise ConfigError(Problem(where=f"{where}.level", what=what, fix=fix))
+        raise refused(f"{where}.level", code="data.no-levels", what=what, fix=fix)
     try:
         built = _configuration(name, known[name][1], {**config, LEVEL: level, "seed": 0, "size": 1})
         if hasattr(built, "validate"):
             built.validate()
-    except Exception as error:  # the library validates by assertions, and a wrong type raises anything
+    # The library validates by assertions, and a wrong type raises anything.
+    except Exception as error:
         reason = " ".join(str(error).split())
         what = f"data set {name!r} refuses its configuration: {type(error).__name__}: {reason}"
         fix = f"its options: {', '.join(own)}"
-        raise ConfigError(Problem(where=f"{where}.config", what=what, fix=fix)) from error
+        raise refused(f"{where}.config", code="data.bad-options", what=what, fix=fix) from error
 
 
 def make_data_set(name: str, config: Mapping[str, Any]) -> Any:
@@ -118,6 +123,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return {TUPLE: [to_plain(item) for item in value]}
     if isinstance(value, set | frozenset):
+        # Sorted, so that equal sets give equal bytes and ids.
         return {SET: sorted((to_plain(item) for item in value), key=repr)}
     if isinstance(value, dict):
         if all(isinstance(name, str) for name in value) and not any(mark in value for mark in _MARKS):
@@ -146,10 +152,12 @@ def from_plain(value: Any) -> Any:
     return {name: from_plain(item) for name, item in value.items()}
 
 
+# Some data sets iterate over sets of text, whose order depends on this seed.
 HASH_SEED = "0"
 
 
 def make_entries(name: str, config: Mapping[str, Any], *, where: str) -> Iterator[dict[str, Any]]:
+    # -P: a module of the current folder must not shadow one of the library's.
     command = [sys.executable, "-P", "-m", "retrain_rewards.sources.reasoning_gym_library"]
     environ = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONIOENCODING": "utf-8"}
     request = json.dumps({"name": name, "config": dict(config)})
@@ -158,7 +166,7 @@ def make_entries(name: str, config: Mapping[str, Any], *, where: str) -> Iterato
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         why = lines[-1] if lines else f"the process ended with code {done.returncode}"
         what, fix = f"reasoning-gym cannot make data set {name!r}: {why}", "change its options or choose another"
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise refused(where, code="data.generation-failed", what=what, fix=fix)
     for line in done.stdout.split("\n"):
         if line:
             yield json.loads(line)

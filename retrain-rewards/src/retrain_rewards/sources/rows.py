@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.api import ConfigError, Problem
+from retrain.api import ConfigError
+from retrain_rewards.faults import refused
 
 JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (*JSON_LINES, ".json", ".csv", ".parquet")
-ENCODING = "utf-8-sig"  # a byte-order mark is not part of the first column's name
+# A byte-order mark is not part of the first column's name.
+ENCODING = "utf-8-sig"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +38,14 @@ class Row:
 def read_rows(file: Path) -> Iterator[Row]:
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
-        raise refused(str(file), f"the suffix {suffix!r} is not a known format", f"use one of: {', '.join(SUFFIXES)}")
+        what, fix = f"the suffix {suffix!r} is not a known format", f"use one of: {', '.join(SUFFIXES)}"
+        raise refused(str(file), code="data.unknown-format", what=what, fix=fix)
     try:
         if file.stat().st_size == 0:
             return
     except OSError as error:
-        raise refused(str(file), f"cannot be read: {error.strerror}", "check the path") from None
+        what = f"cannot be read: {error.strerror}"
+        raise refused(str(file), code="data.unreadable-path", what=what, fix="check the path") from None
     if suffix in (".parquet", ".csv"):
         yield from numbered(str(file), _csv(file) if suffix == ".csv" else _stream("parquet", file))
     else:
@@ -52,10 +56,6 @@ def numbered(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
     return (Row(place=f"{name} row {number}", values=values) for number, values in enumerate(rows, start=1))
 
 
-def refused(where: str, what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=what, fix=fix))
-
-
 def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any]]:
     import datasets
 
@@ -63,13 +63,16 @@ def _stream(builder: str, file: Path, **settings: Any) -> Iterator[dict[str, Any
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # the error below reports it once, in full
     try:
+        # `datasets` takes a path for a pattern, so brackets in a folder's name would match nothing.
         files = {"train": [glob.escape(str(file.resolve()))]}
-        with tempfile.TemporaryDirectory() as locks:  # the default cache need not exist, nor be writable
+        # The default cache need not exist, nor be writable.
+        with tempfile.TemporaryDirectory() as locks:
             settings |= {"cache_dir": locks, "streaming": True}
             yield from datasets.load_dataset(builder, data_files=files, split="train", **settings)
     except Exception as error:  # pyarrow, pandas, datasets and the codecs each raise their own
         what = f"cannot be read as {builder}: {type(error).__name__}: {' '.join(str(error).split())}"
-        raise refused(str(file), what, "repair the file, or write it again") from error
+        fix = "repair the file, or write it again"
+        raise refused(str(file), code="data.unreadable-table", what=what, fix=fix) from error
     finally:
         logging.set_verbosity(verbosity)
 
@@ -80,7 +83,8 @@ def _as_text(file: Path) -> Iterator[None]:
         yield
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot be read as text: {type(error).__name__}: {error}"
-        raise refused(str(file), what, "repair the file, or write it again as UTF-8") from None
+        fix = "repair the file, or write it again as UTF-8"
+        raise refused(str(file), code="data.not-text", what=what, fix=fix) from None
 
 
 def _csv(file: Path) -> Iterator[dict[str, Any]]:
@@ -90,12 +94,16 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
         with file.open(encoding=ENCODING, newline="") as lines:
             header = next((record for record in csv.reader(lines, strict=True) if any(record)), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise refused(f"{file}:1", f"the header cannot be read: {error}", "write the file as UTF-8 CSV") from None
+        what, fix = f"the header cannot be read: {error}", "write the file as UTF-8 CSV"
+        raise refused(f"{file}:1", code="data.bad-header", what=what, fix=fix) from None
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise refused(f"{file}:1", f"there are two columns {twice[0]!r}", "give every column its own name")
+        what = f"there are two columns {twice[0]!r}"
+        raise refused(f"{file}:1", code="data.column-twice", what=what, fix="give every column its own name")
+    # A single column with another separator in its name: the file is not comma-separated.
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
-        raise refused(f"{file}:1", f"columns are separated by {found!r}", "separate them by commas")
+        what = f"columns are separated by {found!r}"
+        raise refused(f"{file}:1", code="data.wrong-separator", what=what, fix="separate them by commas")
     if header:
         features = datasets.Features({name: datasets.Value("string") for name in header})
         yield from _stream("csv", file, features=features, encoding=ENCODING, keep_default_na=False, index_col=False)
@@ -129,15 +137,16 @@ def _parsed(text: str, place: str, *, is_document: bool = False) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"{place}:{error.lineno}" if is_document else place
-        raise refused(where, f"not JSON: {error.msg} at column {error.colno}", "correct that line") from error
+        what = f"not JSON: {error.msg} at column {error.colno}"
+        raise refused(where, code="data.bad-json", what=what, fix="correct that line") from error
     except (ValueError, RecursionError) as error:
-        raise refused(place, f"not usable JSON: {error}", "correct it") from error
+        raise refused(place, code="data.bad-json", what=f"not usable JSON: {error}", fix="correct it") from error
 
 
 def _object(values: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         what = f"must be a JSON object, not {type(values).__name__}"
-        raise refused(place, what, 'write {"prompt": ..., "answer": ...}')
+        raise refused(place, code="data.row-not-object", what=what, fix='write {"prompt": ..., "answer": ...}')
     return values
 
 
@@ -158,6 +167,7 @@ def hub_rows(
 
     reachable, was_offline = _reachable(), datasets.config.HF_HUB_OFFLINE
     try:
+        # The library reads this flag at each call. Offline it takes its cache at once, without retries.
         datasets.config.HF_HUB_OFFLINE = not reachable
         data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
     except Exception as error:  # network, hub, cache and file errors alike: each its own class
@@ -169,7 +179,7 @@ def hub_rows(
         what = f"data set {name} ({which}) cannot be loaded"
         why = f"{type(error).__name__}: {reason}" if reachable else f"{fault}, and not in the cache"
         fix = f"connect once, or set [data] path to a local copy: {copy}"
-        raise ConfigError(Problem(where=where, what=what, why=why, fix=fix)) from error
+        raise refused(where, code="data.hub-unavailable", what=what, why=why, fix=fix) from error
     finally:
         datasets.config.HF_HUB_OFFLINE = was_offline
     yield from data
@@ -183,12 +193,12 @@ def saved_rows(folder: Path, split: str, *, where: str) -> Iterator[Mapping[str,
     except Exception as error:  # pyarrow and datasets each raise their own
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         what, fix = f"{str(folder)!r} cannot be read as a saved data set", "write it again with save_to_disk"
-        raise ConfigError(Problem(where=where, what=what, why=reason, fix=fix)) from error
+        raise refused(where, code="data.bad-saved-data-set", what=what, why=reason, fix=fix) from error
     if isinstance(data, datasets.DatasetDict):
         if split not in data:
             fix = f'[data] options = {{ split = "{next(iter(data), "NAME")}" }}'
             what = f"{str(folder)!r} has no split {split!r}"
-            raise ConfigError(Problem(where=where, what=what, why=f"found: {', '.join(data)}", fix=fix))
+            raise refused(where, code="data.unknown-split", what=what, why=f"found: {', '.join(data)}", fix=fix)
         data = data[split]
     yield from data
 

@@ -16,7 +16,6 @@ from retrain.api import (
     LoadedData,
     Message,
     PluginContext,
-    Problem,
     Reward,
     Table,
     column_names,
@@ -25,12 +24,14 @@ from retrain.api import (
     value_at,
 )
 from retrain_rewards.boxed import last_boxed
+from retrain_rewards.faults import refused
 from retrain_rewards.sources.collector import Collector
-from retrain_rewards.sources.rows import Row, refused
+from retrain_rewards.sources.rows import Row
 from retrain_rewards.tables import RewardTable, reward_names
 
 HASHES = "####"
 ROLES = ("system", "user", "assistant", "tool")
+# GSM8K writes 1,250; a run compares with 1250.
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})", re.ASCII)
 
 Extract = Literal["whole", "boxed", "hashes"]
@@ -81,7 +82,8 @@ class TableSource:
         if self.messages:
             if "prompt_key" not in self.is_default:
                 what = f"the prompt is both {self.messages!r} and {self.keys['prompt_key']!r}"
-                raise refused(self.place("data.messages_key"), what, "leave prompt_key or messages_key out")
+                fix = "leave prompt_key or messages_key out"
+                raise refused(self.place("data.messages_key"), code="data.two-prompts", what=what, fix=fix)
             self.keys["prompt_key"] = self.messages
         tests = context.config.table("reward", RewardTable).tests if "code" in reward_names(context.config) else ""
         self.holds_tests = self.keys["answer_key"] == tests
@@ -114,7 +116,7 @@ class TableSource:
         if self.keys["prompt_key"] == self.keys["answer_key"] and not self.options.answer_in_chat:
             what = f"{self.keys['answer_key']!r} is also the column of the prompt"
             fix = "name the column that holds the answer, or set options = { answer_in_chat = true } for whole chats"
-            raise refused(self.place("data.answer_key"), what, fix)
+            raise refused(self.place("data.answer_key"), code="data.same-column", what=what, fix=fix)
         collector = Collector(source=self.name, has_verifier=self.reward is not None)
         chosen = {
             column: {str(each) for each in (value if isinstance(value, list) else [value])}
@@ -126,7 +128,8 @@ class TableSource:
                 continue
             task = self.task(row)
             others = {name: value for name, value in row.values.items() if name not in task.used}
-            info = json.loads(json.dumps(others, default=str))  # values that JSON does not have become text
+            # Values that JSON does not have, such as dates, become text.
+            info = json.loads(json.dumps(others, default=str))
             collector.add(task.prompt, task.reference, place=row.place, absent=task.absent, task=self.name, info=info)
         return collector.finish(where=self.where(), read_from=self.read_from(), reward=self.reward)
 
@@ -139,7 +142,8 @@ class TableSource:
         elif self.messages and ends_with_answer(value):
             value, last = without_answer(value, row.place)
             answer = last if answer is None else answer
-        elif self.how == "whole":  # a worked solution stays in `info`, for a warm start on it
+        # A worked solution stays in `info`, for a warm start on it.
+        elif self.how == "whole":
             used.add(column_of(answer_key, row.values))
         return Task(
             prompt=prompt_of(value, row.place),
@@ -158,7 +162,8 @@ class TableSource:
                     raise
                 what = f"has other columns than {complete} of the same data"
                 fix = 'give both the same columns, or name the files of one kind: path = "FOLDER/*.jsonl"'
-                raise ConfigError(Problem(where=file, what=what, fix=fix), *error.problems) from None
+                mixed = refused(file, code="data.mixed-columns", what=what, fix=fix)
+                raise ConfigError(*mixed.problems, *error.problems) from None
             yield from checked
             complete = complete or file
 
@@ -179,7 +184,8 @@ def ends_with_answer(chat: Any) -> bool:
 def without_answer(chat: Any, place: str) -> tuple[Any, Any]:
     if not ends_with_answer(chat):
         what = "the chat does not end with a message of the assistant"
-        raise refused(place, what, "leave answer_in_chat out, and name the column of the answer in [data] answer_key")
+        fix = "leave answer_in_chat out, and name the column of the answer in [data] answer_key"
+        raise refused(place, code="data.chat-without-answer", what=what, fix=fix)
     return chat[:-1], chat[-1].get("content")
 
 
@@ -214,9 +220,10 @@ def reference_text(value: Any, place: str, *, holds_tests: bool = False) -> str:
         return ""
     if isinstance(value, str):
         return _encodable(value, place)
+    # True is an int in Python, and "True" is no reference anyone meant.
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         what = f"a reference answer must be text or a number, not {type(value).__name__} {value!r:.60}"
-        raise refused(place, what, "write it as text")
+        raise refused(place, code="data.bad-reference", what=what, fix="write it as text")
     return str(value)
 
 
@@ -238,11 +245,11 @@ def prompt_of(value: Any, place: str) -> str | tuple[Message, ...]:
         return _encodable(value, place)
     if not isinstance(value, list):
         what = f"a prompt must be text or a list of chat messages, not {type(value).__name__}"
-        raise refused(place, what, "write it as text")
+        raise refused(place, code="data.bad-prompt", what=what, fix="write it as text")
     messages = tuple(_message(message, place) for message in value)
     if messages and messages[-1]["role"] not in ("user", "tool"):
         what = f"the chat ends with a message of the {messages[-1]['role']}"
-        raise refused(place, what, "end it with the user's message")
+        raise refused(place, code="data.chat-last-role", what=what, fix="end it with the user's message")
     return messages
 
 
@@ -250,9 +257,10 @@ def _message(message: Any, place: str) -> Message:
     fields = {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else {}
     if not {"role", "content"} <= fields.keys() or not all(isinstance(v, str) for v in fields.values()):
         what = "a chat message must be an object of texts with role and content"
-        raise refused(place, what, 'write {"role": "user", "content": "..."}')
+        raise refused(place, code="data.bad-message", what=what, fix='write {"role": "user", "content": "..."}')
     if fields["role"] not in ROLES:
-        raise refused(place, f"unknown role {fields['role']!r}", f"use one of: {', '.join(ROLES)}")
+        fix = f"use one of: {', '.join(ROLES)}"
+        raise refused(place, code="data.unknown-role", what=f"unknown role {fields['role']!r}", fix=fix)
     return {name: _encodable(text, place) for name, text in fields.items()}
 
 
@@ -261,5 +269,5 @@ def _encodable(text: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         what = "the text holds half a surrogate pair, and no tokenizer can read it"
-        raise refused(place, what, "repair the escape sequence") from None
+        raise refused(place, code="data.bad-text", what=what, fix="repair the escape sequence") from None
     return text

@@ -15,7 +15,8 @@ from retrain.api import Example, Score
 from retrain_rewards.boxed import boxed, last_boxed
 
 MOST_CHARS = 200  # of an expression; eight numbers and their operators need far fewer
-MOST_TRIED = 50_000  # steps of the search for a solution
+# Steps of the search, so that it ends for a puzzle without a solution.
+MOST_TRIED = 50_000
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", "×": "*", "·": "*", "÷": "/", "−": "-"}
 _LATEX |= {r"\left": "", r"\right": "", r"\,": "", r"\ ": " "}

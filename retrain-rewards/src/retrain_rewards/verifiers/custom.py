@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from retrain.api import ConfigError, Example, PluginContext, Problem, RewardError, Score
+from retrain_rewards.faults import refused
 from retrain_rewards.tables import RewardTable
 
 
@@ -28,7 +29,8 @@ class CustomReward:
     location: Location
     style: Style
     has_gold: bool
-    is_loaded: ClassVar[bool] = True  # building it has imported the function
+    # Building it has imported the function.
+    is_loaded: ClassVar[bool] = True
 
     def prepare(self) -> None:
         load_function(self.location)
@@ -41,7 +43,8 @@ class CustomReward:
         if isinstance(value, Score):
             return value
         if isinstance(value, str | bytes | bytearray) or not hasattr(type(value), "__float__"):
-            raise RewardError(f"the function returned {type(value).__name__}, not a number, a Score or None")
+            what = f"the function returned {type(value).__name__}, not a number, a Score or None"
+            raise RewardError(Problem(code="reward.bad-result", what=what, fix="return one of these"))
         return Score.of(value)
 
     def gold(self, example: Example) -> str | None:
@@ -50,15 +53,16 @@ class CustomReward:
         gold = gold_of(load_module(self.location))
         text = None if gold is None else _called(gold, example)
         if text is not None and not isinstance(text, str):
-            raise RewardError(f"gold returned {type(text).__name__}, not text or None")
+            what = f"gold returned {type(text).__name__}, not text or None"
+            raise RewardError(Problem(code="reward.bad-gold", what=what, fix="return one of these"))
         return text
 
 
 def make_custom(context: PluginContext) -> CustomReward:
     table, config = context.config.table("reward", RewardTable), context.config
     if not table.custom_module.strip():
-        where, what = config.place("reward.custom_module"), "reward 'custom' needs the module of its function"
-        raise ConfigError(Problem(where=where, what=what, fix='set [reward] custom_module, for example "my_reward"'))
+        what, fix = "reward 'custom' needs the module of its function", 'set custom_module, for example "my_reward"'
+        raise refused(config.place("reward.custom_module"), code="reward.no-module", what=what, fix=fix)
     location = Location(module=table.custom_module, function=table.custom_function, folder=str(Path.cwd()))
     key = "custom_module"
     try:
@@ -68,7 +72,7 @@ def make_custom(context: PluginContext) -> CustomReward:
         return CustomReward(location=location, style=style, has_gold=gold_of(module) is not None)
     except FunctionError as error:
         where = config.place(f"reward.{key}")
-        raise ConfigError(Problem(where=where, what=str(error), why=error.why, fix=error.fix)) from error
+        raise ConfigError(*(replace(problem, where=where) for problem in error.problems)) from error
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -82,7 +86,8 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
         return _loop().run(awaited())
     except SystemExit as error:
-        raise RewardError(f"the function called sys.exit({error.code!r})") from error
+        what = f"the function called sys.exit({error.code!r})"
+        raise RewardError(Problem(code="reward.function-exited", what=what, fix="return a score")) from error
 
 
 @lru_cache(maxsize=1)
@@ -102,13 +107,12 @@ class Style(StrEnum):
     EXAMPLE = "example"  # (example, completion): the whole Example, and the completion's text
 
 
-class FunctionError(Exception):
-    """The function cannot be used; `fix` is the smallest change."""
+class FunctionError(RewardError):
+    """The user's function cannot be used."""
 
-    def __init__(self, what: str, *, why: str = "", fix: str) -> None:
-        super().__init__(what)
-        self.why = why
-        self.fix = fix
+
+def _unusable(*, code: str, what: str, why: str = "", fix: str) -> FunctionError:
+    return FunctionError(Problem(code=code, what=what, why=why, fix=fix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,8 @@ def load_module(location: Location) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:  # the user's module may do anything while it is imported
         what = f"importing {location.module!r} failed with {type(error).__name__}: {error}"
-        raise FunctionError(what, fix=f"make the module importable in {location.folder}") from error
+        fix = f"make the module importable in {location.folder}"
+        raise _unusable(code="reward.import-failed", what=what, fix=fix) from error
 
 
 @lru_cache(maxsize=8)
@@ -146,10 +151,11 @@ def load_function(location: Location) -> Callable[..., Any]:
         own = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         near = get_close_matches(location.function, own, n=1)
         what = f"{module.__file__ or location.module} has no function {location.function!r}"
-        raise FunctionError(what, fix=f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(own) or 'none'}")
+        fix = f"did you mean {near[0]!r}?" if near else f"name one that it has: {', '.join(own) or 'none'}"
+        raise _unusable(code="reward.function-missing", what=what, fix=fix)
     if not callable(function):
         what = f"{location.function!r} of {location.module!r} is {type(function).__name__}, not a function"
-        raise FunctionError(what, why=EXPECTED, fix="name a function")
+        raise _unusable(code="reward.not-a-function", what=what, why=EXPECTED, fix="name a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -162,24 +168,24 @@ def style_of(function: Callable[..., Any], name: str) -> Style:
     except (ValueError, TypeError) as error:
         what = f"{name}{signature} cannot be called with two arguments: {error}"
         fix = f"take two arguments, or give the others defaults: def {name}(response, reference): ..."
-        raise FunctionError(what, why=EXPECTED, fix=fix) from error
+        raise _unusable(code="reward.bad-signature", what=what, why=EXPECTED, fix=fix) from error
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
     if len(parameters) < 2:
         what = f"{name}{signature} does not name its two arguments"
-        raise FunctionError(what, why=EXPECTED, fix="name them")
+        raise _unusable(code="reward.bad-signature", what=what, why=EXPECTED, fix="name them")
     is_example = []
     for parameter in parameters:
         annotation = parameter.annotation
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
         is_example.append(parameter.name == "example" or text.strip("\"'").rpartition(".")[2] == "Example")
-    found = f"found {name}({', '.join(str(p) for p in parameters)})"
+    why, fix = f"{EXPECTED}; found {name}({', '.join(str(p) for p in parameters)})", "swap the two parameters"
     if is_example == [False, True]:
-        raise FunctionError("the example comes first", why=f"{EXPECTED}; {found}", fix="swap the two parameters")
+        raise _unusable(code="reward.arguments-swapped", what="the example comes first", why=why, fix=fix)
     if is_example[0]:
         return Style.EXAMPLE
     if parameters[0].name in _REFERENCES and parameters[1].name in _RESPONSES:
-        raise FunctionError("the response comes first", why=f"{EXPECTED}; {found}", fix="swap the two parameters")
+        raise _unusable(code="reward.arguments-swapped", what="the response comes first", why=why, fix=fix)
     return Style.TEXTS
 
 
@@ -192,14 +198,15 @@ def gold_of(module: ModuleType) -> Callable[..., Any] | None:
     except TypeError as error:
         what = f"gold{inspect.signature(gold)} cannot be called with one argument: {error}"
         why = "gold(example) gives a completion that must score 1, for the audit before training"
-        raise FunctionError(what, why=why, fix="take only the example, or rename the function") from error
+        fix = "take only the example, or rename the function"
+        raise _unusable(code="reward.bad-gold", what=what, why=why, fix=fix) from error
     return gold
 
 
 def _by_name(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        fix = "write package.module, or a path that ends in .py"
-        raise FunctionError(f"{name!r} is neither a module name nor a .py file", fix=fix)
+        what, fix = f"{name!r} is neither a module name nor a .py file", "write package.module or PATH.py"
+        raise _unusable(code="reward.bad-module-name", what=what, fix=fix)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -207,18 +214,21 @@ def _by_name(name: str) -> ModuleType:
             raise
         why = "it is looked for in this folder and among the installed packages"
         fix = "correct the name, or give the path of the .py file"
-        raise FunctionError(f"there is no module {name!r}", why=why, fix=fix) from error
+        raise _unusable(code="reward.module-missing", what=f"there is no module {name!r}", why=why, fix=fix) from error
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FunctionError(f"there is no file {path}", fix="correct the path; it is relative to the folder of the run")
+        fix = "correct the path; it is relative to the folder of the run"
+        raise _unusable(code="reward.module-missing", what=f"there is no file {path}", fix=fix)
+    # From the whole path: two files `score.py` are two modules.
     name = "retrain_custom_reward_" + "_".join(path.resolve().with_suffix("").parts[1:])
     if name in sys.modules:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+    # Dataclasses and pickle look their module up.
+    sys.modules[name] = module
     try:
         loader.exec_module(module)
     except BaseException:

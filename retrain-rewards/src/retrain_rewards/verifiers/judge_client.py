@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.api import Score
+from retrain_rewards.tables import RewardTable
 
-if TYPE_CHECKING:
-    from retrain_rewards.verifiers.judge_reward import JudgeSettings
-
-BYTES_PER_TOKEN = 4  # a first estimate of a request's tokens, corrected by the server's count
+# A first estimate of a request's tokens, corrected by the server's count.
+BYTES_PER_TOKEN = 4
 # Exceptions of the library when a body is not JSON, or does not have the form of a completion.
 NOT_A_COMPLETION = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+OPENAI_URL = "https://api.openai.com/v1"
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSettings:
+    """The judge's keys of `[reward]`; its API key stays in the environment variable that they name."""
+
+    table: RewardTable
+    marker_key: int  # of the hash that marks where an answer begins and ends
+    time_limit_s: float
+
+    @property
+    def base_url(self) -> str:
+        return self.table.judge_base_url.rstrip("/") or OPENAI_URL
+
+    @property
+    def concurrency(self) -> int:
+        """Return at most as many calls as the rate allows in half of the time limit, since waiting counts too."""
+        rate = self.table.judge_requests_per_minute * self.time_limit_s / 120.0
+        return max(1, min(self.table.judge_concurrency, int(rate))) if rate else self.table.judge_concurrency
+
+    @property
+    def is_openai(self) -> bool:
+        return self.base_url == OPENAI_URL
+
+    @property
+    def is_local(self) -> bool:
+        return (urlsplit(self.base_url).hostname or "") in LOOPBACK
+
+    def key(self) -> str:
+        return os.environ.get(self.table.judge_api_key_env, "").strip() or (NO_KEY if self.is_local else "")
 
 
 class JudgeError(Exception):
@@ -36,7 +72,8 @@ class JudgeClient:
         http = openai.DefaultAsyncHttpxClient(
             event_hooks={"request": [self._before_request]},
             timeout=settings.time_limit_s,
-            trust_env=not settings.is_local,  # no proxy between two programs of one machine
+            # No proxy between two programs of one machine.
+            trust_env=not settings.is_local,
         )
         self._openai = openai.AsyncOpenAI(
             api_key=self._key,
@@ -104,7 +141,8 @@ class JudgeClient:
     def _reason(self, error: Any) -> str:
         table, status = self._table, getattr(error, "status_code", None)
         who = f"the judge at {self._host}"
-        if status in (401, 403):  # without the server's words: some repeat the key
+        # Without the server's words: some repeat the key.
+        if status in (401, 403):
             return f"{who} refuses the key in {table.judge_api_key_env} (HTTP {status}): check the key and its rights"
         if status == 404:
             other = "or judge_base_url is not its API, usually up to /v1"
@@ -136,7 +174,8 @@ class Limiter:
         self._token_s = MINUTE_S / tokens_per_minute if tokens_per_minute else 0.0
         self._clock = clock
         self._sleep = sleep
-        self._turn = asyncio.Lock()  # serves its waiters in order
+        # Serves its waiters in order.
+        self._turn = asyncio.Lock()
         self._free_at = 0.0  # when the next request may go
         self._paid_at = 0.0  # when the rate has made up for all tokens so far
 
@@ -150,6 +189,7 @@ class Limiter:
                 await self._sleep(delay)
             now = self._now()
             self._free_at = max(self._free_at, now) + self._request_s
+            # Tokens are paid after the call, so that one larger than the rate of a minute still goes.
             self._paid_at = max(self._paid_at, now) + tokens * self._token_s
 
     def settle(self, tokens: int) -> None:
@@ -166,7 +206,8 @@ _LINE = re.compile(
 _STATED = re.compile(  # at the beginning of a line, whatever follows; quoted and listed ones too
     r"[\s>#*_`0-9.)+-]*(?:(?:my|the|final)\s+){0,3}verdict[\s*_`]*:[\s*_`]*(?:yes\b|no\b|\.?[0-9])", re.I | re.A
 )
-_NEWLINE = re.compile(r"\r\n?|\n")  # no other separator ends the last line: a quotation may hold any
+# No other separator ends the last line: a quotation may hold any.
+_NEWLINE = re.compile(r"\r\n?|\n")
 _WORDS = {"yes": 1.0, "no": 0.0}
 
 

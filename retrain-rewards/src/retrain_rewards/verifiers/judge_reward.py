@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from retrain.api import ConfigError, Example, PluginContext, Problem, Score, install_line
 from retrain_rewards.tables import RewardTable, time_limit_of
-from retrain_rewards.verifiers.judge_client import JudgeClient, JudgeError
+from retrain_rewards.verifiers.judge_client import JudgeClient, JudgeError, JudgeSettings
 
 MILLION = 1e6
 
@@ -39,7 +37,8 @@ class JudgeReward:
         return JudgeReward, (self.settings,)
 
     async def score(self, example: Example, text: str) -> Score:
-        prompt = judge_prompt(self.settings.rubric, example, text, key=self.settings.marker_key)
+        rubric = self.settings.table.judge_prompt or DEFAULT_RUBRIC
+        prompt = judge_prompt(rubric, example, text, key=self.settings.marker_key)
         try:
             score, tokens_in, tokens_out = await self._client().ask(prompt)
         except JudgeError as error:
@@ -69,73 +68,37 @@ class JudgeReward:
         return self._clients[loop]
 
 
-OPENAI_URL = "https://api.openai.com/v1"
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-NO_KEY = "none-needed"  # sent to a server on this machine when there is no key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeSettings:
-    """The judge's keys of `[reward]`; its API key stays in the environment variable that they name."""
-
-    table: RewardTable
-    marker_key: int  # of the hash that marks where an answer begins and ends
-    time_limit_s: float
-
-    @property
-    def base_url(self) -> str:
-        return self.table.judge_base_url.rstrip("/") or OPENAI_URL
-
-    @property
-    def rubric(self) -> str:
-        return self.table.judge_prompt or DEFAULT_RUBRIC
-
-    @property
-    def concurrency(self) -> int:
-        """Return at most as many calls as the rate allows in half of the time limit, since waiting counts too."""
-        rate = self.table.judge_requests_per_minute * self.time_limit_s / 120.0
-        return max(1, min(self.table.judge_concurrency, int(rate))) if rate else self.table.judge_concurrency
-
-    @property
-    def is_openai(self) -> bool:
-        return self.base_url == OPENAI_URL
-
-    @property
-    def is_local(self) -> bool:
-        return (urlsplit(self.base_url).hostname or "") in LOOPBACK
-
-    def key(self) -> str:
-        return os.environ.get(self.table.judge_api_key_env, "").strip() or (NO_KEY if self.is_local else "")
-
-
 def make_judge(context: PluginContext) -> JudgeReward:
     config, marker_key = context.config, context.seeds.derive("judge markers")
     table, time_limit_s = config.table("reward", RewardTable), time_limit_of(config, "judge")
     own = {name: getattr(table, name) for name in RewardTable.model_fields if name.startswith("judge_")}
-    plain = RewardTable(type="judge", **own)  # a model that can be pickled, whatever other plugins add to the table
+    # A table that can be pickled, whatever other plugins add to it.
+    plain = RewardTable(type="judge", **own)
     settings = JudgeSettings(table=plain, marker_key=marker_key, time_limit_s=time_limit_s)
     found = []
 
-    def refuse(key: str, what: str, fix: str, why: str = "") -> None:
-        found.append(Problem(where=config.place(f"reward.{key}"), what=what, why=why, fix=fix))
+    def refuse(key: str, *, code: str, what: str, fix: str, why: str = "") -> None:
+        found.append(Problem(code=code, where=config.place(f"reward.{key}"), what=what, why=why, fix=fix))
 
     if not table.judge_model.strip():
-        refuse("judge_model", "reward 'judge' needs a model", 'set [reward] judge_model, for example "gpt-4o-mini"')
-    if reason := problem_with_rubric(settings.rubric):
-        why = "it is filled in for every completion"
-        refuse("judge_prompt", reason, "write literal braces twice: {{ and }}", why)
+        what, fix = "reward 'judge' needs a model", 'set [reward] judge_model, for example "gpt-4o-mini"'
+        refuse("judge_model", code="reward.no-judge-model", what=what, fix=fix)
+    if reason := problem_with_rubric(table.judge_prompt or DEFAULT_RUBRIC):
+        why, fix = "it is filled in for every completion", "write literal braces twice: {{ and }}"
+        refuse("judge_prompt", code="reward.bad-rubric", what=f"the rubric {reason}", fix=fix, why=why)
     if reason := _problem_with_url(settings.base_url):
-        refuse("judge_base_url", reason, "give something like http://localhost:8000/v1")
+        fix = "give something like http://localhost:8000/v1"
+        refuse("judge_base_url", code="reward.bad-judge-url", what=f"the URL {reason}", fix=fix)
     elif not settings.key():
         name, host = table.judge_api_key_env, urlsplit(settings.base_url).hostname
         what = f"the environment variable {name} holds no key for the judge at {host}"
         fix = f"export {name}, put it into .env, or name another variable; a server on this machine needs none"
-        refuse("judge_api_key_env", what, fix)
+        refuse("judge_api_key_env", code="reward.no-judge-key", what=what, fix=fix)
     try:
         import openai  # noqa: F401  (now, because importing it in the first call would block the event loop)
     except ImportError as error:
         what, fix = "reward 'judge' needs the library openai", install_line("retrain-rewards", "judge")
-        refuse("judge_model", what, fix, str(error))
+        refuse("judge_model", code="plugin.library-missing", what=what, fix=fix, why=str(error))
     if found:
         raise ConfigError(*found)
     return JudgeReward(settings)
@@ -211,6 +174,7 @@ def judge_prompt(rubric: str, example: Example, text: str, *, key: int) -> str:
     """
     question, reference, answer = (_quoted(part) for part in (question_of(example), example.reference, text))
     content = json.dumps([question, reference, answer]).encode()
+    # Keyed, since an answer that knew the hash could end its own block.
     digest = hashlib.blake2b(content, key=key.to_bytes(8, "little"), digest_size=12).hexdigest()
     name = f"answer-{digest}"
     marked = f"<{name}>\n{answer}\n</{name}>"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from retrain.api import Example, PluginContext, RewardError, Score
+from retrain.api import Example, PluginContext, Problem, RewardError, Score
 from retrain_rewards.boxed import boxed, last_boxed
 from retrain_rewards.tables import RewardTable
 
@@ -49,9 +49,11 @@ def last_number(text: str) -> str | None:
 
 def reference_of(example: Example) -> str:
     if not isinstance(example.reference, str):
-        raise RewardError(f"the reference of example {example.id} is {example.reference!r}, not text")
+        what, fix = f"the reference of example {example.id} is {example.reference!r}, not text", "write it as text"
+        raise RewardError(Problem(code="reward.reference-not-text", what=what, fix=fix))
     if not (reference := collapsed(example.reference)):
-        raise RewardError(f"example {example.id} has an empty reference: nothing can equal it")
+        what = f"example {example.id} has an empty reference: nothing can equal it"
+        raise RewardError(Problem(code="reward.no-reference", what=what, fix="leave the example out"))
     return reference
 
 

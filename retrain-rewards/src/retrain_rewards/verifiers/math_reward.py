@@ -24,8 +24,10 @@ from retrain_rewards.tables import RewardTable, time_limit_of
 from retrain_rewards.verifiers.match import collapsed, reference_of
 
 _AROUND_COMMAS = re.compile(r"\s*,\s*")
-AGAIN_S = 0.5  # a library may swallow the first interruption in a bare `except`
-OWN_SHARE = 0.8  # of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill
+# A library may swallow the first interruption in a bare `except`.
+AGAIN_S = 0.5
+# Of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill.
+OWN_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-        finally:  # the alarm may have come one step before
+        # The alarm may have come one step before.
+        finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, earlier)
 

@@ -14,6 +14,7 @@ from retrain.inspect.signal.account import Account, read_account
 from retrain.inspect.signal.drawn import Cause
 from retrain.kernel.errors import NonFiniteError, Problem
 from retrain.records.runs.source import find_runs
+from tests.kit.tables import cells
 
 REWARD = """
 from retrain.api import Score
@@ -36,14 +37,9 @@ class Reward:
 BASE = ("--backend", "toy", "--data-source", "toy", "--set", "data.options.count=60", "--reward-type", "kinds.Reward")
 BASE += ("--max-steps", "3", "--batch-size", "6", "--group-size", "6", "--max-tokens", "25", "--seed", "1")
 BASE += (
-    "--advantage-mode",
-    "grpo",
-    "--transform-mode",
-    "toy_flat",
-    "--uncertainty-kind",
-    "toy_nll",
-    "--eval-every",
-    "2",
+    *cells("""
+    --advantage-mode  grpo  --transform-mode  toy_flat  --uncertainty-kind  toy_nll  --eval-every  2
+"""),
 )
 BASE += ("--data-instruction", "", "--temperature", "1.0", "--save-every", "0", "--scoring-audit", "off")
 BASE += ("--eval-examples", "2", "--eval-samples", "2", "--set", "scoring.max_failed_frac=1.0")

@@ -19,6 +19,7 @@ from retrain.report.watch_server import HEADERS, WatchServer
 from retrain.verdicts.ledger.looks import InterimLooks
 from tests.kit import made_runs
 from tests.kit.invoke import invoke
+from tests.kit.problems import codes_in
 
 Watch = Callable[[Path], WatchServer]
 MakeRun = Callable[..., Path]
@@ -173,13 +174,12 @@ def test_each_look_at_an_unfinished_campaign_is_recorded_once(tmp_path: Path, wa
 
 def test_the_command_refuses_what_it_cannot_serve(make_run: MakeRun, tmp_path: Path) -> None:
     done = invoke(command, [str(tmp_path)])
-    assert "there is no run here" in str(done.exception)
+    assert codes_in(done.exception) == ["run.not-found"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = invoke(command, [str(make_run()), "--port", str(taken.getsockname()[1])])
-    assert done.exit_code == 1
-    assert re.fullmatch(r"Error: port \d+ cannot be used: .+\n", done.output)
+    assert codes_in(done.exception) == ["report.port-unusable"]
 
 
 def test_ctrl_c_ends_it_cleanly(make_run: MakeRun) -> None:

@@ -8,37 +8,47 @@ from dataclasses import replace
 
 import numpy as np
 from policy_parts import CAPABILITIES, Backend
+from variants import variant
 
 from retrain.api import CheckpointMode, Determinism, NonFiniteError, StopReason
 
 
-class OneShort(Backend):
-    def sample(self, requests, params):
-        return [group[1:] or group for group in super().sample(requests, params)]
+def draws(change):
+    """A backend whose samples are changed."""
+    return variant(Backend, draw=lambda self, seed, params: change(Backend.draw(self, seed, params)))
 
 
-class EmptyCompletions(Backend):
-    def draw(self, seed, params):
-        sample = super().draw(seed, params)
-        return replace(sample, tokens_T=sample.tokens_T[:0], logprobs_T=sample.logprobs_T[:0], entropies_T=None)
+def draws_with(change):
+    """A backend that samples by other parameters."""
+    return variant(Backend, draw=lambda self, seed, params: Backend.draw(self, seed, change(params)))
 
 
-class PositiveLogs(Backend):
-    def draw(self, seed, params):
-        sample = super().draw(seed, params)
-        return replace(sample, logprobs_T=-sample.logprobs_T)
+def reports(**fields):
+    return variant(Backend, report=lambda self, *given: replace(Backend.report(self, *given), **fields))
 
 
-class NotFinite(Backend):
-    def draw(self, seed, params):
-        sample = super().draw(seed, params)
-        return replace(sample, logprobs_T=sample.logprobs_T * np.nan)
+def without_the_end(sample):
+    if sample.stop_reason is StopReason.LENGTH or len(sample.tokens_T) < 2:
+        return sample
+    return replace(sample, tokens_T=sample.tokens_T[:-1], logprobs_T=sample.logprobs_T[:-1], entropies_T=None)
 
 
-class AlwaysCertain(Backend):
-    def draw(self, seed, params):
-        sample = super().draw(seed, params)
-        return replace(sample, logprobs_T=np.zeros(len(sample.tokens_T)))
+OneShort = variant(
+    Backend, sample=lambda self, requests, params: [g[1:] or g for g in Backend.sample(self, requests, params)]
+)
+EmptyCompletions = draws(
+    lambda sample: replace(sample, tokens_T=sample.tokens_T[:0], logprobs_T=sample.logprobs_T[:0], entropies_T=None)
+)
+PositiveLogs = draws(lambda sample: replace(sample, logprobs_T=-sample.logprobs_T))
+NotFinite = draws(lambda sample: replace(sample, logprobs_T=sample.logprobs_T * np.nan))
+AlwaysCertain = draws(lambda sample: replace(sample, logprobs_T=np.zeros(len(sample.tokens_T))))
+DropsTheEnd = draws(without_the_end)
+SaysLength = draws(lambda sample: replace(sample, stop_reason=StopReason.LENGTH))
+OldVersion = draws(lambda sample: replace(sample, policy_version=-1))
+TwoAtLeast = draws_with(lambda params: replace(params, max_tokens=max(params.max_tokens, 2)))
+IgnoresTemperature = draws_with(lambda params: replace(params, temperature=1.0 / params.temperature))
+NoEntropies = draws_with(lambda params: replace(params, entropy=False))
+OneSeed = variant(Backend, draw=lambda self, seed, params: Backend.draw(self, 1, params))
 
 
 class TalksOn(Backend):
@@ -46,29 +56,6 @@ class TalksOn(Backend):
         end, self.eos = self.eos, -1
         sample, self.eos = super().draw(seed, params), end
         return sample
-
-
-class DropsTheEnd(Backend):
-    def draw(self, seed, params):
-        sample = super().draw(seed, params)
-        if sample.stop_reason is StopReason.LENGTH or len(sample.tokens_T) < 2:
-            return sample
-        return replace(sample, tokens_T=sample.tokens_T[:-1], logprobs_T=sample.logprobs_T[:-1], entropies_T=None)
-
-
-class SaysLength(Backend):
-    def draw(self, seed, params):
-        return replace(super().draw(seed, params), stop_reason=StopReason.LENGTH)
-
-
-class TwoAtLeast(Backend):
-    def draw(self, seed, params):
-        return super().draw(seed, replace(params, max_tokens=max(params.max_tokens, 2)))
-
-
-class OldVersion(Backend):
-    def draw(self, seed, params):
-        return replace(super().draw(seed, params), policy_version=-1)
 
 
 class ByPlace(Backend):
@@ -80,21 +67,6 @@ class ByPlace(Backend):
         return [[self.draw(seed + next(places), params) for seed in request.seeds_G] for request in requests]
 
 
-class OneSeed(Backend):
-    def draw(self, seed, params):
-        return super().draw(1, params)
-
-
-class IgnoresTemperature(Backend):
-    def draw(self, seed, params):
-        return super().draw(seed, replace(params, temperature=1.0 / params.temperature))
-
-
-class NoEntropies(Backend):
-    def draw(self, seed, params):
-        return super().draw(seed, replace(params, entropy=False))
-
-
 class WritesPrompts(Backend):
     def sample(self, requests, params):
         for request in requests:
@@ -102,25 +74,19 @@ class WritesPrompts(Backend):
         return super().sample(requests, params)
 
 
-class DeliversTwice(Backend):
-    delivers_early = True
+def delivers(*places):
+    """A backend that delivers only these completions of the first group, each as the one at place 0."""
 
     def sample(self, requests, params, deliver=None):
-        samples = super().sample(requests, params)
-        if deliver is not None:
-            deliver(0, 0, samples[0][0])
-            deliver(0, 0, samples[0][0])
+        samples = Backend.sample(self, requests, params)
+        for place in places if deliver else ():
+            deliver(0, 0, samples[0][place])
         return samples
 
+    return variant(Backend, delivers_early=True, sample=sample)
 
-class DeliversOthers(Backend):
-    delivers_early = True
 
-    def sample(self, requests, params, deliver=None):
-        samples = super().sample(requests, params)
-        if deliver is not None:
-            deliver(0, 0, samples[0][1])
-        return samples
+DeliversTwice, DeliversOthers = delivers(0, 0), delivers(1)
 
 
 class ClosesOnce(Backend):
@@ -130,58 +96,23 @@ class ClosesOnce(Backend):
         super().close()
 
 
-class NeverCloses(Backend):
-    def close(self):
-        pass
-
-
-class WrongSign(Backend):
-    def gradient(self, batch):
-        return -super().gradient(batch)
-
-
-class Averages(Backend):
-    def credit(self, row):
-        credit_T = super().credit(row)
-        return np.full(len(credit_T), credit_T.mean())
+NeverCloses = variant(Backend, close=lambda self: None)
+WrongSign = variant(Backend, gradient=lambda self, batch: -Backend.gradient(self, batch))
+Decays = variant(Backend, gradient=lambda self, batch: Backend.gradient(self, batch) - 0.1 * self.logits_V)
+Averages = variant(Backend, credit=lambda self, row: np.full(row.action_T.sum(), Backend.credit(self, row).mean()))
+FixedRate = variant(Backend, rate=lambda self, batch: Backend.rate(self, replace(batch, lr=None)))
+OffPolicy = variant(Backend, gaps=lambda self, batch: Backend.gaps(self, replace(batch, temperature=1.0)))
+CountsCredited, ReportsNothing, Placeholder = (
+    reports(**fields) for fields in ({"num_tokens": 1}, {"loss": float("nan")}, {"loss_is_placeholder": True})
+)
+TakesAnything = variant(Backend, refuse=lambda self, batch: None)
+Contradicts = variant(Backend, capabilities=replace(CAPABILITIES, supports_checkpoint_resume=False))
 
 
 class RefersToItself(Backend):
     def reference_logprobs(self, rows, temperature):
         self.start_V = self.logits_V
         return super().reference_logprobs(rows, temperature)
-
-
-class Decays(Backend):
-    def gradient(self, batch):
-        return super().gradient(batch) - 0.1 * self.logits_V
-
-
-class FixedRate(Backend):
-    def rate(self, batch):
-        return super().rate(replace(batch, lr=None))
-
-
-class CountsCredited(Backend):
-    def report(self, *arguments):
-        return replace(super().report(*arguments), num_tokens=1)
-
-
-class ReportsNothing(Backend):
-    def report(self, *arguments):
-        return replace(super().report(*arguments), loss=float("nan"))
-
-
-class Placeholder(Backend):
-    def report(self, *arguments):
-        return replace(super().report(*arguments), loss_is_placeholder=True)
-
-
-class OffPolicy(Backend):
-    """Its trainer forgets the temperature."""
-
-    def gaps(self, batch):
-        return super().gaps(replace(batch, temperature=1.0))
 
 
 class PublishesAtOnce(Backend):
@@ -196,11 +127,6 @@ class NeverGrows(Backend):
         super().publish()
         self.version = 0
         return 0
-
-
-class TakesAnything(Backend):
-    def refuse(self, batch):
-        pass
 
 
 class RefusesTooLate(Backend):
@@ -229,22 +155,18 @@ class StartsAnywhere(Backend):
         self.publish()
 
 
-class ForgetsMoments(Backend):
-    def load(self, folder):
-        super().load(folder)
-        self.momentum_V = np.zeros_like(self.momentum_V)
+def then(method, **changed):
+    """A backend that, after it has saved or loaded, sets these attributes to zero."""
+
+    def call(self, folder):
+        getattr(Backend, method)(self, folder)
+        vars(self).update({name: zero(getattr(self, name)) for name, zero in changed.items()})
+
+    return variant(Backend, **{method: call})
 
 
-class ForgetsTheCount(Backend):
-    def load(self, folder):
-        super().load(folder)
-        self.trained = 0
-
-
-class SavesByMoving(Backend):
-    def save(self, folder):
-        super().save(folder)
-        self.momentum_V = np.zeros_like(self.momentum_V)
+ForgetsMoments, SavesByMoving = (then(method, momentum_V=np.zeros_like) for method in ("load", "save"))
+ForgetsTheCount = then("load", trained=lambda _: 0)
 
 
 class Pickles(Backend):
@@ -257,10 +179,6 @@ class BadTensors(Backend):
     def save_adapter(self, folder):
         super().save_adapter(folder)
         (folder / "adapter_model.safetensors").write_bytes(b"nothing")
-
-
-class Contradicts(Backend):
-    capabilities = replace(CAPABILITIES, supports_checkpoint_resume=False)
 
 
 class PromisesLittle(StartsAnywhere):

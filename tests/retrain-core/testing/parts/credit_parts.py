@@ -7,6 +7,7 @@ import random
 from typing import ClassVar
 
 import numpy as np
+from variants import variant
 
 from retrain.advantages import (
     AlgorithmSpec,
@@ -189,42 +190,10 @@ class Whole:
         self.mean = state["mean"]
 
 
-class NoCondition(Whole):
-    labels: ClassVar = {"name": "running_mean"}
-
-
-class NumberLabel(Whole):
-    labels: ClassVar = {"condition": "running_mean", "decay": 0.5}
-
-
-class Forgetful(Whole):
-    def state(self):
-        return {}
-
-    def restore(self, state):
-        pass
-
-
 class MovesInAssign(Whole):
     def assign(self, step, groups):
         self.mean += 1.0
         return super().assign(step, groups)
-
-
-class NotFinite(Whole):
-    def credit_of(self, completion, score):
-        return np.full(completion.num_actions, np.inf)
-
-
-class OneShort(Whole):
-    def credit_of(self, completion, score):
-        return super().credit_of(completion, score)[1:]
-
-
-class TrainsNothing(Whole):
-    def assign(self, step, groups):
-        credit = super().assign(step, groups)
-        return Credit(statuses_P=credit.statuses_P, tokens_PG=credit.tokens_PG, rows=())
 
 
 class WritesLogprobs(Whole):
@@ -233,22 +202,20 @@ class WritesLogprobs(Whole):
         return super().assign(step, groups)
 
 
-class ReturnsRows(Whole):
-    def assign(self, step, groups):
-        return super().assign(step, groups).rows
+def whole_plugin(factory=Whole, **members):
+    made = variant(factory, **members) if members else factory
+    return PluginSpec(name="whole", summary="A test.", factory=made, params=WholeParams, traits=Needs())
 
 
-def _plugin(factory):
-    return PluginSpec(name=factory.__name__, summary="A test.", factory=factory, params=WholeParams, traits=Needs())
+def assigns(change):
+    return whole_plugin(assign=lambda self, step, groups: change(Whole.assign(self, step, groups)))
 
 
-WHOLE = _plugin(Whole)
-NO_CONDITION = _plugin(NoCondition)
-NUMBER_LABEL = _plugin(NumberLabel)
-FORGETFUL = _plugin(Forgetful)
-MOVES_IN_ASSIGN = _plugin(MovesInAssign)
-NOT_FINITE = _plugin(NotFinite)
-ONE_SHORT = _plugin(OneShort)
-TRAINS_NOTHING = _plugin(TrainsNothing)
-WRITES_LOGPROBS = _plugin(WritesLogprobs)
-RETURNS_ROWS = _plugin(ReturnsRows)
+WHOLE, MOVES_IN_ASSIGN, WRITES_LOGPROBS = map(whole_plugin, (Whole, MovesInAssign, WritesLogprobs))
+NO_CONDITION = whole_plugin(labels={"name": "running_mean"})
+NUMBER_LABEL = whole_plugin(labels={"condition": "running_mean", "decay": 0.5})
+FORGETFUL = whole_plugin(state=lambda self: {}, restore=lambda self, state: None)
+NOT_FINITE = whole_plugin(credit_of=lambda self, completion, score: np.full(completion.num_actions, np.inf))
+ONE_SHORT = whole_plugin(credit_of=lambda self, completion, score: Whole.credit_of(self, completion, score)[1:])
+TRAINS_NOTHING = assigns(lambda credit: Credit(statuses_P=credit.statuses_P, tokens_PG=credit.tokens_PG, rows=()))
+RETURNS_ROWS = assigns(lambda credit: credit.rows)

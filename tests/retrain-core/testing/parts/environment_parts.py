@@ -43,36 +43,13 @@ class Counting:
         return results[1:] if self.fault == "forgets one" else results
 
 
-def sound(context):
-    return Counting()
+def having(fault):
+    return lambda context: Counting(fault=fault)
 
 
-def never_ends(context):
-    return Counting(fault="never ends")
-
-
-def forgets_one(context):
-    return Counting(fault="forgets one")
-
-
-def fails(context):
-    return Counting(fault="fails")
-
-
-def keeps_what_was_open(context):
-    return Counting(fault="keeps what was open")
-
-
-def breaks_on_nothing(context):
-    return Counting(fault="breaks on nothing")
-
-
-def asks_in_sets(context):
-    return Counting(fault="asks in sets")
-
-
-def asks_in_text(context):
-    return Counting(fault="asks in text")
+sound, never_ends, forgets_one, fails = map(having, ("", "never ends", "forgets one", "fails"))
+keeps_what_was_open, breaks_on_nothing = having("keeps what was open"), having("breaks on nothing")
+asks_in_sets, asks_in_text = having("asks in sets"), having("asks in text")
 
 
 def cannot_travel(context):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from itertools import count
 
+from variants import variant
+
 from retrain.api import PromptChoice
 
 
@@ -31,19 +33,16 @@ class Sampler:
         self.drawn = state["drawn"]
 
 
-class LeavesThePool(Sampler):
-    def choose(self, request):
-        return [PromptChoice(example_id="held out"), *super().choose(request)[1:]]
+def chooses(change):
+    """A sampler whose choice is changed; `change` gets the choice, the request and all its examples."""
+    return variant(Sampler, choose=lambda self, request: change(Sampler.choose(self, request), request, [*self.drawn]))
 
 
-class OneShort(Sampler):
-    def choose(self, request):
-        return super().choose(request)[1:]
-
-
-class ForgetsTaken(Sampler):
-    def choose(self, request):
-        return [PromptChoice(example_id=each) for each in list(self.drawn)[: request.count]]
+LeavesThePool = chooses(lambda chosen, request, known: [PromptChoice(example_id="held out"), *chosen[1:]])
+OneShort = chooses(lambda chosen, request, known: chosen[1:])
+ForgetsTaken = chooses(lambda chosen, request, known: [PromptChoice(example_id=i) for i in known[: request.count]])
+Certain = chooses(lambda chosen, request, known: [PromptChoice(example_id=c.example_id, chance=1.01) for c in chosen])
+StartsAnew = variant(Sampler, restore=lambda self, state: None)
 
 
 class Learns(Sampler):
@@ -64,17 +63,7 @@ class Rolls(Sampler):
         return [PromptChoice(example_id=each) for each in self.order if each not in request.taken][: request.count]
 
 
-class Certain(Sampler):
-    def choose(self, request):
-        return [PromptChoice(example_id=choice.example_id, chance=1.01) for choice in super().choose(request)]
-
-
 class Divides(Sampler):
     def observe(self, step, outcomes):
         super().observe(step, outcomes)
         self.rate = sum(each.correct for each in outcomes) / sum(each.judged for each in outcomes)
-
-
-class StartsAnew(Sampler):
-    def restore(self, state):
-        pass

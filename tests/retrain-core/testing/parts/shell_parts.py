@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import click
 from pydantic import BaseModel
+from variants import variant
 
 from retrain.api import Table, key
 
@@ -66,40 +67,15 @@ class Strict(Launcher):
             raise BackendError(str(error)) from error
 
 
-class AlwaysDone(Job):
-    def poll(self):
-        code = super().poll()
-        return None if code is None else 0
+def always_done(self):
+    return None if Job.poll(self) is None else 0
 
 
-class SwallowsCodes(Strict):
-    job = AlwaysDone
-
-
-class StaysHere(Strict):
-    uses_cwd = False
-
-
-class StartsLogsAnew(Strict):
-    mode = "wb"
-
-
-class StopsHard(Job):
-    def stop(self):
-        self.kill()
-
-
-class NeverAsks(Strict):
-    job = StopsHard
-
-
-class KillsOne(Job):
-    def kill(self):
-        self.process.kill()
-
-
-class LeavesChildren(Strict):
-    job = KillsOne
+SwallowsCodes = variant(Strict, job=variant(Job, poll=always_done))
+StaysHere = variant(Strict, uses_cwd=False)
+StartsLogsAnew = variant(Strict, mode="wb")
+NeverAsks = variant(Strict, job=variant(Job, stop=Job.kill))
+LeavesChildren = variant(Strict, job=variant(Job, kill=lambda self: self.process.kill()))
 
 
 @click.command("sound")

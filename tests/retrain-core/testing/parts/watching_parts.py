@@ -6,6 +6,7 @@ import json
 import random
 
 import numpy as np
+from variants import variant
 
 from retrain.api import Finding
 
@@ -32,35 +33,17 @@ class Controller:
         self.level = state["level"]
 
 
-class TooHigh(Controller):
-    def value(self, step):
-        return 1.5
+TooHigh = variant(Controller, value=lambda self, step: 1.5)
+Rolls = variant(Controller, observe=lambda self, view: setattr(self, "level", random.random()))
+Forgets = variant(Controller, restore=lambda self, state: None)
+NoJson = variant(Controller, state=lambda self: {"level": np.float32(self.level)})
+BadMetric = variant(Controller, metrics=lambda self: {"level": float("inf")})
 
 
 class RisesWhenAsked(Controller):
     def value(self, step):
         self.level = min(1.0, self.level + 0.01)
         return self.level
-
-
-class Rolls(Controller):
-    def observe(self, view):
-        self.level = random.random()
-
-
-class Forgets(Controller):
-    def restore(self, state):
-        pass
-
-
-class NoJson(Controller):
-    def state(self):
-        return {"level": np.float32(self.level)}
-
-
-class BadMetric(Controller):
-    def metrics(self):
-        return {"level": float("inf")}
 
 
 class Pacer:
@@ -86,20 +69,14 @@ class Pacer:
         self.size = state["size"]
 
 
-class NoPrompts(Pacer):
-    def batch_size(self, step):
-        return 0 if step > 5 else self.size
+NoPrompts = variant(Pacer, batch_size=lambda self, step: 0 if step > 5 else self.size)
+NeverBacksOff = variant(Pacer, observe=lambda self, view: None)
 
 
 class GrowsWhenAsked(Pacer):
     def batch_size(self, step):
         self.size += 1
         return self.size
-
-
-class NeverBacksOff(Pacer):
-    def observe(self, view):
-        pass
 
 
 class Divides(Pacer):
@@ -135,14 +112,12 @@ class Monitor:
         self.row = state["row"]
 
 
-class SaysText(Monitor):
-    def observe(self, metrics):
-        return ["all is lost"] if super().observe(metrics) else []
-
-
-class ShoutsStates(Monitor):
-    def observe(self, metrics):
-        return [Finding(state="CUT OFF", message="raise max_tokens") for _ in super().observe(metrics)]
+SaysText = variant(Monitor, observe=lambda self, line: ["all is lost"] if Monitor.observe(self, line) else [])
+ShoutsStates = variant(
+    Monitor, observe=lambda self, line: [Finding(state="CUT OFF", message="") for _ in Monitor.observe(self, line)]
+)
+RollsFindings = variant(Monitor, observe=lambda self, line: [Finding(state="luck", message=str(random.random()))])
+ForgetsRows = variant(Monitor, restore=lambda self, state: None)
 
 
 class NeedsFields(Monitor):
@@ -155,16 +130,6 @@ class WritesLines(Monitor):
     def observe(self, metrics):
         metrics["seen"] = True
         return super().observe(metrics)
-
-
-class RollsFindings(Monitor):
-    def observe(self, metrics):
-        return [Finding(state="luck", message=str(random.random()))]
-
-
-class ForgetsRows(Monitor):
-    def restore(self, state):
-        pass
 
 
 class Recorder:
@@ -195,29 +160,16 @@ class Recorder:
             self.file.close()
 
 
-class NeedsNumbers(Recorder):
-    def step(self, metrics):
-        float(metrics.get("loss", 0.0))
-
-
-class NeedsAStart(Recorder):
-    def finish(self, error=None):
-        self.file.close()
+NeedsNumbers = variant(Recorder, step=lambda self, metrics: float(metrics.get("loss", 0.0)))
+NeedsAStart = variant(Recorder, finish=lambda self, error=None: self.file.close())
+PopsTheStep = variant(Recorder, step=lambda self, metrics: metrics.pop("step"))
+CannotRestore = variant(Recorder, restore=property())
 
 
 class NeedsSuccess(Recorder):
     def finish(self, error=None):
         if error is not None:
             raise error
-
-
-class PopsTheStep(Recorder):
-    def step(self, metrics):
-        metrics.pop("step")
-
-
-class CannotRestore(Recorder):
-    restore = property()
 
 
 class StartsOnce(Recorder):
@@ -236,19 +188,14 @@ class Detector:
         return [np.arange(len(tokens_T)) % 3 == 0 for tokens_T in completions_G]
 
 
-class OneMaskShort(Detector):
-    def masks(self, completions_G):
-        return super().masks(completions_G)[:-1]
-
-
-class MasksOfNumbers(Detector):
-    def masks(self, completions_G):
-        return [mask_T.astype(float) for mask_T in super().masks(completions_G)]
-
-
-class NeedsTokens(Detector):
-    def masks(self, completions_G):
-        return [tokens_T == tokens_T[0] for tokens_T in completions_G]
+OneMaskShort = variant(Detector, masks=lambda self, tokens_GT: Detector.masks(self, tokens_GT)[:-1])
+MasksOfNumbers = variant(
+    Detector, masks=lambda self, tokens_GT: [mask_T.astype(float) for mask_T in Detector.masks(self, tokens_GT)]
+)
+NeedsTokens = variant(Detector, masks=lambda self, tokens_GT: [each_T == each_T[0] for each_T in tokens_GT])
+RollsMarks = variant(
+    Detector, masks=lambda self, tokens_GT: [np.random.default_rng().random(len(each_T)) < 0.5 for each_T in tokens_GT]
+)
 
 
 class WritesTokens(Detector):
@@ -256,8 +203,3 @@ class WritesTokens(Detector):
         for tokens_T in completions_G:
             tokens_T[:] = 0
         return super().masks(completions_G)
-
-
-class RollsMarks(Detector):
-    def masks(self, completions_G):
-        return [np.random.default_rng().random(len(tokens_T)) < 0.5 for tokens_T in completions_G]

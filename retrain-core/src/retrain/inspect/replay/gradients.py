@@ -19,7 +19,8 @@ Gradient = NDArray[np.float32]
 FOLDED = 2**18  # numbers that are kept of a group's gradient
 CHUNK = 2**20
 LEVEL = 0.95
-ROUNDING = 1e-6  # of 1 - cosine between two float32 gradients
+# Of 1 - cosine between two float32 gradients.
+ROUNDING = 1e-6
 MOST_UNDEFINED = 0.05  # share of resamples without a direction, above which no interval is given
 Key = tuple[int, bytes, bytes]  # a row by its group, tokens and actions
 
@@ -77,11 +78,7 @@ def inner(a_N: Gradient, b_N: Gradient) -> float:
 
 
 def step_gradient(
-    backend: GivesGradients,
-    config: Config,
-    plugins: Plugins,
-    batch: TrainBatch,
-    folding: Folding | None,
+    backend: GivesGradients, config: Config, plugins: Plugins, batch: TrainBatch, folding: Folding | None
 ) -> StepGradient:
     whole_N, loss, clipped = backend.gradient(config, plugins, batch, range(len(batch.rows)))
     shares: dict[int, Floats] = {}
@@ -124,6 +121,7 @@ def turn_of(taken: StepGradient, other: StepGradient, *, seeds: Seeds, step: int
     norm_0, norm = np.sqrt(inner(taken.whole_N, taken.whole_N)), np.sqrt(inner(other.whole_N, other.whole_N))
     cosine = None
     if norm_0 > 0 and norm > 0:
+        # Rounding may put the cosine of two equal gradients above 1.
         cosine = float(np.clip(inner(taken.whole_N, other.whole_N) / (norm_0 * norm), -1.0, 1.0))
     low = high = None
     parts: dict[int, float] = {}
@@ -147,6 +145,7 @@ def interval(
     """
     if resamples == 0:
         return None, None
+    # The cosine needs only inner products of shares, so that a resample costs no gradient.
     size = len(own_PP)
     weights_RP = stream.multinomial(size, np.full(size, 1.0 / size), size=resamples).astype(np.float64)
     own_R, cross_R, other_R = (
@@ -284,6 +283,7 @@ def token_changes(
     found = []
     for (group, index), before_A in taken.items():
         was_A, is_A = before_A / norms[0], other[group, index] / norms[1]
+        # Weights are over the norms: only a change of direction counts, not one of length.
         sizes_A = np.abs(is_A - was_A) * open_[group, index]
         for position in np.argsort(-sizes_A, kind="stable")[:most]:
             before, after = float(was_A[position]), float(is_A[position])

@@ -23,7 +23,7 @@ from retrain.inspect.replay.gradients import (
     token_changes,
     turn_of,
 )
-from retrain.inspect.replay.position import Position, before_step, checkpoints_by_steps
+from retrain.inspect.replay.position import Position, before_step, checkpoints_by_steps, refused
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Algorithm
 from retrain.kernel.contracts.context import PluginContext
@@ -132,7 +132,7 @@ def replay_step(run: Path, step: int, tries: Sequence[str], plugins: Plugins, *,
         stored, groups, credit = position.stored(step)
         if not credit.rows or "rejected" in stored.metrics:
             what = f"step {step} trained nothing: {stored.metrics.get('rejected') or 'no group was informative'}"
-            raise ConfigError(Problem(where=printable(str(run)), what=what, fix="choose another --step"))
+            raise refused(run, code="replay.untrained-step", what=what, fix="choose another --step")
         comparison = _Comparison(position, stored, groups, plugins, resamples=resamples if tries else 0, most=most)
         seen = [comparison.taken(position.batch(step, credit)), *map(comparison.other, conditions)]
         return Replay(
@@ -161,7 +161,8 @@ class _Comparison:
             config = position.context.config
             what = f"backend {config.backend.backend!r} on {config.backend.devices!r} gives no gradients"
             fix = "replay runs of backend local that train on one device"
-            raise BackendError(Problem(where=config.place("backend.backend"), what=what, fix=fix))
+            where = config.place("backend.backend")
+            raise BackendError(Problem(code="replay.no-gradients", where=where, what=what, fix=fix))
         self._backend, self._position, self._stored, self._plugins = position.backend, position, stored, plugins
         self._groups, self._most, self.resamples, self.passes = groups, most, resamples, 0
         self._folding = Folding(position.context.seeds) if resamples else None
@@ -183,7 +184,7 @@ class _Comparison:
         credit = condition.algorithm.assign(step, self._groups)
         if not credit.rows:
             what = f"{condition.name}: no group of step {step} is trained under it"
-            raise ConfigError(Problem(where="--try", what=printable(what), fix="leave this condition out"))
+            raise refused("--try", code="replay.untrained-condition", what=what, fix="leave this condition out")
         batch = self._position.batch(step, credit)
         seen, turn = self._seen(condition.name, batch, self._gradient(config, batch))
         weights = self._token_weights.of(config, batch) if self._token_weights else None
@@ -275,14 +276,16 @@ def parse_settings(text: str) -> dict[str, str]:
         path = key if "." in key else f"algorithm.{SHORT.get(key, key)}"
         where = f"--try {text!r}"
         if not (key and equals):
-            raise ConfigError(Problem(where=where, what=f"{part.strip()!r} is no KEY=VALUE", fix='write "loss=gspo"'))
+            what = f"{part.strip()!r} is no KEY=VALUE"
+            raise refused(where, code="replay.bad-condition", what=what, fix='write "loss=gspo"')
         if path.partition(".")[0] not in TABLES:
             what = f"{path} changes neither the credit of stored completions nor their loss"
             fix = f"give keys of {', '.join(f'[{table}]' for table in TABLES)}"
-            raise ConfigError(Problem(where=where, what=what, fix=fix))
+            raise refused(where, code="replay.foreign-key", what=what, fix=fix)
         found[path] = value
     if not found:
-        raise ConfigError(Problem(where="--try", what="names no key", fix='write --try "loss=gspo,advantage=rloo"'))
+        fix = 'write --try "loss=gspo,advantage=rloo"'
+        raise refused("--try", code="replay.bad-condition", what="names no key", fix=fix)
     return found
 
 
@@ -325,7 +328,8 @@ def changed_tables(
     dropped = [path for path, origin in origins.items() if str(origin).startswith("recipe ")]
     dropped += [path for path, part in PART_OF.items() if part in replaced]
     if MODE not in settings and set(MODES) & settings.keys():
-        dropped.append(MODE)  # a whole algorithm would override them
+        # A whole algorithm would override them.
+        dropped.append(MODE)
     for path in dropped:
         table, _, name = path.partition(".")
         if path not in settings:

@@ -16,7 +16,7 @@ from retrain.credit.algorithm import build_algorithm
 from retrain.kernel.contracts.algorithm import Algorithm, Credit
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.errors import CheckpointError, ConfigError, NonFiniteError, Problem, ResumeError
+from retrain.kernel.errors import CheckpointError, ConfigError, NonFiniteError, Problem
 from retrain.kernel.progress import train_fields
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, StopReason, TrainBatch
@@ -34,7 +34,8 @@ from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
 LOG = logging.getLogger("retrain")
-RELATIVE, ABSOLUTE = 1e-2, 1e-3  # rounding on another machine may change as much; another policy changes far more
+# Rounding on another machine may change as much; another policy changes far more.
+RELATIVE, ABSOLUTE = 1e-2, 1e-3
 MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")  # on record wherever the step was trained
 SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
 
@@ -122,15 +123,20 @@ class Position:
             try:
                 report = self.updates.train(self.batch(step, credit))
             except NonFiniteError:
-                report = None  # the run continued without this step, too
+                # The run continued without this step, too.
+                report = None
         self.algorithm.observe(step, groups, credit)
         found = agreement(stored.metrics, train_fields(report))
         if not found.is_close:
             what = f"trained on its stored tokens, step {step} has {found.worst}"
             why = "policy, data or code differ from the run's, so nothing after it can be replayed"
             fix = "replay on the machine and with the versions that ran; `retrain status RUN --resume` names changes"
-            raise ConfigError(Problem(where=printable(str(self.run)), what=what, why=why, fix=fix))
+            raise refused(self.run, code="replay.step-differs", what=what, why=why, fix=fix)
         return found
+
+
+def refused(where: Path | str, *, code: str, what: str, why: str = "", fix: str) -> ConfigError:
+    return ConfigError(Problem(code=code, where=printable(str(where)), what=printable(what), why=why, fix=fix))
 
 
 @contextmanager
@@ -141,13 +147,14 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     start = _start(run, manifest, step, known)
     overrides = [f"--set={path}={value}" for path, value in SILENT.items()]
     if start:
-        overrides.append("--set=model.adapter=")  # what training began with: the checkpoint has it all
+        # The run began with it; the checkpoint holds all of it.
+        overrides.append("--set=model.adapter=")
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
     devices = choose_devices(checked.config, plugins, manifest)
     config = devices.config
     if config.training.control == "no_update":
-        what = "is a control with no_update: none of its steps was trained"
-        raise ResumeError(Problem(where=printable(str(run)), what=what, fix="replay the run that it is a control of"))
+        what, fix = "is a control with no_update: no step was trained", "replay the run that it controls"
+        raise refused(run, code="replay.no-update", what=what, fix=fix)
     context = PluginContext(
         config=config,
         seeds=run_seeds(config, int(manifest["seed"])),
@@ -206,7 +213,7 @@ def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) 
         what = f"step {step} cannot be replayed; those that can: {there}"
         why = "" if step not in known else "supervised steps come before its first checkpoint, and keep no records"
         fix = f"give one of them: --step {replayable[-1]}" if replayable else "replay a run that has trained a step"
-        raise ConfigError(Problem(where=printable(str(run)), what=what, why=why, fix=fix))
+        raise refused(run, code="replay.unknown-step", what=what, why=why, fix=fix)
     return found.get(max((steps for steps in found if 0 <= steps <= step), default=-1))
 
 
@@ -260,7 +267,7 @@ def check_credit(stored: StoredStep, credit: Credit) -> None:
             what = f"credit of {token} was {was_A[at]:.9g} and is now {is_A[at]:.9g}"
             why = "a plugin of credit has changed since, or reads values that a run does not store"
             fix = "replay with the code that ran, see `inputs/` of the run"
-            raise ConfigError(Problem(where=f"step {stored.step}", what=what, why=why, fix=fix))
+            raise refused(f"step {stored.step}", code="replay.credit-differs", what=what, why=why, fix=fix)
 
 
 def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
@@ -282,9 +289,8 @@ def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
 def _completion(step: int, member: StoredCompletion) -> Completion:
     record, tokens = member.record, member.tokens
     if tokens.row is None:
-        raise ConfigError(
-            Problem(where=f"step {step}", what="its records hold no tokens of prompts", fix="replay another run")
-        )
+        what = "its records hold no tokens of prompts"
+        raise refused(f"step {step}", code="replay.no-prompt-tokens", what=what, fix="replay another run")
     row = tokens.row
 
     def spread(values_A: Floats | None) -> Floats | None:

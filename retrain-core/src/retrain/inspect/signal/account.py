@@ -68,7 +68,8 @@ def gain_of(run: Path, held_out: Mapping[int, float]) -> Gain | str:
         return Gain(points=points, interval=None, values_C=(points,), first=first, last=last)
     _, cluster_E = np.unique(before.clusters, return_inverse=True)
     sums_C, sizes_C = np.bincount(cluster_E, weights=rates_2E[1] - rates_2E[0]), np.bincount(cluster_E)
-    values_C = 100.0 * sums_C / sizes_C.mean()  # their mean is the mean over examples, whatever the clusters' sizes
+    # Their mean is the mean over examples, whatever the clusters' sizes.
+    values_C = 100.0 * sums_C / sizes_C.mean()
     return _gain(values_C, first, last)
 
 
@@ -114,6 +115,7 @@ def cost_per_point(costs: Floats, gain: Gain) -> CostPerPoint:
     var_x = float(x.var(ddof=1)) if n > 1 else 0.0
     cov = float(np.cov(x, points)[0, 1]) if n > 1 else 0.0
     a, b, c = mean_y**2 - squared, mean_x * mean_y - t2_n * cov, mean_x**2 - t2_n * var_x
+    # Rounding may make the discriminant of a certain gain slightly negative.
     root = math.sqrt(max(0.0, b * b - a * c))
     return CostPerPoint(value=value, interval=((b - root) / a, (b + root) / a), at_least=None)
 

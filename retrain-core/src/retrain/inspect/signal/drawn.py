@@ -26,7 +26,8 @@ from retrain.records.run import Run
 
 Ints = NDArray[np.int64]
 _PROMPT, _OUTCOME, _REWARD = b', "prompt": ', b', "outcome": "', b', "reward": '
-_LAST = b', "top_surprisal_tokens": '  # its tokens are text, so nothing after the true one looks like it
+# Its tokens are text, so nothing after the true one looks like it.
+_LAST = b', "top_surprisal_tokens": '
 OUTCOMES = tuple(Outcome)
 DECILES = 10
 STORED = ("lengths", "advantages", "logprobs", "entropies", "planning")
@@ -281,6 +282,7 @@ def read_credit(run: Run, drawn: Drawn) -> CreditShares:
         zero_N[start:stop] = np.bincount(owner_A[credit_A == 0.0], minlength=stop - start)
         credit_N[start:stop] = np.bincount(owner_A, weights=credit_A, minlength=stop - start)
         is_trained_A = drawn.is_trained_N[start:stop][owner_A]
+        # Half-precision samplers report log-probabilities slightly above 0.
         logprobs_T, credit_T = np.minimum(arrays["logprobs"][is_trained_A], 0.0), credit_A[is_trained_A]
         columns = (np.ones_like(credit_T), credit_T, -credit_T * np.expm1(logprobs_T))
         for name, stored in (("surprisal", "logprobs"), ("entropy", "entropies"), ("planning", "planning")):

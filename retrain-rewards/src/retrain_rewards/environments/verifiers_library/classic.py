@@ -46,8 +46,9 @@ class Classic:
                 if base.__name__ in FOREIGN:
                     what = f"{self.settings.id!r} is a {base.__name__} and needs {FOREIGN[base.__name__]}"
                     fix = "choose an environment of text and tools that run in this process"
-                    raise self.settings.problem("id", what, fix=fix)
-            part.timeout_seconds = None  # it would count the time of the policy; timeout_s does not
+                    raise self.settings.problem("id", code="environment.foreign-runtime", what=what, fix=fix)
+            # It would count the time of the policy; `timeout_s` does not.
+            part.timeout_seconds = None
             part.logger.addFilter(lambda record: "TurnLimitError" not in record.getMessage())
         self._rows = self._read()
         for place in range(len(self._rows)):
@@ -70,7 +71,8 @@ class Classic:
             return
         row = dict(self._rows[self._tasks.handles[episode.example.id]])
         if isinstance(row.get("task"), str):
-            del row["task"]  # a name in older data sets, where the library expects an encoded table
+            # A name in older data sets, where the library expects an encoded table.
+            del row["task"]
         state = await self._env.rollout(row, PolicyClient(episode), MODEL, {})
         error = state.get("error")
         if error is not None and episode.hit_turn_limit:
@@ -102,7 +104,8 @@ class Classic:
             await rubric.cleanup(state)
 
     def _made(self) -> Any:
-        os.environ.setdefault("VF_LOG_LEVEL", "WARNING")  # read when the library is imported
+        # Read when the library is imported.
+        os.environ.setdefault("VF_LOG_LEVEL", "WARNING")
         library = importlib.import_module("verifiers")
         importlib.import_module("datasets").disable_progress_bars()
         with _signals_kept():
@@ -113,10 +116,11 @@ class Classic:
                     raise
                 what = f"{self.settings.id!r} could not be made: {reason_of(error)}"
                 fix = "see [environment] args and the environment's own notes on keys and requirements"
-                raise self.settings.problem("id", what, fix=fix) from error
+                raise self.settings.problem("id", code="environment.not-made", what=what, fix=fix) from error
         if not (hasattr(env, "rollout") and hasattr(env, "rubric") and hasattr(env, "build_dataset")):
             what = f"load_environment of {self.module.__name__!r} returned a {type(env).__name__}, not an environment"
-            raise self.settings.problem("id", what, fix="use an environment of the verifiers library")
+            fix = "use an environment of the verifiers library"
+            raise self.settings.problem("id", code="environment.not-an-environment", what=what, fix=fix)
         return env
 
     def _read(self) -> Any:
@@ -124,14 +128,15 @@ class Classic:
             rows = self._env.build_dataset()
         except Exception as error:
             what = f"the data of {self.settings.id!r} could not be loaded: {reason_of(error)}"
-            raise self.settings.problem("id", what, fix="check [environment] args and the connection") from error
+            fix = "check [environment] args and the connection"
+            raise self.settings.problem("id", code="environment.tasks-unreadable", what=what, fix=fix) from error
         if rows is None:
             what = f"{self.settings.id!r} is for evaluation only: it has no training data set"
             fix = f"choose one that can be trained on, for example {TRAINABLE}"
-            raise self.settings.problem("id", what, fix=fix)
+            raise self.settings.problem("id", code="environment.evaluation-only", what=what, fix=fix)
         if not getattr(self._env, "score_rollouts", True):
-            what = f"{self.settings.id!r} does not score its rollouts"
-            raise self.settings.problem("id", what, fix="set score_rollouts = true in [environment] args")
+            what, fix = f"{self.settings.id!r} does not score its rollouts", "set score_rollouts = true in its args"
+            raise self.settings.problem("id", code="environment.unscored", what=what, fix=fix)
         return rows
 
     def _check_args(self) -> None:
@@ -143,7 +148,7 @@ class Classic:
             near = get_close_matches(unknown[0], list(parameters), n=1)
             fix = f"use {near[0]!r}" if near else f"known: {', '.join(parameters) or 'none'}"
             what = f"{self.settings.id!r} takes no argument {unknown[0]!r}"
-            raise self.settings.problem("args", what, fix=fix)
+            raise self.settings.problem("args", code="environment.unknown-argument", what=what, fix=fix)
 
 
 def _family(env: Any) -> list[Any]:

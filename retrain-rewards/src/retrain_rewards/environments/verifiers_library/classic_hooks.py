@@ -78,7 +78,8 @@ def _finite(rubric: Any, func: Callable[..., Any], state: State, value: float) -
     if math.isfinite(value):
         return value
     _fail(rubric, func, [state], f"returned {value}")
-    return 0.0  # the library multiplies with the weight, and 0 * nan would spoil the sum
+    # The library multiplies by the weight, and 0 * nan would spoil the sum.
+    return 0.0
 
 
 def _fail(rubric: Any, func: Callable[..., Any], states: Sequence[State], failure: str) -> None:

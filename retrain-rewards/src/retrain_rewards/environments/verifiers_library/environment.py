@@ -92,7 +92,8 @@ def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
 
 def _seed_generators(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)  # environments draw from the global generators, not from the run's
+    # Environments draw from the global generators, not from the run's.
+    np.random.seed(seed)
 
 
 def _generation(settings: Settings) -> Classic | Tasksets:
@@ -108,7 +109,8 @@ def _generation(settings: Settings) -> Classic | Tasksets:
         from retrain_rewards.environments.verifiers_library.tasksets import Tasksets
     except ImportError as error:
         what = f"the installed verifiers cannot be used: {reason_of(error)}"
-        raise settings.problem("id", what, fix=install_line("retrain-rewards", "verifiers")) from error
+        fix = install_line("retrain-rewards", "verifiers")
+        raise settings.problem("id", code="environment.library-unusable", what=what, fix=fix) from error
     return Tasksets(settings, module, is_classic=is_classic)
 
 
@@ -124,7 +126,8 @@ def find_module(settings: Settings) -> ModuleType:
         module = _module_name(settings)
         if module is None:
             what = f"{settings.id!r} was installed, but there is still no module {_candidates(settings)[-1]!r}"
-            raise settings.problem("id", what, fix="look up the name of the package on the hub")
+            fix = "look up the name of the package on the hub"
+            raise settings.problem("id", code="environment.module-missing", what=what, fix=fix)
     if module is None:
         installed = [name for name in installed_dependents("verifiers") if "retrain" not in name]
         near = get_close_matches(settings.name.replace("_", "-"), installed, n=3)
@@ -134,18 +137,21 @@ def find_module(settings: Settings) -> ModuleType:
         fix = 'install its package, or write the id with its owner ("owner/name") and set auto_install = true'
         if settings.hub_id:
             fix = f"set auto_install = true, or run: {manual_command(settings)}"
-        raise settings.problem("id", f"environment {settings.id!r} is not installed", why=why, fix=fix)
+        what = f"environment {settings.id!r} is not installed"
+        raise settings.problem("id", code="environment.not-installed", what=what, why=why, fix=fix)
     try:
         return importlib.import_module(module)
     except BaseException as error:  # a module may raise anything, and exit
         if isinstance(error, KeyboardInterrupt):
             raise
         what = f"importing {module!r} failed: {type(error).__name__}: {error}"
-        raise settings.problem("id", what, fix=f"make `python -c 'import {module}'` work") from error
+        fix = f"make `python -c 'import {module}'` work"
+        raise settings.problem("id", code="environment.import-failed", what=what, fix=fix) from error
 
 
 def _candidates(settings: Settings) -> tuple[str, ...]:
     module = settings.name.replace("-", "_")
+    # The library's own first, as its loader looks them up.
     return (f"{BUILT_IN}.{module.lower()}", module, module.lower())
 
 
@@ -159,7 +165,8 @@ def _module_name(settings: Settings) -> str | None:
     return None
 
 
-INSTALL_TIMEOUT_S = 300.0  # an environment may have a gigabyte of requirements
+# An environment may have a gigabyte of requirements.
+INSTALL_TIMEOUT_S = 300.0
 LIBRARY_INSTALLER = "verifiers.legacy.scripts.install"  # `vf-install`; only the classic generation has it
 
 
@@ -175,7 +182,8 @@ def install(settings: Settings) -> None:
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,  # it must not wait for input
+            # An installer that asks would wait for ever.
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -192,7 +200,7 @@ def install(settings: Settings) -> None:
             return
     what = f"installing {settings.hub_id!r} from the Prime Hub failed"
     fix = f"check the name and the connection, or install it by hand: {manual_command(settings)}"
-    raise settings.problem("auto_install", what, why=reason, fix=fix)
+    raise settings.problem("auto_install", code="environment.install-failed", what=what, why=reason, fix=fix)
 
 
 def _reason(output: str) -> str:

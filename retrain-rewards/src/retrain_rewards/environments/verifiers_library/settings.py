@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext, Problem
+from retrain.api import ConfigError, Example, LoadedData, Message, PluginContext
 from retrain_rewards.environments.episode import UnsupportedContentError, plain_data, plain_messages
+from retrain_rewards.faults import refused
 
 ENDLESS_TASKS = 1000  # taken from an endless taskset, unless the run wants more
 _ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*(?:@\w[\w.+-]*)?", re.ASCII)
@@ -46,15 +47,16 @@ class Settings:
         faults = []
         if _ID.fullmatch(settings.id) is None:
             fix = 'write "name", "owner/name" or "owner/name@version", for example "primeintellect/gsm8k"'
-            faults.append(settings.problem("id", f"{settings.id!r} is not the id of an environment", fix=fix))
+            what = f"{settings.id!r} is not the id of an environment"
+            faults.append(settings.problem("id", code="environment.bad-id", what=what, fix=fix))
         if settings.max_turns == 0:
-            fix = "use 1 or more, or -1 for as many as the environment allows"
-            faults.append(settings.problem("max_turns", "0 turns leave nothing to play", fix=fix))
+            what, fix = "0 turns leave nothing to play", "use 1 or more, or -1 for as many as the environment allows"
+            faults.append(settings.problem("max_turns", code="environment.no-turns", what=what, fix=fix))
         try:
             json.dumps(settings.args, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            fix = "use text, numbers, booleans, lists and tables only"
-            faults.append(settings.problem("args", f"is not plain data: {error}", fix=fix))
+            what, fix = f"is not plain data: {error}", "use text, numbers, booleans, lists and tables only"
+            faults.append(settings.problem("args", code="environment.bad-args", what=what, fix=fix))
         if faults:
             raise ConfigError(*(problem for fault in faults for problem in fault.problems))
         return settings
@@ -72,9 +74,8 @@ class Settings:
     def library_id(self) -> str:
         return self.id.split("@", 1)[0]
 
-    def problem(self, key: str, what: str, *, why: str = "", fix: str = "") -> ConfigError:
-        where = self.places.get(key, f"[environment] {key}")
-        return ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+    def problem(self, key: str, *, code: str, what: str, why: str = "", fix: str = "") -> ConfigError:
+        return refused(self.places.get(key, f"[environment] {key}"), code=code, what=what, why=why, fix=fix)
 
 
 ID_BYTES = 12
@@ -104,7 +105,8 @@ class Tasks:
             opening: str | list[Message] = prompt if isinstance(prompt, str) else plain_messages(prompt)
         except UnsupportedContentError as error:
             what = f"{self.settings.id!r} has tasks with {error}; only text is supported"
-            raise self.settings.problem("id", what, fix="choose an environment of text tasks") from error
+            fix = "choose an environment of text tasks"
+            raise self.settings.problem("id", code="environment.not-text", what=what, fix=fix) from error
         text = json.dumps(dict(identity), sort_keys=True, default=str)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=ID_BYTES).hexdigest()
         name = f"{self.settings.name}-{digest}"
@@ -122,8 +124,8 @@ class Tasks:
 
     def loaded(self, origin: str) -> LoadedData:
         if not self.examples:
-            what = f"{self.settings.id!r} has no tasks"
-            raise self.settings.problem("id", what, fix="check [environment] args: its split or filter may be empty")
+            what, fix = f"{self.settings.id!r} has no tasks", "check args: the split or filter may be empty"
+            raise self.settings.problem("id", code="environment.no-tasks", what=what, fix=fix)
         notes = [f"{self.settings.id}: {self.rows} tasks ({origin})"]
         duplicates = self.rows - len(self.examples)
         if duplicates:

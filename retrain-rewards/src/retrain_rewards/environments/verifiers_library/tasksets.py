@@ -23,7 +23,9 @@ from retrain_rewards.environments.verifiers_library.settings import Settings, Ta
 
 TURN_LIMIT = "max_turns"  # the library's own word for it
 CHAT = "retrain-chat"  # our harness, under the name that the library's loader finds it by
-CHAT_HARNESSES = ("bash", "null")  # the library's default, never an explicit choice, and its plain chat
+# The library's default, never an explicit choice, and its plain chat.
+CHAT_HARNESSES = ("bash", "null")
+# The library's own limit would count the time in which the policy samples.
 UNLIMITED_S = 1e9
 UNSCORED = ("setup_timeout", "finalize_timeout", "scoring_timeout")
 
@@ -73,6 +75,7 @@ class Tasksets:
             self._open = asyncio.get_running_loop().create_future()
             self._serving = asyncio.create_task(self._serve(self._open))
         await asyncio.shield(self._open)
+        # The library wants a server's address; `PolicyClient` takes its place, and nothing listens on port 9.
         nowhere = EvalClientConfig(base_url="http://127.0.0.1:9", api_key_var="RETRAIN_NO_KEY")
 
         def remember(trace: Any) -> None:
@@ -129,10 +132,11 @@ class Tasksets:
         if self.is_classic:
             version = installed_version("verifiers")
             what = f"{self.settings.id!r} is a classic environment, and verifiers {version} no longer knows these"
-            raise self.settings.problem("id", what, fix="pip install 'verifiers==0.3.1'")
+            fix = "pip install 'verifiers==0.3.1'"
+            raise self.settings.problem("id", code="environment.classic-unsupported", what=what, fix=fix)
         what = f"the module {self.module.__name__!r} is not an environment"
-        why = "it has neither load_environment nor a Taskset in __all__"
-        raise self.settings.problem("id", what, why=why, fix="check the id")
+        why, fix = "it has neither load_environment nor a Taskset in __all__", "check the id"
+        raise self.settings.problem("id", code="environment.not-an-environment", what=what, why=why, fix=fix)
 
     def _made(self) -> Any:
         from pydantic import ValidationError
@@ -153,12 +157,14 @@ class Tasksets:
         except ValidationError as error:
             found = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()]
             what = f"{self.settings.id!r} does not take these arguments: {'; '.join(found)}"
-            raise self.settings.problem("args", what, fix="correct them") from error
+            fix = "correct them"
+            raise self.settings.problem("args", code="environment.bad-args", what=what, fix=fix) from error
         except (ImportError, TypeError, ValueError, AttributeError) as error:
             if hasattr(error, "problems"):
                 raise
             what = f"{self.settings.id!r} could not be made: {reason_of(error)}"
-            raise self.settings.problem("id", what, fix="see [environment] args and its requirements") from error
+            fix = "see [environment] args and its requirements"
+            raise self.settings.problem("id", code="environment.not-made", what=what, fix=fix) from error
 
     def _role(self, kind: type[Any]) -> str:
         from verifiers.v1.configs.agent import AgentConfig
@@ -168,12 +174,14 @@ class Tasksets:
         roles = {name: field.default for name, field in fields.items() if isinstance(field.default, AgentConfig)}
         if len(roles) != 1:
             what = f"{self.settings.id!r} ({kind.__name__}) is played by {len(roles)} agents: {', '.join(roles)}"
-            raise self.settings.problem("id", what, fix="choose an environment with one agent")
+            fix = "choose an environment with one agent"
+            raise self.settings.problem("id", code="environment.several-agents", what=what, fix=fix)
         ((name, default),) = roles.items()
         harness = default.harness.id if default.harness is not None else default_harness_id(self.settings.library_id)
         if harness not in CHAT_HARNESSES:
             what = f"{self.settings.id!r} brings the harness {harness!r}, and only plain chats can be trained"
-            raise self.settings.problem("id", what, fix="choose an environment that is played in a chat")
+            fix = "choose an environment that is played in a chat"
+            raise self.settings.problem("id", code="environment.foreign-harness", what=what, fix=fix)
         return str(name)
 
     def _check_tools(self) -> None:
@@ -187,7 +195,8 @@ class Tasksets:
 
         if elsewhere := [one.config.runtime.type for one in toolsets if one.config.runtime.type != "subprocess"]:
             what = f"the tools of {self.settings.id!r} run in {elsewhere[0]!r}, and only local ones can be used"
-            raise self.settings.problem("id", what, fix="set the runtime of its tools to 'subprocess' in args")
+            fix = "set the runtime of its tools to 'subprocess' in args"
+            raise self.settings.problem("id", code="environment.remote-tools", what=what, fix=fix)
         fork_tool_servers(sorted({type(one).__module__ for one in toolsets}))
         try:
             asyncio.run(check_tool_servers(toolsets, self.settings.timeout_s))
@@ -196,7 +205,7 @@ class Tasksets:
             why = late if isinstance(error, TimeoutError) else reason_of(error)
             fix = "its module must end with `if __name__ == '__main__': YourToolset.run()`, and that must work"
             what = f"the tools of {self.settings.id!r} cannot be started"
-            raise self.settings.problem("id", what, why=why, fix=fix) from error
+            raise self.settings.problem("id", code="environment.tools-failed", what=what, why=why, fix=fix) from error
 
     def _read(self) -> Iterator[Any]:
         """Yield the tasks, at most `endless_tasks` of an endless taskset; ConfigError if they need more than a chat."""
@@ -209,13 +218,15 @@ class Tasksets:
             for task in tasks:
                 if needs_container or task.data.image is not None:
                     what = f"the tasks of {self.settings.id!r} need a container"
-                    raise self.settings.problem("id", what, fix="choose an environment of text tasks")
+                    fix = "choose an environment of text tasks"
+                    raise self.settings.problem("id", code="environment.foreign-runtime", what=what, fix=fix)
                 yield task
         except (OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError) as error:
             if hasattr(error, "problems"):
                 raise
             what = f"the tasks of {self.settings.id!r} could not be read: {reason_of(error)}"
-            raise self.settings.problem("id", what, fix="check [environment] args and the connection") from error
+            fix = "check [environment] args and the connection"
+            raise self.settings.problem("id", code="environment.tasks-unreadable", what=what, fix=fix) from error
 
 
 class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
@@ -237,7 +248,8 @@ class PolicyClient(Client):  # type: ignore[misc]  # the library has no stubs
         try:
             raw = await episode.complete(body.get("messages") or [], body.get("tools"))
         except TurnLimitError:
-            trace.stop("max_turns")  # so that the library sees an end, not a failure
+            # So that the library sees an end, not a failure.
+            trace.stop("max_turns")
             raise
         response = dialect.parse_response(dialect.validate_response(raw))
         response.raw = raw

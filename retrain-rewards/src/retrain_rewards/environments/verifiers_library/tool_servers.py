@@ -25,6 +25,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 LOOK_S = 0.02  # between two looks at a server that starts
 # What servers import when they start: up to 0.3 the library serves with FastMCP, later with MCPServer.
 PRELOADED = ("uvicorn", "httpx", "tenacity", "mcp.server.fastmcp", "mcp.server.mcpserver", "mcp.server.streamable_http")
+# A separate process forks them: a fork of this one would copy locks that its threads hold.
 CONTEXT = get_context("forkserver")
 
 
@@ -61,6 +62,7 @@ class _Server:
 
 async def _run_background(runtime: Any, argv: list[str], env: dict[str, str], log: str) -> None:
     """Start a server and wait until it listens; ToolsetError with its last output when it ends before that."""
+    # Code of the environment gets none of the run's keys, as with the library's own start.
     environ = {name: value for name, value in os.environ.items() if "API_KEY" not in name.upper()}
     environ |= runtime.process_env(env)
     path = runtime.workdir / log

@@ -17,9 +17,11 @@ from typing import Any
 from retrain_rewards.sandbox import values
 
 SLACK_BYTES, SLACK_ITEMS = 4096, 64
-BYTES_FACTOR, ITEMS_FACTOR = 16, 4  # a `1` may come as `["Fraction",1,1]`
+# A `1` may come as `["Fraction",1,1]`.
+BYTES_FACTOR, ITEMS_FACTOR = 16, 4
 SHOWN_CHARS = 80
-EXACT_CHARS = 5000  # of a fraction or a Decimal, whose arithmetic is not linear
+# Of a fraction or a Decimal, whose arithmetic is not linear.
+EXACT_CHARS = 5000
 ARRAYS = ("list", "tuple", "namedtuple", "range", "deque", "array", "ndarray", "dict_keys", "dict_values", "dict_items")
 HEADS = {"namedtuple": 2, "deque": 1, "array": 1}  # parts before the items
 DICTS = {"dict": 0, "Counter": 0, "OrderedDict": 0, "defaultdict": 1}
@@ -65,6 +67,7 @@ class _Comparison:
         self._leaves: dict[int, set[Any]] = {}
 
     def equal(self, reply: Any, expected: Any) -> bool:
+        # The expected value decides the kind, so that no reply chooses the comparison.
         if isinstance(expected, dict):
             return self._equal_dicts(reply, expected)
         if isinstance(expected, set | frozenset):
@@ -209,6 +212,7 @@ def _near(line: str, wanted: str, tolerance: float) -> bool:
         if one != other:
             if not (NUMBER.fullmatch(one) and NUMBER.fullmatch(other) and IS_FLOAT.search(other)):
                 return False
+            # As decimals: 0.1 in binary would already differ from the text by more than a tolerance of 0.
             value = Decimal(other)
             if abs(Decimal(one) - value) > Decimal(repr(tolerance)) * max(Decimal(1), abs(value)):
                 return False

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.api import Example, RewardError, value_at
+from retrain.api import Example, Problem, RewardError, value_at
 from retrain_rewards.verifiers.code.source import modules_read, unbound
 
 LAYOUTS = (
@@ -54,18 +54,21 @@ Test = StdinTest | CallTest | CodeTest
 def read_tests(example: Example, column: str, *, in_reference: bool) -> tuple[Test, ...]:
     value: Any = example.reference if in_reference else value_at(example.info, column)
     before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)  # the data are trusted, so a number in them may have more than 4,300 digits
+    # The data are trusted, so a number in them may have more than 4,300 digits.
+    sys.set_int_max_str_digits(0)
     try:
         tests = tuple(_read(_plain(value), example.info))
     except (ValueError, TypeError, LookupError, RecursionError, SyntaxError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise RewardError(f"the tests of example {example.id} cannot be read ({why}): they are {LAYOUTS}") from None
+        what = f"the tests of example {example.id} cannot be read: {type(error).__name__}: {error}"
+        raise RewardError(Problem(code="reward.unreadable-tests", what=what, fix=f"write them as {LAYOUTS}")) from None
     finally:
         sys.set_int_max_str_digits(before)
     if not tests:
-        raise RewardError(f"example {example.id} has no tests in {column!r}: every program would pass")
+        what = f"example {example.id} has no tests in {column!r}: every program would pass"
+        raise RewardError(Problem(code="reward.no-tests", what=what, fix="name their column in [reward] tests"))
     if all(isinstance(test, StdinTest) and not test.stdout.strip() for test in tests):
-        raise RewardError(f"the tests of example {example.id} expect no output: silence would pass")
+        what = f"the tests of example {example.id} expect no output: silence would pass"
+        raise RewardError(Problem(code="reward.silent-tests", what=what, fix="leave the example out"))
     return tests
 
 
@@ -111,7 +114,8 @@ def _json_call(function: str, arguments: Sequence[Any], expected: Any, keywords:
 
 def _pair(given: Any, expected: Any, function: str) -> Test:
     if function:
-        if isinstance(expected, list) and len(expected) == 1:  # the layout of APPS puts a value into a list
+        # The layout of APPS puts a value into a list.
+        if isinstance(expected, list) and len(expected) == 1:
             expected = expected[0]
         return _json_call(function, given, expected, {})
     texts = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in (given, expected)]

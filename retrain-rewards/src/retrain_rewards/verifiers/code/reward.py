@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from retrain.api import ConfigError, Example, Outcome, PluginContext, Problem, RewardError, Score
+from retrain.api import Example, Outcome, PluginContext, Problem, RewardError, Score
+from retrain_rewards.faults import refused
 from retrain_rewards.sandbox.checks import UNUSED
 from retrain_rewards.sandbox.inside import HEADER_BYTES, TEXT_CHARS
 from retrain_rewards.sandbox.process import Limits, Process, ProcessEnded, ProcessFault
@@ -31,8 +32,8 @@ from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest
 from retrain_rewards.verifiers.code.source import FAULTS, FENCE, last_program, prelude, ready, unbound
 
 LOG = logging.getLogger("retrain")
-OWN_SHARE = 0.8  # of the scoring time limit: a program that is too slow is wrong, and no failed score
-NUMPY_FIX = "pip install numpy in this environment, or leave the key out"
+# Of the scoring time limit: a program that is too slow is wrong, and no failed score.
+OWN_SHARE = 0.8
 PROCESSES = re.compile(r"\b(multiprocessing|ProcessPoolExecutor|subprocess|os\.(fork|system|popen|posix_spawn))\b")
 NO_PROCESSES = " (the sandbox does not offer further processes, such as multiprocessing: use threads)"
 
@@ -66,6 +67,7 @@ class CodeReward:
             imports = prelude(unbound(source), has_numpy=self.numpy)
         except FAULTS as error:
             return _score(0.0, f"no program: {type(error).__name__}")
+        # Only where the filter of system calls is on; elsewhere processes work, and are not to blame.
         hint = NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
         passed, detail = 0, ""
         with Trial(self, source, imports, tests) as trial:
@@ -119,7 +121,8 @@ class Trial(AbstractContextManager["Trial"]):
         reply = self._process("script", *self.program).ask(test.stdin, deadline)
         size = int.from_bytes(reply[1 : 1 + HEADER_BYTES], "big")
         fault, output = (reply[1 + HEADER_BYTES :][part] for part in (slice(size), slice(size, None)))
-        if reply[:1] == b"1":  # it has started threads: the next test begins in another process
+        # It has started threads: the next test begins in another process.
+        if reply[:1] == b"1":
             self.close()
         if size:
             return fault.decode("utf-8", "replace")
@@ -148,7 +151,8 @@ class Trial(AbstractContextManager["Trial"]):
         program.send(None, deadline)
         reply = tests.ask((ready(test.source), list(test.names)), deadline, beside=program)
         if reply == UNUSED.encode():
-            raise RewardError(f"{UNUSED}: every program would pass")
+            what, fix = f"{UNUSED}: every program would pass", "let the tests call it, or leave them out"
+            raise RewardError(Problem(code="reward.unused-program", what=what, fix=fix))
         return reply.decode("utf-8", "replace")[: 4 * SHOWN_CHARS]
 
     def _process(self, part: str, *given: str) -> Process:
@@ -160,9 +164,11 @@ class Trial(AbstractContextManager["Trial"]):
             try:
                 process = reward.sandbox.process(reward.limits, link)
             except (ProcessFault, OSError) as error:
-                raise RewardError(f"the sandbox for a program could not be started: {error}") from error
+                what = f"the sandbox for a program could not be started: {error}"
+                raise RewardError(Problem(code="reward.sandbox-failed", what=what)) from error
             if link is not None:
-                link.close()  # so that the other process sees the end of this one
+                # So that the other process sees the end of this one.
+                link.close()
             self.processes[part] = process
             process.send((part, *given), self.deadline)
         return self.processes[part]
@@ -190,13 +196,13 @@ def make_code(context: PluginContext) -> CodeReward:
         sandbox = NO_SANDBOX
     else:
         what = f"reward 'code' runs programs that a model wrote, and there is no sandbox for them: {reason}"
-        raise ConfigError(Problem(where=config.place("reward.type"), what=what, fix=FIX))
+        raise refused(config.place("reward.type"), code="reward.no-sandbox", what=what, fix=FIX)
     if table.numpy:
         try:
             sandbox = with_numpy(sandbox)
         except ImportError as error:
-            what = f"programs cannot have numpy: {error}"
-            raise ConfigError(Problem(where=config.place("reward.numpy"), what=what, fix=NUMPY_FIX)) from None
+            what, fix = f"programs cannot have numpy: {error}", "pip install numpy in this environment, or leave it out"
+            raise refused(config.place("reward.numpy"), code="reward.no-numpy", what=what, fix=fix) from None
     if "boxed" in config.data.instruction:
         place = config.place("data.instruction")
         LOG.warning("%s requests a box, but reward 'code' reads a program: request one ```python block there", place)
