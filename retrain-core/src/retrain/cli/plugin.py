@@ -20,12 +20,7 @@ COMMANDS = (
     ("train", "init", "Write a starting configuration, for your own data too.", "start.command:command"),
     ("train", "explain", "Show the effect of a configuration, without model or data.", "explain:command"),
     ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
-    (
-        "extend",
-        "init-plugin",
-        "Generate a plugin: one file or a folder.",
-        "scaffold.init_plugin_command:command",
-    ),
+    ("extend", "init-plugin", "Generate a plugin: one file or a folder.", "scaffold.init_plugin_command:command"),
     ("tools", "man", "Read the manual: as text, JSON, man page or HTML.", "manual.command:command"),
     ("tools", "migrate-config", "Rewrite a configuration with keys of an earlier version.", "migrate:command"),
 )

@@ -179,7 +179,8 @@ def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_
             with scratch(file.parent) as folder:
                 (folder / file.name).write_text(text, encoding="utf-8")
                 shutil.move(folder / file.name, file)
-        except ConfigError:  # both files or none
+        # Both files or none: a module without its requested test would block the second try.
+        except ConfigError:
             for each in written:
                 each.unlink()
             raise
@@ -205,7 +206,7 @@ def search_path(folder: Path) -> str:
     what = f"{str(folder)!a} is not a folder that a plugin can be imported from"
     why = "names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine"
     fix = "give a folder below this one, named with letters, digits and underscores, such as plugins"
-    raise ConfigError(Problem(where="--output-dir", what=what, why=why, fix=fix))
+    raise ConfigError(Problem(code="plugin.folder-not-importable", where="--output-dir", what=what, why=why, fix=fix))
 
 
 def _print_block(title: str, lines: Sequence[str]) -> None:

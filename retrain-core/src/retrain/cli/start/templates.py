@@ -101,5 +101,5 @@ def template_text(plugins: Plugins, name: str, output: Path | None = None) -> tu
 def refuse_existing(file: Path) -> None:
     """ConfigError when the path exists, even as a dangling link."""
     if file.exists() or file.is_symlink():
-        fix = "remove it, or name another with --output FILE"
-        raise ConfigError(Problem(where=str(file), what="the file exists already; nothing was written", fix=fix))
+        what, fix = "the file exists already; nothing was written", "remove it, or name another with --output FILE"
+        raise ConfigError(Problem(code="init.file-exists", where=str(file), what=what, fix=fix))

@@ -25,7 +25,8 @@ from retrain.run.wandb_key import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
 from retrain.tools.installation import examine
 
-LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
+# Roughly the checkpoints of a LoRA run on a 4B model.
+LOW_DISK_BYTES = 5 * 10**9
 HUB_TIMEOUT_S = 10.0
 SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -132,7 +133,8 @@ def diagnose_reach(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     for path, name in SERVERS.items():
         urls = [url.strip() for url in config.value(path, "").split(",") if url.strip()]
         servers = [diagnose_server(name, url, needed=True) for url in urls]
-        if any(each.status == "ok" for each in servers):  # a run can begin with it
+        # One server that answers is enough for a run to start.
+        if any(each.status == "ok" for each in servers):
             servers = [each if each.status == "ok" else replace(each, status="warn") for each in servers]
         found += servers
     parts = {(part.kind, part.name) for part in selected_parts(config, plugins, registered_tables(plugins))}
@@ -188,7 +190,8 @@ def _on_the_hub(name: str, place: str) -> Diagnosis:
     except RepositoryNotFoundError:
         fix = "correct it; private models need `hf auth login`"
         return _missing("model", f"{place}: no model {name!r} on the hub", fix)
-    except Exception as error:  # a network fault, whose type depends on the client library inside the hub package
+    # A network fault, whose type depends on the client library inside the hub package.
+    except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             what = f"{place}: {name!r} is not in the cache, and the hub cannot be reached ({reason})"

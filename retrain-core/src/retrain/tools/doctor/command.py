@@ -31,7 +31,8 @@ from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
+# In nats: bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
+MAX_MEAN_GAP = 0.05
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8
 MAX_TOKENS = 64
@@ -66,8 +67,8 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
         config, source, findings = examine(arguments, plugins)
     gap: dict[str, Any] | None = None
     if logprobs and config is None:
-        fix = "give the file: `retrain doctor retrain.toml --logprobs`"
-        raise ConfigError(Problem(where="--logprobs", what="there is no configuration to train with", fix=fix))
+        what, fix = "there is no configuration to train with", "give the file: `retrain doctor retrain.toml --logprobs`"
+        raise ConfigError(Problem(code="doctor.no-configuration", where="--logprobs", what=what, fix=fix))
     if logprobs and config is not None and not any(finding.is_fatal for finding in findings):
         click.echo(f"Loading {config.model.model} to compare log-probabilities ...", err=True)
         with redirect_stdout(sys.stderr):
@@ -163,11 +164,12 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
         backend.close()
     if gap is None:
         what = f"backend {config.backend.backend!r} does not report its trainer's log-probabilities"
+        where = config.place("backend.backend")
         fix = "leave --logprobs out; each step of a run logs the gap as logprob_gap_mean"
-        raise BackendError(Problem(where=config.place("backend.backend"), what=what, fix=fix))
+        raise BackendError(Problem(code="doctor.logprobs-unreported", where=where, what=what, fix=fix))
     if math.isnan(gap.mean):
-        what = "some log-probabilities of sampler or trainer are not finite"
-        raise BackendError(Problem(what=what, fix="try another dtype or model"))
+        what, fix = "some log-probabilities of sampler or trainer are not finite", "try another dtype or model"
+        raise BackendError(Problem(code="doctor.logprobs-not-finite", what=what, fix=fix))
     return gap
 
 
@@ -179,7 +181,7 @@ def _sampler_logprobs(sample: Sample, config: Config) -> Floats:
         what = "the engine does not report log-probabilities of the distribution that it samples from"
         why = "a run recomputes them with the training model, and each step logs the gap as engine_gap_mean"
         where, fix = config.place("inference.logprobs"), "leave --logprobs out"
-        raise BackendError(Problem(where=where, what=what, why=why, fix=fix))
+        raise BackendError(Problem(code="doctor.engine-logprobs", where=where, what=what, why=why, fix=fix))
     return sample.logprobs_T
 
 
@@ -213,7 +215,8 @@ def examine(arguments: Sequence[str], plugins: Plugins) -> tuple[Config | None, 
 
 def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     found: list[Diagnosis] = []
-    given = {"config": config, "plugins": plugins}  # each hook is called on its own: a faulty one silences no other
+    given = {"config": config, "plugins": plugins}
+    # Not through pluggy, which ends at the first exception: a faulty plugin must not hide the findings of the others.
     for hook in reversed(plugins.pluggy.hook.retrain_diagnose.get_hookimpls()):
         try:
             answer: Sequence[Diagnosis] | None = hook.function(*(given[name] for name in hook.argnames))  # type: ignore[assignment]
