@@ -90,9 +90,15 @@ def command(
     With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
     code 1 when more than the allowed share is there. With --replay score again the texts on which a run's
     reward failed, with reward and limits of that run or of CONFIG; exit code 1 unless every text gets a verdict."""
-    _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
+    has_sets = contamination or model_probe
+    needed = {"words": (has_sets, "--contamination"), "allowed": (has_sets, "--contamination")}
+    needed["examples"] = (model_probe or not has_sets, "--model-probe")
+    for name, (is_read, other) in needed.items():
+        if not is_read and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what, fix = f"has no effect without {other}", f"add {other}, or remove it"
+            raise ConfigError(Problem(code="audit.option-unread", where=f"--{name}", what=what, fix=fix))
     if replay:
-        if contamination or model_probe or examples:
+        if has_sets or examples:
             raise click.UsageError("--replay excludes --contamination, --model-probe and --examples")
         results = replay_failures(replay.expanduser(), arguments, ctx.obj)
         lines = [printable(result.line()) for result in results]
@@ -100,7 +106,7 @@ def command(
         ctx.exit(EXIT_DONE if all(result.outcome == Outcome.SCORED for result in results) else EXIT_FAILED)
     config = load_checked(arguments, ctx.obj).config
     refuse_defaults(config, arguments)
-    if contamination or model_probe:
+    if has_sets:
         from retrain.run.backend import build_backend, choose_devices
         from retrain.tasks.audit.contamination import audit_contamination, report_lines
 
@@ -147,16 +153,6 @@ class Audited:
         return self.report.ok and (self.shadow is None or self.shadow.ok)
 
 
-def _refuse_unread(ctx: click.Context, *, contamination: bool, model_probe: bool) -> None:
-    """ConfigError for an option that the requested audit does not read."""
-    needed = {"words": (contamination, "--contamination"), "allowed": (contamination, "--contamination")}
-    needed["examples"] = (model_probe or not contamination, "--model-probe")
-    for name, (is_read, other) in needed.items():
-        if not is_read and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            what, fix = f"has no effect without {other}", f"add {other}, or remove it"
-            raise ConfigError(Problem(code="audit.option-unread", where=f"--{name}", what=what, fix=fix))
-
-
 def audit_config(config: Config, plugins: Plugins, examples: int | None = None) -> Audited:
     """Load tasks and verifier as a run does, and audit them on `examples`, or `[scoring] audit_examples` at most.
 
@@ -175,13 +171,8 @@ def audit_config(config: Config, plugins: Plugins, examples: int | None = None) 
         shadow = audit_tasks(tasks, tokenizer, settings, verifier) if verifier else None
     finally:
         tasks.verifier.close()
-    return Audited(
-        report=report,
-        rewards=tasks.verifier.names,
-        notes=tasks.notes,
-        shadow=shadow,
-        shadows=verifier.names if verifier else (),
-    )
+    shadows = verifier.names if verifier else ()
+    return Audited(report=report, rewards=tasks.verifier.names, notes=tasks.notes, shadow=shadow, shadows=shadows)
 
 
 def _show(audited: Audited) -> None:

@@ -10,10 +10,8 @@ from retrain.kernel.hooks import hookimpl
 TRAIN = "train"  # the command of a line without one
 COMPLETION = "--completion"
 VARIABLE = "_RETRAIN_COMPLETE"  # set by the scripts that the shells run on TAB
-PUBLIC_NAMES = {  # of the public retrain: they keep working
-    "backends": "plugins --kind backend",
-    "top": "status --follow --active",
-}
+# Commands of the public package: they keep working, so that its users need not relearn them at once.
+PUBLIC_NAMES = {"backends": "plugins --kind backend", "top": "status --follow --active"}
 COMMANDS = (
     ("train", "train", "Train with a TOML file (the default command).", "command_line:train"),
     ("train", "audit", "Try the reward on right and wrong texts, or on its failures.", "audit_command:command"),

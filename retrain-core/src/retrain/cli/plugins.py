@@ -70,7 +70,8 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
     """
     content = inventory(plugins, kinds=[KINDS[kind]] if kind else list(Kind))
     if kind == Kind.BACKEND:
-        content |= {"backends": backends(plugins), "promised": promised(plugins)}
+        rows = [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
+        content |= {"backends": rows, "promised": promised(plugins)}
     if arguments or DEFAULT_FILE.is_file():
         with redirect_stdout(sys.stderr):  # plugins may print when they are imported
             content |= _of_configuration(arguments, plugins, KINDS.get(kind or ""))
@@ -213,10 +214,6 @@ def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
                 status = f"error: {type(error).__name__}: {error}"
             found.append({"module": name, "file": module_file(name), "status": status})
     return found
-
-
-def backends(plugins: Plugins) -> list[dict[str, Any]]:
-    return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
 
 def promised(plugins: Plugins) -> list[dict[str, Any]]:

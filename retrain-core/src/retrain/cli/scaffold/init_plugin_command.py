@@ -15,19 +15,7 @@ from typing import Any
 
 import click
 
-from retrain.cli.scaffold.render import (
-    KINDS,
-    Names,
-    description_of,
-    kind_of,
-    names_from,
-    plain_text,
-    refuse_taken,
-    render_distribution,
-    render_file,
-    scratch,
-    slug,
-)
+from retrain.cli.scaffold import render
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -50,7 +38,7 @@ Exit codes: 0 written; 2 usage error, or the name, a file or the folder is taken
 
 
 @click.command("init-plugin", epilog=EPILOG)
-@click.option("--kind", "-k", metavar="KIND", help=f"{', '.join(map(slug, KINDS))}.")
+@click.option("--kind", "-k", metavar="KIND", help=f"{', '.join(map(render.slug, render.KINDS))}.")
 @click.option("--name", "-n", help="Name of the file or the distribution, and of the plugin.")
 @click.option(
     "--output-dir",
@@ -120,17 +108,21 @@ def _distribution(
             raise click.UsageError("a name is needed: add --name entropy-floor")
         return str(default if given is None else given)
 
-    chosen = kind_of(answer("Kind", kind, slug(Kind.TRANSFORM)))
-    names = names_from(answer("Name", name, None), where="--name")
-    refuse_taken(names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution])
+    chosen = render.kind_of(answer("Kind", kind, render.slug(Kind.TRANSFORM)))
+    names = render.names_from(answer("Name", name, None), where="--name")
+    render.refuse_taken(
+        names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution]
+    )
     given = {
-        "description": plain_text(answer("Description", description, description_of(chosen)), where="--description"),
-        "author": plain_text(answer("Author", author, _own_name()), where="--author"),
+        "description": render.plain_text(
+            answer("Description", description, render.description_of(chosen)), where="--description"
+        ),
+        "author": render.plain_text(answer("Author", author, _own_name()), where="--author"),
         "license": licence,
     }
     target = output_dir / names.distribution
-    with scratch(output_dir) as folder:
-        made, toml = render_distribution(chosen, names, folder, given)
+    with render.scratch(output_dir) as folder:
+        made, toml = render.render_distribution(chosen, names, folder, given)
         shutil.move(made, target)
     shown = str(target) if target.is_absolute() else f".{os.sep}{target}"
     commands = [f'{program("pip")} install -e "{shown}[dev]"', f"{program('pytest')} {shlex.quote(shown)}"]
@@ -162,21 +154,21 @@ def _own_name() -> str:
 
 
 def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_test: bool, as_json: bool) -> None:
-    chosen = kind_of(kind)
-    names = names_from(name, where="--name")
+    chosen = render.kind_of(kind)
+    names = render.names_from(name, where="--name")
     prefix = search_path(output_dir)
 
-    def files_of(wanted: Names) -> list[Path]:
+    def files_of(wanted: render.Names) -> list[Path]:
         test = Path("tests") / f"test_{wanted.module}_plugin.py"
         return [output_dir / f"{wanted.module}.py", *([test] if with_test else [])]
 
-    refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
+    render.refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
     files = files_of(names)
-    made = render_file(chosen, names, prefix)
+    made = render.render_file(chosen, names, prefix)
     written: list[Path] = []
     for file, text in zip(files, (made.module, made.test), strict=False):
         try:
-            with scratch(file.parent) as folder:
+            with render.scratch(file.parent) as folder:
                 (folder / file.name).write_text(text, encoding="utf-8")
                 shutil.move(folder / file.name, file)
         # Both files or none: a module without its requested test would block the second try.

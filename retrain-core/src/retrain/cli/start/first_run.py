@@ -199,21 +199,13 @@ def fit_to_machine(text: str, config: Config, prompts_PT: Sequence[Tokens], *, k
         "evaluation_s": sizes.evaluations_s(speed),
         "first_step_s": sizes.first_step_s(speed),
     }
-    values = {
-        name.replace("eval_", "eval.") if name.startswith("eval_") else f"training.{name}": value
-        for name, value in asdict(sizes).items()
-    }
-    return Fitted(text=_in_words(times_s), values=values, times_s=times_s)
-
-
-def _in_words(times_s: Mapping[str, float]) -> str:
-    run, training, evaluation, first = (
-        counted(max(1, math.ceil(seconds / 60)), "minute") for seconds in times_s.values()
-    )
-    parts = f"training {training}, evaluation {evaluation}; first step after {first}"
-    words = f"about {run} on this machine (measured): {parts}"
-    is_long = times_s["run_s"] > TOO_LONG_S
-    return f"{words}. Fewer steps, or a smaller model, would end within 30 minutes" if is_long else words
+    values = {f"training.{name}".replace("training.eval_", "eval."): each for name, each in asdict(sizes).items()}
+    run, steps, evaluations, first = (counted(max(1, math.ceil(s / 60)), "minute") for s in times_s.values())
+    words = f"about {run} on this machine (measured): training {steps}, evaluation {evaluations}"
+    words += f"; first step after {first}"
+    if times_s["run_s"] > TOO_LONG_S:
+        words += ". Fewer steps, or a smaller model, would end within 30 minutes"
+    return Fitted(text=words, values=values, times_s=times_s)
 
 
 # Sampling with the narrow batch; the wide one and training take a few times as long.

@@ -230,11 +230,8 @@ def _prompt(fields: Mapping[str, list[Any]], answer: str) -> tuple[str, str]:
     }
     if named := _named(PROMPTS, askable):
         return named, "by its name"
-    texts = {
-        name: fmean(len(str(value)) for value in values)
-        for name, values in askable.items()
-        if _plain(name) not in ANSWERS
-    }
+    rest = {name: values for name, values in askable.items() if _plain(name) not in ANSWERS}
+    texts = {name: fmean(len(str(value)) for value in values) for name, values in rest.items()}
     longest = max(texts, key=texts.__getitem__, default="")
     if longest and all(texts[longest] >= LONGER * length for name, length in texts.items() if name != longest):
         return longest, "by its content: the longest text"

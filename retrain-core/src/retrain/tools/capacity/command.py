@@ -125,13 +125,9 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
-            what, fix = (
-                f"the pilot of {steps} steps failed with exit code {done.returncode}",
-                "fix that, then try again",
-            )
-            raise BackendError(
-                Problem(code="capacity.pilot-failed", where="capacity --pilot", what=what, why=tail, fix=fix)
-            )
+            where, fix = "capacity --pilot", "fix that, then try again"
+            what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
+            raise BackendError(Problem(code="capacity.pilot-failed", where=where, what=what, why=tail, fix=fix))
         manifest = Run(Path(log_dir)).started_manifest()
     measured = manifest["capacity"]["measured"]
     return Past(

@@ -50,7 +50,14 @@ def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
         fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
         name, is_needed = f"plugin {failure.owner}", config is None
         found.append(Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=is_needed))
-    found += _clashes(plugins, selected)
+    used = {(part.kind, part.name) for part in selected}
+    for kind in Kind:
+        for name in dict.fromkeys(entry.spec.name for entry in plugins.registered(kind)):
+            owners = [entry.owner for entry in plugins.find(kind, name)]
+            if len(owners) > 1 and (kind, name) not in used:
+                detail = f"provided twice: by {' and by '.join(map(str, owners))}; this configuration does not use it"
+                fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
+                found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
     for part in selected:
         name = f"{part.kind} {part.name}"
         if part.problem is None:
@@ -66,20 +73,6 @@ def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     wanted = {name: (f"recorder {name!r}", name in recorders) for name in ("wandb", "tensorboard", "trackio", "mlflow")}
     wanted["ray"] = "launcher 'ray'", launcher == "ray"
     return [diagnose_extra(CORE, name, purpose=purpose, needed=needed) for name, (purpose, needed) in wanted.items()]
-
-
-def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
-    needed = {(part.kind, part.name) for part in selected}
-    found = []
-    for kind in Kind:
-        names = dict.fromkeys(entry.spec.name for entry in plugins.registered(kind))
-        for name in names:
-            owners = [entry.owner for entry in plugins.find(kind, name)]
-            if len(owners) > 1 and (kind, name) not in needed:
-                detail = f"provided twice: by {' and by '.join(map(str, owners))}; this configuration does not use it"
-                fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
-                found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
-    return found
 
 
 def _missing(name: str, detail: str, fix: str) -> Diagnosis:
@@ -153,7 +146,17 @@ def _model(config: Config, plugins: Plugins) -> Diagnosis:
         return _missing("model", error.problems[0].what, error.problems[0].fix)
     folder = Path(located or name).expanduser()
     if located is not None or folder.is_dir():
-        return _in_folder(folder, place)
+        try:
+            json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            names = {entry.name for entry in folder.iterdir()}
+        except (OSError, ValueError) as error:
+            reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
+            fix = "give a folder that save_pretrained() wrote and that you can read"
+            return _missing("model", f"{place}: {reason}", fix)
+        if not names.intersection(TOKENIZER_FILES):
+            fix = "save the tokenizer there: save_pretrained()"
+            return _missing("model", f"{place}: {folder} holds no tokenizer", fix)
+        return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
     if name.startswith("builtin:"):
         fix = "retrain-local ships builtin:tiny: install it, or unblock it"
         return _missing("model", f"{place}: no plugin ships {name!r}", fix)
@@ -161,20 +164,6 @@ def _model(config: Config, plugins: Plugins) -> Diagnosis:
         fix = "give a model folder, a hub id, or builtin:tiny"
         return _missing("model", f"{place}: there is no folder {name!r}", fix)
     return _on_the_hub(name, place)
-
-
-def _in_folder(folder: Path, place: str) -> Diagnosis:
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names = {entry.name for entry in folder.iterdir()}
-    except (OSError, ValueError) as error:
-        reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
-        fix = "give a folder that save_pretrained() wrote and that you can read"
-        return _missing("model", f"{place}: {reason}", fix)
-    if not names.intersection(TOKENIZER_FILES):
-        fix = "save the tokenizer there: save_pretrained()"
-        return _missing("model", f"{place}: {folder} holds no tokenizer", fix)
-    return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
 
 
 def _on_the_hub(name: str, place: str) -> Diagnosis:

@@ -83,8 +83,8 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
         _show(findings)
         if logprobs and gap is None:
             click.secho("The log-probabilities were not compared: fix the rest first.", fg="yellow")
-        text, colour = _verdict(source, fatal)
-        click.secho(f"\n{text}", fg=colour, bold=bool(colour))
+        colour = "red" if fatal else "green" if source else None
+        click.secho(f"\n{_verdict(source, fatal)}", fg=colour, bold=bool(colour))
     if fatal:
         ctx.exit(EXIT_FAILED)
 
@@ -104,15 +104,14 @@ def _show(findings: Sequence[Diagnosis]) -> None:
             click.secho(fix, dim=is_unused, bold=not is_unused)
 
 
-def _verdict(source: str, fatal: Sequence[Diagnosis]) -> tuple[str, str | None]:
+def _verdict(source: str, fatal: Sequence[Diagnosis]) -> str:
     if source:
-        verb = "is" if len(fatal) == 1 else "are"
-        missing = f"{counted(len(fatal), 'thing')} that {source} needs {verb} missing or broken."
-        return (missing, "red") if fatal else (f"Everything that {source} needs is here.", "green")
+        missing = f"that {source} needs {'is' if len(fatal) == 1 else 'are'} missing or broken."
+        return f"{counted(len(fatal), 'thing')} {missing}" if fatal else f"Everything that {source} needs is here."
     if not fatal:
-        return "No configuration was given: `retrain doctor CONFIG` checks whether it can run here.", None
+        return "No configuration was given: `retrain doctor CONFIG` checks whether it can run here."
     broken = sum(finding.name.startswith("plugin ") for finding in fatal)
-    return f"{broken} of the installed plugins failed to load." if broken else "The installation is not whole.", "red"
+    return f"{broken} of the installed plugins failed to load." if broken else "The installation is not whole."
 
 
 def _safe(text: str) -> str:

@@ -113,10 +113,8 @@ class Opened:
             what, fix = "is there already", "give another folder with --into, or remove it"
             raise refused(error.filename or folder, code="rerun.folder-exists", what=what, fix=fix) from error
         except OSError as error:
-            what, fix = (
-                f"cannot be written: {error.strerror or error}",
-                "free space, or give another folder with --into",
-            )
+            what = f"cannot be written: {error.strerror or error}"
+            fix = "free space, or give another folder with --into"
             raise refused(error.filename or folder, code="rerun.unwritable", what=what, fix=fix) from error
 
     def _copy(self, archive: zipfile.ZipFile, name: str, stream: BinaryIO) -> None:

@@ -85,7 +85,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
             members[f"campaign/{name}"] = read_regular(folder / name)
         if (ledger := ledger_folder(folder) / LEDGER).is_file():
             members[f"campaign/{LEDGER}"] = read_regular(ledger)
-    model = runs[0].identity.get("model") or {}
+    model, name = runs[0].identity.get("model") or {}, str(tables.get("model", {}).get("model", ""))
     found.manifest = {
         "format": FORMAT,
         "kind": "campaign" if is_campaign else "run",
@@ -93,11 +93,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
         "retrain": __version__,
         "python": runs[0].record.get("python", ""),
         "hardware": runs[0].record.get("hardware", {}),
-        "model": {
-            "name": str(tables.get("model", {}).get("model", "")),
-            "digest": model.get("digest", ""),
-            "num_files": model.get("num_files", 0),
-        },
+        "model": {"name": name, "digest": model.get("digest", ""), "num_files": model.get("num_files", 0)},
         "wheels": software.wheels,
         "packages": software.packages,
         "placed": inputs.placed,
@@ -183,22 +179,16 @@ def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str
     if (run.folder / EVALUATION).is_file():
         evaluations = read_regular(run.folder / EVALUATION)
         found.members[f"{place}/{EVALUATION}"] = evaluations
-        notes = [] if margin is None else _width_notes(evaluations, margin)
-        found.notes += [note for note in notes if note not in found.notes]
+        rates = [] if margin is None else list(parsed(evaluations))
+        width = expected_half_width(final_rates(rates), len(rates[-1].get("correct") or ()) if rates else 0)
+        if margin is not None and margin < width < math.inf:
+            note = f"two runs that differ only in sampling have an interval of about ± {100 * width:.1f} points"
+            note += f" on these held-out examples: a margin of {100 * margin:g} points will hardly be shown"
+            found.notes += [note] if note not in found.notes else []
     elif margin is not None:
         what, fix = "was not evaluated on held-out examples: nothing can be tested", "leave --equivalence out"
         raise ConfigError(Problem(code="pack.not-evaluated", where=str(run.folder), what=what, fix=fix))
     return entry
-
-
-def _width_notes(evaluations: bytes, margin: float) -> list[str]:
-    records = list(parsed(evaluations))
-    samples = len(records[-1].get("correct") or ()) if records else 0
-    width = expected_half_width(final_rates(records), samples)
-    if width <= margin or math.isinf(width):
-        return []
-    interval = f"two runs that differ only in sampling have an interval of about ± {100 * width:.1f} points"
-    return [f"{interval} on these held-out examples: a margin of {100 * margin:g} points will hardly be shown"]
 
 
 def weights_of(run: Path) -> dict[str, str]:

@@ -193,9 +193,6 @@ class Leak:
     line: int
     what: str
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}"
-
 
 def leaks_in(name: str, content: bytes) -> Iterator[Leak]:
     """Yield every line with a secret; a binary file is searched only for the known values, and its line is 0."""

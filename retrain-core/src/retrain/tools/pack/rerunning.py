@@ -14,7 +14,7 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import FOLDER
 from retrain.records.manifest import LIBRARIES
-from retrain.records.reading import flattened, read_regular, table_of
+from retrain.records.reading import Record, flattened, read_regular, table_of
 from retrain.records.record_names import CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN
@@ -23,7 +23,6 @@ from retrain.tools.pack.archive import Contents, PackedRun
 from retrain.tools.pack.comparison import (
     Divergence,
     Equivalence,
-    Line,
     RunLines,
     divergence,
     equivalence,
@@ -139,7 +138,7 @@ class RunOutcome:
 
     run: PackedRun
     folder: Path
-    wanted: list[Line]
+    wanted: list[Record]
     reader: RunLines
     num_same: int = 0
     first: Divergence | None = None

@@ -228,13 +228,12 @@ def _pair(config: LoraConfig, file: TensorFile) -> tuple[tuple[LoraPair, ...], t
             others.append(info)
     if not sides:
         raise unusable(file.path, code="squeeze.no-factors", what="holds no LoRA factors", fix=FIX)
-    ordered = sorted(sides.items(), key=lambda item: _by_number(item[0]))
-    return tuple(_checked(config, file, module, found) for module, found in ordered), tuple(others)
 
+    def by_number(name: str) -> list[tuple[int, str]]:  # `layers.2` before `layers.10`
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key that puts `layers.2` before `layers.10`."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    ordered = sorted(sides, key=by_number)
+    return tuple(_checked(config, file, module, sides[module]) for module in ordered), tuple(others)
 
 
 def _checked(config: LoraConfig, file: TensorFile, key: str, found: Mapping[str, TensorInfo]) -> LoraPair:

@@ -135,10 +135,8 @@ def parse_request(arguments: Sequence[str], plugins: Plugins) -> Request:
 
 def _named(config: Config, settings: SqueezeTable) -> str:
     """Return the adapter that a configuration names, or ""; ConfigError with the key's location if it is missing."""
-    for path, adapter in (
-        ("squeeze.adapter_path", settings.adapter_path),
-        ("backend.adapter_path", config.backend.adapter_path),
-    ):
+    named = {"squeeze.adapter_path": settings.adapter_path, "backend.adapter_path": config.backend.adapter_path}
+    for path, adapter in named.items():
         if not adapter:
             continue
         if adapter.startswith(REMOTE):

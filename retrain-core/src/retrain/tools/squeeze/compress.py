@@ -68,7 +68,15 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
         raise unusable("rank", code="squeeze.bad-rank", what=what, fix=fix)
     adapter = read_adapter(path)
     folder = Path(output).expanduser()
-    _refuse_output(folder, adapter.folder)
+    what, fix = "", "choose a folder that does not exist yet"
+    if adapter.folder.resolve().is_relative_to(folder.resolve()):
+        what = "is the adapter to compress, or contains it"
+    elif folder.exists() and not folder.is_dir():
+        what = "is a file"
+    elif folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        what = "is not empty, and was not written by an earlier compression"
+    if what:
+        raise unusable(folder, code="squeeze.output-taken", what=what, fix=fix)
     kept_rank = min(rank, adapter.rank)
     writer = _Writer(adapter, kept_rank, solver_for(device))
     modules = [(pair.module, min(pair.rank, kept_rank)) for pair in adapter.pairs]
@@ -101,18 +109,6 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
         what, fix = f"cannot be written: {error.strerror or error}", "choose a writable folder with enough space"
         raise unusable(folder, code="squeeze.unwritable", what=what, fix=fix) from error
     return result()
-
-
-def _refuse_output(folder: Path, source: Path) -> None:
-    what, fix = "", "choose a folder that does not exist yet"
-    if source.resolve().is_relative_to(folder.resolve()):
-        what = "is the adapter to compress, or contains it"
-    elif folder.exists() and not folder.is_dir():
-        what = "is a file"
-    elif folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        what = "is not empty, and was not written by an earlier compression"
-    if what:
-        raise unusable(folder, code="squeeze.output-taken", what=what, fix=fix)
 
 
 class _Writer:

@@ -47,9 +47,6 @@ class LayerSpectrum:
         """Return the Frobenius norm of the update; its square is the update's energy."""
         return math.hypot(*self.singular_values_R)
 
-    def variance_at(self, rank: int) -> float | None:
-        return None if self.variance_R is None else float(self.variance_R[min(rank, self.rank) - 1])
-
     def as_data(self) -> dict[str, Any]:
         return {
             "module": self.module,
@@ -195,7 +192,10 @@ def _spectrum(adapter: Adapter, pair: LoraPair, solver: Solver, retention: float
 
 
 def _row(rank: int, layers: Sequence[LayerSpectrum]) -> RankRow:
-    learned = [(layer, value) for layer in layers if (value := layer.variance_at(rank)) is not None]
+    # From its own rank on, a layer keeps all.
+    learned = [
+        (each, float(each.variance_R[min(rank, each.rank) - 1])) for each in layers if each.variance_R is not None
+    ]
     values = [value for _, value in learned]
     largest = max(layer.norm for layer, _ in learned)
     # Relative to the largest, so that no square overflows; the common factor cancels in the mean.
