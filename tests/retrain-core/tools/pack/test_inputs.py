@@ -13,10 +13,12 @@ from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import FOLDER, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
 from retrain.records.identity.recorded import with_places
-from retrain.tools.pack.archive import FORMAT, Contents, open_pack, read_contents, write_pack
+from retrain.tools.pack.archive import Contents, open_pack, read_contents, write_pack
 from retrain.tools.pack.environment import chosen_files, lay_out
 from retrain.tools.pack.inputs import Inputs, collect_inputs
 from retrain.tools.pack.rerunning import differences
+from tests.kit import packs
+from tests.kit.problems import codes_in
 
 
 def recorded(run: Path, data: tuple[str, Path], weights: tuple[str, Path]) -> dict[str, Any]:
@@ -29,10 +31,8 @@ def recorded(run: Path, data: tuple[str, Path], weights: tuple[str, Path]) -> di
     write_inputs(run, identity)
     record = {"seed": 1, "identity": identity.summary(), "config": {"data": {"path": data[0]}}}
     named = [(["data", "path"], "data", str(data[1])), (["model", "model"], "model", str(weights[1].parent))]
-    keys = [
-        {"keys": keys, "sort": sort, "written": path, "absolute": path, "relative": "gone"}
-        for keys, sort, path in named
-    ]
+    entry = {"relative": "gone"}
+    keys = [{**entry, "keys": keys, "sort": sort, "written": path, "absolute": path} for keys, sort, path in named]
     record["paths"] = {"keys": keys}
     (run / "run.json").write_text(json.dumps(record))
     return record
@@ -54,28 +54,11 @@ def packed(run: Path) -> tuple[Contents, Inputs]:
     identity = with_places(stored_identity(run, record), record, run)
     tables = {"data": {"path": str(far / "sums.jsonl")}, "model": {"model": f"{far}/model"}}
     found = collect_inputs({"run": identity}, tables, most_bytes=1000, hide_secrets=False)
-    members = {
-        **found.members,
-        "config.toml": b"",
-        "run/metrics.jsonl": b"",
-        "run/run.json": json.dumps(record).encode(),
-    }
-    entry = {"name": "", "place": "run", "condition": "", "seed": 1, "steps": 0, "weights": {}}
+    members = {**packs.MEMBERS, **found.members, "run/run.json": json.dumps(record).encode()}
+    members["identity.json"] = json.dumps(identity).encode()
     inputs = {name: getattr(found, name) for name in ("placed", "left_out", "moved")}
-    manifest = {
-        "format": FORMAT,
-        "kind": "run",
-        "name": "n",
-        "python": "3.11.7",
-        "hardware": {},
-        "wheels": {},
-        "packages": {},
-        "runs": [{**entry, "identity": "identity.json"}],
-        "equivalence": None,
-        "verdict": None,
-        **inputs,
-    }
-    write_pack(run.parent / "p", manifest, {**members, "identity.json": json.dumps(identity).encode()})
+    runs = [{**packs.RUN, "identity": "identity.json"}]
+    write_pack(run.parent / "p", packs.manifest(runs=runs, **inputs), members)
     return read_contents(open_pack(run.parent / "p")), found
 
 
@@ -89,12 +72,13 @@ def test_a_large_file_is_found_where_the_run_had_it_or_asked_for_and_all_is_laid
     assert (work / "outside/1/model/w").read_bytes() == bytes(2000)
     assert (work / "outside/2/sums.jsonl").read_text() == "one\ntwo\n"
     (far / "model/w").write_bytes(bytes(1999) + b"x")
-    with pytest.raises(ConfigError, match="--data w=PATH"):
+    with pytest.raises(ConfigError) as missing:
         chosen_files(contents, {})
     for name in ("w", "outside/1/model/w"):
         assert chosen_files(contents, {name: run}) == {"outside/1/model/w": run}
-    with pytest.raises(ConfigError, match="no file 'other'"):
+    with pytest.raises(ConfigError) as unknown:
         chosen_files(contents, {"w": run, "other": run})
+    assert codes_in(missing) + codes_in(unknown) == ["rerun.file-missing", "rerun.unknown-file"]
 
 
 def test_a_row_of_a_file_that_was_moved_and_other_weights_are_named(run: Path) -> None:
