@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.cli.migrate import migrate
@@ -54,25 +54,15 @@ def expected(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_seven_keys_are_those_of_the_documented_options() -> None:
-    assert list(LEGACY_KEYS.values()) == [
-        *("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
-    ]
-    assert all(old == f"prime_rl_{new}" for old, new in LEGACY_KEYS.items())
+    names = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
+    assert {f"prime_rl_{name}": name for name in names} == LEGACY_KEYS
 
 
-def test_comments_and_layout_stay_and_a_comment_goes_with_its_key() -> None:
-    found = migrate(WITH_COMMENTS, "a.toml")
-    assert found.after == MIGRATED
-    assert found.legacy_keys == ("prime_rl_transport", "prime_rl_zmq_port")
-    assert found.options == {"transport": "zmq", "zmq_port": 5556}
-
-
-def test_a_second_migration_changes_nothing() -> None:
-    again = migrate(MIGRATED, "a.toml")
-    assert not again.legacy_keys
-    assert again.after == MIGRATED
-    assert again.diff() == ""
-    assert again.options == {"transport": "zmq", "zmq_port": 5556}
+def test_comments_and_layout_stay_a_comment_goes_with_its_key_and_a_second_migration_changes_nothing() -> None:
+    found, again = migrate(WITH_COMMENTS, "a.toml"), migrate(MIGRATED, "a.toml")
+    assert (found.after, found.legacy_keys) == (MIGRATED, ("prime_rl_transport", "prime_rl_zmq_port"))
+    assert found.options == again.options == {"transport": "zmq", "zmq_port": 5556}
+    assert (again.after, again.legacy_keys, again.diff()) == (MIGRATED, (), "")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +101,6 @@ def test_a_file_without_legacy_keys_comes_out_as_it_went_in(text: str) -> None:
     assert (found.after, found.legacy_keys) == (text, ())
 
 
-def test_line_ends_and_byte_order_mark_stay() -> None:
-    text = "\ufeff" + WITH_COMMENTS.replace("\n", "\r\n")
-    assert migrate(text, "a.toml").after == "\ufeff" + MIGRATED.replace("\n", "\r\n")
-
-
 def test_in_a_file_of_mixed_line_ends_every_old_line_keeps_its_own() -> None:
     text = '[backend]\r\nbackend = "prime_rl"\nprime_rl_zmq_hwm = 1\r\n\r\n[model]\nmodel = "x"\r\n'
     after = migrate(text, "a.toml").after
@@ -131,17 +116,17 @@ def test_the_difference_says_where_a_last_line_has_no_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
+    ("text", "place"),
     [
-        ("[backend\n", "not valid TOML"),
-        ("[backend]\nx = 1\nx = 2\n", "a.toml:3: not valid TOML"),
-        ("[backend]\nprime_rl_zmq_hwm = 1\noptions = 3\n", "must be a table"),
+        ("[backend\n", "a.toml:1"),
+        ("[backend]\nx = 1\nx = 2\n", "a.toml:3"),
+        ("[backend]\nprime_rl_zmq_hwm = 1\noptions = 3\n", "a.toml [backend] options"),
     ],
 )
-def test_what_cannot_be_migrated_is_said(text: str, fragment: str) -> None:
-    with pytest.raises(ConfigError, match=r"a\.toml") as caught:
+def test_a_file_that_cannot_be_migrated_is_refused_with_its_place(text: str, place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         migrate(text, "a.toml")
-    assert fragment in str(caught.value)
+    assert [problem.where for problem in caught.value.problems] == [place]
 
 
 VALUES = st.one_of(st.integers(-(2**62), 2**62), st.booleans(), st.text(max_size=8), st.floats(allow_nan=False))
@@ -150,6 +135,7 @@ TABLES = st.dictionaries(KEYS, VALUES, max_size=5)
 OPTIONS = st.dictionaries(st.sampled_from(list(LEGACY_KEYS.values())), VALUES, max_size=3)
 
 
+@settings(max_examples=50)
 @given(TABLES, OPTIONS | st.none(), TABLES, st.booleans())
 def test_any_document_says_the_same_afterwards(
     backend: dict[str, Any], options: dict[str, Any] | None, other: dict[str, Any], windows: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.cli.manual import markdown
@@ -37,6 +37,7 @@ class _Tags(HTMLParser):
         self.addresses += [value or "" for name, value in attrs if name in ("href", "src")]
 
 
+@settings(max_examples=40)
 @given(HOSTILE)
 def test_no_text_becomes_a_macro_of_the_man_page(text: str) -> None:
     page = man_page(text)
@@ -47,14 +48,13 @@ def test_no_text_becomes_a_macro_of_the_man_page(text: str) -> None:
         assert not re.search(r"\\(?!\[u[0-9A-F]{4,6}\]|f[BIR]|e|-|\(aq|\(ga|\(ha|\(ti|\(bu|\(dq|&)", line), line
 
 
+@settings(max_examples=40)
 @given(HOSTILE)
 def test_no_text_becomes_a_tag_of_the_html_page(text: str) -> None:
     tags = _Tags()
     tags.feed(html_page(text, title=text))
     assert not tags.seen & {"script", "iframe", "object", "link"}
-    assert not [
-        address for address in tags.addresses if address.lower().startswith(("javascript:", "data:", "vbscript:"))
-    ]
+    assert not [each for each in tags.addresses if each.lower().startswith(("javascript:", "data:", "vbscript:"))]
 
 
 @given(st.lists(st.lists(st.text(max_size=12), min_size=2, max_size=2), min_size=1, max_size=4))

@@ -17,16 +17,16 @@ from retrain.kernel.registry import Plugins
 @pytest.mark.parametrize(
     ("what", "wanted"),
     [
-        ("nonsense", "use one of: keys, "),
-        ("contract advntage", "use one of: advantage, "),
-        ("api os", "use one of: retrain.api, "),
-        ("checks advntage", "'advantage'"),
+        ("nonsense", "keys, "),
+        ("contract advntage", "advantage, "),
+        ("api os", "retrain.api, "),
+        ("checks advntage", "'adv"),
     ],
 )
 def test_what_cannot_be_generated_is_answered_with_what_can(what: str, wanted: str, plugins: Plugins) -> None:
     with pytest.raises(ConfigError) as caught:
         generator(plugins)(what)
-    assert wanted in str(caught.value)
+    assert wanted in caught.value.problems[0].fix
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=str)
