@@ -1,4 +1,4 @@
-"""`retrain init-plugin --distribution`: what it writes, what it asks, and that a failure leaves nothing behind."""
+"""`retrain init-plugin`, as one file or a distribution: what it writes and asks, and that a failure leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,188 +8,218 @@ import pty
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from retrain.cli.command_line import run
 from retrain.cli.scaffold.init_plugin_command import LICENSES
 from retrain.cli.scaffold.render import KINDS, slug
+from tests.kit.problems import codes_in
+
+Command = Callable[..., Any]
+WHOLE = ("init-plugin", "--distribution", "--no-input")
+FORMS = (WHOLE, ("init-plugin", "-k", "reward"))
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)  # other tests of this process had one
+def _other_tests_of_this_process_had_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
 def tree(folder: Path) -> list[str]:
-    """Everything below a folder, hidden files too."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """Every file and link below a folder, hidden ones too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file())
 
 
-def test_it_says_the_next_two_commands_and_the_toml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["init-plugin", "--distribution", "--name", "Entropy Floor"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "Wrote ./entropy-floor: transform 'entropy_floor'. Next:",
-        '  pip install -e "./entropy-floor[dev]"',
-        "  pytest ./entropy-floor",
-        "Then name it in your TOML:",
-        "  [algorithm]",
-        '  transform_mode = "entropy_floor"',
-        "  transform_params = { floor = 0.5 }",
-    ]
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (
+            ("--distribution", "--name", "Entropy Floor"),
+            [
+                "Wrote ./entropy-floor: transform 'entropy_floor'. Next:",
+                '  pip install -e "./entropy-floor[dev]"',
+                "  pytest ./entropy-floor",
+                "Then name it in your TOML:",
+                "  [algorithm]",
+                '  transform_mode = "entropy_floor"',
+                "  transform_params = { floor = 0.5 }",
+            ],
+        ),
+        (
+            ("-k", "transform", "-n", "entropy floor", "--with-test"),
+            [
+                "Wrote plugins/entropy_floor.py and tests/test_entropy_floor_plugin.py. Name it in your TOML:",
+                "  [algorithm]",
+                '  transform_mode = "entropy_floor.PLUGIN"',
+                "  transform_params = { floor = 0.5 }",
+                "Next:",
+                "  python -m pytest tests/test_entropy_floor_plugin.py",
+                "  retrain explain",
+            ],
+        ),
+    ],
+)
+def test_the_next_commands_and_the_toml_are_printed(
+    arguments: Sequence[str], lines: list[str], command: Command
+) -> None:
+    result = command("init-plugin", *arguments)
+    assert (result.code, result.out.splitlines()) == (0, lines)
 
 
-def test_json_alone_is_written_with_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(["init-plugin", "--distribution", "--name", "my-reward", "-k", "reward", "-o", "some/where", "--json"]) == 0
-    )
-    content = json.loads(capsys.readouterr().out)
-    assert content["kind"] == "reward"
-    assert content["folder"] == "some/where/my-reward"
-    assert "src/my_reward/reward.py" in content["files"]
-    assert tomllib.loads(content["toml"]) == {"reward": {"type": "my_reward", "params": {"tolerance": 1e-6}}}
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        f"some/where/my-reward/{file}" for file in content["files"]
-    }
+@pytest.mark.parametrize(
+    ("form", "selected", "file"),
+    [
+        (WHOLE, "close", "lab/parts/close/src/close/reward.py"),
+        (FORMS[1], "lab.parts.close.PLUGIN", "lab/parts/close.py"),
+    ],
+)
+def test_json_names_every_file_and_the_toml(
+    form: Sequence[str], selected: str, file: str, command: Command, tmp_path: Path
+) -> None:
+    content = json.loads(command(*form, "-k", "reward", "-n", "close", "-o", "lab/parts", "--json").out)
+    below = f"{content['folder']}/" if "folder" in content else ""
+    assert sorted(f"{below}{each}" for each in content["files"]) == tree(tmp_path)
+    assert file in tree(tmp_path)
+    assert tomllib.loads(content["toml"]) == {"reward": {"type": selected, "params": {"tolerance": 1e-6}}}
 
 
 @pytest.mark.parametrize("kind", [slug(kind) for kind in KINDS])
-def test_every_project_is_whole_and_holds_no_trace_of_the_template(kind: str, tmp_path: Path) -> None:
-    assert (
-        run(
-            [
-                "init-plugin",
-                "--distribution",
-                "--name",
-                "retrain-my-part",
-                "--kind",
-                kind,
-                "--author",
-                "Zoë O'Neil",
-                "--no-input",
-            ]
-        )
-        == 0
-    )
+def test_every_project_is_whole_and_its_example_is_the_one_of_a_single_file(
+    kind: str, command: Command, tmp_path: Path
+) -> None:
+    assert command(*WHOLE, "--name", "retrain-my-part", "--kind", kind, "--author", "Zoë O'Neil").code == 0
     project = tmp_path / "retrain-my-part"
-    for name in ("LICENSE", "README.md", ".gitignore", ".github/workflows/ci.yml", "src/retrain_my_part/py.typed"):
-        assert (project / name).is_file()
+    assert {"LICENSE", "README.md", ".gitignore", ".github/workflows/ci.yml"} < set(tree(project))
     for file in project.rglob("*"):
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        assert "cookiecutter" not in text, file
-        assert "{%" not in text, file
+        assert not [mark for mark in ("cookiecutter", "{%") if mark in text], file
         assert all(len(line) <= 120 for line in text.splitlines() if file.suffix != ".md"), file
     meta = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert meta["authors"] == [{"name": "Zoë O'Neil"}]
     assert meta["entry-points"] == {"retrain": {"retrain_my_part": "retrain_my_part.plugin"}}
     example = tomllib.loads((project / "example.toml").read_text(encoding="utf-8"))
-    assert "my_part" in str(example)
-    assert example["model"]["model"] == "builtin:tiny"
+    assert ("my_part" in str(example), example["model"]["model"]) == (True, "builtin:tiny")
+    assert command("init-plugin", "--kind", kind, "--name", "my_part", "--json").code == 0
+    own = (tmp_path / "plugins/my_part.py").read_text(encoding="utf-8").splitlines()
+    package = project / "src/retrain_my_part"
+    assert (package / "py.typed").is_file()
+    for line in (package / f"{kind.replace('-', '_')}.py").read_text(encoding="utf-8").splitlines():
+        assert line in own or line.startswith("from retrain.api import")
 
 
 @pytest.mark.parametrize("licence", LICENSES)
-def test_the_licence_is_the_chosen_one(licence: str, tmp_path: Path) -> None:
-    assert (
-        run(["init-plugin", "--distribution", "--name", "mine", "--license", licence, "--author", "Ada", "--no-input"])
-        == 0
-    )
+def test_the_licence_is_the_chosen_one(licence: str, command: Command, tmp_path: Path) -> None:
+    assert command(*WHOLE, "--name", "mine", "--license", licence, "--author", "Ada").code == 0
     first = {"Apache-2.0": "Apache License", "MIT": "MIT License", "BSD-3-Clause": "BSD 3-Clause License"}[licence]
     text = (tmp_path / "mine/LICENSE").read_text(encoding="utf-8")
-    assert text.strip().startswith(first)
-    assert ("Ada" in text) == (licence != "Apache-2.0")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--name", "../x"], "is a path, not a name"),
-        (["--name", "class"], "is a Python keyword"),
-        (["--name", "json"], "a module of the standard library"),
-        (["--name", ""], "an empty name"),
-        (["--name", "x" * 300], "has 300 characters"),
-        (["--name", "grpo", "--kind", "advantage"], "retrain-sepa 0.1.0 provides it"),
-        (["--name", "mine", "--kind", "transfrom"], "did you mean 'transform'?"),
-        (["--name", "mine", "--kind", "quux"], "use one of: advantage, transform"),
-        (["--name", "mine", "--author", "{{ 7 * 7 }}"], "is not allowed here"),
-        (["--name", "mine", "--description", 'a "quoted" word'], "is not allowed here"),
-        ([], "a name is needed"),
-    ],
-)
-def test_a_wrong_command_line_is_told_and_nothing_is_written(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["init-plugin", "--distribution", *arguments, "--no-input"]) == 2
-    shown = capsys.readouterr().err
-    assert told in shown
-    assert "fix:" in shown
-    assert tree(tmp_path) == []
+    assert (text.strip().startswith(first), "Ada" in text) == (True, licence != "Apache-2.0")
 
 
 @pytest.mark.parametrize("kind", ["planning", "data", "inference", "Data Source", "planning_detector"])
-def test_other_spellings_of_a_kind_are_understood(kind: str, tmp_path: Path) -> None:
-    assert run(["init-plugin", "--distribution", "--name", "mine", "--kind", kind, "--no-input"]) == 0
+def test_other_spellings_of_a_kind_are_understood(kind: str, command: Command, tmp_path: Path) -> None:
+    assert command(*WHOLE, "--name", "mine", "--kind", kind).code == 0
     assert (tmp_path / "mine").is_dir()
 
 
-@pytest.mark.parametrize("is_link", [False, True])
-def test_what_exists_is_left_alone(is_link: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if is_link:
-        (tmp_path / "mine").symlink_to("nowhere")
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ((*WHOLE, "--name", "../x"), "plugin.name-is-path", ""),
+        ((*FORMS[1], "--name", "../x"), "plugin.name-is-path", ""),
+        ((*WHOLE, "--name", "grpo", "--kind", "advantage"), "plugin.name-taken", "retrain-sepa 0.1.0"),
+        ((*FORMS[1], "-n", "numpy"), "plugin.name-taken", "numpy/__init__.py"),
+        ((*WHOLE, "--name", "mine", "--kind", "transfrom"), "plugin.unknown-kind", "'transform'"),
+        ((*WHOLE, "--name", "mine", "--kind", "quux"), "plugin.unknown-kind", "advantage, transform"),
+        ((*WHOLE, "--name", "mine", "--author", "{{ 7 * 7 }}"), "plugin.character-refused", "--author"),
+        ((*WHOLE, "--name", "mine", "--description", 'a "word"'), "plugin.character-refused", "--description"),
+        ((*FORMS[1], "-n", "mine", "-o", "../outside"), "plugin.folder-not-importable", "--output-dir"),
+        ((*FORMS[1], "-n", "mine", "-o", "my-plugins"), "plugin.folder-not-importable", "--output-dir"),
+        (WHOLE, "usage.bad-arguments", "--name"),
+        (FORMS[1], "usage.bad-arguments", "--name"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_and_nothing_is_written(
+    arguments: Sequence[str], code: str, named: str, command: Command, tmp_path: Path
+) -> None:
+    result = command(*arguments)
+    assert (result.code, codes_in(result.err), named in result.err) == (2, [code], True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "existing"),
+    [(WHOLE, "mine"), (WHOLE, "mine/x"), (FORMS[1], "plugins/mine.py"), (FORMS[1], "tests/test_mine_plugin.py")],
+)
+def test_nothing_is_overwritten(form: Sequence[str], existing: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / existing).parent.mkdir(exist_ok=True)
+    if existing == "mine":
+        (tmp_path / existing).symlink_to("nowhere")
     else:
-        (tmp_path / "mine").mkdir()
-    before = tree(tmp_path)
-    assert run(["init-plugin", "--distribution", "--name", "mine", "--no-input"]) == 2
-    assert "exists already; nothing was written" in capsys.readouterr().err
-    assert tree(tmp_path) == before
+        (tmp_path / existing).write_text("precious")
+    result = command(*form, "--name", "mine", *(["--with-test"] if form is not WHOLE else []))
+    assert (result.code, codes_in(result.err), tree(tmp_path)) == (2, ["plugin.name-taken"], [existing])
+    assert existing == "mine" or (tmp_path / existing).read_text() == "precious"
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    assert run(["init-plugin", "--distribution", "--name", "mine", "-o", "file/below", "--no-input"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert tree(tmp_path) == ["file"]
+@pytest.mark.parametrize(
+    ("form", "file"), [((*WHOLE, "-o", "file/below"), "file"), ((*FORMS[1], "--with-test"), "tests")]
+)
+def test_a_folder_that_cannot_be_written_gets_nothing_and_its_sister_neither(
+    form: Sequence[str], file: str, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text("no folder")
+    result = command(*form, "--name", "mine")
+    assert (result.code, codes_in(result.err), tree(tmp_path)) == (2, ["plugin.unwritable"], [file])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    assert run(["init-plugin", "--distribution", "--name", "mine", "-o", "closed", "--no-input"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert tree(closed) == []
-
-
-def test_nothing_is_left_when_rendering_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_when_rendering_fails(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("retrain.cli.scaffold.render.shutil.copytree", broken)
-    assert run(["init-plugin", "--distribution", "--name", "mine", "-o", "deep/er", "--no-input"]) == 130
-    assert tree(tmp_path) == []
+    assert command(*WHOLE, "--name", "mine", "-o", "deep/er").code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        ("own_parts.py", "own-parts"),
+        ("own_parts/__init__.py", "own-parts"),
+        ("own_parts/score.py", "own-parts"),
+        ("plugins/own_parts/__init__.py", "own_parts"),
+        ("lab/own_parts.py", "own_parts"),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_name_that_a_file_here_has_is_refused_with_the_file_and_a_free_name(
+    form: Sequence[str], holder: str, name: str, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "retrain.toml").write_text('[plugins]\nsearch_paths = ["lab", "plugins"]\n')
+    for file in (holder, "my_own_parts.py"):  # the second one is taken too
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+    before = tree(tmp_path)
+    result = command(*form, "-n", name)
+    assert (result.code, codes_in(result.err), tree(tmp_path)) == (2, ["plugin.name-taken"], before)
+    assert holder.removesuffix("/score.py") in result.err
+    assert "my-own-parts-2 is free" in result.err
+    assert command(*form, "-n", "my-own-parts-2").code == 0
 
 
 def test_the_home_folder_is_left_alone(tmp_path: Path) -> None:
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
-    (home / ".cookiecutterrc").write_text("default_context: {author: Somebody Else, kind: reward}", encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "retrain",
-        "init-plugin",
-        "--distribution",
-        "--name",
-        "mine",
-        "--no-input",
-        "--author",
-        "Ada",
-    ]
+    (home / ".cookiecutterrc").write_text("default_context: {author: Another Name, kind: reward}", encoding="utf-8")
+    command = [sys.executable, "-m", "retrain", *WHOLE, "--name", "mine", "--author", "Ada"]
     done = subprocess.run(command, cwd=work, env={**os.environ, "HOME": str(home)}, capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert tree(home) == [".cookiecutterrc"]
+    assert (done.returncode, tree(home)) == (0, [".cookiecutterrc"]), done.stderr
     assert 'authors = [{ name = "Ada" }]' in (work / "mine/pyproject.toml").read_text(encoding="utf-8")
 
 
@@ -209,8 +239,6 @@ def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
             break
     os.close(main)
     assert process.wait(60) == 0, shown.decode()
-    for word in (b"Kind [transform]", b"Name", b"Description [", b"Author ["):
-        assert word in shown
+    assert all(word in shown for word in (b"Kind [transform]", b"Name", b"Description [", b"Author ["))
     text = (tmp_path / "close-enough/pyproject.toml").read_text(encoding="utf-8")
-    assert 'description = "An own description."' in text
-    assert '"Ada"' in text
+    assert ('description = "An own description."' in text, '"Ada"' in text) == (True, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.cli.start.first_run import RUN_S, Sizes, Speed, fit
@@ -31,6 +31,7 @@ def test_two_cores_and_a_model_of_135_million_parameters() -> None:
     assert sizes.group_size >= 4
 
 
+@settings(max_examples=40)
 @given(
     sample=st.floats(1e-7, 0.1),
     train=st.floats(1e-7, 0.1),

@@ -23,48 +23,45 @@ SUMS = [{"prompt": f"What is {n} + 30?", "answer": str(n + 30)} for n in range(2
 SLOW = Speed(prefill_s=1e-3, decode_s=0.2, sample_s=0.02, train_s=0.02, start_s=20.0, prompt_tokens=40)
 
 
+def written(folder: Path) -> tuple[int, dict[str, Any]]:
+    content = tomllib.loads((folder / "retrain.toml").read_text())
+    return content["training"]["max_steps"], content["eval"]
+
+
 def test_a_slow_machine_gets_a_run_of_half_an_hour(
     command: Callable[..., Any], put: Callable[..., Path], tmp_path: Path, machine: SimpleNamespace
 ) -> None:
     put("tasks.jsonl", SUMS)
     machine.speed = SLOW
-    told = json.loads(command(*TINY, "--json").out)["time"]
-    assert told["is_measured"]
-    assert "(measured)" in told["text"]
-    assert told["first_step_s"] <= 180
-    assert told["run_s"] <= 1800
-    text = (tmp_path / "retrain.toml").read_text()
-    assert told["text"] in text
-    content = tomllib.loads(text)
-    assert content["training"]["max_steps"] < 70
-    assert content["eval"]["examples"] < 40
+    time = json.loads(command(*TINY, "--json").out)["time"]
+    assert (time["is_measured"], time["first_step_s"] <= 180, time["run_s"] <= 1800) == (True, True, True)
+    assert time["text"] in (tmp_path / "retrain.toml").read_text()
+    steps, evaluation = written(tmp_path)
+    assert (steps < 70, evaluation["examples"] < 40) == (True, True)
 
 
-def test_a_fast_machine_keeps_the_sizes_of_the_model(tmp_path: Path, put: Callable[..., Path], command: Any) -> None:
-    put("tasks.jsonl", SUMS)
-    assert "on this machine (measured): training" in command(*TINY).out
-    content = tomllib.loads((tmp_path / "retrain.toml").read_text())
-    assert (content["training"]["max_steps"], content["eval"]) == (70, {"every": 20, "examples": 40})
-
-
-def test_steps_of_the_user_stay(
-    command: Callable[..., Any], put: Callable[..., Path], tmp_path: Path, machine: SimpleNamespace
+@pytest.mark.parametrize(
+    ("speed", "options", "steps"),
+    [
+        (SLOW, ("--max-steps", "33"), 33),
+        (BackendError(Problem(where="capacity --pilot", what="the pilot failed", fix="-")), (), 70),
+    ],
+    ids=["steps-of-the-user-stay", "a-pilot-that-fails"],
+)
+def test_sizes_that_are_not_fitted_are_the_usual_ones(
+    speed: Any,
+    options: tuple[str, ...],
+    steps: int,
+    command: Callable[..., Any],
+    put: Callable[..., Path],
+    tmp_path: Path,
+    machine: SimpleNamespace,
 ) -> None:
     put("tasks.jsonl", SUMS)
-    machine.speed = SLOW
-    assert command(*TINY, "--max-steps", "33").code == 0
-    assert tomllib.loads((tmp_path / "retrain.toml").read_text())["training"]["max_steps"] == 33
-
-
-def test_a_pilot_that_fails_says_so_and_writes_the_usual_sizes(
-    command: Callable[..., Any], put: Callable[..., Path], tmp_path: Path, machine: SimpleNamespace
-) -> None:
-    put("tasks.jsonl", SUMS)
-    machine.speed = BackendError(Problem(where="capacity --pilot", what="the pilot failed", fix="-"))
-    done = command(*TINY)
-    assert done.code == 0
-    assert "not measured, because the pilot failed" in done.out
-    assert tomllib.loads((tmp_path / "retrain.toml").read_text())["training"]["max_steps"] == 70
+    machine.speed = speed
+    done = command(*TINY, *options)
+    assert (done.code, "not measured, because the pilot failed" in done.out) == (0, not options)
+    assert written(tmp_path)[0] == steps
 
 
 @pytest.mark.slow
