@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.squeeze import analyze_adapter
 from retrain.tools.squeeze.spectrum import ranks_to_test
+from tests.kit.problems import codes_in
 
 Make = Callable[..., Path]
 Factors = tuple[np.ndarray, np.ndarray]
@@ -30,11 +32,8 @@ def test_the_documented_layer(make_adapter: Make, documented_factors: Factors) -
     assert analyze_adapter(make_adapter({"q": documented_factors}, "b"), target_ranks=[3, 2]).recommended_rank == 3
 
 
-def test_the_mean_hides_the_worst_layer_and_both_are_told(
-    make_adapter: Make, documented_factors: Factors, factors_of: Callable[..., Factors]
-) -> None:
-    folder = make_adapter({"a": documented_factors, "b": factors_of(FALLING)})
-    analysis = analyze_adapter(folder, min_variance_retention=0.9)
+def test_the_mean_hides_the_worst_layer_and_both_are_told(make_adapter: Make, two_layers: dict[str, Factors]) -> None:
+    analysis = analyze_adapter(make_adapter(two_layers), min_variance_retention=0.9)
     one, two, four = analysis.rows
     assert [one.mean_variance, two.mean_variance] == pytest.approx([0.771683, 0.934209], abs=5e-7)
     assert [one.energy_variance, two.energy_variance] == pytest.approx([0.569061, 0.874866], abs=5e-7)
@@ -61,22 +60,15 @@ def test_where_ranks_differ_a_layer_keeps_all_from_its_own_on(
     assert [row.mean_variance for row in analysis.rows] == pytest.approx([0.3125, 0.625, 0.75, 1.0])
 
 
-def test_an_untrained_adapter_recommends_nothing(make_adapter: Make) -> None:
-    layer = (np.ones((4, 8)), np.zeros((6, 4)))
-    analysis = analyze_adapter(make_adapter({"a": layer, "b": layer}))
-    assert analysis.learned_nothing
-    assert analysis.recommended_rank is None
-    assert analysis.rows == ()
-    assert analysis.as_data()["recommended_rank"] is None
-
-
-def test_a_layer_without_an_update_counts_in_no_mean(make_adapter: Make, factors_of: Callable[..., Factors]) -> None:
-    layers = {"a": factors_of([4.0, 3.0, 2.0, 1.0]), "b": (np.ones((4, 8)), np.zeros((6, 4)))}
-    analysis = analyze_adapter(make_adapter(layers))
-    assert analysis.num_without_update == 1
-    assert not analysis.learned_nothing
+def test_a_layer_without_an_update_counts_in_no_mean(
+    make_adapter: Make, factors_of: Callable[..., Factors], idle_layer: Factors
+) -> None:
+    analysis = analyze_adapter(make_adapter({"a": factors_of([4.0, 3.0, 2.0, 1.0]), "b": idle_layer}))
+    assert (analysis.num_without_update, analysis.learned_nothing) == (1, False)
     assert [row.mean_variance for row in analysis.rows] == pytest.approx([16 / 30, 25 / 30, 1.0])
     assert analysis.layers[1].as_data()["rank_needed"] is None
+    idle = analyze_adapter(make_adapter({"a": idle_layer, "b": idle_layer}, "idle"))
+    assert (idle.learned_nothing, idle.recommended_rank, idle.rows) == (True, None, ())
 
 
 @pytest.mark.parametrize(
@@ -93,59 +85,51 @@ def test_tested_ranks(source: int, wanted: list[int], ranks: list[int]) -> None:
     assert ranks_to_test(source, wanted) == ranks
 
 
-def test_no_tested_rank_may_be_enough(make_adapter: Make, factors_of: Callable[..., Factors]) -> None:
+def test_no_tested_rank_may_be_enough_and_all_of_the_variance_may_be_wanted(
+    make_adapter: Make, factors_of: Callable[..., Factors], documented_factors: Factors
+) -> None:
     analysis = analyze_adapter(make_adapter({"a": factors_of([1.0] * 4)}), target_ranks=[1, 2])
-    assert analysis.recommended_rank is None
-    assert not analysis.learned_nothing
-
-
-def test_all_of_the_variance_can_be_asked_for(make_adapter: Make, documented_factors: Factors) -> None:
-    folder = make_adapter({"a": documented_factors})
-    assert analyze_adapter(folder, target_ranks=[2, 3, 4], min_variance_retention=1.0).recommended_rank == 3
+    assert (analysis.recommended_rank, analysis.learned_nothing) == (None, False)
+    whole = analyze_adapter(
+        make_adapter({"a": documented_factors}, "b"), target_ranks=[2, 3, 4], min_variance_retention=1.0, source_rank=4
+    )
+    assert (whole.recommended_rank, whole.source_rank) == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("code", "arguments"),
     [
-        ({"min_variance_retention": 0.0}, "not a share"),
-        ({"min_variance_retention": 95.0}, "not a share"),
-        ({"min_variance_retention": float("nan")}, "not a share"),
-        ({"target_ranks": [4, 0]}, "0 is not a rank"),
-        ({"source_rank": 8}, "has rank 4, .* says 8"),
+        *(("squeeze.bad-share", {"min_variance_retention": value}) for value in (0.0, 95.0, float("nan"))),
+        ("squeeze.bad-rank", {"target_ranks": [4, 0]}),
+        ("squeeze.source-rank", {"source_rank": 8}),
     ],
 )
 def test_arguments_that_make_no_sense(
-    arguments: dict[str, object], reason: str, make_adapter: Make, documented_factors: Factors
+    code: str, arguments: dict[str, Any], make_adapter: Make, documented_factors: Factors
 ) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        analyze_adapter(make_adapter({"a": documented_factors}), **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        analyze_adapter(make_adapter({"a": documented_factors}), **arguments)
+    assert codes_in(caught) == [code]
 
 
-def test_the_expected_source_rank_may_be_given(make_adapter: Make, documented_factors: Factors) -> None:
-    assert analyze_adapter(make_adapter({"a": documented_factors}), source_rank=4).source_rank == 4
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_are_errors(bad: float, make_adapter: Make, documented_factors: Factors) -> None:
-    a, b = documented_factors
-    b[0, 0] = bad
-    with pytest.raises(ConfigError, match=r"lora_B.weight holds 1 numbers"):
-        analyze_adapter(make_adapter({"q": (a, b)}))
-
-
-@pytest.mark.parametrize("size", [1e160, 1e80])
-def test_factors_too_large_to_be_multiplied_are_errors(
-    size: float, make_adapter: Make, documented_factors: Factors
+@pytest.mark.parametrize(
+    ("code", "size", "bad", "alpha"),
+    [
+        ("squeeze.weights-not-finite", 1.0, np.nan, 4.0),
+        ("squeeze.weights-not-finite", 1.0, np.inf, 4.0),
+        ("squeeze.factors-too-large", 1e160, 0.0, 4.0),
+        ("squeeze.factors-too-large", 1e80, 0.0, 4.0),
+        ("squeeze.update-too-large", 1e69, 0.0, 1e30),
+    ],
+)
+def test_numbers_that_cannot_be_measured_are_errors(
+    code: str, size: float, bad: float, alpha: float, make_adapter: Make, documented_factors: Factors
 ) -> None:
-    a, b = documented_factors
-    with pytest.raises(ConfigError, match="too large to be multiplied"):
-        analyze_adapter(make_adapter({"q": (size * a, size * b)}))
-
-
-def test_an_update_too_large_to_be_measured_is_an_error(make_adapter: Make, documented_factors: Factors) -> None:
-    a, b = documented_factors
-    with pytest.raises(ConfigError, match="too large to be measured"):
-        analyze_adapter(make_adapter({"q": (1e69 * a, 1e69 * b)}, lora_alpha=1e30))
+    a, b = (size * factor for factor in documented_factors)
+    b[0, 0] = bad or b[0, 0]
+    with pytest.raises(ConfigError) as caught:
+        analyze_adapter(make_adapter({"q": (a, b)}, lora_alpha=alpha))
+    assert codes_in(caught) == [code]
 
 
 def test_a_large_update_is_measured_like_a_small_one(make_adapter: Make, documented_factors: Factors) -> None:

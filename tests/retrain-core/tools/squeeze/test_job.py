@@ -14,6 +14,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.squeeze import auto_squeeze
 from retrain.tools.squeeze.job import run_job
 from retrain.tools.squeeze.table import SqueezeTable
+from tests.kit.problems import codes_in
 
 pytest.importorskip("plotly")
 Make = Callable[..., Path]
@@ -52,22 +53,20 @@ def test_an_output_path_compresses(
     assert any(line.startswith(f"Compressed to rank {rank} ") for line in result.lines())
 
 
-@pytest.mark.parametrize(("is_trained", "reason"), [(False, "learned no update"), (True, "no tested rank")])
-def test_compression_without_a_rank_is_refused(
-    is_trained: bool, reason: str, make_adapter: Make, documented_factors: Factors, tmp_path: Path
+def test_a_job_that_cannot_be_done_is_refused_and_writes_no_adapter(
+    make_adapter: Make, documented_factors: Factors, idle_layer: Factors, tmp_path: Path
 ) -> None:
-    a, b = documented_factors
-    folder = make_adapter({"q": (a, b if is_trained else 0 * b)})
-    settings = SqueezeTable(output_path=str(tmp_path / "out"), target_ranks=[1])
-    with pytest.raises(ConfigError, match=reason):
-        run_job(folder, settings, tmp_path / "report")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_report_that_cannot_be_written(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
-        run_job(make_adapter({"q": documented_factors}), SqueezeTable(), tmp_path / "file" / "report")
+    settings = SqueezeTable(output_path=str(tmp_path / "out"), target_ranks=[1])
+    for layer, report, code in (
+        (documented_factors, "report", "squeeze.no-rank"),
+        (idle_layer, "report", "squeeze.no-rank"),
+        (documented_factors, "file/report", "squeeze.unwritable"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            run_job(make_adapter({"q": layer}, f"{code}{report}{layer[1].any()}"), settings, tmp_path / report)
+        assert codes_in(caught) == [code]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_fault_of_wandb_is_told_and_the_analysis_stands(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from retrain.squeeze import analyze_adapter, compress_adapter
 from retrain.tools.squeeze.job import NO_PROMISE, analysis_lines, compressed_lines
 
 Make = Callable[..., Path]
 Factors = tuple[np.ndarray, np.ndarray]
-FALLING = [1.0, 0.1, 0.05, 0.01]
 
 
-def test_the_whole_table(make_adapter: Make, documented_factors: Factors, factors_of: Callable[..., Factors]) -> None:
-    folder = make_adapter({"a": documented_factors, "b": factors_of(FALLING)})
+def test_the_whole_table(make_adapter: Make, two_layers: dict[str, Factors]) -> None:
+    folder = make_adapter(two_layers)
     lines = analysis_lines(analyze_adapter(folder, min_variance_retention=0.9))
     assert lines == [
         f"LoRA-Squeeze: {folder}",
@@ -36,35 +37,33 @@ def test_the_whole_table(make_adapter: Make, documented_factors: Factors, factor
     ]
 
 
-def test_a_campaign_frames_it(make_adapter: Make, documented_factors: Factors) -> None:
-    lines = analysis_lines(analyze_adapter(make_adapter({"a": documented_factors})), framed=True)
+@pytest.mark.parametrize(
+    ("settings", "last"),
+    [
+        ({"min_variance_retention": 0.9995}, "Recommended rank: 4 (>= 99.95% variance retained)"),
+        ({"target_ranks": [1, 2]}, "Recommended rank: none of the tested ones (>= 95% variance retained)"),
+    ],
+)
+def test_the_recommendation_names_the_threshold_and_a_campaign_frames_it(
+    settings: dict[str, Any], last: str, make_adapter: Make, documented_factors: Factors
+) -> None:
+    lines = analysis_lines(analyze_adapter(make_adapter({"a": documented_factors}), **settings), framed=True)
     assert (lines[0], lines[-1]) == ("=" * 60, "=" * 60)
-    assert "Recommended rank: 4 (>= 95% variance retained)" in lines
-    assert not any(line.startswith("Least is kept") for line in lines)
+    assert any(line.startswith(last) for line in lines)
+    assert sum("<--" in line for line in lines) == ("target_ranks" not in settings)
+    assert not any("Least variance" in line for line in lines)
 
 
-def test_a_threshold_with_decimals(make_adapter: Make, documented_factors: Factors) -> None:
-    analysis = analyze_adapter(make_adapter({"a": documented_factors}), min_variance_retention=0.9995)
-    assert "Recommended rank: 4 (>= 99.95% variance retained)" in analysis_lines(analysis)
-
-
-def test_nothing_learned(make_adapter: Make) -> None:
-    lines = analysis_lines(analyze_adapter(make_adapter({"a": (np.ones((4, 4)), np.zeros((4, 4)))})))
+def test_nothing_learned(make_adapter: Make, idle_layer: Factors) -> None:
+    lines = analysis_lines(analyze_adapter(make_adapter({"a": idle_layer})))
     assert "Layers without an update, left out of every mean: 1" in lines
-    assert lines[-1].startswith("No update learned")
-    assert not any("Rank " in line for line in lines)
+    assert (lines[-1].startswith("No update learned"), any("Rank " in line for line in lines)) == (True, False)
 
 
-def test_no_tested_rank_is_enough(make_adapter: Make, documented_factors: Factors) -> None:
-    lines = analysis_lines(analyze_adapter(make_adapter({"a": documented_factors}), target_ranks=[1, 2]))
-    assert lines[-1].startswith("Recommended rank: none of the tested ones (>= 95% variance retained); source rank 4")
-    assert not any("<--" in line for line in lines)
-
-
-def test_names_cannot_steer_a_terminal(make_adapter: Make, documented_factors: Factors, factors_of) -> None:
-    layers = {"a\x1b[2Jb": documented_factors, "b": factors_of(FALLING)}
+def test_names_cannot_steer_a_terminal(make_adapter: Make, two_layers: dict[str, Factors]) -> None:
+    layers = {"a\x1b[2Jb": two_layers["a"], "b": two_layers["b"]}
     lines = analysis_lines(analyze_adapter(make_adapter(layers), target_ranks=[2], min_variance_retention=0.9))
-    assert "Least variance is kept in a�[2Jb: 87.10%" in lines
+    assert "Least variance is kept in a\ufffd[2Jb: 87.10%" in lines
 
 
 def test_the_compressed_adapter(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:

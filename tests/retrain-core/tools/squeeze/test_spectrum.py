@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import numpy as np
@@ -24,8 +23,7 @@ numbers = st.floats(-10, 10, allow_nan=False, width=32)
 def solver(request: pytest.FixtureRequest) -> Solver:
     if request.param == "numpy":
         return Solver()
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed")
+    pytest.importorskip("torch")
     from retrain.tools.squeeze.spectrum import TorchSolver
 
     return TorchSolver("cpu")
@@ -62,12 +60,7 @@ def test_the_documented_errors_of_the_best_approximation(
     found = float(np.linalg.norm(b @ a - small_b @ small_a))
     assert found == pytest.approx(error, abs=5e-7)
     assert found / np.linalg.norm(b @ a) == pytest.approx(relative, abs=5e-7)
-
-
-def test_the_factors_are_balanced(solver: Solver, documented_factors: Factors) -> None:
-    small_a, small_b, _ = solver.truncate(*documented_factors, 2)
-    assert np.linalg.norm(small_a) == pytest.approx(2.718551, abs=5e-7)
-    assert np.linalg.norm(small_b) == pytest.approx(2.718551, abs=5e-7)
+    assert rank != 2 or [np.linalg.norm(small_a), np.linalg.norm(small_b)] == pytest.approx([2.718551] * 2, abs=5e-7)
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(3, 3), (3, 20), (20, 3), (1, 1)])
@@ -98,12 +91,10 @@ def test_tall_factors_are_taken_in_blocks_and_nothing_changes(rank: int, random_
 
 
 def test_rounding_is_no_update() -> None:
-    a = np.ones((2, 4))
-    b = np.array([[1.0, -1.0], [3.0, -3.0]])
-    assert not Solver().singular_values(0.1 * a, b).any()
+    assert not Solver().singular_values(0.1 * np.ones((2, 4)), np.array([[1.0, -1.0], [3.0, -3.0]])).any()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(a=arrays(np.float64, (3, 5), elements=numbers), b=arrays(np.float64, (4, 3), elements=numbers))
 def test_shares_rise_to_one_whatever_the_orientation_and_scale(a: np.ndarray, b: np.ndarray) -> None:
     solver = Solver()
@@ -136,11 +127,9 @@ def test_the_error_is_that_of_eckart_and_young(a: np.ndarray, b: np.ndarray, ran
     assert np.linalg.norm(small_a) == pytest.approx(np.linalg.norm(small_b), abs=np.sqrt(tolerance))
 
 
-def test_cpu_needs_no_torch() -> None:
-    assert isinstance(solver_for("cpu"), Solver)
-
-
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_cpu_needs_no_torch_and_a_device_that_is_not_there_is_refused() -> None:
+    assert type(solver_for("cpu")) is Solver
     pytest.importorskip("torch")
-    with pytest.raises(ConfigError, match=r'device = "cpu"'):
+    with pytest.raises(ConfigError) as caught:
         solver_for("gpu:99")
+    assert caught.value.codes == ["squeeze.bad-device"]
