@@ -12,6 +12,7 @@ import pytest
 
 from retrain.kernel.plugins.missing import install_line
 from retrain.tools.squeeze import retrain_campaign_run_done, retrain_claim_config
+from tests.kit.problems import codes_in
 
 Make = Callable[..., Path]
 Command = Callable[..., Any]
@@ -90,21 +91,11 @@ def test_a_training_file_means_the_adapter_of_its_run(
     assert "LoRA-Squeeze: logs/mine/adapter/final" in result.out
 
 
-def test_a_place_in_a_file_is_told_with_its_line(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "retrain.toml").write_text("[squeeze]\nadapter_path = 'adapter'\n")
-    result = command()
-    assert result.code == 2
-    assert "retrain.toml:2 [squeeze] adapter_path: adapter: there is no such folder" in result.err
-
-
 @pytest.mark.parametrize(
     ("document", "is_claimed"),
     [
-        ({"squeeze": {"adapter_path": "a"}}, True),
         ({"squeeze": {"adapter_path": "a"}, "logging": {}, "model": {}}, True),
-        ({"squeeze": {"adapter_path": "a"}, "training": {}}, False),
-        ({"squeeze": {"adapter_path": "a"}, "algorithm": {}}, False),
-        ({"squeeze": {"adapter_path": "a"}, "campaign": {}}, False),
+        *(({"squeeze": {"adapter_path": "a"}, other: {}}, False) for other in ("training", "algorithm", "campaign")),
         ({"squeeze": {"min_variance_retention": 0.9}}, False),
         ({"squeeze": {"adapter_path": ""}}, False),
         ({"squeeze": 3}, False),
@@ -115,39 +106,39 @@ def test_which_files_are_claimed(document: dict[str, Any], is_claimed: bool) -> 
     assert (retrain_claim_config(document) is not None) is is_claimed
 
 
+ADAPTER = ("squeeze", "adapter")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "code", "named"),
     [
-        (("squeeze", "nowhere"), "no such folder"),
-        (("squeeze", "missing.toml"), "file not found"),
-        (("squeeze", "adapter", "--squeeze-target-ranks", "0"), "target_ranks"),
-        (("squeeze", "adapter", "--squeeze-target-ranks", "two"), "target_ranks"),
-        (("squeeze", "adapter", "--squeeze-device", "tpu"), "device"),
-        (("squeeze", "adapter", "--squeeze-source-rank", "8"), "source_rank says 8"),
-        (("squeeze", "adapter", "--squeeze-min-variance-retention", "95"), "min_variance_retention"),
-        (("squeeze", "adapter", "--squeeze-compres-to", "2"), "did you mean --squeeze-compress-to?"),
-        (("squeeze", "adapter", "second"), "unexpected argument 'second'"),
-        (("squeeze",), "no configuration in this folder"),
-        (("squeeze", "--lr", "1e-4"), "no adapter is named"),
-        (("squeeze", "adapter", "--eval"), "no parent folder is a run"),
-        (("squeeze", "adapter", "--squeeze-output-path", "adapter"), "is the adapter to compress"),
+        (("squeeze", "nowhere"), "", "nowhere: "),
+        (("squeeze", "missing.toml"), "", "missing.toml: "),
+        ((*ADAPTER, "--squeeze-target-ranks", "0"), "", "target_ranks"),
+        ((*ADAPTER, "--squeeze-target-ranks", "two"), "", "target_ranks"),
+        ((*ADAPTER, "--squeeze-device", "tpu"), "", "[squeeze] device"),
+        ((*ADAPTER, "--squeeze-source-rank", "8"), "squeeze.source-rank", "adapter: "),
+        ((*ADAPTER, "--squeeze-min-variance-retention", "95"), "", "min_variance_retention"),
+        ((*ADAPTER, "--squeeze-compres-to", "2"), "", "--squeeze-compress-to"),
+        ((*ADAPTER, "second"), "", "'second'"),
+        (("squeeze",), "", "retrain.toml: "),
+        (("squeeze", "--lr", "1e-4"), "squeeze.no-adapter", ""),
+        ((*ADAPTER, "--eval"), "squeeze.no-run", "adapter: "),
+        ((*ADAPTER, "--squeeze-output-path", "adapter"), "squeeze.output-taken", "adapter: "),
+        (("squeeze", "tinker://run/weights"), "squeeze.remote-adapter", install_line("retrain-tinker")),
     ],
 )
 def test_what_cannot_be_done_is_a_usage_error(
-    arguments: tuple[str, ...], reason: str, adapter: Path, command: Command
-) -> None:
-    result = command(*arguments)
-    assert result.code == 2
-    assert reason in result.err, result.err
-
-
-def test_a_tinker_path_without_its_distribution_says_what_to_install(
-    command: Command, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    code: str,
+    named: str,
+    adapter: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RETRAIN_BLOCK", "retrain-tinker")
-    result = command("squeeze", "tinker://run/weights")
-    assert result.code == 2
-    assert f"{install_line('retrain-tinker')}, or download" in result.err
+    result = command(*arguments)
+    assert (result.code, named in result.err, code in ["", *codes_in(result.err)]) == (2, True, True), result.err
 
 
 def test_in_a_campaign_the_first_run_is_squeezed(
