@@ -28,6 +28,8 @@ def test_measured_times_are_given_apart() -> None:
     assert found.total_s == pytest.approx(112.0)
     assert found.rows().keys() == {"training_time", "evaluation_time"}
     assert found.warning == ""
+    none = run_time(configured(), MEASURED)
+    assert (none.evaluation, none.evaluation_s, none.total_s, none.warning) == ("", 0.0, 100.0, "")
 
 
 def test_a_resumed_run_counts_the_steps_and_evaluations_that_are_left() -> None:
@@ -41,18 +43,13 @@ def test_a_resumed_run_counts_the_steps_and_evaluations_that_are_left() -> None:
 SMALL = st.integers(1, 40)
 
 
-@settings(max_examples=50)
-@given(
-    max_steps=st.integers(1, 300),
-    batch_size=SMALL,
-    group_size=SMALL,
-    every=st.integers(0, 300),
-    examples=st.integers(0, 2000),
-    samples=SMALL,
-    is_measured=st.booleans(),
-)
-def test_the_keys_that_a_warning_names_are_enough(*, is_measured: bool, **values: int) -> None:
-    past = MEASURED if is_measured else Past()
+RUNS = {"max_steps": st.integers(1, 300), "every": st.integers(0, 300), "examples": st.integers(0, 2000)}
+SIZES = dict.fromkeys(("batch_size", "group_size", "samples"), SMALL)
+
+
+@settings(max_examples=40)
+@given(values=st.fixed_dictionaries(RUNS | SIZES), past=st.sampled_from([MEASURED, Past()]))
+def test_the_keys_that_a_warning_names_are_enough(values: dict[str, int], past: Past) -> None:
     found = run_time(configured(**values), past)
     changes = {name: int(value) for name, value in re.findall(r"\] (\w+) = (\d+)", found.warning)}
     assert not run_time(configured(**values | changes), past).warning
@@ -80,11 +77,6 @@ def test_without_a_measurement_completions_decide_and_no_time_is_invented() -> N
     assert not run_time(configured(examples=16), Past()).warning
     shortest = configured(max_steps=1, batch_size=1, group_size=2, examples=8, samples=1)
     assert "set [training] max_steps = 4" in run_time(shortest, Past()).warning
-
-
-def test_no_evaluation_has_no_time() -> None:
-    found = run_time(configured(), MEASURED)
-    assert (found.evaluation, found.evaluation_s, found.total_s, found.warning) == ("", 0.0, 100.0, "")
 
 
 @pytest.mark.parametrize(("steps", "every"), [(70, 20), (40, 20), (7, 0), (1, 1), (3, 1)])

@@ -18,42 +18,38 @@ HERE = {"machine": platform.machine(), "cores": os.cpu_count()}
 MEASURED = {"median_step_time_s": 2.0, "peak_memory_bytes": 1000, "memory_at_start_bytes": 400}
 
 
-@pytest.fixture
-def config(load: Callable[..., Any]) -> Config:
-    found: Config = load("[training]\nbatch_size = 4\n")[0]
-    return found
+class History:
+    """A folder of runs: `add("a/b", training={"batch_size": 9}, measured={...}, hardware={...})` makes one."""
 
+    def __init__(self, config: Config, logs: Path) -> None:
+        self.config, self.logs = config, logs
 
-@pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    return tmp_path / "logs"
-
-
-@pytest.fixture
-def add(config: Config, logs: Path) -> Callable[..., None]:
-    """`add("a/b", training={"batch_size": 9}, measured={...}, hardware={...})`: a run folder."""
-
-    def write(name: str, *, measured: Any = MEASURED, hardware: Any = HERE, **tables: dict[str, Any]) -> None:
-        values = config.as_dict()
-        for table, changes in tables.items():
-            values[table] = {key: value for key, value in (values[table] | changes).items() if value is not None}
-        folder = logs / name
-        folder.mkdir(parents=True)
+    def add(self, name: str, *, measured: Any = MEASURED, hardware: Any = HERE, **tables: dict[str, Any]) -> None:
+        values = self.config.as_dict()
+        values |= {table: values[table] | changes for table, changes in tables.items()}
         content = {"config": values, "hardware": hardware, "capacity": {"measured": measured}}
-        (folder / "run.json").write_text(json.dumps(content))
+        self.write(name, json.dumps(content))
 
-    return write
+    def write(self, name: str, text: str) -> None:
+        (self.logs / name).mkdir(parents=True)
+        (self.logs / name / "run.json").write_text(text)
+
+    @property
+    def past(self) -> Past:
+        return past_runs(self.config, self.logs)
 
 
-def test_without_runs_nothing_is_known(config: Config, logs: Path) -> None:
-    assert past_runs(config, logs) == Past()
+@pytest.fixture
+def history(load: Callable[..., Any], tmp_path: Path) -> History:
+    return History(load("[training]\nbatch_size = 4\n")[0], tmp_path / "logs")
 
 
-def test_the_median_of_the_same_work_is_taken(config: Config, logs: Path, add: Callable[..., None]) -> None:
+def test_the_median_of_the_same_work_is_taken(history: History) -> None:
+    assert history.past == Past()
     for number, seconds in enumerate((1.0, 3.0, 50.0)):
-        add(f"campaign/runs/{number}", measured=MEASURED | {"median_step_time_s": seconds})
-    found = past_runs(config, logs)
-    assert found == Past(runs=3, median_step_time_s=3.0, peak_memory_bytes=1000, memory_at_start_bytes=400)
+        history.add(f"campaign/runs/{number}", measured=MEASURED | {"median_step_time_s": seconds})
+    expected = Past(runs=3, median_step_time_s=3.0, peak_memory_bytes=1000, memory_at_start_bytes=400)
+    assert history.past == expected
 
 
 @pytest.mark.parametrize(
@@ -66,22 +62,22 @@ def test_the_median_of_the_same_work_is_taken(config: Config, logs: Path, add: C
     ],
 )
 def test_evaluations_cost_as_measured_or_as_much_as_sampling(
-    further: dict[str, Any], seconds: float | None, config: Config, logs: Path, add: Callable[..., None]
+    further: dict[str, Any], seconds: float | None, history: History
 ) -> None:
-    add("a", measured=MEASURED | further)
-    assert past_runs(config, logs).eval_completion_s == (seconds and pytest.approx(seconds))
+    history.add("a", measured=MEASURED | further)
+    assert history.past.eval_completion_s == (seconds and pytest.approx(seconds))
 
 
-def test_other_work_says_only_what_an_idle_process_needs(config: Config, logs: Path, add: Callable[..., None]) -> None:
-    add("a", training={"batch_size": 9})
-    add("b", training={"lr": 0.5})  # changes neither time nor memory
-    found = past_runs(config, logs)
+def test_other_work_says_only_what_an_idle_process_needs(history: History) -> None:
+    history.add("a", training={"batch_size": 9})
+    history.add("b", training={"lr": 0.5})  # changes neither time nor memory
+    found = history.past
     assert (found.runs, found.median_step_time_s, found.memory_at_start_bytes) == (1, 2.0, 400)
-    add("bf16", model={"dtype": "bf16"})
-    assert past_runs(config, logs).runs == 1
-    found = past_runs(config, logs)
-    add("c", model={"model": "other"}, measured=MEASURED | {"memory_at_start_bytes": 10**9})
-    assert past_runs(config, logs) == found
+    history.add("bf16", model={"dtype": "bf16"})
+    assert history.past.runs == 1
+    found = history.past
+    history.add("c", model={"model": "other"}, measured=MEASURED | {"memory_at_start_bytes": 10**9})
+    assert history.past == found
 
 
 @pytest.mark.parametrize(
@@ -97,23 +93,15 @@ def test_other_work_says_only_what_an_idle_process_needs(config: Config, logs: P
         {"measured": dict.fromkeys(MEASURED, 1e300)},
     ],
 )
-def test_what_is_from_elsewhere_or_no_number_does_not_count(
-    changes: dict[str, Any], config: Config, logs: Path, add: Callable[..., None]
-) -> None:
-    add("a", **changes)
-    found = past_runs(config, logs)
+def test_what_is_from_elsewhere_or_no_number_does_not_count(changes: dict[str, Any], history: History) -> None:
+    history.add("a", **changes)
+    found = history.past
     assert (found.median_step_time_s, found.peak_memory_bytes) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"capacity": 3}', '{"capacity": {"measured": {}}}', "{" * 10**5])
-def test_a_damaged_manifest_is_passed_over(text: str, config: Config, logs: Path, add: Callable[..., None]) -> None:
-    add("good")
-    (logs / "bad").mkdir()
-    (logs / "bad" / "run.json").write_text(text)
-    assert past_runs(config, logs).runs == 1
-
-
-def test_a_circle_of_links_ends(config: Config, logs: Path, add: Callable[..., None]) -> None:
-    add("good")
-    (logs / "loop").symlink_to(logs, target_is_directory=True)
-    assert past_runs(config, logs).runs == 1
+def test_a_damaged_manifest_and_a_circle_of_links_are_passed_over(text: str, history: History) -> None:
+    history.add("good")
+    (history.logs / "loop").symlink_to(history.logs, target_is_directory=True)
+    history.write("bad", text)
+    assert history.past.runs == 1

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from retrain.text.amounts import size
 from retrain.tools.capacity.workload import Schedule, schedule_of, workload_of
 
 CAMPAIGN = """
@@ -41,24 +40,13 @@ def test_a_campaign_runs_as_many_at_a_time_as_it_has_workers(
     assert schedule.parallelism == parallelism
 
 
-def test_a_campaign_without_steps_takes_those_of_training(load: Callable[..., Any]) -> None:
-    text = CAMPAIGN.format(parallel="false", workers=0)
+def test_a_campaign_without_steps_takes_those_of_training_and_a_run_is_one_run(load: Callable[..., Any]) -> None:
+    text, plain = CAMPAIGN.format(parallel="false", workers=0), "[training]\nmax_steps = 7\n"
     assert schedule_of(load(text.replace("max_steps = 50\n", ""))[0]).max_steps == 7
     assert schedule_of(load(text, "--max-steps", "9")[0]).max_steps == 9
-
-
-def test_a_plain_run_is_one_run(load: Callable[..., Any]) -> None:
-    config, _ = load("[training]\nmax_steps = 7\n")
+    # A variable about campaigns makes no campaign of a run.
+    config, _ = load(plain, environ={"RETRAIN__CAMPAIGN__SEEDS": "[1, 2]"})
     assert schedule_of(config) == Schedule(conditions=1, seeds=1, max_steps=7, parallelism=1)
-
-
-def test_units_are_read_at_a_glance() -> None:
-    assert [size(n) for n in (12, 2048, 1.5 * 2**30, 420 * 2**20)] == ["12 B", "2.0 KiB", "1.5 GiB", "420 MiB"]
-
-
-def test_a_variable_about_campaigns_makes_no_campaign_of_a_run(load: Callable[..., Any]) -> None:
-    config, _ = load("[training]\nmax_steps = 7\n", environ={"RETRAIN__CAMPAIGN__SEEDS": "[1, 2]"})
-    assert schedule_of(config).total_steps == 7
 
 
 def test_the_devices_of_a_campaign_are_dealt_to_its_runs_and_split_none(load: Callable[..., Any]) -> None:
