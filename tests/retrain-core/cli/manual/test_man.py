@@ -1,4 +1,4 @@
-"""`retrain man` in all formats, for people and for programs."""
+"""`retrain man` in all formats, for people and for programs, and its generated sections."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 
 from retrain.cli.manual import command as man_command
+from retrain.cli.manual.command import generator
+from retrain.cli.manual.contracts import PUBLIC
 from retrain.cli.manual.markdown import MANUAL
 from retrain.cli.manual.renderings import html_page, man_page
+from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import HOOK_OF_KIND
+from retrain.kernel.registry import HOOK_OF_KIND, Plugins
 from retrain.kernel.types import Kind
 
 Command = Callable[..., Any]
@@ -269,3 +272,57 @@ def test_on_a_terminal_it_is_rendered(tmp_path: Path) -> None:
     assert "\x1b[" in text
     assert "Quickstart" in text
     assert "```" not in text
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("nonsense", "keys, "),
+        ("contract advntage", "advantage, "),
+        ("api os", "retrain.api, "),
+        ("checks advntage", "'adv"),
+    ],
+)
+def test_what_cannot_be_generated_is_answered_with_what_can(what: str, wanted: str, plugins: Plugins) -> None:
+    with pytest.raises(ConfigError) as caught:
+        generator(plugins)(what)
+    assert wanted in caught.value.problems[0].fix
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=str)
+def test_every_contract_names_its_hook_and_its_types(kind: str, plugins: Plugins) -> None:
+    page = generator(plugins)(f"contract {str(kind).replace(' ', '-')}")
+    assert "| registered by | `retrain_register_" in page
+    for name in PUBLIC[kind]:  # type: ignore[index]
+        assert f"### {name}" in page
+
+
+@pytest.mark.parametrize("what", ["api retrain.api", "api retrain.advantages", "hooks", "contract backend", "keys"])
+def test_a_section_is_the_same_in_every_process(what: str, plugins: Plugins) -> None:
+    page = generator(plugins)(what)
+    assert " at 0x" not in page
+    assert "PydanticUndefined" not in page
+    assert page == generator(load_plugins({}))(what)
+
+
+def test_parameters_of_a_part_are_listed_with_required_ones(distribution: Callable[..., Path]) -> None:
+    source = (
+        "from pydantic import BaseModel\nfrom retrain.api import PluginSpec, hookimpl\n"
+        "class P(BaseModel):\n    must: int\n    may: float = 0.5\n"
+        "@hookimpl\ndef retrain_register_rewards(register):\n"
+        "    register(PluginSpec(name='strict_one', summary='s', factory='x:y', params=P, aliases=('other',)))\n"
+    )
+    distribution("params", {"params_plugin": source})
+    page = generator(load_plugins({}))("plugins")
+    assert "`strict_one` (`other`)" in page
+    table = page.partition("Parameters of `strict_one`:")[2]
+    assert "| `must` |  |" in table
+    assert "| `may` | `0.5` |" in table
+
+
+def test_the_page_shows_what_the_scaffold_writes(plugins: Plugins) -> None:
+    page = generator(plugins)("scaffold transform my_floor")
+    code = page.partition("```python\n")[2].partition("\n```")[0]
+    compile(code, "my_floor.py", "exec")
+    assert 'name="my_floor"' in code
+    assert "[algorithm]" in page

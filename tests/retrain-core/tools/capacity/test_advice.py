@@ -1,4 +1,4 @@
-"""What to change when it does not fit: one key, as little as possible, and it does fit then."""
+"""The key to change when it does not fit: one, as little as possible, and it does fit then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folders are adapters, which factors belong together, and every way in which they do not."""
+"""Adapters and their safetensors files, against the libraries themselves, and every way to be neither."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.checkpoints import locate_adapter
-from retrain.tools.squeeze.adapter import PREFIX, read_adapter
+from retrain.tools.squeeze.adapter import (
+    ITEM_BYTES,
+    PREFIX,
+    TensorFile,
+    TensorInfo,
+    encode,
+    read_adapter,
+    write_tensor_file,
+)
 from tests.kit.problems import codes_in
 
 Make = Callable[..., Path]
@@ -96,7 +107,7 @@ def test_the_newest_checkpoint_of_a_run_is_found(make_adapter: Make, random_fact
     assert [locate_adapter(tmp_path / place) for place in ("run", "run/adapter", newest)] == [newest] * 3
 
 
-def fault(folder: Path | str) -> list[str]:
+def unreadable(folder: Path | str) -> list[str]:
     """The codes with which an adapter is refused; the message is harmless and has a fix."""
     with pytest.raises(ConfigError) as caught:
         read_adapter(folder)
@@ -109,7 +120,7 @@ def fault(folder: Path | str) -> list[str]:
 def test_places_without_an_adapter(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert len(fault(place)) == 1
+    assert len(unreadable(place)) == 1
 
 
 BAD_CONFIGS: dict[str, Sequence[dict[str, Any]]] = {
@@ -131,14 +142,14 @@ def test_configurations_that_are_refused(
 ) -> None:
     folder = make_adapter({Q: random_factors(0)})
     _set(folder, **changes)
-    assert fault(folder) == [code]
+    assert unreadable(folder) == [code]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "\ud800"])
 def test_a_configuration_that_is_no_json(text: str, make_adapter: Make, random_factors: Random) -> None:
     folder = make_adapter({Q: random_factors(0)})
     (folder / "adapter_config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert fault(folder) == ["squeeze.config-unreadable"]
+    assert unreadable(folder) == ["squeeze.config-unreadable"]
 
 
 A, B = "x.lora_A.weight", "x.lora_B.weight"
@@ -159,13 +170,127 @@ def test_factors_that_do_not_belong_together(
     code: str, shapes: dict[str, tuple[int, ...]], make_adapter: Make, random_factors: Random
 ) -> None:
     tensors = {name: np.zeros(shape) for name, shape in shapes.items()}
-    assert fault(make_adapter({Q: random_factors(0)}, tensors=tensors)) == [code]
+    assert unreadable(make_adapter({Q: random_factors(0)}, tensors=tensors)) == [code]
 
 
 def test_weights_that_are_missing_pickled_or_no_factors(make_adapter: Make, random_factors: Random) -> None:
-    assert fault(make_adapter({}, "whole", tensors={"lm_head.weight": np.zeros((2, 2))})) == ["squeeze.no-factors"]
+    assert unreadable(make_adapter({}, "whole", tensors={"lm_head.weight": np.zeros((2, 2))})) == ["squeeze.no-factors"]
     folder = make_adapter({Q: random_factors(0)})
     pickled = (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    assert fault(folder) == ["squeeze.pickled"]
+    assert unreadable(folder) == ["squeeze.pickled"]
     pickled.unlink()
-    assert fault(folder) == ["squeeze.weights-missing"]
+    assert unreadable(folder) == ["squeeze.weights-missing"]
+
+
+VALUES = np.array([[0.0, -0.0, 1.0], [-2.5, 3e-5, 60000.0]])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_what_the_library_wrote_is_read(dtype: type, tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({"b": VALUES.astype(dtype), "a": VALUES[:1].astype(dtype)}, file, metadata={"format": "pt"})
+    tensors = TensorFile(file)
+    assert tensors.metadata == {"format": "pt"}
+    np.testing.assert_array_equal(tensors.values("b"), VALUES.astype(dtype).astype(np.float64))
+    assert tensors.tensors["a"].shape == (1, 3)
+
+
+def test_what_we_write_the_library_reads(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    contents = {"x": ("F16", VALUES), "y": ("F64", VALUES[:, :1]), "größe": ("F32", VALUES[0])}
+    infos = [
+        TensorInfo(name=name, dtype=dtype, shape=values.shape, num_bytes=values.size * ITEM_BYTES[dtype])
+        for name, (dtype, values) in contents.items()
+    ]
+    write_tensor_file(file, infos, lambda info: [encode(contents[info.name][1], info.dtype, name=info.name)], {})
+    found = load_file(file)
+    dtypes = {name: array.dtype.name for name, array in found.items()}
+    assert dtypes == {"x": "float16", "y": "float64", "größe": "float32"}
+    for name, (_, values) in contents.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-7)
+
+
+def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save_torch
+
+    values = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 3e38, 1e-40], np.float32)
+    values = np.concatenate([values, ties])
+    rounded = torch.from_numpy(values).to(torch.bfloat16)
+    ours = np.frombuffer(encode(values.astype(np.float64), "BF16", name="x"), np.int16)
+    np.testing.assert_array_equal(ours, rounded.view(torch.int16).numpy())
+    save_torch({"x": rounded}, tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(TensorFile(tmp_path / "a.safetensors").values("x"), rounded.double().numpy())
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))
+def test_float32_survives_a_round_trip(values: list[float]) -> None:
+    array = np.array(values)
+    np.testing.assert_array_equal(np.frombuffer(encode(array, "F32", name="x"), "<f4"), array)
+
+
+def fault(read: Callable[[], object]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read()
+    return codes_in(caught)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("F16", 7e4), ("BF16", 3.4e38), ("F32", 1e39)])
+def test_a_number_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
+    assert fault(lambda: encode(np.array([1.0, -value]), dtype, name="q")) == ["squeeze.dtype-overflow"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_named_by_place_and_integers_are_no_factors(bad: float, tmp_path: Path) -> None:
+    values = VALUES.astype(np.float32)
+    values[1, 1] = bad
+    save_file({"q": values, "i": np.arange(4)}, tmp_path / "a.safetensors")
+    file = TensorFile(tmp_path / "a.safetensors")
+    assert fault(lambda: file.values("i")) == ["squeeze.weights-dtype"]
+    with pytest.raises(ConfigError, match=r"q holds 1 numbers .* at 4"):
+        file.values("q")
+
+
+def _header(**entries: object) -> bytes:
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x04pickle",
+        b"\xff" * 8,
+        (2**62).to_bytes(8, "little") + b"{}",
+        _header(q={"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}),
+        _header(q={"dtype": "F32", "shape": [2**60, 2**60], "data_offsets": [0, 4]}) + bytes(4),
+        _header(q={"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}) + bytes(4),
+        _header(q={"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}) + bytes(4),
+        _header(q={"dtype": "F32", "shape": [1]}) + bytes(4),
+        _header(q=[1]),
+        _header(__metadata__={"a": 1}),
+        (4).to_bytes(8, "little") + b"\xff\xfe{}",
+        (2).to_bytes(8, "little") + b"[]",
+    ],
+    ids=lambda content: ascii(content[:40]),
+)
+def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    assert fault(lambda: TensorFile(tmp_path / "a.safetensors")) == ["squeeze.weights-unreadable"]
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    save_file({"q": VALUES}, file)
+    tensors = TensorFile(file)
+    file.write_bytes(file.read_bytes()[:-8])
+    assert fault(lambda: tensors.values("q")) == ["squeeze.weights-cut"]
+
+
+def test_a_writer_that_breaks_its_promise_is_stopped(tmp_path: Path) -> None:
+    info = TensorInfo(name="q", dtype="F32", shape=(2,), num_bytes=8)
+    with pytest.raises(ValueError, match="4 bytes instead of 8"):
+        write_tensor_file(tmp_path / "a.safetensors", [info], lambda _: [bytes(4)], {})

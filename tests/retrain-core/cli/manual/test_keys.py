@@ -1,15 +1,38 @@
-"""The table of what works with which backend: made by asking, and held against what backends declare."""
+"""The annotated file, and the table of what works with which backend, made by asking."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from retrain.cli.manual.keys import TRIED, Asked, ask, questions, support
+from retrain.cli.manual.keys import TRIED, Asked, annotated, ask, questions, support
 from retrain.credit.configured_loss import applicable_losses
+from retrain.kernel.config.load import all_keys
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
+
+
+def test_it_is_the_defaults(plugins: Plugins, load: Callable[..., Any]) -> None:
+    text = annotated(plugins).removeprefix("```toml\n").removesuffix("```")
+    config, problems = load(text)
+    assert not problems
+    empty, _ = load("")
+    assert config.as_dict() == empty.as_dict()
+
+
+def test_it_names_every_key_of_a_run(plugins: Plugins) -> None:
+    text = annotated(plugins)
+    tables = registered_tables(plugins)
+    for key in all_keys(tables):
+        if not tables[key.table].traits.starts_runs:
+            section = text.partition(f"[{key.table}]\n")[2].partition("\n\n")[0]
+            assert f"{key.name} = " in section, key.path
+            assert key.description in section, key.path
+
 
 BACKENDS = ("local", "tinker", "prime_rl")
 REGULARISERS = {"kl.coef": "kl_{where}", "entropy.coef": "entropy", "entropy.kl_cov": "kl_cov"}
