@@ -130,7 +130,7 @@ def _print_usage_error(error: click.ClickException) -> int:
         click.echo(context.get_help(), err=True, color=wants_color())
         return EXIT_USAGE
     path = context.command_path if context else "retrain"
-    what, near = " ".join(error.format_message().split()), getattr(error, "possibilities", None)
+    what, near = f"cannot be used: {' '.join(error.format_message().split())}", getattr(error, "possibilities", None)
     fix = f"use {near[0]}" if near else f"`{path} --help` lists its options"
     problem = Problem(code="usage.bad-arguments", where=path, what=what, fix=fix)
     if isinstance(error, click.NoSuchOption):

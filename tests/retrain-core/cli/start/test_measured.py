@@ -82,4 +82,5 @@ def test_a_model_that_cannot_be_loaded_is_a_reason_in_one_line(tmp_path: Path) -
     file.write_text('[model]\nmodel = "/nowhere/at/all"\n[nonsense]\n')
     with pytest.raises(BackendError) as caught:
         MEASURED_SPEED(file, ())
-    assert caught.value.problems[0].what == "unknown table"
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.what.endswith(": unknown table")) == ("init.speed-unmeasured", True)

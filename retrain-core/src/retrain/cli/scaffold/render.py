@@ -86,25 +86,23 @@ def refuse_taken(
 ) -> None:
     """ConfigError with a free name if a plugin, a module or one of the `targets` to be written has this one."""
 
-    def clash(wanted: Names) -> tuple[str, str, str] | None:  # where, what, why
+    def clash(wanted: Names) -> tuple[str, str, str] | None:  # where, the owner, why
         for target in targets(wanted):
             if target.exists() or target.is_symlink():
-                return str(target), "exists already; nothing was written", ""
+                return str(target), "it exists already, and nothing was written", ""
         owners = " and ".join(str(entry.owner) for entry in plugins.find(kind, wanted.part))
         if owner := owners or provider(kind, wanted.part):
-            what = f"{kind} {wanted.part!r} exists already: {owner} provides it"
-            return where, what, "two owners of one name are always an error"
+            return where, f"{owner} provides the {kind}", "two owners of one name are always an error"
         if module := _place_of(wanted.module):
-            what = f"the module name {wanted.module!r} is taken by {module}"
-            return where, what, "one of the two would hide the other"
+            return where, f"as a module it is {module}", "one of the two would hide the other"
         return None
 
     if found := clash(names):
         own = names.distribution
         others = (names_from(f"my-{own}{end}", where=where) for end in ("", *(f"-{n}" for n in range(2, 100))))
         free = next(other for other in others if clash(other) is None)
-        place, what, why = found
-        fix = f"use another name: {free.distribution} is free"
+        place, owner, why = found
+        what, fix = f"the name {names.part!r} is taken: {owner}", f"use another name: {free.distribution} is free"
         raise ConfigError(Problem(code="plugin.name-taken", where=place, what=what, why=why, fix=fix))
 
 

@@ -147,14 +147,14 @@ def measured_speed(file: Path, prompts_PT: Sequence[Tokens]) -> Speed:
             command, input=text, capture_output=True, text=True, check=False, timeout=MEASURING_S, env=environ
         )
     except subprocess.TimeoutExpired:
-        what = f"two small batches took longer than {MEASURING_S:.0f} s"
+        reason = f"they took longer than {MEASURING_S:.0f} s"
     else:
         # The last line, since a library may print before it. A run's start does not include the probes.
         if not done.returncode:
             found = json.loads(done.stdout.splitlines()[-1])
             return Speed(start_s=time.monotonic() - began - found.pop("probes_s"), **found)
-        what = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-    fix = "try it with: retrain capacity --pilot 1"
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    what, fix = f"two small batches could not be timed: {reason}", "try it with: retrain capacity --pilot 1"
     raise BackendError(Problem(code="init.speed-unmeasured", where="speed", what=what, fix=fix))
 
 

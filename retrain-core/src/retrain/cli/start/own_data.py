@@ -181,11 +181,13 @@ def find_columns(
     fields = _fields(rows)
     prompt, by = (prompt, "--prompt-key") if prompt else _prompt(fields, answer)
     if not prompt:
-        raise _unsure("the prompt", "--prompt-key", fields, where, code="data.prompt-column-unclear")
+        what, fix = "cannot tell which column holds the prompt", "name it: --prompt-key COLUMN"
+        raise _unsure(fields, where, code="data.prompt-column-unclear", what=what, fix=fix)
     if by_tests:
         tests = _named(TESTS, [name for name in fields if name != prompt]) or answer
         if not tests:
-            raise _unsure("the tests of a program", "--answer-key", fields, where, code="data.answer-column-unclear")
+            what, fix = "cannot tell which column holds the tests of a program", "name it: --answer-key COLUMN"
+            raise _unsure(fields, where, code="data.answer-column-unclear", what=what, fix=fix)
         texts = [name for name, values in fields.items() if _is_text(values) and name not in (prompt, tests)]
         answer = answer or _named(SOLUTIONS, texts) or tests
         explained = (f"prompt: column {prompt!r} ({by})", f"tests: column {tests!r}", f"answer: column {answer!r}")
@@ -199,7 +201,8 @@ def find_columns(
         answer, found = (answer, "--answer-key") if answer else _answer(fields, prompt)
         values = fields.get(answer, [])
     if not answer and not in_chat:
-        raise _unsure("the answer", "--answer-key", fields, where, code="data.answer-column-unclear")
+        what, fix = "cannot tell which column holds the answer", "name it: --answer-key COLUMN"
+        raise _unsure(fields, where, code="data.answer-column-unclear", what=what, fix=fix)
     extract = _extract(values)
     options = ({"answer_in_chat": True} if in_chat else {}) | ({"extract": extract} if extract else {})
     told = [f"prompt: column {prompt!r} ({by})", f"answer: {f'column {answer!r} ({found})' if answer else found}"]
@@ -253,15 +256,14 @@ def _extract(values: Sequence[Any]) -> str:
     return next((form for form, count in counts.items() if count >= MOST * len(texts)), "")
 
 
-def _unsure(held: str, flag: str, fields: Mapping[str, Sequence[Any]], where: str, *, code: str) -> ConfigError:
+def _unsure(fields: Mapping[str, Sequence[Any]], where: str, *, code: str, what: str, fix: str) -> ConfigError:
     """The error that lists every column with a value: `id (3), question ('What is ...')`."""
     listed = []
     for name, values in fields.items():
         head = printable(repr(next((value for value in values if value is not None), None)))
         listed.append(f"{printable(name)} ({head if len(head) <= HEAD_CHARS else f'{head[:HEAD_CHARS]}...'})")
     more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
-    why, fix = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}", f"name it: {flag} COLUMN"
-    what = f"cannot tell which column holds {held}"
+    why = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}"
     return ConfigError(Problem(code=code, where=where, what=what, why=why, fix=fix))
 
 

@@ -124,17 +124,17 @@ def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Pat
             raise ConfigError(Problem(code="capacity.model-not-cached", where=where, what=what, fix=fix))
         found = hf_hub_download(name, "config.json", etag_timeout=FETCH_S, **hub_options(name, where=where))
     except ConfigError as error:
-        raise ConfigError(*(replace(problem, fix=_or_sizes(problem.fix, name)) for problem in error.problems)) from None
+        raise ConfigError(*(replace(each, fix=f"{each.fix}{_or_sizes(name)}") for each in error.problems)) from None
     # The hub package lets the exceptions of its HTTP client through, whose types change between its versions.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         what = f"config.json of {name!r} cannot be fetched: {type(error).__name__}: {reason}"
-        fix = _or_sizes("check name and connection, or give a folder", name)
+        fix = f"check name and connection, or give a folder{_or_sizes(name)}"
         raise ConfigError(Problem(code="capacity.model-not-fetched", where=where, what=what, fix=fix)) from None
     return Path(found).parent
 
 
-def _or_sizes(fix: str, name: str) -> str:
+def _or_sizes(name: str) -> str:
     near = nearest(name)
     known = f"; the nearest model of known size is {near}" if near else ""
-    return f"{fix}; `retrain capacity` also takes its sizes: --layers, --hidden, --heads, --vocabulary{known}"
+    return f"; `retrain capacity` also takes its sizes: --layers, --hidden, --heads, --vocabulary{known}"

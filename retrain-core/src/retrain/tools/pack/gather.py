@@ -221,7 +221,9 @@ def _check_no_leaks(inputs: Inputs, software: Software, members: Mapping[str, by
     if leaks:
         fix = "take the secrets out and run again, or pack without them: --hide-secrets"
         shown = [
-            Problem(code="pack.secret-found", where=f"{leak.file}:{leak.line}", what=leak.what, fix=fix)
+            Problem(
+                code="pack.secret-found", where=f"{leak.file}:{leak.line}", what=f"holds a secret: {leak.what}", fix=fix
+            )
             for leak in leaks[:MOST_LEAKS]
         ]
         if (more := len(leaks) - MOST_LEAKS) > 0:

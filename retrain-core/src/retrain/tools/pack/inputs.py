@@ -221,11 +221,11 @@ def _kind(line: str, forms: tuple[str, ...]) -> str:
     if any(form in line for form in forms):
         return "the value of a secret of this environment"
     if _SHAPE.search(line):
-        return "has the form of a key"
+        return "text in the form of a key"
     if _LOGIN.search(line):
         return "a URL with a login"
     if any(_is_literal(match) for pattern in (_ASSIGNED, _QUERY) for match in pattern.finditer(line)):
-        return "a key, token or password is written out"
+        return "a key, token or password, written out"
     return ""
 
 
