@@ -87,6 +87,12 @@ def fault(read: Callable[[Contents], object], file: Path) -> list[str]:
     return codes_in(caught)
 
 
+def rerun(file: Path, into: Path, *options: str) -> list[str]:
+    """The codes with which the command refuses; none where it would have run."""
+    error = invoke(rerun_command.command, [str(file), "--into", str(into), "-q", *options]).exception
+    return error.codes if isinstance(error, ConfigError) else []
+
+
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects attempts to install or run; none of them happens."""
@@ -191,55 +197,49 @@ def sepa(change: Callable[[dict[str, bytes]], object] = lambda files: None) -> d
     return {made.file: ("retrain-sepa", version, wheel(files, info=info))}
 
 
-def _in_metadata(files: dict[str, bytes], name: str) -> str:
-    return next(path for path in files if path.endswith(f".dist-info/{name}"))
+def _append(file: str, more: bytes) -> Callable[[dict[str, bytes]], None]:
+    """A change that adds to a file of the metadata."""
 
+    def change(files: dict[str, bytes]) -> None:
+        files[next(path for path in files if path.endswith(f".dist-info/{file}"))] += more
 
-def _script(files: dict[str, bytes]) -> None:
-    files[_in_metadata(files, "entry_points.txt")] += b"\n[console_scripts]\npython = retrain_sepa:main\n"
+    return change
 
 
 CHANGES: dict[str, Callable[[dict[str, bytes]], object]] = {
     "changed": lambda files: files.update({"retrain_sepa/__init__.py": b"import os\n"}),
     "added": lambda files: files.update({"retrain_sepa/more.py": b"import os\n"}),
     "removed": lambda files: files.pop("retrain_sepa/plugin.py"),
-    "entry point": _script,
+    "entry point": _append("entry_points.txt", b"\n[console_scripts]\npython = retrain_sepa:main\n"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_altered_wheel_of_retrain_runs_only_with_its_hash(tmp_path: Path, ran: list[Any], name: str) -> None:
     file = pack(tmp_path, wheels=sepa(CHANGES[name]))
-    command, into = rerun_command.command, ["--into", str(tmp_path / "x"), "-q"]
     (checked,) = check_wheels(opened(file))
+    assert "UNKNOWN" in "\n".join(listing(opened(file), [checked], here=False))
     for trusted in ([], ["--trust", checked.sha256[:-1]]):
-        refused = invoke(command, [str(file), "--yes", *trusted, *into])
-        assert isinstance(refused.exception, ConfigError)
-        assert refused.exception.codes == ["rerun.unknown-retrain"]
-        assert "UNKNOWN" in refused.output
+        assert rerun(file, tmp_path / "x", "--yes", *trusted) == ["rerun.unknown-retrain"]
     assert (ran, (tmp_path / "x").exists()) == ([], False)
-    invoke(command, [str(file), "--yes", "--trust", checked.sha256, *into])
+    rerun(file, tmp_path / "x", "--yes", "--trust", checked.sha256)
     assert ran
 
 
 def test_the_wheel_of_the_retrain_that_reads_is_known(tmp_path: Path, ran: list[Any]) -> None:
-    def describe(files: dict[str, bytes]) -> None:
-        files[_in_metadata(files, "METADATA")] += b"\nRequires-Dist: worse @ file:///tmp/worse\n"
-
-    file = pack(tmp_path, wheels=sepa(describe))
+    described = _append("METADATA", b"\nRequires-Dist: worse @ file:///tmp/worse\n")
+    file = pack(tmp_path, wheels=sepa(described))
     (checked,) = check_wheels(opened(file))
     assert (checked.is_ours, checked.changed) == (True, ())
-    invoke(rerun_command.command, [str(file), "--yes", "--into", str(tmp_path / "x"), "-q"])
+    rerun(file, tmp_path / "x", "--yes")
     assert ran
 
 
 def test_without_consent_nothing_is_written_installed_or_run(tmp_path: Path, ran: list[Any]) -> None:
     file = pack(tmp_path, wheels=PLAIN)
     for options in ([], ["--here"], ["--trust", "0" * 64], ["--other-builds"]):
-        refused = invoke(rerun_command.command, [str(file), "--into", str(tmp_path / "x"), *options])
-        assert isinstance(refused.exception, ConfigError)
-        assert refused.exception.codes == ["rerun.consent-needed"]
-        assert (ran, (tmp_path / "x").exists()) == ([], False)
+        assert rerun(file, tmp_path / "x", *options) == ["rerun.consent-needed"]
+    assert (ran, (tmp_path / "x").exists()) == ([], False)
 
 
 CONFIG = """
@@ -299,9 +299,7 @@ def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Pa
 )
 def test_a_condition_cannot_undo_what_a_rerun_sets(tmp_path: Path, ran: list[Any], condition: str) -> None:
     file = pack(tmp_path, config=f"[[campaign.conditions]]\n{condition}\n")
-    refused = invoke(rerun_command.command, [str(file), "--yes", "--here", "--into", str(tmp_path / "x")])
-    assert isinstance(refused.exception, ConfigError)
-    assert refused.exception.codes == ["rerun.condition-sets-key"]
+    assert rerun(file, tmp_path / "x", "--yes", "--here") == ["rerun.condition-sets-key"]
     assert (ran, (tmp_path / "x").exists()) == ([], False)
 
 
