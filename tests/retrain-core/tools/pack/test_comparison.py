@@ -1,13 +1,16 @@
-"""What a rerun is compared by: lines, the test of equivalence, the cause, and what may reach its processes."""
+"""A rerun is compared by lines and the test of equivalence; the page about a pack draws them and escapes names."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
 from retrain.tools.pack.comparison import (
@@ -19,6 +22,7 @@ from retrain.tools.pack.comparison import (
     expected_half_width,
     final_rates,
 )
+from retrain.tools.pack.pack_command import Curve, drawn_curves, page_of
 from retrain.tools.pack.rerunning import LOOKED_AT, Difference, cause_lines, ranked
 from retrain.tools.pack.wheels import extras_of, installed_digests, pinned, required, wheel_of
 from tests.kit.problems import codes_in
@@ -113,3 +117,35 @@ def test_required_packages_are_pinned_without_the_label_of_a_build() -> None:
     digest = installed_digests(["numpy"])["numpy"]["digest"]
     assert len(digest) == 32
     assert digest == installed_digests(["numpy"])["numpy"]["digest"]
+
+
+FINITE = st.floats(-1e12, 1e12)
+EVIL = "<b>evil"
+RUN = {"name": "", "place": "run", "condition": EVIL, "seed": 1, "steps": 2, "digest": "0a1b2c3d"}
+MANIFEST: dict[str, Any] = {
+    "kind": "run", "name": EVIL, "retrain": "0.1.0", "python": "3.11.7", "hardware": {}, "runs": [RUN],
+    "model": {"name": "builtin:tiny", "num_files": 1, "digest": "0a"}, "wheels": {}, "placed": [], "left_out": [],
+    "packages": {"numpy": {"version": "2.0", "digest": ""}}, "equivalence": None, "verdict": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "has_curves"), [(2, True), (1, False)])
+def test_results_over_steps_are_drawn_and_names_are_text(steps: int, has_curves: bool) -> None:
+    lines = [{"step": step, "loss": 0.5 * step, "mean_reward": None} for step in range(steps)]
+    metrics = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    members = {"run/run.json": b"{}", "run/metrics.jsonl": metrics, "config.toml": b"[model]\n"}
+    page = page_of(MANIFEST, members, "p.rtpack")
+    assert EVIL not in page
+    assert ("Too few steps to draw." not in page) == has_curves
+    assert ("<polyline" in page) == has_curves
+    assert "Mean reward" not in page
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), min_size=1, max_size=20), st.text(max_size=20))
+@settings(max_examples=50)
+def test_any_curve_is_drawn_inside_its_figure_and_any_label_is_escaped(
+    points: list[tuple[int, float]], label: str
+) -> None:
+    html = drawn_curves("t", [Curve(f"<b>{label}", points)]).__html__()
+    assert "nan" not in html
+    assert "<b>" not in html
