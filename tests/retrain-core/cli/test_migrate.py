@@ -273,9 +273,7 @@ def test_what_makes_no_sense_is_a_usage_error_and_writes_nothing(
     ("content", "place"),
     [(b"[backend]\nx = = 1\n", "x.toml:2: "), (b"[backend]\nx = '\xff'\n", "x.toml: ")],
 )
-def test_a_file_that_is_no_toml_is_an_error_with_its_line(
-    tmp_path: Path, command: Command, content: bytes, place: str
-) -> None:
+def test_invalid_toml_is_an_error_with_its_line(tmp_path: Path, command: Command, content: bytes, place: str) -> None:
     (tmp_path / "x.toml").write_bytes(content)
     result = command("migrate-config", "x.toml", "--write")
     assert (result.code, place in result.err) == (2, True)

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +50,12 @@ def test_every_form_prints_something_without_internal_markers(form: str, topic: 
     assert not MARKER.search(result.out.replace("<!doctype", ""))
 
 
-def test_text_is_the_file_and_a_topic_is_its_part(command: Command) -> None:
+def test_text_is_the_file_and_a_topic_in_any_spelling_is_its_part(command: Command) -> None:
     whole = command("man").out
-    assert whole.startswith("# retrain")
-    assert command("manual").out == whole
-    part = command("man", "-t", "quickstart").out
-    assert part.startswith("## Quickstart")
-    assert part.strip() in whole
-
-
-@pytest.mark.parametrize("name", ["capacity-planning", "environments", "Quickstart", " hooks "])
-def test_topics_have_other_spellings(name: str, command: Command) -> None:
-    assert command("man", "--topic", name).code == 0
+    assert (whole.startswith("# retrain"), command("manual").out) == (True, whole)
+    for name in ("quickstart", "Quickstart", "capacity-planning", "environments", " hooks "):
+        part = command("man", "-t", name).out.strip()
+        assert (part.startswith("## "), part in whole) == (True, True)
 
 
 def test_a_topic_may_be_named_alone_and_an_unknown_one_is_answered_with_the_nearest(command: Command) -> None:
@@ -212,40 +205,14 @@ def test_mandoc_reads_it_too(command: Command) -> None:
     subprocess.run(["mandoc", "-man", "-Werror"], input=troff, capture_output=True, text=True, check=True, timeout=60)
 
 
-class _Tags(HTMLParser):
-    """The tags of a page, and every resource that it would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.loads: list[str] = []
-        self.ids: set[str] = set()
-        self.targets: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        given = dict(attrs)
-        self.loads += [given[name] or "" for name in ("src", "srcset", "data") if name in given]
-        self.ids |= {given["id"] or ""} if "id" in given else set()
-        if tag == "a" and (given.get("href") or "").startswith("#"):
-            self.targets.add((given["href"] or "")[1:])
-
-
 @pytest.mark.parametrize("source", ["manual", "hostile"])
-def test_the_html_page_is_escaped_and_stands_alone(source: str, command: Command) -> None:
+def test_the_html_page_is_escaped_and_loads_nothing(source: str, command: Command) -> None:
     page = command("man", "--format", "html").out if source == "manual" else html_page(HOSTILE, title="<b>")
     assert page.startswith("<!doctype html>")
-    tags = _Tags()
-    tags.feed(page)
-    assert not tags.loads
-    assert not tags.seen & {"script", "img", "link", "iframe", "b"}
-    assert tags.targets <= tags.ids
-    if source == "hostile":
-        assert "&lt;script&gt;" in page
-        assert "&lt;img" in page
-    else:
-        assert len(tags.targets) == 25
+    assert not re.search(r"<(script|img|link|iframe|b)\b|<[^>]* (src|srcset|data)=", page)
+    targets, ids = (set(re.findall(rf'{name}="#?([^"]*)"', page)) for name in ("<a href", "id"))
+    assert {each for each in targets if "/" not in each} <= ids
+    assert ("&lt;script&gt;" in page) == (source == "hostile")
 
 
 def test_on_a_terminal_it_is_rendered(tmp_path: Path) -> None:

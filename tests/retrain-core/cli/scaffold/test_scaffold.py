@@ -23,7 +23,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 Command = Callable[..., Any]
 WHOLE = ("init-plugin", "--distribution", "--no-input")
@@ -69,9 +69,7 @@ def tree(folder: Path) -> list[str]:
         ),
     ],
 )
-def test_the_next_commands_and_the_toml_are_printed(
-    arguments: Sequence[str], lines: list[str], command: Command
-) -> None:
+def test_the_next_commands_and_toml_are_printed(arguments: Sequence[str], lines: list[str], command: Command) -> None:
     result = command("init-plugin", *arguments)
     assert (result.code, result.out.splitlines()) == (0, lines)
 
@@ -94,9 +92,7 @@ def test_json_names_every_file_and_the_toml(
 
 
 @pytest.mark.parametrize("kind", [slug(kind) for kind in KINDS])
-def test_every_project_is_whole_and_its_example_is_the_one_of_a_single_file(
-    kind: str, command: Command, tmp_path: Path
-) -> None:
+def test_every_project_is_whole_and_has_the_example_of_a_file(kind: str, command: Command, tmp_path: Path) -> None:
     assert command(*WHOLE, "--name", "retrain-my-part", "--kind", kind, "--author", "Zoë O'Neil").code == 0
     project = tmp_path / "retrain-my-part"
     assert {"LICENSE", "README.md", ".gitignore", ".github/workflows/ci.yml"} < set(tree(project))
@@ -182,9 +178,7 @@ def test_a_folder_that_cannot_be_written_gets_nothing_and_its_sister_neither(
     assert (result.code, codes_in(result.err), tree(tmp_path)) == (2, ["plugin.unwritable"], [file])
 
 
-def test_nothing_is_left_when_rendering_fails(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_left_when_rendering_fails(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -322,9 +316,7 @@ def refusal(name: str, kind: Kind, plugins: Plugins) -> str:
         ("grpo", Kind.REWARD, ""),  # a name of another kind is free
     ],
 )
-def test_a_name_that_is_taken_is_refused_with_its_owner(
-    name: str, kind: Kind, owner: str, distribution: Callable[..., Path]
-) -> None:
+def test_a_taken_name_is_refused(name: str, kind: Kind, owner: str, distribution: Callable[..., Path]) -> None:
     source = "from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_rewards(register):\n"
     distribution("theirs", {"theirs": source + "    register(PluginSpec(name='mine', summary='s', factory=print))\n"})
     found = refusal(name, kind, load_plugins({}))
@@ -333,9 +325,7 @@ def test_a_name_that_is_taken_is_refused_with_its_owner(
 
 @pytest.mark.parametrize("text", ['say "hi"', "back\\slash", "{{ 7 * 7 }}", "two\nlines", "\x1b[31m", "line\u2028end"])
 def test_text_that_would_break_a_file_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plain_text(text, where="--author")
-    assert caught.value.codes == ["plugin.character-refused"]
+    assert refused(plain_text, text, where="--author") == ["plugin.character-refused"]
 
 
 def test_other_text_is_kept() -> None:

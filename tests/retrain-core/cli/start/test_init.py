@@ -30,9 +30,7 @@ def test_every_template_explains_cleanly(name: str, command: Callable[..., Any],
     assert all(f"{file}:" in row["origin"] for row in content["origins"].values())
 
 
-def test_the_documented_templates_exist_with_their_documented_numbers(
-    command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_documented_templates_exist_with_their_documented_numbers(command: Callable[..., Any], tmp_path: Path) -> None:
     assert {"default", "quickstart", "experiment"} <= set(TEMPLATES)
     found = {}
     for name in ("default", "quickstart", "experiment"):

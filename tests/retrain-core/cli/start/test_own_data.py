@@ -16,7 +16,7 @@ from retrain.kernel.config.load import all_keys
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.tables import registered_tables
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 Command = Callable[..., Any]
 Put = Callable[..., Path]
@@ -85,9 +85,7 @@ def test_a_hub_model_that_is_not_here_and_worked_solutions(command: Command, put
     assert command("explain").code == 0
 
 
-def test_a_reward_that_cannot_score_the_data_is_told_before_anything_is_written(
-    command: Command, put: Put, tmp_path: Path
-) -> None:
+def test_a_reward_that_cannot_score_the_data_is_refused(command: Command, put: Put, tmp_path: Path) -> None:
     put("tasks.jsonl", SUMS[:30])
     (tmp_path / "bad.py").write_text("def score(example, text):\n    return 1.0\n")
     done = command(*TINY, "tasks.jsonl", "--reward", "bad.py")
@@ -246,9 +244,9 @@ def test_a_programs_tests_may_be_lists_and_objects_and_a_solution_may_stand_besi
     ):
         columns = find_columns([row], where="x", by_tests=True)
         assert (columns.answer, columns.tests, columns.options) == (answer, tests, {})
-    with pytest.raises(ConfigError) as caught:
-        find_columns([{"prompt": "q", "answer": "a"}], where="x", by_tests=True)
-    assert caught.value.codes == ["data.answer-column-unclear"]
+    assert refused(find_columns, [{"prompt": "q", "answer": "a"}], where="x", by_tests=True) == [
+        "data.answer-column-unclear"
+    ]
 
 
 def test_of_many_columns_some_are_listed_without_control_characters() -> None:

@@ -316,9 +316,7 @@ class Served(Table):
     url: str = ""
 
 
-def test_the_servers_of_engine_and_backend_are_asked_and_one_of_a_fleet_is_enough(
-    plugins: Plugins, closed: str
-) -> None:
+def test_servers_of_engine_and_backend_are_asked_and_one_of_a_fleet_is_enough(plugins: Plugins, closed: str) -> None:
     tables = {
         "inference": Served(url=closed),
         "model": ModelTable.model_construct(model="builtin:tiny", base_url=closed),

@@ -23,7 +23,7 @@ from retrain.tools.pack.rerun_command import listing
 from retrain.tools.pack.wheels import check_wheels, installed_digests, wheel_of
 from tests.kit.invoke import invoke
 from tests.kit.packs import MEMBERS, manifest
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 
 EVIL = "evil-1.0-py3-none-any.whl"
 INFO = "evil-1.0.dist-info"
@@ -81,12 +81,6 @@ def opened(file: Path) -> Contents:
     return read_contents(open_pack(file))
 
 
-def fault(read: Callable[[Contents], object], file: Path) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        read(opened(file))
-    return codes_in(caught)
-
-
 def rerun(file: Path, into: Path, *options: str) -> list[str]:
     """The codes with which the command refuses; none where it would have run."""
     error = invoke(rerun_command.command, [str(file), "--into", str(into), "-q", *options]).exception
@@ -116,7 +110,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 )
 def test_a_file_that_would_run_or_be_obeyed_unlisted_is_refused(tmp_path: Path, kind: str, place: str) -> None:
     assert refusal(kind, place)
-    assert fault(str, pack(tmp_path, placed={place: (kind, "x")})) == ["pack.bad-manifest"]
+    assert refused(opened, pack(tmp_path, placed={place: (kind, "x")})) == ["pack.bad-manifest"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +153,7 @@ def test_a_wheel_that_holds_more_than_its_modules_is_refused(tmp_path: Path, nam
     (checked,) = check_wheels(opened(pack(tmp_path, wheels=PLAIN)))
     assert (checked.modules, checked.is_ours) == ({"evil"}, False), "its manifest says first_party"
     code, files = HOSTILE[name]
-    assert fault(check_wheels, pack(tmp_path, wheels={EVIL: ("evil", "1.0", wheel(files))})) == [code]
+    assert refused(check_wheels, opened(pack(tmp_path, wheels={EVIL: ("evil", "1.0", wheel(files))}))) == [code]
 
 
 @pytest.mark.parametrize(
@@ -176,14 +170,14 @@ def test_a_wheel_that_holds_more_than_its_modules_is_refused(tmp_path: Path, nam
 def test_name_metadata_and_record_of_a_wheel_agree(
     tmp_path: Path, file: str, name: str, content: bytes, code: str
 ) -> None:
-    assert fault(check_wheels, pack(tmp_path, wheels={file: (name, "1.0", content)})) == [code]
+    assert refused(check_wheels, opened(pack(tmp_path, wheels={file: (name, "1.0", content)}))) == [code]
 
 
 def test_two_wheels_with_one_module_are_refused(tmp_path: Path) -> None:
     other = {name.replace(INFO, "more-1.0.dist-info"): text for name, text in PLUGIN.items()}
     other["more-1.0.dist-info/METADATA"] = METADATA.replace("Name: evil", "Name: more")
     both = PLAIN | {"more-1.0-py3-none-any.whl": ("more", "1.0", wheel(other, info="more-1.0.dist-info"))}
-    assert fault(check_wheels, pack(tmp_path, wheels=both)) == ["pack.module-twice"]
+    assert refused(check_wheels, opened(pack(tmp_path, wheels=both))) == ["pack.module-twice"]
 
 
 def sepa(change: Callable[[dict[str, bytes]], object] = lambda files: None) -> dict[str, tuple[str, str, bytes]]:
@@ -390,9 +384,7 @@ def test_only_listed_wheels_are_installed_by_hash_without_requirements_or_builds
 def test_a_download_that_is_not_the_listed_one_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, code: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        installed(tmp_path, monkeypatch, brings, digest)
-    assert codes_in(caught) == [code]
+    assert refused(installed, tmp_path, monkeypatch, brings, digest) == [code]
 
 
 def test_another_build_is_taken_when_the_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

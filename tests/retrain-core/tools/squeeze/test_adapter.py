@@ -24,7 +24,7 @@ from retrain.tools.squeeze.adapter import (
     read_adapter,
     write_tensor_file,
 )
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 Make = Callable[..., Path]
 Random = Callable[..., tuple[np.ndarray, np.ndarray]]
@@ -137,9 +137,7 @@ BAD_CONFIGS: dict[str, Sequence[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("code", "changes"), [(code, each) for code, cases in BAD_CONFIGS.items() for each in cases])
-def test_configurations_that_are_refused(
-    code: str, changes: dict[str, Any], make_adapter: Make, random_factors: Random
-) -> None:
+def test_configurations_refused(code: str, changes: dict[str, Any], make_adapter: Make, random_factors: Random) -> None:
     folder = make_adapter({Q: random_factors(0)})
     _set(folder, **changes)
     assert unreadable(folder) == [code]
@@ -231,15 +229,9 @@ def test_float32_survives_a_round_trip(values: list[float]) -> None:
     np.testing.assert_array_equal(np.frombuffer(encode(array, "F32", name="x"), "<f4"), array)
 
 
-def fault(read: Callable[[], object]) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        read()
-    return codes_in(caught)
-
-
 @pytest.mark.parametrize(("dtype", "value"), [("F16", 7e4), ("BF16", 3.4e38), ("F32", 1e39)])
 def test_a_number_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
-    assert fault(lambda: encode(np.array([1.0, -value]), dtype, name="q")) == ["squeeze.dtype-overflow"]
+    assert refused(encode, np.array([1.0, -value]), dtype, name="q") == ["squeeze.dtype-overflow"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -248,7 +240,7 @@ def test_a_number_that_is_not_finite_is_named_by_place_and_integers_are_no_facto
     values[1, 1] = bad
     save_file({"q": values, "i": np.arange(4)}, tmp_path / "a.safetensors")
     file = TensorFile(tmp_path / "a.safetensors")
-    assert fault(lambda: file.values("i")) == ["squeeze.weights-dtype"]
+    assert refused(file.values, "i") == ["squeeze.weights-dtype"]
     with pytest.raises(ConfigError, match=r"q holds 1 numbers .* at 4"):
         file.values("q")
 
@@ -279,7 +271,7 @@ def _header(**entries: object) -> bytes:
 )
 def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
-    assert fault(lambda: TensorFile(tmp_path / "a.safetensors")) == ["squeeze.weights-unreadable"]
+    assert refused(TensorFile, tmp_path / "a.safetensors") == ["squeeze.weights-unreadable"]
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path) -> None:
@@ -287,7 +279,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path) -> None:
     save_file({"q": VALUES}, file)
     tensors = TensorFile(file)
     file.write_bytes(file.read_bytes()[:-8])
-    assert fault(lambda: tensors.values("q")) == ["squeeze.weights-cut"]
+    assert refused(tensors.values, "q") == ["squeeze.weights-cut"]
 
 
 def test_a_writer_that_breaks_its_promise_is_stopped(tmp_path: Path) -> None:
