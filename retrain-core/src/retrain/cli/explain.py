@@ -57,13 +57,8 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, argu
         return
     if list_keys:
         rows = [
-            {
-                "key": key.path,
-                "flag": f"--{key.flag}",
-                "default": key.default,
-                "description": key.description,
-                "pending": key.pending,
-            }
+            {"key": key.path, "flag": f"--{key.flag}"}
+            | {name: getattr(key, name) for name in ("default", "description", "pending")}
             for key in all_keys(registered_tables(plugins))
         ]
         if as_json:

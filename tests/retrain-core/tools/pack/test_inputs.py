@@ -115,6 +115,7 @@ ORDINARY = (
     "see https://host.example/path?a=1",
     "api_key = (hidden)",
     'pad_token = "<pad0>"',
+    'api_key = "your-own-key-goes-here"',
     "password = getpass('Password 1: ')",
 )
 

@@ -156,7 +156,15 @@ def _own_name() -> str:
 def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_test: bool, as_json: bool) -> None:
     chosen = render.kind_of(kind)
     names = render.names_from(name, where="--name")
-    prefix = search_path(output_dir)
+    try:
+        parts = output_dir.resolve().relative_to(Path.cwd()).parts
+    except ValueError:
+        parts = ("..",)
+    if not all(part.isidentifier() for part in parts):
+        where, what = "--output-dir", f"{str(output_dir)!a} is not a folder that a plugin can be imported from"
+        why = "names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine"
+        fix = "give a folder below this one, named with letters, digits and underscores, such as plugins"
+        raise ConfigError(Problem(code="plugin.folder-not-importable", where=where, what=what, why=why, fix=fix))
 
     def files_of(wanted: render.Names) -> list[Path]:
         test = Path("tests") / f"test_{wanted.module}_plugin.py"
@@ -164,7 +172,7 @@ def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_
 
     render.refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
     files = files_of(names)
-    made = render.render_file(chosen, names, prefix)
+    made = render.render_file(chosen, names, ".".join(parts))
     written: list[Path] = []
     for file, text in zip(files, (made.module, made.test), strict=False):
         try:
@@ -185,20 +193,6 @@ def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_
         return
     _print_block(f"Wrote {' and '.join(map(str, files))}. Name it in your TOML:", made.toml.splitlines())
     _print_block("Next:", commands)
-
-
-def search_path(folder: Path) -> str:
-    """The import prefix of modules in a folder below this one; ConfigError when Python cannot import from there."""
-    try:
-        parts = folder.resolve().relative_to(Path.cwd()).parts
-    except ValueError:
-        parts = ("..",)
-    if all(part.isidentifier() for part in parts):
-        return ".".join(parts)
-    what = f"{str(folder)!a} is not a folder that a plugin can be imported from"
-    why = "names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine"
-    fix = "give a folder below this one, named with letters, digits and underscores, such as plugins"
-    raise ConfigError(Problem(code="plugin.folder-not-importable", where="--output-dir", what=what, why=why, fix=fix))
 
 
 def _print_block(title: str, lines: Sequence[str]) -> None:

@@ -113,7 +113,7 @@ def _place_of(module: str) -> str:
     except (ConfigError, AttributeError):  # no file, or not a usable one: `retrain explain` reports it
         given = []
     paths = [path for path in given if isinstance(path, str)] if isinstance(given, list) and given else [SEARCHED]
-    # Python imports a folder of modules also without an __init__.py, which `candidate_files` looks for.
+    # `candidate_files` looks for an __init__.py, and Python imports a folder of modules without one too.
     folders = [Path(path, module) for path in ("", *paths)]
     for found in (*candidate_files(module, paths), *(folder for folder in folders if any(folder.glob("*.py")))):
         return str(found)

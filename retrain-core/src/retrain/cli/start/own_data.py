@@ -181,12 +181,12 @@ def find_columns(
     fields = _fields(rows)
     prompt, by = (prompt, "--prompt-key") if prompt else _prompt(fields, answer)
     if not prompt:
-        what, fix = "cannot tell which column holds the prompt", "name it: --prompt-key COLUMN"
+        what, fix = "it is unclear which column holds the prompt", "name it: --prompt-key COLUMN"
         raise _unsure(fields, where, code="data.prompt-column-unclear", what=what, fix=fix)
     if by_tests:
         tests = _named(TESTS, [name for name in fields if name != prompt]) or answer
         if not tests:
-            what, fix = "cannot tell which column holds the tests of a program", "name it: --answer-key COLUMN"
+            what, fix = "it is unclear which column holds the tests of a program", "name it: --answer-key COLUMN"
             raise _unsure(fields, where, code="data.answer-column-unclear", what=what, fix=fix)
         texts = [name for name, values in fields.items() if _is_text(values) and name not in (prompt, tests)]
         answer = answer or _named(SOLUTIONS, texts) or tests
@@ -201,7 +201,7 @@ def find_columns(
         answer, found = (answer, "--answer-key") if answer else _answer(fields, prompt)
         values = fields.get(answer, [])
     if not answer and not in_chat:
-        what, fix = "cannot tell which column holds the answer", "name it: --answer-key COLUMN"
+        what, fix = "it is unclear which column holds the answer", "name it: --answer-key COLUMN"
         raise _unsure(fields, where, code="data.answer-column-unclear", what=what, fix=fix)
     extract = _extract(values)
     options = ({"answer_in_chat": True} if in_chat else {}) | ({"extract": extract} if extract else {})

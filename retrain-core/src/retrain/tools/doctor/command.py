@@ -215,7 +215,7 @@ def examine(arguments: Sequence[str], plugins: Plugins) -> tuple[Config | None, 
 def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     found: list[Diagnosis] = []
     given = {"config": config, "plugins": plugins}
-    # Not through pluggy, which ends at the first exception: a faulty plugin must not hide the findings of the others.
+    # One by one, as pluggy ends at the first exception: a faulty plugin must not hide the findings of the others.
     for hook in reversed(plugins.pluggy.hook.retrain_diagnose.get_hookimpls()):
         try:
             answer: Sequence[Diagnosis] | None = hook.function(*(given[name] for name in hook.argnames))  # type: ignore[assignment]

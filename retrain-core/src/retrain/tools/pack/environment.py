@@ -21,7 +21,7 @@ from retrain.records.manifest import THREADS
 from retrain.records.record_names import CONFIG_FILE
 from retrain.text.secrets import is_secret_variable
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import METADATA, Contents, PlacedFile, refused
+from retrain.tools.pack.archive import METADATA, Contents, refused
 from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, digest_of, pinned, read_wheel
 
 RUN = "rerun"  # the log_dir of the run, below its folder
@@ -66,7 +66,13 @@ def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Pat
     for file in contents.files:
         source = given.get(file.name) or given.get(file.place)
         if source is None and not file.member:
-            source = _found_here(file, contents.moved)
+            # Where the run had it: a place inside the rerun's folder may replace one outside of the run's.
+            moved = (each for each in contents.moved.items() if f"{file.place}/".startswith(f"{each[1]}/"))
+            old, new = next(moved, ("", ""))
+            path = Path(old + file.place[len(new) :]).expanduser()
+            whole = MODEL_WHOLE_BYTES if file.kind == "model" else SAMPLED_ABOVE
+            now = hash_file(file.name, path, Budget(), sampled_above=whole, is_kept=False)
+            source = path if now.hash == file.hash != "" else None
             if source is None:
                 what = f"{printable(file.name)} ({file.size} bytes) is not in the pack"
                 fix = f"--data {printable(file.name)}=PATH"
@@ -112,16 +118,6 @@ def _keys(value: Any) -> Iterator[str]:
     for name, each in value.items() if isinstance(value, dict) else ():
         yield str(name)
         yield from _keys(each)
-
-
-def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
-    place = next(
-        (old + file.place[len(new) :] for old, new in moved.items() if f"{file.place}/".startswith(f"{new}/")),
-        file.place,
-    )
-    path, whole = Path(place).expanduser(), MODEL_WHOLE_BYTES if file.kind == "model" else SAMPLED_ABOVE
-    found = hash_file(file.name, path, Budget(), sampled_above=whole, is_kept=False)
-    return path if found.hash == file.hash != "" else None
 
 
 # The virtual environment, made only of wheels that the listing named with their hash.

@@ -230,7 +230,7 @@ class Solver:
         kept = min(rank, len(s))
         roots = np.sqrt(s[:kept])
         small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
-        # A module narrower than the rank is padded with zeros, which leave the product unchanged.
+        # A module narrower than the rank is padded with zeros: the product is unchanged.
         missing = rank - kept
         padded = np.pad(small_a, ((0, missing), (0, 0))), np.pad(small_b, ((0, 0), (0, missing)))
         return *padded, _cleaned(s, a, b)
