@@ -91,7 +91,7 @@ def test_questions_about_your_own_data_and_wrong_answers_are_asked_again(tmp_pat
     code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
     assert code == 0, printed
     for told in (
-        "cannot tell which column holds the prompt",
+        "data.prompt-column-unclear",
         "hint ('Use your fingers.')",
         "'nonsense' is not the name",
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,3 +17,10 @@ def codes_in(said: str | RetrainError | pytest.ExceptionInfo[BaseException]) -> 
     """Return the codes of every problem in an error, in what `pytest.raises` caught, or on a console, in order."""
     error = said.value if isinstance(said, pytest.ExceptionInfo) else said
     return error.codes if isinstance(error, RetrainError) else _CODE.findall(str(error))
+
+
+def refused(call: Callable[..., object], *args: Any, **named: Any) -> list[str]:
+    """Return the codes of the error with which a call ends."""
+    with pytest.raises(RetrainError) as caught:
+        call(*args, **named)
+    return caught.value.codes

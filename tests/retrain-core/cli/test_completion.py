@@ -40,34 +40,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("ex",), ["explain", "export", "exp.toml"]),
         (("py",), [""]),  # a file, for the shell to find
         (("chat", "lo"), [""]),
-        (("export", "lo"), [""]),
         (("help", "dif"), ["diff"]),
         (("explain", ""), ["exp.toml", "retrain.toml"]),
         (("--transform-m",), ["--transform-mode"]),
         (("--transform-mode", "gtpo_"), ["gtpo_hicra", "gtpo_sepa"]),
-        (("exp.toml", "--transform-mode", "gtpo_"), ["gtpo_hicra", "gtpo_sepa"]),
         (("--transform-mode=gtpo_s",), ["--transform-mode=gtpo_sepa"]),  # zsh, fish
         (("--transform-mode", "="), ["gtpo", "gtpo_hicra", "gtpo_sepa", "none"]),  # bash splits at the sign
         (("--transform-mode", "=", "gtpo_s"), ["gtpo_sepa"]),
         (("--loss", "p"), ["ppo"]),
         (("--trust-remote-code", ""), ["true", "false"]),
         (("--max-steps", ""), []),
-        (("--log-dir", ""), [""]),
-        (("--resume", ""), [""]),
         (("--set", "training.max_ste"), ["training.max_steps="]),
-        (("--quie",), ["--quiet"]),
         (("explain", "--js"), ["--json"]),
-        (("explain", "--transform-m"), ["--transform-mode"]),
         (("explain", "--backend", "lo"), ["local"]),
         (("init", "--template", "quick"), ["quickstart"]),
-        (("init", "-t", "quick"), ["quickstart"]),
         (("init", "--transform-m"), []),
         (("--completion", "z"), ["zsh"]),
         (("compare", "--align", "t"), ["tokens"]),
         (("credit", "run", "--transform", "gtpo_s"), ["gtpo_sepa"]),
         (("init-plugin", "--kind", "data"), ["data-source"]),
-        (("init-plugin", "--no-in"), ["--no-input"]),
-        (("plugins", "--kind", "trans"), ["transform"]),
         (("init", "--output", ""), [""]),
         (("--log-dir", "lo"), [""]),
         (("--versi",), ["--version"]),
@@ -78,16 +69,18 @@ def test_what_is_offered(words: tuple[str, ...], wanted: list[str], plugins: Plu
     assert offered(plugins, *words) == wanted
 
 
-def test_commands_are_those_that_are_registered(plugins: Plugins, folder: Path) -> None:
-    found = offered(plugins, "")
-    assert {"diff", "explain", "init", "help", "retrain.toml"} <= set(found)
-    assert "train" not in found
-    assert "pyproject.toml" not in found
+def test_registered_commands_and_configurations_are_offered(plugins: Plugins, folder: Path) -> None:
+    found = set(offered(plugins, ""))
+    assert {"diff", "explain", "init", "help", "retrain.toml"} <= found
+    assert not {"train", "pyproject.toml"} & found
 
 
-def test_what_a_plugin_registers_is_offered(toys: Path, script: Script) -> None:
-    done = script(environ={VARIABLE: "bash_complete", "COMP_WORDS": "retrain\n--backend\n", "COMP_CWORD": "2"})
-    assert "plain,toy" in done.stdout.splitlines()
+def test_bash_is_answered_with_parts_of_plugins_and_the_environment_file_is_read_in_silence(
+    toys: Path, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("A=b\n")
+    done = script(environ={VARIABLE: "bash_complete", "COMP_WORDS": "retrain\n--backend\nto", "COMP_CWORD": "2"})
+    assert (done.stdout, done.stderr) == ("plain,toy\n", "")
 
 
 @pytest.mark.long
@@ -112,13 +105,6 @@ def test_a_question_that_makes_no_sense_is_answered_without_a_word(question: str
     done = script(environ={VARIABLE: question})  # no COMP_WORDS
     assert (done.stdout, done.stderr) == ("", "")
     assert done.returncode == (0 if question == "bash_complete" else 2)
-
-
-def test_the_environment_file_is_read_in_silence(script: Script, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("A=b\n")
-    asked = {VARIABLE: "bash_complete", "COMP_WORDS": "retrain\nexpl", "COMP_CWORD": "1"}
-    done = script(environ=asked)
-    assert (done.stdout, done.stderr) == ("plain,explain\n", "")
 
 
 def test_completing_commands_imports_nothing_that_takes_time(tmp_path: Path) -> None:

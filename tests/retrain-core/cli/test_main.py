@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,25 +19,15 @@ from retrain.cli.command_line import GROUPS, RetrainGroup
 from retrain.cli.completion import FORMER_NAMES
 from retrain.cli.plugin import PUBLIC_NAMES
 from retrain.kernel.declared import Kind
-from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
+from tests.kit.problems import codes_in, refused
 from tests.kit.shared import first_or_long
 
+Command = Callable[..., Any]
 Script = Callable[..., subprocess.CompletedProcess[str]]
-HEAVY = ("torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym", "starlette", "uvicorn")
-SLOW = (
-    *HEAVY,
-    "numpy",
-    "scipy",
-    "pydantic",
-    "rich",
-    "asyncio",
-    "plotly",
-    "jinja2",
-    "tomlkit",
-    "retrain.run.configure",
-)
+HEAVY = {"torch", "transformers", "datasets", "peft", "tokenizers", "reasoning_gym", "starlette", "uvicorn"}
+SLOW = {*HEAVY, "numpy", "scipy", "pydantic", "rich", "asyncio", "plotly", "jinja2", "tomlkit", "retrain.run.configure"}
 COMMANDS = RetrainGroup(load_plugins({})).list_commands(click.Context(click.Command("retrain")))
 
 
@@ -53,27 +42,15 @@ def test_version_names_every_distribution(script: Script) -> None:
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_names_the_commands_and_how_to_train(word: str, command: Callable[..., Any]) -> None:
+def test_help_says_how_to_train_and_lists_every_command_in_a_group(word: str, command: Command) -> None:
     result = command(word)
     assert (result.code, result.err) == (0, "")
-    for wanted in (
-        "retrain init --template tiny",
-        "retrain my.toml --lr 1e-4",
-        "explain",
-        "init",
-        "plugins",
-        "--version",
-    ):
-        assert wanted in result.out
-
-
-def test_the_help_lists_few_commands_in_groups(command: Callable[..., Any]) -> None:
-    text = command("--help").out.partition("Exit codes:")[0]
-    _, *groups = re.split(rf"^({'|'.join(map(str.capitalize, GROUPS))}):\n", text, flags=re.MULTILINE)
-    listed = {name: re.findall(r"^  (\S+)", text, re.MULTILINE) for name, text in zip(*[iter(groups)] * 2, strict=True)}
-    names = [name for group in listed.values() for name in group]
-    assert sorted(names) == sorted(COMMANDS)
-    assert list(listed) == [group.capitalize() for group in GROUPS]
+    text = result.out.partition("Exit codes:")[0]
+    head, *groups = re.split(rf"^({'|'.join(map(str.capitalize, GROUPS))}):\n", text, flags=re.MULTILINE)
+    assert all(wanted in head for wanted in ("retrain init --template tiny", "retrain my.toml --lr 1e-4", "--version"))
+    listed = dict(zip(groups[::2], groups[1::2], strict=True))
+    names = [name for rows in listed.values() for name in re.findall(r"^  (\S+)", rows, re.MULTILINE)]
+    assert (sorted(names), list(listed)) == (sorted(COMMANDS), [group.capitalize() for group in GROUPS])
 
 
 SHARED = {  # spelling: name of the parameter, metavar
@@ -93,22 +70,15 @@ def test_an_option_that_commands_share_is_the_same_everywhere(name: str, plugins
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
-def test_a_name_of_the_public_package_works_and_says_what_it_is_now(name: str, command: Callable[..., Any]) -> None:
+def test_a_name_of_the_public_package_works_and_says_what_it_is_now(name: str, command: Command) -> None:
     result = command(name, "--help")
     assert (result.code, result.err) == (0, f"retrain: `retrain {name}` is now `retrain {PUBLIC_NAMES[name]}`\n")
     assert command("help", name) == result
     assert not command("--help").out.count(f"\n  {name} ")
 
 
-@pytest.mark.parametrize("name", sorted(FORMER_NAMES.keys() - PUBLIC_NAMES))
-def test_a_former_name_says_what_it_is_now(name: str, command: Callable[..., Any]) -> None:
-    result = command(name, "some", "--words")
-    assert (result.code, result.out) == (2, "")
-    assert f"fix: use `retrain {FORMER_NAMES[name]}`" in result.err
-
-
 @pytest.mark.parametrize("name", [*COMMANDS, "train"])
-def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, command: Callable[..., Any]) -> None:
+def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, command: Command) -> None:
     result = command(name, "--help")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Usage: retrain {name} ")
@@ -119,43 +89,63 @@ def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, c
         assert "xit code" in result.out
 
 
+USAGE = [
+    (("diff", "--jsn"), "usage.unknown-option", "use --json"),
+    (("explain", "--jsn"), "usage.unknown-option", "use --json"),
+    (("--qiet",), "usage.unknown-option", "use --quiet"),
+    (("--versio",), "usage.unknown-option", "use --version"),
+    (("diff",), "usage.bad-arguments", "`retrain diff --help` lists its options"),
+    (("--completion", "tcsh"), "usage.bad-arguments", "--help"),
+    (("init", "-i", "--json"), "usage.bad-arguments", "--help"),
+    (("trian",), "usage.unknown-command", "`retrain train`"),
+    (("explian",), "usage.unknown-command", "`retrain explain`"),
+    (("",), "usage.unknown-command", ".toml"),
+    (("zzzzz",), "usage.unknown-command", "compare, credit, diff"),
+    *(
+        ((name, "some"), "usage.former-command", FORMER_NAMES[name])
+        for name in sorted(FORMER_NAMES.keys() - PUBLIC_NAMES)
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "fix"), USAGE)
+def test_a_usage_error_has_a_code_and_one_fix(words: tuple[str, ...], code: str, fix: str, command: Command) -> None:
+    result = command(*words)
+    assert (result.code, result.out, codes_in(result.err)) == (2, "", [code])
+    text, _, found = result.err.partition("fix: ")
+    assert text.startswith("retrain: ")
+    assert (fix in found, "fix: " in found) == (True, False)
+
+
 @pytest.mark.parametrize(
-    ("words", "fragments"),
+    ("words", "named"),
     [
-        (("diff", "--jsn"), ("retrain diff: no such option: --jsn", "fix: use --json")),
-        (("explain", "--jsn"), ("retrain explain: no such option: --jsn", "fix: use --json")),
-        (("explain", "--temperatur", "1"), ("unknown flag --temperatur", "did you mean --temperature?")),
-        (("--qiet",), ("no such option: --qiet", "fix: use --quiet")),
-        (("--versio",), ("no such option: --versio", "fix: use --version")),
-        (("diff",), ("retrain diff: Missing argument 'A'.", "fix: `retrain diff --help` lists its options")),
-        (("--completion", "tcsh"), ("'tcsh' is not one of 'bash', 'zsh', 'fish'", "fix: ")),
-        (("init", "-i", "--json"), ("exclude each other", "fix: ")),
-        (("trian",), ("did you mean `retrain train`?", "fix: ")),
-        (("",), ("'' is neither a command nor a file", "fix: ")),
+        (("explain", "--temperatur", "1"), "--temperature"),
+        (("--max-stps", "3"), "--max-steps"),
+        (("nope.toml",), "nope.toml: "),
+        (("some/nope.toml",), "some/nope.toml: "),
+        (("--resume", "logs/gone"), "logs/gone"),
+        (("explian",), "explian:2 [training] lr"),  # a configuration need not be called .toml
+        *(
+            (words, "my.toml:2 [training] lr")
+            for words in (("-q", "my.toml"), ("my.toml", "-q"), ("--quiet", "my.toml"))
+        ),
+        (("my.toml", "--seed", "1", "--quiet"), "my.toml:2 [training] lr"),
     ],
 )
-def test_a_usage_error_is_told_like_every_other(
-    words: tuple[str, ...], fragments: tuple[str, ...], command: Callable[..., Any]
+def test_a_file_or_flag_that_cannot_be_used_is_named(
+    words: tuple[str, ...], named: str, command: Command, tmp_path: Path
 ) -> None:
+    if "lr" in named:
+        (tmp_path / named.partition(":")[0]).write_text("[training]\nlr = 'x'\n")
     result = command(*words)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("retrain: ")
-    assert all(fragment in result.err for fragment in fragments), result.err
-    assert result.err.count("fix: ") == 1
+    assert (result.code, result.out, result.err.count("fix: ")) == (2, "", 1)
+    assert named in result.err
 
 
-def test_a_command_whose_room_is_missing_is_answered_by_name(plugins: Plugins) -> None:
+def test_a_command_that_is_not_installed_is_answered_by_name(plugins: Plugins) -> None:
     del plugins.registries[Kind.COMMAND].entries["diff"]
-    with pytest.raises(ConfigError, match="`retrain diff` is not part of this installation"):
-        RetrainGroup(plugins).make_context("retrain", ["diff"])
-
-
-def test_quiet_is_taken_before_and_after_the_configuration(command: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text("[training]\nlr = 'x'\n")
-    for words in (["-q", "my.toml"], ["my.toml", "-q"], ["--quiet", "my.toml"], ["my.toml", "--seed", "1", "--quiet"]):
-        result = command(*words)
-        assert "my.toml:2 [training] lr" in result.err
-        assert result.err.count("fix: ") == 1
+    assert refused(lambda: RetrainGroup(plugins).make_context("retrain", ["diff"])) == ["usage.command-not-installed"]
 
 
 @pytest.mark.parametrize(
@@ -172,138 +162,77 @@ def test_color_is_as_the_environment_wishes(environ: dict[str, str], is_colored:
     assert ("\x1b[31m" in told.stderr) == is_colored
 
 
-def test_help_of_training_is_reached_from_a_configuration(command: Callable[..., Any]) -> None:
+def test_help_of_training_is_reached_from_a_configuration(command: Command) -> None:
     result = command("any.toml", "--help")
     assert result.code == 0
     assert "`retrain explain --keys` lists every key" in result.out
 
 
-@pytest.mark.parametrize(
-    ("word", "fragments"),
-    [
-        ("explian", ("'explian' is neither a command nor a file", "did you mean `retrain explain`?")),
-        ("zzzzz", ("'zzzzz' is neither a command nor a file", "commands: ", "compare, credit, diff")),
-        ("nope.toml", ("nope.toml: file not found", "retrain init")),
-        ("some/nope.toml", ("some/nope.toml: file not found",)),
-    ],
-)
-def test_a_word_that_means_nothing_is_answered(
-    word: str, fragments: tuple[str, ...], command: Callable[..., Any]
-) -> None:
-    result = command(word)
-    assert (result.code, result.out) == (2, "")
-    assert all(fragment in result.err for fragment in fragments), result.err
-    assert "Traceback" not in result.err
-
-
-def test_a_configuration_need_not_be_called_toml(command: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "explian").write_text("[training]\nlr = 'x'\n")
-    result = command("explian")
-    assert result.code == 2
-    assert "explian:2 [training] lr" in result.err
-
-
-def test_without_configuration_the_next_step_is_told(script: Script) -> None:
-    done = script()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no configuration in this folder" in done.stderr
-    assert "retrain init --template tiny" in done.stderr
-
-
-def test_the_configuration_of_the_folder_is_the_default(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_configuration_of_the_folder_is_the_default(command: Command, tmp_path: Path) -> None:
     (tmp_path / "retrain.toml").write_text("[training]\nmax_steps = 7\n")
     assert json.loads(command("explain", "--json").out)["max_steps"] == 7
     assert json.loads(command("explain", "--json", "--lr", "1e-3").out)["config"] == "retrain.toml"
 
 
-@pytest.mark.parametrize("flags", [("--max-steps", "3"), ("--set", "training.seed=1"), ("--lr=1e-4",)])
+@pytest.mark.parametrize("flags", [(), ("--max-steps", "3"), ("--set", "training.seed=1"), ("--model", "builtin:tiny")])
 @pytest.mark.parametrize("verb", [(), ("train",), ("-q",), ("audit",), ("capacity",)])
-def test_flags_without_a_configuration_are_refused_with_the_next_step(
-    verb: tuple[str, ...], flags: tuple[str, ...], command: Callable[..., Any], tmp_path: Path
+def test_without_a_configuration_the_next_step_is_named(
+    verb: tuple[str, ...], flags: tuple[str, ...], command: Command, tmp_path: Path
 ) -> None:
+    if verb == ("capacity",) and "--model" in flags:
+        pytest.skip("a question that needs no configuration")
     result = command(*verb, *flags)
     assert (result.code, result.out) == (2, "")
-    assert "retrain.toml: no configuration in this folder" in result.err
+    assert "retrain.toml: " in result.err
     assert "retrain init --template tiny" in result.err
-    assert f"retrain my.toml {' '.join(flags)}" in result.err
+    assert f"retrain my.toml {' '.join(flags)}" in result.err or not flags
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_is_not_there_is_named_where_there_is_no_configuration(command: Callable[..., Any]) -> None:
-    result = command("--resume", "logs/gone")
-    assert result.code == 2
-    assert "logs/gone" in result.err
-
-
-def test_a_model_without_tasks_is_refused_before_it_is_loaded(command: Callable[..., Any]) -> None:
-    result = command("--model", "builtin:tiny")
-    assert (result.code, result.out) == (2, "")
-    assert "no configuration in this folder" in result.err
-
-
-def test_a_typo_is_told_where_there_is_no_configuration(command: Callable[..., Any]) -> None:
-    result = command("--max-stps", "3")
-    assert result.code == 2
-    assert "did you mean --max-steps?" in result.err
-
-
-def test_flags_are_enough_where_nothing_is_loaded(command: Callable[..., Any]) -> None:
+def test_flags_are_enough_where_nothing_is_loaded(command: Command) -> None:
     content = json.loads(command("explain", "--json", "--max-steps", "7").out)
     assert (content["config"], content["max_steps"]) == ("(defaults)", 7)
-    assert "no configuration in this folder" in command("explain", "--max-steps", "7").out
+    assert "`retrain` refuses to run this: " in command("explain", "--max-steps", "7").out
     assert command("trace", "--transform-mode", "none").code == 0
     assert command("capacity", "--known-models", "--max-tokens", "64").code == 0
 
 
-def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path) -> set[str]:
-    """The modules in `sys.modules` after a command line, run in a fresh process."""
+def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path, code: int = 0) -> set[str]:
+    """The modules in `sys.modules` after a command line with this exit code, run in a fresh process."""
     dump = tmp_path / "modules.json"
-    code = (
-        "import json, sys\n"
-        "from retrain.cli.command_line import main\n"
-        "try:\n    main(sys.argv[2:])\n"
-        "except SystemExit as done:\n    assert not done.code, done.code\n"
+    program = (
+        "import json, sys\nfrom retrain.cli.command_line import main\n"
+        f"try:\n    main(sys.argv[2:])\nexcept SystemExit as done:\n    assert (done.code or 0) == {code}, done.code\n"
         "json.dump(sorted(sys.modules), open(sys.argv[1], 'w'))\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(dump), *arguments], cwd=cwd, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", program, str(dump), *arguments], cwd=cwd, check=True, capture_output=True)
     return set(json.loads(dump.read_text()))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    first_or_long(
-        [
-            ["--help"],
-            ["--version"],
-            ["plugins"],
-            ["plugins", "--json"],
-            ["init", "--list"],
-            ["explain", "--keys"],
-            ["explain", "--max-steps", "3"],
-        ]
-    ),
-)
-def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
-    modules = loaded_modules(arguments, tmp_path, tmp_path)
-    assert "retrain.cli.command_line" in modules
-    assert modules & set(HEAVY) == set()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["help"], ["--version"], ["train", "--help"]])
 def test_help_imports_next_to_nothing(arguments: list[str], tmp_path: Path) -> None:
     """What keeps `retrain --help` fast; `benchmarks/help_time.py` measures it."""
     (tmp_path / "retrain.toml").write_text("")
-    assert loaded_modules(arguments, tmp_path, tmp_path) & set(SLOW) == set()
+    assert loaded_modules(arguments, tmp_path, tmp_path) & SLOW == set()
 
 
-def test_a_bad_configuration_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom retrain.cli.command_line import run\n"
-        "assert run(['--lr', 'fast', '--transform-mode', 'nope']) == 2\n"
-        f"assert not set({HEAVY!r}) & set(sys.modules), set({HEAVY!r}) & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    first_or_long(
+        [
+            (["--lr", "fast", "--transform-mode", "nope"], 2),
+            (["plugins"], 0),
+            (["init", "--list"], 0),
+            (["explain", "--keys"], 0),
+            (["explain", "--max-steps", "3"], 0),
+        ]
+    ),
+)
+def test_light_commands_and_bad_configurations_import_nothing_heavy(
+    arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    modules = loaded_modules(arguments, tmp_path, tmp_path, code)
+    assert ("retrain.cli.command_line" in modules, modules & HEAVY) == (True, set())
 
 
 def test_dotenv_is_loaded_the_real_environment_wins_and_json_stays_pure(script: Script, tmp_path: Path) -> None:
@@ -321,8 +250,7 @@ def test_a_dotenv_that_is_no_text_is_a_config_error(script: Script, tmp_path: Pa
     (tmp_path / ".env").write_bytes(b"A=\xff\xfe\n")
     done = script("plugins", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert ".env cannot be used" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (".env" in done.stderr, "fix: " in done.stderr, "Traceback" in done.stderr) == (True, True, False)
 
 
 def test_the_folder_is_on_the_path_of_the_installed_script(script: Script, tmp_path: Path) -> None:
@@ -332,22 +260,6 @@ def test_the_folder_is_on_the_path_of_the_installed_script(script: Script, tmp_p
     done = script("explain", "--json", "--transform-mode", "mine.shape", "--advantage-mode", "plain.raw")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["condition"] == "plain.raw+mine.shape"
-
-
-def test_a_reader_that_has_enough_is_no_error(script: Script, tmp_path: Path) -> None:
-    exe = Path(sys.executable).with_name("retrain")
-    done = subprocess.run(
-        f"'{exe}' explain --keys | head -1; exit ${{PIPESTATUS[0]}}",
-        shell=True,
-        executable="/bin/bash",
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ),
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
 
 
 LINES = """
@@ -361,30 +273,23 @@ with run_console(load_plugins()):
 
 
 @pytest.mark.parametrize(
-    ("reader", "reason"),
-    first_or_long([("| head -1", "nothing reads the output any more"), ("> /dev/full", "No space left")]),
+    ("program", "reader", "reason"),
+    [
+        ("-m retrain explain --keys", "| head -1", ""),
+        ("lines.py", "| head -1", "nothing reads the output any more"),
+        pytest.param("lines.py", "> /dev/full", "No space left", marks=pytest.mark.long),
+    ],
 )
-def test_a_run_outlives_its_reader_and_says_so_once(reader: str, reason: str, tmp_path: Path) -> None:
+def test_a_reader_may_leave_and_a_run_reports_it_once(program: str, reader: str, reason: str, tmp_path: Path) -> None:
     if "full" in reader and not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     (tmp_path / "lines.py").write_text(LINES)
-    done = subprocess.run(
-        f"'{sys.executable}' lines.py {reader}; exit ${{PIPESTATUS[0]}}",
-        shell=True,
-        executable="/bin/bash",
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert reason in done.stderr
+    shell = f"'{sys.executable}' {program} {reader}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["/bin/bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n"), reason in done.stderr) == (0, bool(reason), True)
 
 
-def test_what_a_plugin_registers_shows_up_as_a_command(
-    distribution: Callable[..., Path], command: Callable[..., Any]
-) -> None:
+def test_what_a_plugin_registers_shows_up_as_a_command(distribution: Callable[..., Path], command: Command) -> None:
     source = (
         "import click\nfrom retrain.api import PluginSpec, hookimpl\n"
         "@click.command('greet')\n@click.pass_context\ndef greet(context):\n"
@@ -395,9 +300,4 @@ def test_what_a_plugin_registers_shows_up_as_a_command(
     distribution("greeter", {"greeter": source})
     assert (command("greet").out, command("greet").code) == ("hello\n", 3)
     assert "Say hello." in command("--help").out
-    assert "did you mean `retrain greet`?" in command("greeet").err
-
-
-def test_init_through_the_script(script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    assert script("init").returncode == 0
-    assert script("init").returncode == 2
+    assert "`retrain greet`" in command("greeet").err

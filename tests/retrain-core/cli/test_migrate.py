@@ -1,18 +1,27 @@
-"""Migration of earlier configurations: their new content, and everything that must not change."""
+"""`retrain migrate-config`: the new content of earlier configurations, all modes, and all that must not change."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.cli.migrate import migrate
 from retrain.cli.plugin import LEGACY_KEYS
+from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.run.tables import registered_tables
+from tests.kit.problems import codes_in
 
 WITH_COMMENTS = """\
 # my run
@@ -54,25 +63,15 @@ def expected(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_seven_keys_are_those_of_the_documented_options() -> None:
-    assert list(LEGACY_KEYS.values()) == [
-        *("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
-    ]
-    assert all(old == f"prime_rl_{new}" for old, new in LEGACY_KEYS.items())
+    names = ("transport", "zmq_host", "zmq_port", "zmq_hwm", "strict_advantages", "sync_wait_s", "sync_poll_s")
+    assert {f"prime_rl_{name}": name for name in names} == LEGACY_KEYS
 
 
-def test_comments_and_layout_stay_and_a_comment_goes_with_its_key() -> None:
-    found = migrate(WITH_COMMENTS, "a.toml")
-    assert found.after == MIGRATED
-    assert found.legacy_keys == ("prime_rl_transport", "prime_rl_zmq_port")
-    assert found.options == {"transport": "zmq", "zmq_port": 5556}
-
-
-def test_a_second_migration_changes_nothing() -> None:
-    again = migrate(MIGRATED, "a.toml")
-    assert not again.legacy_keys
-    assert again.after == MIGRATED
-    assert again.diff() == ""
-    assert again.options == {"transport": "zmq", "zmq_port": 5556}
+def test_comments_and_layout_stay_a_comment_goes_with_its_key_and_a_second_migration_changes_nothing() -> None:
+    found, again = migrate(WITH_COMMENTS, "a.toml"), migrate(MIGRATED, "a.toml")
+    assert (found.after, found.legacy_keys) == (MIGRATED, ("prime_rl_transport", "prime_rl_zmq_port"))
+    assert found.options == again.options == {"transport": "zmq", "zmq_port": 5556}
+    assert (again.after, again.legacy_keys, again.diff()) == (MIGRATED, (), "")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +110,6 @@ def test_a_file_without_legacy_keys_comes_out_as_it_went_in(text: str) -> None:
     assert (found.after, found.legacy_keys) == (text, ())
 
 
-def test_line_ends_and_byte_order_mark_stay() -> None:
-    text = "\ufeff" + WITH_COMMENTS.replace("\n", "\r\n")
-    assert migrate(text, "a.toml").after == "\ufeff" + MIGRATED.replace("\n", "\r\n")
-
-
 def test_in_a_file_of_mixed_line_ends_every_old_line_keeps_its_own() -> None:
     text = '[backend]\r\nbackend = "prime_rl"\nprime_rl_zmq_hwm = 1\r\n\r\n[model]\nmodel = "x"\r\n'
     after = migrate(text, "a.toml").after
@@ -131,17 +125,17 @@ def test_the_difference_says_where_a_last_line_has_no_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
+    ("text", "place"),
     [
-        ("[backend\n", "not valid TOML"),
-        ("[backend]\nx = 1\nx = 2\n", "a.toml:3: not valid TOML"),
-        ("[backend]\nprime_rl_zmq_hwm = 1\noptions = 3\n", "must be a table"),
+        ("[backend\n", "a.toml:1"),
+        ("[backend]\nx = 1\nx = 2\n", "a.toml:3"),
+        ("[backend]\nprime_rl_zmq_hwm = 1\noptions = 3\n", "a.toml [backend] options"),
     ],
 )
-def test_what_cannot_be_migrated_is_said(text: str, fragment: str) -> None:
-    with pytest.raises(ConfigError, match=r"a\.toml") as caught:
+def test_a_file_that_cannot_be_migrated_is_refused_with_its_place(text: str, place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         migrate(text, "a.toml")
-    assert fragment in str(caught.value)
+    assert [problem.where for problem in caught.value.problems] == [place]
 
 
 VALUES = st.one_of(st.integers(-(2**62), 2**62), st.booleans(), st.text(max_size=8), st.floats(allow_nan=False))
@@ -150,6 +144,7 @@ TABLES = st.dictionaries(KEYS, VALUES, max_size=5)
 OPTIONS = st.dictionaries(st.sampled_from(list(LEGACY_KEYS.values())), VALUES, max_size=3)
 
 
+@settings(max_examples=50)
 @given(TABLES, OPTIONS | st.none(), TABLES, st.booleans())
 def test_any_document_says_the_same_afterwards(
     backend: dict[str, Any], options: dict[str, Any] | None, other: dict[str, Any], windows: bool
@@ -158,3 +153,215 @@ def test_any_document_says_the_same_afterwards(
     text = tomli_w.dumps(document)
     text = text.replace("\n", "\r\n") if windows else text
     assert said(migrate(text, "a.toml").after) == expected(document)
+
+
+Command = Callable[..., Any]
+OLD = '# mine\n[backend]\nbackend = "local"\nprime_rl_zmq_hwm = 10  # high water\n\n[model]\nmodel = "x"\n'
+NEW = '# mine\n[backend]\nbackend = "local"\n\n[backend.options]\nzmq_hwm = 10  # high water\n\n[model]\nmodel = "x"\n'
+SCRIPT = Path(sys.executable).with_name("retrain")
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    file = tmp_path / "old.toml"
+    file.write_text(OLD, encoding="utf-8")
+    return file
+
+
+def piped(tmp_path: Path, text: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [str(SCRIPT), "migrate-config", "--stdin", *arguments]
+    return subprocess.run(command, cwd=tmp_path, input=text, capture_output=True, timeout=60, check=False)
+
+
+def test_the_preview_is_a_patch_that_is_accepted_and_check_ends_by_what_is_left(old: Path, command: Command) -> None:
+    result = command("migrate-config", "old.toml")
+    assert (result.code, "-prime_rl_zmq_hwm = 10  # high water\n" in result.out) == (0, True)
+    assert command("migrate-config", "old.toml", "--check").code == 1
+    assert (old.read_text(), sorted(old.parent.iterdir())) == (OLD, [old])
+    patch = result.out.replace(".migrated", "")
+    subprocess.run(["git", "apply", "-p0", "-"], cwd=old.parent, input=patch, text=True, check=True)
+    assert old.read_text() == NEW
+    assert command("migrate-config", "old.toml", "--check").code == 0
+
+
+def test_write_rewrites_in_place_and_the_result_loads(old: Path, command: Command) -> None:
+    result = command("migrate-config", "old.toml", "--write")
+    assert (result.code, result.out) == (0, "Wrote old.toml: moved prime_rl_zmq_hwm to [backend.options]\n")
+    assert old.read_text() == NEW
+    assert load_config(old, tables=registered_tables(load_plugins({})))[1] == []
+    assert sorted(old.parent.iterdir()) == [old]
+
+
+def test_the_backup_has_the_old_file_and_never_replaces_an_earlier_one(old: Path, command: Command) -> None:
+    old.chmod(0o640)
+    assert command("migrate-config", "old.toml", "--write", "--backup").code == 0
+    backup = old.with_name("old.toml.bak")
+    assert (backup.read_text(), old.read_text()) == (OLD, NEW)
+    assert [file.stat().st_mode & 0o777 for file in (old, backup)] == [0o640, 0o640]
+    old.write_text(OLD + "# more\n")
+    result = command("migrate-config", "old.toml", "--write", "--backup")
+    assert (result.code, codes_in(result.err), "old.toml.bak: " in result.err) == (2, ["migrate.file-exists"], True)
+    assert (old.read_text(), backup.read_text()) == (OLD + "# more\n", OLD)
+
+
+def test_write_leaves_a_file_alone_that_needs_nothing(old: Path, command: Command) -> None:
+    old.write_text(NEW)
+    before = old.stat().st_mtime_ns
+    result = command("migrate-config", "old.toml", "--write", "--backup")
+    assert (result.code, result.out) == (0, "old.toml: nothing to migrate\n")
+    assert old.stat().st_mtime_ns == before
+    assert sorted(old.parent.iterdir()) == [old]
+
+
+def test_output_is_a_new_file_and_never_an_old_one_and_stdout_has_only_the_result(old: Path, command: Command) -> None:
+    assert command("migrate-config", "old.toml", "-o", "new.toml").out.startswith("Wrote new.toml: moved ")
+    assert (old.read_text(), (old.parent / "new.toml").read_text()) == (OLD, NEW)
+    for target in ("new.toml", "old.toml"):
+        result = command("migrate-config", "old.toml", "--output", target)
+        assert (result.code, result.out, codes_in(result.err)) == (2, "", ["migrate.file-exists"])
+    assert old.read_text() == OLD
+    result = command("migrate-config", "old.toml", "--stdout")
+    assert (result.code, result.out, result.err) == (0, NEW, "")
+
+
+def test_a_pipe_goes_through_byte_by_byte(tmp_path: Path) -> None:
+    done = piped(tmp_path, b"\xef\xbb\xbf" + OLD.replace("\n", "\r\n").encode(), "--stdout")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"\xef\xbb\xbf" + NEW.replace("\n", "\r\n").encode()
+
+
+def test_an_empty_pipe_is_refused(tmp_path: Path) -> None:
+    done = piped(tmp_path, b" \n\t\n", "--stdout")
+    assert (done.returncode, done.stdout, codes_in(done.stderr.decode())) == (2, b"", ["migrate.empty-input"])
+
+
+@pytest.mark.long
+def test_a_pipe_is_checked_and_previewed_too(tmp_path: Path) -> None:
+    assert piped(tmp_path, OLD.encode(), "--check").returncode == 1
+    assert piped(tmp_path, OLD.encode()).stdout.startswith(b"--- <stdin>\n+++ <stdin>.migrated\n")
+    assert piped(tmp_path, OLD.encode(), "-o", "new.toml").returncode == 0
+    assert (tmp_path / "new.toml").read_text() == NEW
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("old.toml", "--check", "--write"),
+        ("old.toml", "--check", "--output", "x"),
+        ("old.toml", "--check", "--stdout"),
+        ("old.toml", "--write", "--output", "x"),
+        ("old.toml", "--stdout", "--write"),
+        ("old.toml", "--stdout", "--output", "x"),
+        ("old.toml", "--backup"),
+        ("old.toml", "--stdin"),
+        ("--stdin", "--write"),
+        (),
+        ("missing.toml",),
+        (".",),
+        ("old.toml", "--chek"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error_and_writes_nothing(
+    old: Path, command: Command, arguments: tuple[str, ...]
+) -> None:
+    result = command("migrate-config", *arguments)
+    assert (result.code, result.out, len(codes_in(result.err))) == (2, "", 1)
+    assert (old.read_text(), sorted(old.parent.iterdir())) == (OLD, [old])
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [(b"[backend]\nx = = 1\n", "x.toml:2: "), (b"[backend]\nx = '\xff'\n", "x.toml: ")],
+)
+def test_invalid_toml_is_an_error_with_its_line(tmp_path: Path, command: Command, content: bytes, place: str) -> None:
+    (tmp_path / "x.toml").write_bytes(content)
+    result = command("migrate-config", "x.toml", "--write")
+    assert (result.code, place in result.err) == (2, True)
+    assert (tmp_path / "x.toml").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "written", "code"),
+    [
+        ((), "preview", None, 0),
+        (("--check",), "check", None, 1),
+        (("--write", "--backup"), "write", "old.toml", 0),
+        (("-o", "new.toml"), "output", "new.toml", 0),
+        (("--stdout",), "stdout", None, 0),
+    ],
+)
+def test_json_is_alone_on_stdout_and_tells_what_was_done(
+    old: Path, command: Command, arguments: tuple[str, ...], mode: str, written: str | None, code: int
+) -> None:
+    result = command("migrate-config", "old.toml", "--json", *arguments)
+    content = json.loads(result.out)
+    assert (result.code, result.err) == (code, "")
+    diff = content.pop("diff")
+    assert diff.startswith("--- old.toml\n")
+    assert content == {
+        "config": "old.toml",
+        "mode": mode,
+        "needs_migration": True,
+        "changed": True,
+        "legacy_keys": ["prime_rl_zmq_hwm"],
+        "merged_backend_options": {"zmq_hwm": 10},
+        "public_names": [],
+        "written": written is not None,
+        "output_path": written,
+        "backup_path": "old.toml.bak" if "--backup" in arguments else None,
+        **({"text": NEW} if mode == "stdout" else {}),
+    }
+
+
+def test_a_link_stays_a_link(old: Path, command: Command) -> None:
+    folder = old.parent / "configs"
+    folder.mkdir()
+    target = old.rename(folder / "real.toml")
+    old.symlink_to(Path("configs") / "real.toml")
+    assert command("migrate-config", "old.toml", "--write").code == 0
+    assert old.is_symlink()
+    assert target.read_text() == NEW
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(old: Path, command: Command) -> None:
+    (old.parent / ".old.toml.tmp").mkdir()  # where the new content would be gathered
+    result = command("migrate-config", "old.toml", "--write")
+    assert (result.code, codes_in(result.err), old.read_text()) == (2, ["migrate.unwritable"], OLD)
+
+
+def test_loading_an_old_file_shows_the_block_that_migration_writes(old: Path, command: Command) -> None:
+    result = command("explain", "old.toml")
+    assert (result.code, "old.toml:4 [backend] prime_rl_zmq_hwm: " in result.err) == (2, True)
+    block = "\n".join(line.strip() for line in result.err.partition("in their place\n")[2].splitlines())
+    assert tomllib.loads(block)["backend"]["options"] == {"zmq_hwm": 10}
+
+
+PUBLIC = """\
+[algorithm]
+transform_mode = "entropy_mask"
+
+[training]
+batch_size = 4
+clip_ratio_c = 3.0
+tl_grpo = true
+tl_grpo_branch_size = 4
+"""
+
+
+def test_names_of_the_public_package_are_told_by_cause_and_fail_the_check(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "public.toml").write_text(PUBLIC, encoding="utf-8")
+    result = command("migrate-config", "public.toml")
+    assert (result.code, result.out) == (0, "")
+    assert [line for line in result.err.splitlines() if line.startswith("    ")] == [
+        "    line 2 algorithm.transform_mode",
+        "    line 6 training.clip_ratio_c",
+        "    line 7 training.tl_grpo, 8 training.tl_grpo_branch_size",
+    ]
+    for option, code in (("--check", 1), ("--write", 0)):
+        again = command("migrate-config", "public.toml", option)
+        assert (again.code, again.out, again.err) == (code, "", result.err)
+    assert (tmp_path / "public.toml").read_text() == PUBLIC
+    content = json.loads(command("migrate-config", "public.toml", "--json").out)
+    assert (content["needs_migration"], content["changed"], content["diff"]) == (True, False, "")
+    assert [(note["path"], note["line"]) for note in content["public_names"]][1] == ("training.clip_ratio_c", 6)
+    assert command("migrate-config", "public.toml", "--stdout").out == PUBLIC

@@ -11,6 +11,7 @@ import pytest
 
 from retrain.kernel.types import Example
 from retrain.tasks.scoring.failures import FailureRecord, write_failures
+from tests.kit.problems import codes_in
 
 REWARDS = """
 import os
@@ -39,11 +40,12 @@ timeout_s = 20.0
 """
 
 
-def record(text: str, reward: str = "replay_rewards.Reward") -> FailureRecord:
+def failed(folder: Path, *texts: str, reward: str = "replay_rewards.Reward") -> None:
+    """Write records of texts on which this reward has failed."""
+    given: dict[str, Any] = {"detail": "timed out after 10 s", "attempts": 2, "seconds": 10.0, "weight": 1.0}
     example = Example(id="e", prompt="p", reference="7")
-    return FailureRecord(
-        reward=reward, weight=1.0, example=example, text=text, detail="timed out after 10 s", attempts=2, seconds=10.0
-    )
+    records = [FailureRecord(reward=reward, example=example, text=text, **given) for text in texts]
+    write_failures(folder, "step_1", records)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def run(tmp_path: Path, toys: Path, tokenizer_folder: Path) -> Path:
 
 
 def test_every_text_gets_its_verdict(run: Path, command: Callable[..., Any]) -> None:
-    write_failures(run / "failures", "step_1", [record("7"), record("8\x1b[2J")])
+    failed(run / "failures", "7", "8\x1b[2J")
     done = command("audit", "--replay", "logs/a/failures")
     assert done.code == 0, done.err
     first, second = done.out.splitlines()
@@ -67,7 +69,7 @@ def test_every_text_gets_its_verdict(run: Path, command: Callable[..., Any]) -> 
 
 
 def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, command: Callable[..., Any]) -> None:
-    write_failures(run / "failures", "step_1", [record("7"), record("die"), record("unclear")])
+    failed(run / "failures", "7", "die", "unclear")
     done = command("audit", "--replay", str(run / "failures"), "--json")
     assert done.code == 1
     results = json.loads(done.out)
@@ -80,19 +82,15 @@ def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, co
     assert "\x1b" not in shown.out
 
 
-def test_another_configuration(run: Path, command: Callable[..., Any], tmp_path: Path) -> None:
-    write_failures(tmp_path / "kept", "step_1", [record("7")])
-    lost = command("audit", "--replay", "kept")
-    assert (lost.code, "no config.toml in a folder above it" in lost.err) == (2, True)
+def test_another_configuration_and_rewards_that_it_does_not_have(
+    run: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    failed(tmp_path / "kept", "7")
+    assert codes_in(command("audit", "--replay", "kept").err) == ["replay.no-configuration"]
     found = command("audit", str(run / "config.toml"), "--replay", "kept/step_1_0.json")
     assert found.code == 0, found.err
-
-
-def test_a_reward_that_the_configuration_does_not_have(run: Path, command: Callable[..., Any]) -> None:
-    write_failures(run / "failures", "step_1", [record("7", reward="judge")])
-    done = command("audit", "--replay", str(run / "failures"))
-    assert done.code == 2
-    assert "these texts were scored by judge; the configuration has replay_rewards.Reward" in done.err
+    failed(run / "failures", "7", reward="judge")
+    assert codes_in(command("audit", "--replay", str(run / "failures")).err) == ["replay.reward-missing"]
 
 
 def test_a_verifier_of_the_data_source_is_found_again(
@@ -115,17 +113,15 @@ def retrain_register_data_sources(register):
     distribution("retrain-verified", {"verified_parts": source})
     config = run / "config.toml"
     config.write_text(config.read_text().replace('"toy"', '"verified"'))
-    write_failures(run / "failures", "step_1", [record("7", reward="verified")])
+    failed(run / "failures", "7", reward="verified")
     done = command("audit", "--replay", str(run / "failures"), "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)[0]["value"] == 0.25
 
 
-@pytest.mark.parametrize(("content", "told"), [("{}", "is not a record of a failed score"), (None, "does not exist")])
-def test_what_is_no_failure_is_named(
-    content: str | None, told: str, run: Path, command: Callable[..., Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("content", ["{}", None])
+def test_a_file_that_is_no_failure_is_refused(content: str | None, command: Callable[..., Any], tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "x.json").write_text(content)
     done = command("audit", "--replay", "x.json")
-    assert (done.code, told in done.err) == (2, True)
+    assert (done.code, "x.json" in done.err) == (2, True)

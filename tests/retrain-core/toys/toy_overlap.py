@@ -6,20 +6,15 @@ import json
 from dataclasses import replace
 
 import numpy as np
-from toy_parts import CAPABILITIES, Options, ToyBackend
+from toy_parts import CAPABILITIES, Options, ToyBackend, ToyReward
 
 from retrain.api import EpisodeResult, Example, LoadedData, Observation, PluginSpec, Score, hookimpl
-
-
-def quiet(backend, what):
-    """Nothing happens."""
 
 
 class Disturbed:
     """Called in each half: `train(backend, batch)` before the update, `sample(backend, requests)` before drawing."""
 
-    train = staticmethod(quiet)
-    sample = staticmethod(quiet)
+    train = sample = staticmethod(lambda backend, what: None)
 
 
 class OverlappedBackend(ToyBackend):
@@ -97,21 +92,15 @@ class BufferedBackend(OverlappedBackend):
         self.kept = {version: np.array(logits) for version, logits in json.loads((folder / "kept.json").read_text())}
 
 
-class Wordy:
+class Wordy(ToyReward):
     """The more words the better, so that every group teaches something."""
-
-    def __init__(self, context):
-        pass
 
     def score(self, example, text):
         return Score.of(sum(map(len, text.split())) / 16)
 
 
-class NeverRight:
+class NeverRight(ToyReward):
     """No answer is right, so there is nothing to learn."""
-
-    def __init__(self, context):
-        pass
 
     def score(self, example, text):
         return Score.of(0.0)

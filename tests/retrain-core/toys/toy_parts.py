@@ -30,6 +30,8 @@ from retrain.api import (
 )
 
 EOS, VOCABULARY = 0, 20
+ON_POLICY = dict.fromkeys(("loss", "gap_mean", "gap_p99", "gap_max", "k3"), 0.0)
+ON_POLICY |= dict.fromkeys(("ratio_mean", "ratio_max", "ess_frac"), 1.0)
 CAPABILITIES = Capabilities(
     reports_sync_loss=True,
     preserves_token_advantages=True,
@@ -86,19 +88,8 @@ class ToyBackend:
         gradient_V /= batch.num_actions
         self.logits_V += (self.step_size if batch.lr is None else batch.lr) * gradient_V
         self.trained += 1
-        return TrainReport(
-            loss=0.0,
-            grad_norm=float(np.linalg.norm(gradient_V)),
-            num_tokens=batch.num_actions,
-            ratio_mean=1.0,
-            ratio_max=1.0,
-            gap_mean=0.0,
-            gap_p99=0.0,
-            gap_max=0.0,
-            k3=0.0,
-            ess_frac=1.0,
-            lr=batch.lr,
-        )
+        norm = float(np.linalg.norm(gradient_V))
+        return TrainReport(grad_norm=norm, num_tokens=batch.num_actions, lr=batch.lr, **ON_POLICY)
 
     def publish(self):
         self.version = self.trained
@@ -127,10 +118,9 @@ class ToySource:
 
     def load(self):
         pairs = [(a, b) for a in range(10) for b in range(10)][: self.count]
-        examples = [
-            Example(id=f"toy-{a}-{b}", prompt=f"what is {a} plus {b} ?", reference=str((a + b) % 10)) for a, b in pairs
-        ]
-        return LoadedData(examples=tuple(examples), notes=(f"made {len(examples)} toys",))
+        prompts = {f"toy-{a}-{b}": (f"what is {a} plus {b} ?", str((a + b) % 10)) for a, b in pairs}
+        examples = tuple(Example(id=name, prompt=text, reference=answer) for name, (text, answer) in prompts.items())
+        return LoadedData(examples=examples, notes=(f"made {len(examples)} toys",))
 
 
 class ToyReward:

@@ -90,9 +90,15 @@ def command(
     With --contamination look for the held-out examples and the sets of [eval.sets] in the training data instead; exit
     code 1 when more than the allowed share is there. With --replay score again the texts on which a run's
     reward failed, with reward and limits of that run or of CONFIG; exit code 1 unless every text gets a verdict."""
-    _refuse_unread(ctx, contamination=contamination or model_probe, model_probe=model_probe)
+    has_sets = contamination or model_probe
+    needed = {"words": (has_sets, "--contamination"), "allowed": (has_sets, "--contamination")}
+    needed["examples"] = (model_probe or not has_sets, "--model-probe")
+    for name, (is_read, other) in needed.items():
+        if not is_read and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what, fix = f"has no effect without {other}", f"add {other}, or remove it"
+            raise ConfigError(Problem(code="audit.option-unread", where=f"--{name}", what=what, fix=fix))
     if replay:
-        if contamination or model_probe or examples:
+        if has_sets or examples:
             raise click.UsageError("--replay excludes --contamination, --model-probe and --examples")
         results = replay_failures(replay.expanduser(), arguments, ctx.obj)
         lines = [printable(result.line()) for result in results]
@@ -100,7 +106,7 @@ def command(
         ctx.exit(EXIT_DONE if all(result.outcome == Outcome.SCORED for result in results) else EXIT_FAILED)
     config = load_checked(arguments, ctx.obj).config
     refuse_defaults(config, arguments)
-    if contamination or model_probe:
+    if has_sets:
         from retrain.run.backend import build_backend, choose_devices
         from retrain.tasks.audit.contamination import audit_contamination, report_lines
 
@@ -147,41 +153,26 @@ class Audited:
         return self.report.ok and (self.shadow is None or self.shadow.ok)
 
 
-def _refuse_unread(ctx: click.Context, *, contamination: bool, model_probe: bool) -> None:
-    """ConfigError for an option that the requested audit does not read."""
-    needed = {"words": (contamination, "--contamination"), "allowed": (contamination, "--contamination")}
-    needed["examples"] = (model_probe or not contamination, "--model-probe")
-    for name, (is_read, other) in needed.items():
-        if not is_read and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            what = f"has no effect without {other}"
-            raise ConfigError(Problem(where=f"--{name}", what=what, fix=f"add {other}, or remove it"))
-
-
 def audit_config(config: Config, plugins: Plugins, examples: int | None = None) -> Audited:
     """Load tasks and verifier as a run does, and audit them on `examples`, or `[scoring] audit_examples` at most.
 
     ConfigError when there are fewer than `examples`.
     """
     tokenizer = load_tokenizer(config, plugins)
-    context = PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer)
+    tasks = load_tasks(PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer))
     settings = config.scoring.model_copy(update={"audit_examples": examples} if examples else {})
-    tasks = load_tasks(context)
     try:
         if examples and examples > len(tasks.prompts):
             what = f"{examples} examples wanted, but the data source has {len(tasks.prompts)}"
-            raise ConfigError(Problem(where="--examples", what=what, fix="lower it, or leave it out"))
+            fix = "lower it, or leave it out"
+            raise ConfigError(Problem(code="audit.too-few-examples", where="--examples", what=what, fix=fix))
         report = audit_tasks(tasks, tokenizer, settings)
         verifier = shadow_of(tasks)
         shadow = audit_tasks(tasks, tokenizer, settings, verifier) if verifier else None
     finally:
         tasks.verifier.close()
-    return Audited(
-        report=report,
-        rewards=tasks.verifier.names,
-        notes=tasks.notes,
-        shadow=shadow,
-        shadows=verifier.names if verifier else (),
-    )
+    shadows = verifier.names if verifier else ()
+    return Audited(report=report, rewards=tasks.verifier.names, notes=tasks.notes, shadow=shadow, shadows=shadows)
 
 
 def _show(audited: Audited) -> None:
@@ -246,7 +237,7 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
         files = [folder / CONFIG_FILE for folder in path.resolve().parents if (folder / CONFIG_FILE).is_file()]
         if not files:
             what, fix = f"no {CONFIG_FILE} in a folder above it", "name the run's: audit CONFIG --replay PATH"
-            raise ConfigError(Problem(where=str(path), what=what, fix=fix))
+            raise ConfigError(Problem(code="replay.no-configuration", where=str(path), what=what, fix=fix))
         arguments = [str(files[0]), *arguments]
     config = load_checked(arguments, plugins).config
     wanted = {record.reward for _, record in records}
@@ -254,14 +245,16 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
     context = PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer)
     rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
     source = config.data.source
-    if source in wanted and source not in rewards:  # the run's config.toml names a reward that its data source replaced
+    # A data source with a verifier replaces the reward that the run's config.toml names.
+    if source in wanted and source not in rewards:
         own = load_data(config, context).reward
         rewards |= {source: NamedReward(name=source, reward=own)} if own is not None else {}
     missing = sorted(wanted - rewards.keys())
     if missing:
         what = f"these texts were scored by {', '.join(missing)}; the configuration has {', '.join(rewards)}"
-        raise ConfigError(Problem(where=str(path), what=what, fix="name the run's own: audit CONFIG --replay PATH"))
-    # the run's limits without its retries, so that every failure is shown
+        fix = "name the run's configuration: audit CONFIG --replay PATH"
+        raise ConfigError(Problem(code="replay.reward-missing", where=str(path), what=what, fix=fix))
+    # The run's limits without its retries, so that every failure is shown.
     limits = {name: own.model_copy(update={"retries": None}) for name, own in config.scoring.limits.items()}
     settings = config.scoring.model_copy(update={"retries": 0, "limits": limits})
     results: dict[Path, Replayed] = {}
@@ -274,8 +267,9 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
 def _scored(
     reward: NamedReward, records: Sequence[tuple[Path, FailureRecord]], settings: ScoringTable
 ) -> Mapping[Path, Replayed]:
-    alone = NamedReward(name=reward.name, reward=reward.reward)  # the unweighted value of the reward
-    with ScoringService([alone], settings) as service, service.batch(fresh=True) as batch:
+    # With its default weight of 1, since a failure was recorded before any weighting.
+    unweighted = NamedReward(name=reward.name, reward=reward.reward)
+    with ScoringService([unweighted], settings) as service, service.batch(fresh=True) as batch:
         for _, record in records:
             batch.submit(record.example, record.text)
         scores = batch.collect(within_budget=False)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -33,10 +32,6 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.version import __version__
 from retrain.text.command_options import config_argument, quiet_option
 from retrain.text.process import drop_stdout, is_interactive, prepare_process, prepare_streams, wants_color
-
-if TYPE_CHECKING:
-    pass
-
 
 TRAIN_EPILOG = """\b
 Examples:
@@ -73,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plugins = load_plugins()
         sys.exit(answer(request, plugins, RetrainGroup(plugins).params))
     code = run(list(sys.argv[1:] if arguments is None else arguments))
-    gc.freeze()  # spares the garbage collector a last pass over all live objects
+    # Frozen objects spare the interpreter a last pass of the garbage collector on its way out.
+    gc.freeze()
     sys.exit(code)
 
 
@@ -81,7 +77,7 @@ def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code. Errors for users go to stderr without a traceback."""
     try:
         group = RetrainGroup(load_plugins())
-        # not `group.main`: it exits with 1 on a closed pipe
+        # Not `group.main`: it exits with 1 on a closed pipe.
         with group.make_context("retrain", arguments, color=wants_color()) as context:
             group.invoke(context)
     except click.exceptions.Exit as wanted:
@@ -111,8 +107,8 @@ def run(arguments: list[str]) -> int:
         if error.errno not in DISK_FULL:
             raise
         drop_stdout()
-        what = f"the output cannot be written: {error.strerror}"
-        _print_error("error", str(Problem(what=what, fix="free some space, or redirect it")))
+        what, fix = f"the output cannot be written: {error.strerror}", "free some space, or redirect it"
+        _print_error("error", str(Problem(code="output.disk-full", what=what, fix=fix)))
         return EXIT_FAILED
     return EXIT_DONE
 
@@ -129,15 +125,17 @@ def _print_error(label: str, text: str) -> None:
 def _print_usage_error(error: click.ClickException) -> int:
     """Print a usage error of click in the format of all our errors."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    if context and type(error).__name__ == "NoArgsIsHelpError":  # a group without a command; click 8.1 lacks the class
+    # A group without a command; by name, as click 8.1 does not have the class.
+    if context and type(error).__name__ == "NoArgsIsHelpError":
         click.echo(context.get_help(), err=True, color=wants_color())
         return EXIT_USAGE
     path = context.command_path if context else "retrain"
-    what, near = " ".join(error.format_message().split()), getattr(error, "possibilities", None)
-    if isinstance(error, click.NoSuchOption):
-        what = f"no such option: {error.option_name}"
+    what, near = f"cannot be used: {' '.join(error.format_message().split())}", getattr(error, "possibilities", None)
     fix = f"use {near[0]}" if near else f"`{path} --help` lists its options"
-    _print_error("usage error", str(Problem(where=path, what=what, fix=fix)))
+    problem = Problem(code="usage.bad-arguments", where=path, what=what, fix=fix)
+    if isinstance(error, click.NoSuchOption):
+        problem = Problem(code="usage.unknown-option", where=path, what=f"no such option: {error.option_name}", fix=fix)
+    _print_error("usage error", str(problem))
     return EXIT_USAGE
 
 
@@ -244,7 +242,10 @@ class RetrainGroup(click.Group):
             click.echo(f"retrain: `retrain {first}` is now `retrain {PUBLIC_NAMES[first]}`", err=True)
             return self.parse_args(ctx, [*PUBLIC_NAMES[first].split(), *rest])
         if first == VERSION:
-            _show_versions(as_json="--json" in rest)
+            installed = {offer.distribution: offer.version for offer in offered_plugins() if offer.distribution}
+            versions = {KERNEL: __version__} | {name: installed[name] for name in sorted(installed) if name != KERNEL}
+            lines = [f"retrain {__version__}", *(f"{name} {versions[name]}" for name in list(versions)[1:])]
+            click.echo(json.dumps(versions, indent=2) if "--json" in rest else "\n  ".join(lines))
             ctx.exit()
         asks = not args and not Path(DEFAULT_FILE).exists() and is_interactive()
         if asks and click.confirm(f"There is no {DEFAULT_FILE} in this folder. Create one now?", default=True):
@@ -273,7 +274,8 @@ class RetrainGroup(click.Group):
             for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
                 near = [] if flag in options else get_close_matches(flag, options, n=1, cutoff=MISSPELT)
                 if near:
-                    from retrain.kernel.config.load import all_keys  # imports pydantic, as such a command does anyway
+                    # These import pydantic, as a command that takes the flags of all keys does anyway.
+                    from retrain.kernel.config.load import all_keys
                     from retrain.run.tables import registered_tables
 
                     if flag not in {f"--{key.flag}" for key in all_keys(registered_tables(self.plugins))}:
@@ -288,13 +290,3 @@ def _print_script(ctx: click.Context, option: click.Parameter, shell: str | None
         if protocol := completion_protocol(shell):
             click.echo(protocol.source(), nl=False)
             ctx.exit()
-
-
-def _show_versions(*, as_json: bool) -> None:
-    installed = {offer.distribution: offer.version for offer in offered_plugins() if offer.distribution}
-    versions = {KERNEL: __version__} | {name: installed[name] for name in sorted(installed) if name != KERNEL}
-    if as_json:
-        click.echo(json.dumps(versions, indent=2))
-        return
-    others = [f"{name} {version}" for name, version in versions.items() if name != KERNEL]
-    click.echo("\n  ".join([f"retrain {__version__}", *others]))

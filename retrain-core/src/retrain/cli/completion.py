@@ -60,7 +60,8 @@ def answer(request: str, plugins: Plugins, params: Sequence[click.Parameter]) ->
     try:
         words, typed = protocol.get_completion_args()
         found = candidates(plugins, words, typed, params)
-    except Exception:  # a broken plugin or an open quote: nothing to offer
+    except Exception:
+        # A broken plugin or an open quote: a traceback would land in the line that the user is typing.
         return EXIT_DONE
     click.echo("\n".join(map(protocol.format_completion, found)))
     return EXIT_DONE
@@ -129,6 +130,7 @@ def _flag_and_value(words: Sequence[str], typed: str) -> tuple[str, str, str]:
     if typed.startswith("--") and "=" in typed:
         flag, _, value = typed.partition("=")
         return flag, value, f"{flag}="
+    # bash passes the sign as a word; it is the last one until a value is typed.
     if typed == "=" and words:
         return words[-1], "", ""
     if len(words) > 1 and words[-1] == "=":
@@ -199,10 +201,11 @@ def refuse_misspelt(word: str, plugins: Plugins) -> None:
     known = [entry.spec.name for entry in plugins.registered(Kind.COMMAND) if entry.spec.name != TRAIN]
     if word in promised_names(Kind.COMMAND):
         what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
-    elif word in FORMER_NAMES:
+        raise ConfigError(Problem(code="usage.command-not-installed", where="command line", what=what, fix=fix))
+    if word in FORMER_NAMES:
         what, fix = f"there is no command {word!r} any more", f"use `retrain {FORMER_NAMES[word]}`"
-    else:
-        what, near = f"{word!r} is neither a command nor a file", get_close_matches(word, [*known, TRAIN], n=1)
-        others = f"commands: {', '.join(known)}; or give a .toml file"
-        fix = f"did you mean `retrain {near[0]}`?" if near else others
-    raise ConfigError(Problem(where="command line", what=what, fix=fix))
+        raise ConfigError(Problem(code="usage.former-command", where="command line", what=what, fix=fix))
+    near = get_close_matches(word, [*known, TRAIN], n=1)
+    others = f"commands: {', '.join(known)}; or give a .toml file"
+    what, fix = f"{word!r} is neither a command nor a file", f"did you mean `retrain {near[0]}`?" if near else others
+    raise ConfigError(Problem(code="usage.unknown-command", where="command line", what=what, fix=fix))

@@ -24,7 +24,8 @@ from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
 
 LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation")
-FULL_TUNING_LR = 5e-6  # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move
+# LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move.
+FULL_TUNING_LR = 5e-6
 EPILOG = """\b
 Examples:
   retrain explain                     show what `retrain` would do here
@@ -56,13 +57,8 @@ def command(plugins: Plugins, as_json: bool, list_keys: bool, schema: bool, argu
         return
     if list_keys:
         rows = [
-            {
-                "key": key.path,
-                "flag": f"--{key.flag}",
-                "default": key.default,
-                "description": key.description,
-                "pending": key.pending,
-            }
+            {"key": key.path, "flag": f"--{key.flag}"}
+            | {name: getattr(key, name) for name in ("default", "description", "pending")}
             for key in all_keys(registered_tables(plugins))
         ]
         if as_json:
@@ -115,7 +111,6 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     rank = config.model.lora_rank
     alpha = config.lora.alpha or 2 * rank
     completions = training.batch_size * training.group_size
-    minibatches = config.training.minibatches
     tables = config.as_dict()
     loss_keys = (f"{name} = {tables['algorithm'][name]}" for name in LOSS_KEYS if tables["algorithm"].get(name))
     loss = ", ".join([config.algorithm.loss, *loss_keys])
@@ -147,7 +142,8 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "max_tokens": training.max_tokens,
         "max_tokens_per_step": completions * training.max_tokens * (1 + config.training.refill),
         "temperature": training.temperature,
-        "updates_per_step": min(minibatches, training.batch_size) * config.training.epochs,
+        # A minibatch has at least one whole group.
+        "updates_per_step": min(training.minibatches, training.batch_size) * training.epochs,
         "lr": training.lr,
         "lr_schedule": str(Course.of(config)),
         "seed": training.seed,
@@ -183,9 +179,9 @@ def _warnings(config: Config) -> list[str]:
         found.append(f"temperature = {training.temperature}: completions will be close to noise")
     if endless := Course.of(config).warning:
         found.append(endless)
-    if (minibatches := config.training.minibatches) > training.batch_size:
+    if training.minibatches > training.batch_size:
         groups = f"a step has {training.batch_size} groups at most, so it has at most as many minibatches"
-        found.append(f"minibatches = {minibatches}, batch_size = {training.batch_size}: {groups}")
+        found.append(f"minibatches = {training.minibatches}, batch_size = {training.batch_size}: {groups}")
     if config.model.lora_rank and training.lr < FULL_TUNING_LR:
         found.append(f"lr = {training.lr}: in the range of full fine-tuning; LoRA needs about ten times more")
     return found

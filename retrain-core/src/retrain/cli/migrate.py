@@ -82,7 +82,8 @@ def command(
     found = migrate(_read(config), STDIN if config is None else str(config))
     plain = found.before.removeprefix(BOM)
     lines, keys = key_lines(plain), all_keys(registered_tables(ctx.obj))
-    notes = [  # a name in a condition is at the line of [campaign]
+    # The loader records no line for a name within a condition: it is shown at the line of [campaign].
+    notes = [
         {"path": path, "line": lines.get(path, lines.get("campaign", 1)), "note": note}
         for path, note in names_in(tomllib.loads(plain), keys, ctx.obj)
     ]
@@ -137,10 +138,11 @@ def _read(config: Path | None) -> str:
         content = sys.stdin.buffer.read() if config is None else config.read_bytes()
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(Problem(where=label, what=what, fix="give a UTF-8 text file")) from None
+        what, fix = f"cannot be read: {getattr(error, 'strerror', None) or error}", "give a UTF-8 text file"
+        raise ConfigError(Problem(code="migrate.unreadable", where=label, what=what, fix=fix)) from None
     if config is None and not text.strip():
-        raise ConfigError(Problem(where=STDIN, what="standard input is empty", fix="pipe a configuration into it"))
+        what, fix = "standard input is empty", "pipe a configuration into it"
+        raise ConfigError(Problem(code="migrate.empty-input", where=STDIN, what=what, fix=fix))
     return text
 
 
@@ -157,12 +159,12 @@ def _write(path: Path, text: str, *, like: Path | None = None) -> Path:
                 stream.write(text.encode("utf-8"))
             if like is not None:
                 shutil.copymode(like, path)
+    except FileExistsError:
+        what, fix = "the file exists already; nothing was written", "remove it, or choose another name"
+        raise ConfigError(Problem(code="migrate.file-exists", where=str(path), what=what, fix=fix)) from None
     except OSError as error:
-        is_there = isinstance(error, FileExistsError)
-        what = f"cannot be written: {error.strerror or error}"
-        what = "the file exists already; nothing was written" if is_there else what
-        fix = "remove it, or choose another name" if is_there else "choose a file you can write to: --output P"
-        raise ConfigError(Problem(where=str(path), what=what, fix=fix)) from None
+        what, fix = f"cannot be written: {error.strerror or error}", "choose a file you can write to: --output P"
+        raise ConfigError(Problem(code="migrate.unwritable", where=str(path), what=what, fix=fix)) from None
     return path
 
 
@@ -198,9 +200,8 @@ def migrate(text: str, label: str) -> Migration:
     backend = document.get("backend")
     backend = backend if isinstance(backend, dict) else {}
     if not isinstance(backend.get("options", {}), dict):
-        raise ConfigError(
-            Problem(where=f"{label} [backend] options", what="must be a table", fix="write [backend.options]")
-        )
+        where, fix = f"{label} [backend] options", "write [backend.options]"
+        raise ConfigError(Problem(code="migrate.options-not-a-table", where=where, what="must be a table", fix=fix))
     names, after = tuple(name for name in backend if name in LEGACY_KEYS), text
     options = {LEGACY_KEYS[name]: backend[name] for name in names} | backend.get("options", {})
     if names:
@@ -219,14 +220,15 @@ def _rewritten(text: str, intended: Mapping[str, Any], label: str) -> str:
         if tomllib.loads(after) == intended:
             return after
     except (TOMLKitError, tomllib.TOMLDecodeError, LookupError, TypeError, ValueError, AttributeError):
-        pass  # a layout that tomlkit cannot edit: better to refuse than to write something else
+        # A layout that tomlkit cannot edit is refused like one whose result has another meaning.
+        pass
     what = "[backend] is written in a form that cannot be rewritten without changing its layout"
     fix = "gather its keys under one [backend], and try again"
-    raise ConfigError(Problem(where=label, what=what, fix=fix))
+    raise ConfigError(Problem(code="migrate.layout-unsupported", where=label, what=what, fix=fix))
 
 
 def _move_legacy_keys(document: tomlkit.TOMLDocument, newline: str) -> None:
-    # a document may write keys of [backend] in several places: a header, dotted keys, an inline table
+    # A document may write keys of [backend] in several places: a header, dotted keys, an inline table.
     items = [item for key, item in document.body if key is not None and key.key == "backend"]
     tables = [item for item in items if isinstance(item, AbstractTable)]
     options: Any = next((table["options"] for table in tables if "options" in table), None)
@@ -250,8 +252,9 @@ def _move_legacy_keys(document: tomlkit.TOMLDocument, newline: str) -> None:
         options.add(name, item)
     if is_new:
         body = last.value.body
+        # The blank line before the next table belongs to this one in tomlkit, and must stay between the two.
         if body and isinstance(body[-1][1], Whitespace) and document.body[-1][1] is not last:
-            options.add(Whitespace(newline))  # keep the blank line before the next table
+            options.add(Whitespace(newline))
         last.append("options", options)
 
 

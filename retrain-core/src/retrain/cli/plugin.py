@@ -10,22 +10,15 @@ from retrain.kernel.hooks import hookimpl
 TRAIN = "train"  # the command of a line without one
 COMPLETION = "--completion"
 VARIABLE = "_RETRAIN_COMPLETE"  # set by the scripts that the shells run on TAB
-PUBLIC_NAMES = {  # of the public retrain: they keep working
-    "backends": "plugins --kind backend",
-    "top": "status --follow --active",
-}
+# Commands of the public package: they keep working, so that its users need not relearn them at once.
+PUBLIC_NAMES = {"backends": "plugins --kind backend", "top": "status --follow --active"}
 COMMANDS = (
     ("train", "train", "Train with a TOML file (the default command).", "command_line:train"),
     ("train", "audit", "Try the reward on right and wrong texts, or on its failures.", "audit_command:command"),
     ("train", "init", "Write a starting configuration, for your own data too.", "start.command:command"),
     ("train", "explain", "Show the effect of a configuration, without model or data.", "explain:command"),
     ("extend", "plugins", "List every registered name and where it comes from.", "plugins:command"),
-    (
-        "extend",
-        "init-plugin",
-        "Generate a plugin: one file or a folder.",
-        "scaffold.init_plugin_command:command",
-    ),
+    ("extend", "init-plugin", "Generate a plugin: one file or a folder.", "scaffold.init_plugin_command:command"),
     ("tools", "man", "Read the manual: as text, JSON, man page or HTML.", "manual.command:command"),
     ("tools", "migrate-config", "Rewrite a configuration with keys of an earlier version.", "migrate:command"),
 )

@@ -70,7 +70,8 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
     """
     content = inventory(plugins, kinds=[KINDS[kind]] if kind else list(Kind))
     if kind == Kind.BACKEND:
-        content |= {"backends": backends(plugins), "promised": promised(plugins)}
+        rows = [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
+        content |= {"backends": rows, "promised": promised(plugins)}
     if arguments or DEFAULT_FILE.is_file():
         with redirect_stdout(sys.stderr):  # plugins may print when they are imported
             content |= _of_configuration(arguments, plugins, KINDS.get(kind or ""))
@@ -208,14 +209,11 @@ def searched_modules(search_paths: Sequence[str]) -> list[dict[str, str]]:
             try:
                 with redirect_stdout(sys.stderr):
                     importlib.import_module(name)
-            except (Exception, SystemExit) as error:  # whatever one of the user's files does, the others are listed
+            # A file may even call sys.exit() when it is imported; the others are listed all the same.
+            except (Exception, SystemExit) as error:
                 status = f"error: {type(error).__name__}: {error}"
             found.append({"module": name, "file": module_file(name), "status": status})
     return found
-
-
-def backends(plugins: Plugins) -> list[dict[str, Any]]:
-    return [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
 
 
 def promised(plugins: Plugins) -> list[dict[str, Any]]:
@@ -240,7 +238,8 @@ def _row(entry: Registered, plugins: Plugins) -> dict[str, Any]:
     try:
         model = entry.spec.load_params()
         options["option_schema"] = option_schema(model) if model else {}
-    except Exception as error:  # one broken plugin must not hide the others
+    # The model of options is the plugin's own code: one that fails must not hide the other backends.
+    except Exception as error:
         options = {"option_schema": {}, "option_error": f"{type(error).__name__}: {error}"}
     return {
         "name": entry.spec.name,

@@ -53,7 +53,8 @@ def examine(path: Sequence[str] | None = None) -> Installation:
 
     An editable installation records no modules, so that nothing of it can be replaced.
     """
-    installed = reversed(list(distributions(path=list(path or sys.path))))  # the first of a name wins
+    # Reversed, so that the first of a name wins, as it does for an import.
+    installed = reversed(list(distributions(path=list(path or sys.path))))
     found = {str(each.metadata["Name"] or "").lower().replace("_", "-"): each for each in installed}
     ours, public = found.get(OURS), found.get(PUBLIC)
     files = [(file, Path(str(file.locate()))) for file in (ours.files or () if ours else ()) if file.hash]

@@ -19,35 +19,9 @@ from retrain.kernel.types import Kind
 TESTS = Path(__file__).parents[2]
 FULL = TESTS / "kernel" / "config" / "full_annotated.toml"
 CASES = {case["name"]: case for case in tomllib.loads((TESTS / "cli/bad_configs.toml").read_text("utf-8"))["case"]}
-ABOUT_KEYS = ("unknown key", "unknown table", "belongs to [", "is outside any table")
-BY_SCHEMA = [
-    name
-    for name, case in CASES.items()
-    if case.get("text")
-    and not case.get("argv")
-    and any(word in wanted for wanted in case["wanted"] for word in ABOUT_KEYS)
-]
+UNKNOWN_KEYS = ("table-typo", "key-typo", "key-in-the-wrong-table", "key-outside-tables")
 # What TOML can write where one value is meant; 2.0 is left out, as JSON takes it for an integer.
-POOL = (
-    -1,
-    0,
-    1,
-    7,
-    0.5,
-    -0.5,
-    True,
-    "",
-    "text",
-    "grpo",
-    "auto",
-    [],
-    ["a"],
-    [1],
-    [""],
-    {},
-    {"a": 1},
-    {"a": {"b": 1}},
-)
+POOL = (-1, 0, 1, 7, 0.5, -0.5, True, "", "text", "grpo", "auto", [], ["a"], [1], [""], {}, {"a": 1}, {"a": {"b": 1}})
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +41,12 @@ def test_the_documented_file_and_every_template_are_accepted(validator: Draft202
     templates = [entry.spec.load() for entry in load_plugins({}).registered(Kind.TEMPLATE)]
     assert len(templates) >= 6
     for text in [FULL.read_text(encoding="utf-8"), *(t() if callable(t) else t for t in templates)]:
-        assert not [error.message for error in validator.iter_errors(tomllib.loads(text))]
+        validator.validate(tomllib.loads(text))
 
 
-@pytest.mark.parametrize("name", BY_SCHEMA)
+@pytest.mark.parametrize("name", UNKNOWN_KEYS)
 def test_keys_that_the_loader_does_not_know_are_refused(name: str, validator: Draft202012Validator) -> None:
-    document = tomllib.loads(CASES[name]["text"])
-    assert list(validator.iter_errors(document)), document
-
-
-def test_there_are_such_cases() -> None:
-    assert {"table-typo", "key-typo", "key-in-the-wrong-table", "key-outside-tables"} <= set(BY_SCHEMA)
+    assert not validator.is_valid(tomllib.loads(CASES[name]["text"]))
 
 
 def _as_toml(value: Any) -> str:
@@ -113,9 +82,7 @@ def _by_a_rule_of_its_own(problems: list[Any]) -> bool:
     return bool(problems) and not any(word in problem.what for problem in problems for word in machine)
 
 
-def test_every_key_is_there_with_its_meaning_and_default(
-    schema: dict[str, Any], tables: Mapping[str, TableEntry]
-) -> None:
+def test_every_key_there_with_its_meaning_and_default(schema: dict[str, Any], tables: Mapping[str, TableEntry]) -> None:
     for key in all_keys(tables):
         found = schema["$defs"][schema["properties"][key.table]["$ref"].removeprefix("#/$defs/")]["properties"]
         assert key.description in found[key.name]["description"], key.path
@@ -130,17 +97,19 @@ def test_registered_names_are_offered_as_examples(schema: dict[str, Any]) -> Non
     assert "gtpo_sepa" in table["transform_mode"]["examples"]
 
 
-def test_parameters_follow_the_name_of_the_part(validator: Draft202012Validator) -> None:
-    def errors(text: str) -> list[str]:
-        return [error.message for error in validator.iter_errors(tomllib.loads(text))]
-
-    grpo = '[algorithm]\nadvantage_mode = "grpo"\nadvantage_params = '
-    assert not errors(grpo + '{scale = "std", ddof = 1}')
-    assert errors(grpo + '{scale = "sd"}')
-    assert errors(grpo + "{ddof = 2}")
-    assert not errors('[algorithm]\nadvantage_mode = "my_module.mine"\nadvantage_params = {scale = "sd"}')
-    assert errors("[algorithm]\nadvantage_params = {eps = -1.0}"), "of maxrl, the default"
-    assert not errors('[algorithm]\nadvantage_mode = "grpo"\n')
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ('advantage_mode = "grpo"\nadvantage_params = {scale = "std", ddof = 1}', True),
+        ('advantage_mode = "grpo"\nadvantage_params = {scale = "sd"}', False),
+        ('advantage_mode = "grpo"\nadvantage_params = {ddof = 2}', False),
+        ('advantage_mode = "my_module.mine"\nadvantage_params = {scale = "sd"}', True),
+        ("advantage_params = {eps = -1.0}", False),  # of maxrl, the default
+        ('advantage_mode = "grpo"', True),
+    ],
+)
+def test_parameters_follow_the_name_of_the_part(text: str, is_valid: bool, validator: Draft202012Validator) -> None:
+    assert validator.is_valid(tomllib.loads(f"[algorithm]\n{text}\n")) is is_valid
 
 
 def test_a_table_of_a_plugin_is_part_of_it_and_its_faults_are_not(

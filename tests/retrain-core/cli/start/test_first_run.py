@@ -1,13 +1,23 @@
-"""The sizes of a first run follow from the machine's speed: no time is measured here."""
+"""`retrain init` fits a first run to the speed of the machine, which is given here and never measured."""
 
 from __future__ import annotations
 
+import json
+import tomllib
+from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.cli.start import first_run
 from retrain.cli.start.first_run import RUN_S, Sizes, Speed, fit
+from retrain.kernel.errors import BackendError, Problem
+from retrain.kernel.registry import Plugins
 
 WANTED = Sizes(
     batch_size=8, group_size=16, max_tokens=2048, max_steps=100, eval_examples=64, eval_samples=4, eval_every=20
@@ -31,6 +41,7 @@ def test_two_cores_and_a_model_of_135_million_parameters() -> None:
     assert sizes.group_size >= 4
 
 
+@settings(max_examples=40)
 @given(
     sample=st.floats(1e-7, 0.1),
     train=st.floats(1e-7, 0.1),
@@ -56,3 +67,73 @@ def test_steps_that_the_user_set_are_kept_and_made_shorter() -> None:
     sizes = fit(WANTED, SLOW, keep_steps=True)
     assert sizes.max_steps == WANTED.max_steps
     assert sizes.run_s(SLOW) <= 1800
+
+
+pytestmark = pytest.mark.usefixtures("offline")
+TINY = ("init", "--model", "builtin:tiny", "--data", "tasks.jsonl", "--reward", "match")
+MEASURED_SPEED = first_run.measured_speed  # before the fixture replaces it
+SUMS = [{"prompt": f"What is {n} + 30?", "answer": str(n + 30)} for n in range(200)]
+CRAWLING = Speed(prefill_s=1e-3, decode_s=0.2, sample_s=0.02, train_s=0.02, start_s=20.0, prompt_tokens=40)
+
+
+def written(folder: Path) -> tuple[int, dict[str, Any]]:
+    content = tomllib.loads((folder / "retrain.toml").read_text())
+    return content["training"]["max_steps"], content["eval"]
+
+
+def test_a_slow_machine_gets_a_run_of_half_an_hour(
+    command: Callable[..., Any], put: Callable[..., Path], tmp_path: Path, machine: SimpleNamespace
+) -> None:
+    put("tasks.jsonl", SUMS)
+    machine.speed = CRAWLING
+    time = json.loads(command(*TINY, "--json").out)["time"]
+    assert (time["is_measured"], time["first_step_s"] <= 180, time["run_s"] <= 1800) == (True, True, True)
+    assert time["text"] in (tmp_path / "retrain.toml").read_text()
+    steps, evaluation = written(tmp_path)
+    assert (steps < 70, evaluation["examples"] < 40) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("speed", "options", "steps"),
+    [
+        (CRAWLING, ("--max-steps", "33"), 33),
+        (BackendError(Problem(where="capacity --pilot", what="the pilot failed", fix="-")), (), 70),
+    ],
+    ids=["steps-of-the-user-stay", "a-pilot-that-fails"],
+)
+def test_sizes_that_are_not_fitted_are_the_usual_ones(
+    speed: Any,
+    options: tuple[str, ...],
+    steps: int,
+    command: Callable[..., Any],
+    put: Callable[..., Path],
+    tmp_path: Path,
+    machine: SimpleNamespace,
+) -> None:
+    put("tasks.jsonl", SUMS)
+    machine.speed = speed
+    done = command(*TINY, *options)
+    assert (done.code, "not measured, because the pilot failed" in done.out) == (0, not options)
+    assert written(tmp_path)[0] == steps
+
+
+@pytest.mark.slow
+def test_a_model_that_is_here_is_measured(plugins: Plugins, tmp_path: Path) -> None:
+    file = tmp_path / "retrain.toml"
+    file.write_text('[model]\nmodel = "builtin:tiny"\n[training]\nmax_tokens = 8\n')
+    prompts = [list(range(40, 60 + n)) for n in range(4)]
+    found = first_run.measure(str(file), prompts, plugins)
+    assert found.pop("probes_s") > 0.0
+    measured = Speed(start_s=0.0, **found)
+    assert measured.train_s > 0.0
+    assert 0.0 < measured.sampling_s(4, 16, 8) < 60.0
+    assert measured.longest_tokens <= 8
+
+
+def test_a_model_that_cannot_be_loaded_is_a_reason_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "retrain.toml"
+    file.write_text('[model]\nmodel = "/nowhere/at/all"\n[nonsense]\n')
+    with pytest.raises(BackendError) as caught:
+        MEASURED_SPEED(file, ())
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.what.endswith(": unknown table")) == ("init.speed-unmeasured", True)

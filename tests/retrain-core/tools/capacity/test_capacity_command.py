@@ -22,6 +22,7 @@ from retrain.tools.capacity import workload
 from retrain.tools.capacity.command import run_pilot
 from retrain.tools.capacity.forecast import forecast
 from tests.kit.invoke import invoke
+from tests.kit.problems import refused
 
 TINY = ("--model", "builtin:tiny", "--devices", "cpu", "--data-source", "arithmetic")
 BASE = (*TINY, "--lora-rank", "16", "--seed", "1")
@@ -54,12 +55,8 @@ def capacity(plugins: Plugins) -> Callable[..., str]:
         plugins.add(plugin, Owner(distribution="retrain-core", source="retrain.tools.capacity"))
 
     def call(*arguments: str) -> str:
-        result = invoke(
-            command_module.command, [*BASE, *arguments], obj=plugins, catch_exceptions=False, standalone_mode=False
-        )
-        if result.exception:
-            raise result.exception
-        return result.stdout
+        more = {"obj": plugins, "catch_exceptions": False, "standalone_mode": False}
+        return invoke(command_module.command, [*BASE, *arguments], **more).stdout
 
     return call
 
@@ -72,13 +69,13 @@ def test_the_text_names_phases_peak_biggest_tensor_and_time(capacity: Callable[.
     assert "assumed" in capacity("--max-tokens", "64")
 
 
-def test_json_is_plain_numbers(capacity: Callable[..., str]) -> None:
+def test_json_is_plain_numbers_and_a_prompt_that_fills_context_leaves_one_token(capacity: Callable[..., str]) -> None:
     data = json.loads(capacity("--json", "--max-tokens", "64", "--prompt-tokens", "25"))
-    assert data["completions_per_step"] == 128
-    assert data["max_tokens_per_step"] == 128 * 64
+    assert (data["completions_per_step"], data["max_tokens_per_step"], data["wall_time_s"]) == (128, 128 * 64, None)
     assert data["peak_memory_bytes"] == max(phase["peak"] for phase in data["phases"].values())
-    assert data["wall_time_s"] is None
     assert data["lora_parameters"] == 116_736
+    long = json.loads(capacity("--json", "--max-tokens", "10240"))
+    assert long["max_tokens_per_step"] == 128 * (1024 - 256)
 
 
 def test_a_gpu_card_is_said_to_fit_and_how_many_rows_run_at_a_time(
@@ -112,27 +109,18 @@ def test_without_the_backends_distribution_its_it_is_named(tmp_path: Path) -> No
     environ = os.environ | {"RETRAIN_BLOCK": "retrain-local"}
     command = [sys.executable, "-m", "retrain", "capacity", "--model", "builtin:tiny", "--data-source", "arithmetic"]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "no backend named 'local'" in done.stderr
+    assert (done.returncode, "[backend] backend" in done.stderr) == (2, True)
     assert "fix: retrain-local is installed, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out" in done.stderr
 
 
 def test_a_backend_without_an_estimate_is_told_before_its_model_is_looked_for(plugins: Plugins) -> None:
     config = load_checked([*BASE, "--model", "nobody/nothing"], plugins).config
     other = replace(config, tables={**config.tables, "backend": config.backend.model_copy(update={"backend": "toy"})})
-    with pytest.raises(ConfigError, match="no plugin knows how much memory backend 'toy' needs"):
-        forecast(other, plugins, fetch=True)
-
-
-def test_a_prompt_that_fills_the_context_leaves_one_token(capacity: Callable[..., str]) -> None:
-    data = json.loads(capacity("--json", "--max-tokens", "10240"))
-    assert data["max_tokens_per_step"] == 128 * (1024 - 256)
+    assert refused(forecast, other, plugins, fetch=True) == ["capacity.no-estimate"]
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "{", '{"hidden_size": 1e400}', '{"hidden_size": NaN}'])
-def test_a_hostile_model_is_an_error_that_names_the_file(
-    text: str, capacity: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_hostile_model_is_an_error_that_names_file(text: str, capacity: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
@@ -141,8 +129,7 @@ def test_a_hostile_model_is_an_error_that_names_the_file(
 
 @pytest.mark.parametrize("model", ["./gone", "/gone", "gone", "a/b/c"])
 def test_a_model_that_is_not_there_is_told(model: str, capacity: Callable[..., str]) -> None:
-    with pytest.raises(ConfigError, match="no model folder"):
-        capacity("--model", model)
+    assert refused(capacity, "--model", model) == ["model.folder-missing"]
 
 
 def test_a_campaigns_time_comes_from_its_past_runs(plugins: Plugins, tmp_path: Path) -> None:
@@ -155,9 +142,10 @@ def test_a_campaigns_time_comes_from_its_past_runs(plugins: Plugins, tmp_path: P
 
 
 def test_a_pilot_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="the pilot of 1 steps failed with exit code 2") as caught:
+    with pytest.raises(BackendError) as caught:
         run_pilot([*BASE, "--data-source", "nowhere"], 1)
-    assert "no data source named 'nowhere'" in str(caught.value)
+    (problem,) = caught.value.problems
+    assert (problem.code, "'nowhere'" in problem.why) == ("capacity.pilot-failed", True)
 
 
 @pytest.mark.slow

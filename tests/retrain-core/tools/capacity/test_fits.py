@@ -1,22 +1,28 @@
-"""Whether a model would fit a GPU that is not here: shapes, verdict, options, and advice that holds."""
+"""Whether a model fits: here, or a GPU that is not; and the key to change, as little as possible, if not."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from retrain.kernel.contracts.memory import MemoryEstimate, Workload
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.tools.capacity import command as command_module
 from retrain.tools.capacity import shapes, workload
+from retrain.tools.capacity.advice import KEYS, MICRO, NO_KEY, advise
 from retrain.tools.capacity.shapes import KnownShape, known_document, known_shapes, nearest
 from retrain.tools.capacity.workload import SAFETY
-from retrain_local.memory.shape import shape_of
+from retrain_local.memory.estimate import estimate
+from retrain_local.memory.shape import ModelShape, shape_of
 from tests.kit.invoke import invoke
 
 GIB = 2**30
@@ -60,11 +66,8 @@ def test_a_known_name_is_found_once_in_any_case_with_its_own_context() -> None:
         assert document is not None
         assert document["max_position_embeddings"] == context
     assert known_document("Qwen/Qwen3-5B") is None
-    assert (nearest("Qwen3-8b"), nearest("qwen/Qwen3-8B-Bas"), nearest("zzz")) == (
-        "Qwen/Qwen3-8B",
-        "Qwen/Qwen3-8B-Base",
-        "",
-    )
+    found = {name: nearest(name) for name in ("Qwen3-8b", "qwen/Qwen3-8B-Bas", "zzz")}
+    assert list(found.values()) == ["Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base", ""]
 
 
 def test_the_verdict_says_what_was_asked_and_its_advice_makes_it_fit(ask: Callable[..., str]) -> None:
@@ -75,18 +78,14 @@ def test_the_verdict_says_what_was_asked_and_its_advice_makes_it_fit(ask: Callab
     for part in ("LoRA of rank 32", "8 x 16 completions of up to 10,240 tokens", "highest rank", "Computed from sizes"):
         assert part in text
     assert "--pilot 3" not in text  # which measures this machine
-    for card in (10, 12, 16, 24):  # a second key, or 4 bits, where one is not enough
+    for card in (10, 12, 16, 20, 24):  # a second key, or 4 bits, where one is not enough
         data = json.loads(ask("--gpu-memory", str(card), *QWEN_8B, "--json"))
         assert data["gpu_memory_bytes"] == card * GIB
-        assert not data["fits"]
-        advice = data["fix"].partition(", or ")[0]
-        changed = [
-            f"--set={table}.{key}={value}" for table, key, value in re.findall(r"\[([\w.]+)\] (\w+) = (\S+)", advice)
-        ]
+        assert (data["fits"], "quantize" in data["fix"]) == (False, card < 24)  # at 24 GiB more than half is kept
+        advice = data["fix"].partition(", or ")[0].replace('"', "")
+        changed = [f"--set={t}.{key}={value}" for t, key, value in re.findall(r"\[([\w.]+)\] (\w+) = (\S+)", advice)]
         assert changed, advice
-        fitting = json.loads(
-            ask("--gpu-memory", str(card), *QWEN_8B, "--json", *(each.replace('"', "") for each in changed))
-        )
+        fitting = json.loads(ask("--gpu-memory", str(card), *QWEN_8B, "--json", *changed))
         assert fitting["fits"], (card, advice)
         assert fitting["needed_memory_bytes"] <= SAFETY["cuda"] * card * GIB
 
@@ -113,20 +112,26 @@ def test_sizes_on_the_command_line_stand_for_the_file(ask: Callable[..., str]) -
     tied = json.loads(ask("--gpu-memory", "24", "--json", *SIZES, "--tied"))
     assert tied["parameters"] == by_size["parameters"] - 151936 * 4096
     assert json.loads(ask("--json", *SIZES, "--devices", "cpu"))["device"] == "cpu"
-    with pytest.raises(ConfigError, match="--hidden, --heads, --vocabulary missing"):
-        ask("--gpu-memory", "24", "--layers", "36")
 
 
-def test_an_unknown_model_is_answered_with_the_sizes_to_give_and_the_nearest_known(ask: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "fix"),
+    [
+        (("--layers", "36"), "capacity.size-missing", "--hidden, --heads, --vocabulary"),
+        (("--model", "Qwen3-8B"), "model.folder-missing", "'Qwen/Qwen3-8B'"),
+        (("--pilot", "2", *QWEN_8B), "capacity.two-machines", ""),
+        # The hub is not reached in this test; its problem gets the sizes to give.
+        (("--model", "Qwen/Qwen3-9B"), "", "--layers, --hidden, --heads, --vocabulary; the nearest"),
+        (("--model", "Qwen/Qwen3-9B"), "", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_what_to_give(
+    arguments: tuple[str, ...], code: str, fix: str, ask: Callable[..., str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        ask("--gpu-memory", "24", "--model", "Qwen/Qwen3-9B")
-    assert "--layers, --hidden, --heads, --vocabulary" in caught.value.problems[0].fix
-    assert "nearest model of known size is Qwen/Qwen3-8B" in caught.value.problems[0].fix
-    with pytest.raises(ConfigError) as caught:
-        ask("--gpu-memory", "24", "--model", "Qwen3-8B")
-    assert caught.value.problems[0].fix == "did you mean 'Qwen/Qwen3-8B'?"
-    with pytest.raises(ConfigError, match="--pilot measures this machine"):
-        ask("--gpu-memory", "24", "--pilot", "2", *QWEN_8B)
+        ask("--gpu-memory", "24", *arguments)
+    (problem,) = caught.value.problems
+    assert (problem.code, fix in problem.fix) == (code, True)
 
 
 def test_all_weights_two_gpus_a_server_and_a_teacher(ask: Callable[..., str]) -> None:
@@ -167,3 +172,51 @@ def test_the_page_shows_what_the_command_prints(ask: Callable[..., str]) -> None
         row.items() for row in rows if row["model"] == "Qwen/Qwen3-0.6B"
     )
     assert set(rows[0]) == {"model", "parameters", "24 GiB"}
+
+
+STEP = {"batch_size": 64, "group_size": 16, "max_tokens": 512, "prompt_tokens": 100, "lora_rank": 32}
+WORK = Workload(device="cpu", micro_batch_tokens=10**6, **STEP)
+DIMENSIONS = {
+    "layers": 12,
+    "hidden": 768,
+    "inner": 3072,
+    "heads": 12,
+    "kv_heads": 12,
+    "head_size": 64,
+    "vocabulary": 50000,
+}
+PARTS = {"is_tied": True, "has_gate": True, "experts": 0, "active_experts": 1}
+SHAPE = ModelShape(**DIMENSIONS, **PARTS, parameters=160_000_000, is_counted=True, context=None)
+FIELDS = {label: name for name, label in (MICRO, *KEYS)}
+
+
+def estimated(work: Workload) -> MemoryEstimate:
+    return estimate(SHAPE, work)
+
+
+def test_micro_batches_come_first_because_they_change_nothing_and_no_key_may_be_enough() -> None:
+    assert advise(WORK, 10**15, estimated) == ""
+    assert advise(WORK, 16 * GIB, estimated).startswith("set [backend.options] micro_batch_tokens = ")
+    assert advise(WORK, GIB, estimated) == NO_KEY
+
+
+@settings(max_examples=25)
+@given(st.integers(2 * GIB, 80 * GIB), st.integers(100, 10**6))
+def test_the_advice_fits_and_one_more_would_not(limit: int, micro: int) -> None:
+    work = replace(WORK, micro_batch_tokens=micro)
+    text = advise(work, limit, estimated)
+    changes = {FIELDS[label]: int(value) for label, value in re.findall(r"(\[[^]]+\] \w+) = (\d+)", text)}
+    if not changes:
+        assert text in ("", NO_KEY)
+        return
+    assert all(value >= 1 for value in changes.values())
+    assert next(iter(changes)) != "lora_rank" or changes["lora_rank"] < work.lora_rank
+    for name, value in changes.items():
+        work = work.with_size(name, value)
+    assert estimated(work).needed_bytes <= SAFETY["cpu"] * limit
+
+
+def test_two_keys_are_named_when_one_is_not_enough() -> None:
+    one_row = WORK.prompt_tokens + WORK.max_tokens
+    tight = (advise(WORK, limit * GIB // 8, estimated) for limit in range(8, 80, 3))
+    assert any(f" and [backend.options] micro_batch_tokens = {one_row}" in each for each in tight)

@@ -1,12 +1,16 @@
-"""What a rerun is compared by: lines, the test of equivalence, the cause, and what may reach its processes."""
+"""A rerun is compared by lines and the test of equivalence; the page about a pack draws them and escapes names."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
 from retrain.tools.pack.comparison import (
@@ -18,8 +22,10 @@ from retrain.tools.pack.comparison import (
     expected_half_width,
     final_rates,
 )
+from retrain.tools.pack.pack_command import Curve, drawn_curves, page_of
 from retrain.tools.pack.rerunning import LOOKED_AT, Difference, cause_lines, ranked
 from retrain.tools.pack.wheels import extras_of, installed_digests, pinned, required, wheel_of
+from tests.kit.problems import refused
 
 
 def test_lines_come_as_they_are_written_without_times_and_with_their_evaluation(tmp_path: Path) -> None:
@@ -37,7 +43,7 @@ def test_lines_come_as_they_are_written_without_times_and_with_their_evaluation(
     assert [json.loads(encoded(line)) for line in RunLines(tmp_path).new()] == [first, second, third]
     with metrics.open("a") as stream:
         stream.write("[]\n")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=re.escape(str(metrics))):
         list(reader.new())
 
 
@@ -97,8 +103,7 @@ def test_a_wheel_is_made_of_what_is_installed_and_names_its_files() -> None:
     assert "retrain_sepa/plugin.py" in wheel.sources
     assert wheel.content == wheel_of("retrain-sepa", "0.1.0", {"retrain_sepa"}).content
     assert wheel_of("pluggy", "1", {"pluggy"}).sources.keys() >= {"pluggy/__init__.py", "pluggy/_hooks.py"}
-    with pytest.raises(ConfigError, match="no wheel can be made"):
-        wheel_of("no-such-distribution", "1", {"x"})
+    assert refused(wheel_of, "no-such-distribution", "1", {"x"}) == ["pack.no-install-record"]
 
 
 def test_required_packages_are_pinned_without_the_label_of_a_build() -> None:
@@ -110,3 +115,33 @@ def test_required_packages_are_pinned_without_the_label_of_a_build() -> None:
     digest = installed_digests(["numpy"])["numpy"]["digest"]
     assert len(digest) == 32
     assert digest == installed_digests(["numpy"])["numpy"]["digest"]
+
+
+FINITE = st.floats(-1e12, 1e12)
+EVIL = "<b>evil"
+RUN = {"name": "", "place": "run", "condition": EVIL, "seed": 1, "steps": 2, "digest": "0a1b2c3d"}
+MANIFEST: dict[str, Any] = {
+    "kind": "run", "name": EVIL, "retrain": "0.1.0", "python": "3.11.7", "hardware": {}, "runs": [RUN],
+    "model": {"name": "builtin:tiny", "num_files": 1, "digest": "0a"}, "wheels": {}, "placed": [], "left_out": [],
+    "packages": {"numpy": {"version": "2.0", "digest": ""}}, "equivalence": None, "verdict": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "has_curves"), [(2, True), (1, False)])
+def test_results_over_steps_are_drawn_and_names_are_text(steps: int, has_curves: bool) -> None:
+    lines = [{"step": step, "loss": 0.5 * step, "mean_reward": None} for step in range(steps)]
+    metrics = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    members = {"run/run.json": b"{}", "run/metrics.jsonl": metrics, "config.toml": b"[model]\n"}
+    page = page_of(MANIFEST, members, "p.rtpack")
+    assert EVIL not in page
+    assert ("Too few steps to draw." not in page) == has_curves
+    assert ("<polyline" in page) == has_curves
+    assert "Mean reward" not in page
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), min_size=1, max_size=20), st.text(max_size=20))
+@settings(max_examples=50)
+def test_any_curve_drawn_inside_its_figure_and_any_label_escaped(points: list[tuple[int, float]], label: str) -> None:
+    html = drawn_curves("t", [Curve(f"<b>{label}", points)]).__html__()
+    assert "nan" not in html
+    assert "<b>" not in html

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 Factors = tuple[np.ndarray, np.ndarray]
+FALLING = [1.0, 0.1, 0.05, 0.01]
 PREFIX = "base_model.model."
 
 
@@ -39,6 +40,18 @@ def random_factors() -> Callable[..., Factors]:
         return stream.standard_normal((rank, inner)), stream.standard_normal((outer, rank))
 
     return draw
+
+
+@pytest.fixture
+def two_layers(documented_factors: Factors, factors_of: Callable[[list[float]], Factors]) -> dict[str, Factors]:
+    """Layer `a` of the test vector, and `b` whose first rank keeps nearly all."""
+    return {"a": documented_factors, "b": factors_of(FALLING)}
+
+
+@pytest.fixture
+def idle_layer() -> Factors:
+    """A layer that learned nothing."""
+    return np.arange(32.0).reshape(4, 8), np.zeros((6, 4))
 
 
 @pytest.fixture

@@ -31,9 +31,7 @@ def test_the_figure_has_every_layer_and_the_means(make_adapter: Make, random_fac
     assert set(needed["kinds"]) == {"q_proj", "v_proj"}
 
 
-def test_the_page_is_self_contained_and_names_are_text(
-    make_adapter: Make, random_factors: Random, tmp_path: Path
-) -> None:
+def test_page_is_self_contained_and_names_are_text(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
     analysis = analyze_adapter(make_adapter({EVIL: random_factors(0), "b\x1b": random_factors(1)}))
     write_plot(analysis, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")

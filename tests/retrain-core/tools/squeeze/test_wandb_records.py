@@ -35,15 +35,9 @@ print("id:", record_analysis(analyze_adapter(sys.argv[1]), table, Path(sys.argv[
 
 def record(adapter: Path, folder: Path, project: str, **environ: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(adapter), str(folder), project],
-        env={**clean, "WANDB_MODE": "offline", **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", PROGRAM, str(adapter), str(folder), project]
+    environ = {**clean, "WANDB_MODE": "offline", **environ}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout.rpartition("id:")[2].strip()
 
 
@@ -58,15 +52,14 @@ def read_run(folder: Path) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
         record = Record()
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
-        if kind == "run":
-            run = record.run
-        elif kind == "history":
-            rows.append(
-                {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            )
-        elif kind == "summary":
-            summary |= {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.summary.update}
+        run = record.run if kind == "run" else run
+        rows += [_values(record.history.item)] if kind == "history" else []
+        summary |= _values(record.summary.update) if kind == "summary" else {}
     return run, rows, summary
+
+
+def _values(items: Any) -> dict[str, Any]:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def test_the_run_its_table_and_its_summary(make_adapter: Make, documented_factors: Factors, tmp_path: Path) -> None:

@@ -15,19 +15,7 @@ from typing import Any
 
 import click
 
-from retrain.cli.scaffold.render import (
-    KINDS,
-    Names,
-    description_of,
-    kind_of,
-    names_from,
-    plain_text,
-    refuse_taken,
-    render_distribution,
-    render_file,
-    scratch,
-    slug,
-)
+from retrain.cli.scaffold import render
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -50,7 +38,7 @@ Exit codes: 0 written; 2 usage error, or the name, a file or the folder is taken
 
 
 @click.command("init-plugin", epilog=EPILOG)
-@click.option("--kind", "-k", metavar="KIND", help=f"{', '.join(map(slug, KINDS))}.")
+@click.option("--kind", "-k", metavar="KIND", help=f"{', '.join(map(render.slug, render.KINDS))}.")
 @click.option("--name", "-n", help="Name of the file or the distribution, and of the plugin.")
 @click.option(
     "--output-dir",
@@ -120,17 +108,21 @@ def _distribution(
             raise click.UsageError("a name is needed: add --name entropy-floor")
         return str(default if given is None else given)
 
-    chosen = kind_of(answer("Kind", kind, slug(Kind.TRANSFORM)))
-    names = names_from(answer("Name", name, None), where="--name")
-    refuse_taken(names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution])
+    chosen = render.kind_of(answer("Kind", kind, render.slug(Kind.TRANSFORM)))
+    names = render.names_from(answer("Name", name, None), where="--name")
+    render.refuse_taken(
+        names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution]
+    )
     given = {
-        "description": plain_text(answer("Description", description, description_of(chosen)), where="--description"),
-        "author": plain_text(answer("Author", author, _own_name()), where="--author"),
+        "description": render.plain_text(
+            answer("Description", description, render.description_of(chosen)), where="--description"
+        ),
+        "author": render.plain_text(answer("Author", author, _own_name()), where="--author"),
         "license": licence,
     }
     target = output_dir / names.distribution
-    with scratch(output_dir) as folder:
-        made, toml = render_distribution(chosen, names, folder, given)
+    with render.scratch(output_dir) as folder:
+        made, toml = render.render_distribution(chosen, names, folder, given)
         shutil.move(made, target)
     shown = str(target) if target.is_absolute() else f".{os.sep}{target}"
     commands = [f'{program("pip")} install -e "{shown}[dev]"', f"{program('pytest')} {shlex.quote(shown)}"]
@@ -162,24 +154,33 @@ def _own_name() -> str:
 
 
 def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_test: bool, as_json: bool) -> None:
-    chosen = kind_of(kind)
-    names = names_from(name, where="--name")
-    prefix = search_path(output_dir)
+    chosen = render.kind_of(kind)
+    names = render.names_from(name, where="--name")
+    try:
+        parts = output_dir.resolve().relative_to(Path.cwd()).parts
+    except ValueError:
+        parts = ("..",)
+    if not all(part.isidentifier() for part in parts):
+        where, what = "--output-dir", f"{str(output_dir)!a} is not a folder that a plugin can be imported from"
+        why = "names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine"
+        fix = "give a folder below this one, named with letters, digits and underscores, such as plugins"
+        raise ConfigError(Problem(code="plugin.folder-not-importable", where=where, what=what, why=why, fix=fix))
 
-    def files_of(wanted: Names) -> list[Path]:
+    def files_of(wanted: render.Names) -> list[Path]:
         test = Path("tests") / f"test_{wanted.module}_plugin.py"
         return [output_dir / f"{wanted.module}.py", *([test] if with_test else [])]
 
-    refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
+    render.refuse_taken(names, chosen, plugins, where="--name", targets=files_of)
     files = files_of(names)
-    made = render_file(chosen, names, prefix)
+    made = render.render_file(chosen, names, ".".join(parts))
     written: list[Path] = []
     for file, text in zip(files, (made.module, made.test), strict=False):
         try:
-            with scratch(file.parent) as folder:
+            with render.scratch(file.parent) as folder:
                 (folder / file.name).write_text(text, encoding="utf-8")
                 shutil.move(folder / file.name, file)
-        except ConfigError:  # both files or none
+        # Both files or none: a module without its requested test would block the second try.
+        except ConfigError:
             for each in written:
                 each.unlink()
             raise
@@ -192,20 +193,6 @@ def _one_file(plugins: Plugins, kind: str, name: str, output_dir: Path, *, with_
         return
     _print_block(f"Wrote {' and '.join(map(str, files))}. Name it in your TOML:", made.toml.splitlines())
     _print_block("Next:", commands)
-
-
-def search_path(folder: Path) -> str:
-    """The import prefix of modules in a folder below this one; ConfigError when Python cannot import from there."""
-    try:
-        parts = folder.resolve().relative_to(Path.cwd()).parts
-    except ValueError:
-        parts = ("..",)
-    if all(part.isidentifier() for part in parts):
-        return ".".join(parts)
-    what = f"{str(folder)!a} is not a folder that a plugin can be imported from"
-    why = "names in the TOML are resolved from the folder where retrain runs: plugins/mine.py is plugins.mine"
-    fix = "give a folder below this one, named with letters, digits and underscores, such as plugins"
-    raise ConfigError(Problem(where="--output-dir", what=what, why=why, fix=fix))
 
 
 def _print_block(title: str, lines: Sequence[str]) -> None:

@@ -48,30 +48,36 @@ class Names:
 def names_from(text: str, *, where: str) -> Names:
     """Names built from the words of `text`; ConfigError when it is a path or yields no usable name."""
 
-    def refuse(what: str, fix: str) -> ConfigError:
-        return ConfigError(Problem(where=where, what=what, fix=fix))
+    def refuse(*, code: str, what: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(code=code, where=where, what=what, fix=fix))
 
     shown = ascii(text[:40])
     if not text.strip():
-        raise refuse("an empty name", "give one such as entropy-floor")
+        raise refuse(code="plugin.name-empty", what="an empty name", fix="give one such as entropy-floor")
     if len(text) > MAX_CHARS:
-        raise refuse(f"{shown}... has {len(text)} characters", f"use at most {MAX_CHARS}")
+        what, fix = f"{shown}... has {len(text)} characters", f"use at most {MAX_CHARS}"
+        raise refuse(code="plugin.name-too-long", what=what, fix=fix)
     if re.search(r"[/\\]|^\.", text):
-        raise refuse(f"{shown} is a path, not a name", "give only the name, and the folder with --output-dir")
+        what, fix = f"{shown} is a path, not a name", "give only the name, and the folder with --output-dir"
+        raise refuse(code="plugin.name-is-path", what=what, fix=fix)
+    # Accents are dropped; letters of other scripts are refused, since two of them may look alike.
     folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     if any(c.isalnum() and not c.isascii() for c in folded):
-        raise refuse(f"{shown} has letters that are not portable in module names", "use a-z, 0-9 and hyphens")
+        what, fix = f"{shown} has letters that are not portable in module names", "use a-z, 0-9 and hyphens"
+        raise refuse(code="plugin.name-not-ascii", what=what, fix=fix)
     words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", folded).lower())
     module = "_".join(words)
     part = module.removeprefix(PREFIX)
     for name in (module, part):
         if not name.isidentifier():
-            raise refuse(f"{shown} yields no name that Python can import", "begin with a letter: entropy-floor")
+            what, fix = f"{shown} yields no name that Python can import", "begin with a letter: entropy-floor"
+            raise refuse(code="plugin.name-not-importable", what=what, fix=fix)
         is_standard = name in sys.stdlib_module_names
         if keyword.iskeyword(name) or is_standard or name in ("retrain", "tests"):
-            owner = "a Python keyword" if keyword.iskeyword(name) else "taken: yours would shadow it"
-            owner = "a module of the standard library: yours would shadow it" if is_standard else owner
-            raise refuse(f"{name!r} is {owner}", f"use another name, such as my-{name}")
+            owner = "a module of the standard library" if is_standard else "taken"
+            owner = "a Python keyword" if keyword.iskeyword(name) else f"{owner}: yours would shadow it"
+            what, fix = f"{name!r} is {owner}", f"use another name, such as my-{name}"
+            raise refuse(code="plugin.name-reserved", what=what, fix=fix)
     return Names(distribution="-".join(words), module=module, part=part)
 
 
@@ -80,33 +86,35 @@ def refuse_taken(
 ) -> None:
     """ConfigError with a free name if a plugin, a module or one of the `targets` to be written has this one."""
 
-    def clash(wanted: Names) -> tuple[str, str, str] | None:  # where, what, why
+    def clash(wanted: Names) -> tuple[str, str, str] | None:  # where, the owner, why
         for target in targets(wanted):
             if target.exists() or target.is_symlink():
-                return str(target), "exists already; nothing was written", ""
+                return str(target), "it exists already, and nothing was written", ""
         owners = " and ".join(str(entry.owner) for entry in plugins.find(kind, wanted.part))
         if owner := owners or provider(kind, wanted.part):
-            what = f"{kind} {wanted.part!r} exists already: {owner} provides it"
-            return where, what, "two owners of one name are always an error"
+            return where, f"{owner} provides the {kind}", "two owners of one name are always an error"
         if module := _place_of(wanted.module):
-            what = f"the module name {wanted.module!r} is taken by {module}"
-            return where, what, "one of the two would hide the other"
+            return where, f"as a module it is {module}", "one of the two would hide the other"
         return None
 
     if found := clash(names):
         own = names.distribution
         others = (names_from(f"my-{own}{end}", where=where) for end in ("", *(f"-{n}" for n in range(2, 100))))
         free = next(other for other in others if clash(other) is None)
-        place, what, why = found
-        raise ConfigError(
-            Problem(where=place, what=what, why=why, fix=f"use another name: {free.distribution} is free")
-        )
+        place, owner, why = found
+        what, fix = f"the name {names.part!r} is taken: {owner}", f"use another name: {free.distribution} is free"
+        raise ConfigError(Problem(code="plugin.name-taken", where=place, what=what, why=why, fix=fix))
 
 
 def _place_of(module: str) -> str:
     """The file or folder that an import of `module` reads here or below a search path; empty if the name is free."""
-    paths = _search_paths()
-    folders = [Path(path, module) for path in ("", *paths)]  # without __init__.py, but with modules
+    try:
+        given = read_toml(CONFIGURATION)[0].get("plugins", {}).get("search_paths", [])
+    except (ConfigError, AttributeError):  # no file, or not a usable one: `retrain explain` reports it
+        given = []
+    paths = [path for path in given if isinstance(path, str)] if isinstance(given, list) and given else [SEARCHED]
+    # `candidate_files` looks for an __init__.py, and Python imports a folder of modules without one too.
+    folders = [Path(path, module) for path in ("", *paths)]
     for found in (*candidate_files(module, paths), *(folder for folder in folders if any(folder.glob("*.py")))):
         return str(found)
     try:
@@ -116,21 +124,12 @@ def _place_of(module: str) -> str:
     return str(spec.origin or "") if spec else ""
 
 
-def _search_paths() -> list[str]:
-    """The search paths of the configuration in this folder, or the default ones."""
-    try:
-        given = read_toml(CONFIGURATION)[0].get("plugins", {}).get("search_paths", [])
-    except (ConfigError, AttributeError):  # no file, or not a usable one: `retrain explain` reports it
-        given = []
-    return [path for path in given if isinstance(path, str)] if isinstance(given, list) and given else [SEARCHED]
-
-
 def plain_text(text: str, *, where: str) -> str:
     """A description or an author that is safe in TOML and in a docstring; ConfigError when it is not."""
     found = UNSAFE.search(text)
     if found:
-        what = f"the character {found.group()!a} is not allowed here"
-        raise ConfigError(Problem(where=where, what=what, fix="leave it out; the files can be edited afterwards"))
+        what, fix = f"the character {found.group()!a} is not allowed here", "leave it out; edit the files afterwards"
+        raise ConfigError(Problem(code="plugin.character-refused", where=where, what=what, fix=fix))
     return " ".join(text.split())
 
 
@@ -141,7 +140,8 @@ KINDS = (
 )
 SHORT = {"planning": Kind.PLANNING_DETECTOR, "data": Kind.DATA_SOURCE, "inference": Kind.INFERENCE_ENGINE}
 IN_WHEEL = Path(__file__).parent / "templates"
-IN_REPOSITORY = Path(__file__).parents[5] / "templates"  # an editable install reads them from the repository
+# An editable install has no copy of the templates within the package.
+IN_REPOSITORY = Path(__file__).parents[5] / "templates"
 
 
 def slug(kind: Kind) -> str:
@@ -156,8 +156,9 @@ def kind_of(text: str) -> Kind:
     if wanted in known:
         return known[wanted]
     near = get_close_matches(wanted, known, n=1)
-    what, every = f"no kind of plugin is called {text!r}", f"use one of: {', '.join(map(slug, KINDS))}"
-    raise ConfigError(Problem(where="--kind", what=what, fix=f"did you mean {near[0]!r}?" if near else every))
+    what, fix = f"no kind of plugin is called {text!r}", f"use one of: {', '.join(map(slug, KINDS))}"
+    fix = f"did you mean {near[0]!r}?" if near else fix
+    raise ConfigError(Problem(code="plugin.unknown-kind", where="--kind", what=what, fix=fix))
 
 
 def template(name: str) -> Path:
@@ -179,7 +180,8 @@ def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]
     from cookiecutter.prompt import prompt_for_config
 
     own = {"name": names.part, "distribution": names.distribution, "module": names.module}
-    context = {"cookiecutter": {**own, **_variables(kind), **own, **given}}  # rendering follows this order
+    # A variable may use those before it, so our own come first; they come again, for the template has defaults of them.
+    context = {"cookiecutter": {**own, **_variables(kind), **own, **given}}
     rendered = dict(prompt_for_config(context, no_input=True))
     return _generate(template(slug(kind)), rendered, folder), rendered
 
@@ -246,7 +248,7 @@ def scratch(place: Path) -> Iterator[Path]:
             folder = Path(tempfile.mkdtemp(prefix=".retrain-", dir=place))
         except OSError as error:
             what, fix = f"cannot be written: {error.strerror or error}", "choose another folder with --output-dir"
-            raise ConfigError(Problem(where=str(place), what=what, fix=fix)) from None
+            raise ConfigError(Problem(code="plugin.unwritable", where=str(place), what=what, fix=fix)) from None
         try:
             yield folder
         finally:

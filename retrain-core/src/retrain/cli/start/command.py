@@ -93,7 +93,7 @@ def command(
     if is_dialog and not is_interactive():
         what = "there is no terminal for the questions"
         fix = "use `retrain init --template NAME`; `retrain init --list` shows the names. Or --model, --data, --reward"
-        raise ConfigError(Problem(where="--interactive", what=what, fix=fix))
+        raise ConfigError(Problem(code="init.no-terminal", where="--interactive", what=what, fix=fix))
     told: dict[str, Any] = {}
     if template is None and (is_dialog or wished["data"]):
         file = output or Path(DEFAULT_FILE)
@@ -159,10 +159,11 @@ def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(f"#:schema ./{SCHEMA_FILE}\n{text}")
         schema.write_text(schema_text(plugins), encoding="utf-8")
-    except FileExistsError:  # created in the meantime
+    # Another process may have created it since it was looked for.
+    except FileExistsError:
         refuse_existing(file)
         raise
     except OSError as error:
-        fix = "change folder, or name another file with --output FILE"
-        where = error.filename or file
-        raise ConfigError(Problem(where=str(where), what=f"cannot be written: {error.strerror}", fix=fix)) from None
+        what, fix = f"cannot be written: {error.strerror}", "change folder, or name another file with --output FILE"
+        where = str(error.filename or file)
+        raise ConfigError(Problem(code="init.unwritable", where=where, what=what, fix=fix)) from None

@@ -52,7 +52,8 @@ def ask_wishes(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
     if not wishes.steps:
         usual = int(advised(wishes.model, plugins)["training"]["max_steps"].value)
         steps = click.prompt("Training steps", type=click.IntRange(1), default=usual)
-        wishes = replace(wishes, steps=0 if steps == usual else steps)  # the usual ones are fitted to the machine
+        # 0 leaves the number to `fit`: only steps that the user wanted otherwise are kept on a slow machine.
+        wishes = replace(wishes, steps=0 if steps == usual else steps)
     if not wishes.log_dir:
         wishes = replace(wishes, log_dir=_prompt("Folder of the run", folder_of(wishes)))
     click.echo()
@@ -72,9 +73,9 @@ def _data(plugins: Plugins, wishes: Wishes) -> tuple[Wishes, DataChoice]:
             return wished, choose_data(wished, plugins)
         except RetrainError as error:
             click.echo(harmless_lines(str(error)))
-            if "name it: --prompt-key" in str(error):
+            if "data.prompt-column-unclear" in error.codes:
                 wishes = replace(wished, prompt_key=_prompt("Column of the prompt", None))
-            elif "name it: --answer-key" in str(error):
+            elif "data.answer-column-unclear" in error.codes:
                 wishes = replace(wished, answer_key=_prompt("Column of the answer", None))
             else:
                 wishes = replace(wished, data="")
@@ -122,7 +123,8 @@ def _ask_values(document: tomlkit.TOMLDocument) -> None:
         if isinstance(holder, Table):
             holder[key] = answer
 
-    if not str(plain.get("model", {}).get("model", "")).startswith(BUILTIN):  # templates for those are tuned to them
+    # A template for a built-in model has sizes and a learning rate for that one.
+    if not str(plain.get("model", {}).get("model", "")).startswith(BUILTIN):
         ask_for("model", "model", "Model (hub id or folder)", "")
     if "campaign" in plain:
         ask_for("campaign", "max_steps", "Training steps", 100, _at_least(1))

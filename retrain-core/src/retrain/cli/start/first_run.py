@@ -114,14 +114,15 @@ def fit(wanted: Sizes, speed: Speed, *, keep_steps: bool = False) -> Sizes:
     for name, floor in STEP_CUTS:
         while getattr(sizes, name) > floor and sizes.step_s(speed) > step_s:
             smaller = _halved(sizes, name, floor)
-            if smaller.step_s(speed) == sizes.step_s(speed):  # completions end long before `max_tokens`
+            # Completions that end long before `max_tokens` take no less time with a lower limit.
+            if smaller.step_s(speed) == sizes.step_s(speed):
                 break
             sizes = smaller
     evaluation_s = min(EVALUATION_S, FIRST_STEP_S - speed.start_s - sizes.step_s(speed), RUN_S / 4)
     for name, floor in EVALUATION_CUTS:
         while getattr(sizes, name) > floor and sizes.evaluation_s(speed) > evaluation_s:
             sizes = _halved(sizes, name, floor)
-    # most steps first, and for each number of them most evaluations first
+    # Most steps first, and for each number of them most evaluations first.
     for steps in [sizes.max_steps] if keep_steps else range(sizes.max_steps, 0, -1):
         for every in dict.fromkeys((sizes.eval_every, steps // 2, 0)):
             found = replace(sizes, max_steps=steps, eval_every=every)
@@ -146,13 +147,15 @@ def measured_speed(file: Path, prompts_PT: Sequence[Tokens]) -> Speed:
             command, input=text, capture_output=True, text=True, check=False, timeout=MEASURING_S, env=environ
         )
     except subprocess.TimeoutExpired:
-        what = f"two small batches took longer than {MEASURING_S:.0f} s"
+        reason = f"they took longer than {MEASURING_S:.0f} s"
     else:
+        # The last line, since a library may print before it. A run's start does not include the probes.
         if not done.returncode:
             found = json.loads(done.stdout.splitlines()[-1])
             return Speed(start_s=time.monotonic() - began - found.pop("probes_s"), **found)
-        what = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-    raise BackendError(Problem(where="speed", what=what, fix="try it with: retrain capacity --pilot 1"))
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    what, fix = f"two small batches could not be timed: {reason}", "try it with: retrain capacity --pilot 1"
+    raise BackendError(Problem(code="init.speed-unmeasured", where="speed", what=what, fix=fix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,31 +199,24 @@ def fit_to_machine(text: str, config: Config, prompts_PT: Sequence[Tokens], *, k
         "evaluation_s": sizes.evaluations_s(speed),
         "first_step_s": sizes.first_step_s(speed),
     }
-    values = {
-        name.replace("eval_", "eval.") if name.startswith("eval_") else f"training.{name}": value
-        for name, value in asdict(sizes).items()
-    }
-    return Fitted(text=_in_words(times_s), values=values, times_s=times_s)
+    values = {f"training.{name}".replace("training.eval_", "eval."): each for name, each in asdict(sizes).items()}
+    run, steps, evaluations, first = (counted(max(1, math.ceil(s / 60)), "minute") for s in times_s.values())
+    words = f"about {run} on this machine (measured): training {steps}, evaluation {evaluations}"
+    words += f"; first step after {first}"
+    if times_s["run_s"] > TOO_LONG_S:
+        words += ". Fewer steps, or a smaller model, would end within 30 minutes"
+    return Fitted(text=words, values=values, times_s=times_s)
 
 
-def _in_words(times_s: Mapping[str, float]) -> str:
-    run, training, evaluation, first = (
-        counted(max(1, math.ceil(seconds / 60)), "minute") for seconds in times_s.values()
-    )
-    parts = f"training {training}, evaluation {evaluation}; first step after {first}"
-    words = f"about {run} on this machine (measured): {parts}"
-    is_long = times_s["run_s"] > TOO_LONG_S
-    return f"{words}. Fewer steps, or a smaller model, would end within 30 minutes" if is_long else words
-
-
-PROBE_S = 1.0  # of sampling with the narrow batch; the wide one and training take a few times as long
-NARROW, WIDE = (
-    1,
-    4,
-)  # completions per prompt: two widths separate the time of a decoding step from its tokens'
+# Sampling with the narrow batch; the wide one and training take a few times as long.
+PROBE_S = 1.0
+# Completions per prompt: two widths separate the time of a decoding step from the time of its tokens.
+NARROW, WIDE = 1, 4
 FEWEST_TOKENS = 5
-WARM_S = 2.0  # the first call compiles and warms caches; of a longer time that is little
-SHORT_S = 0.5  # training that takes less is mostly overhead, and is measured again on the wide batch
+# The first call compiles and warms caches. That is little of a longer time, and much of a shorter one.
+WARM_S = 2.0
+# Training that takes less is mostly overhead, and is measured again on the wide batch.
+SHORT_S = 0.5
 
 
 def measure(file: str, prompts: Sequence[Sequence[int]], plugins: Plugins) -> dict[str, float]:
@@ -261,6 +257,7 @@ def _probed(backend: Backend, prompts_PT: Sequence[Tokens], training: TrainingTa
         prefill_s = sample(NARROW, 1)[0]
     max_tokens = FEWEST_TOKENS
     narrow_s, narrow_PG = sample(NARROW, max_tokens)
+    # Noise may exceed the time of a few tokens: the floor keeps each difference positive.
     pace_s = max(narrow_s - prefill_s, 1e-6) / (FEWEST_TOKENS - 1)
     if PROBE_S / pace_s > FEWEST_TOKENS:
         max_tokens = min(training.max_tokens, int(PROBE_S / pace_s))

@@ -30,8 +30,10 @@ ANSWERS = (
 )
 TESTS = ("tests", "test_cases", "test_list", "input_output", "verification_info", "public_tests", "asserts", "test")
 SOLUTIONS = ("answer", "solution", "canonical_solution", "reference_solution", "code")
-LONGER = 3.0  # times: a text that is so much longer than every other is taken for the prompt
-MOST = 0.9  # of the rows must be of one form
+# A text this many times longer than every other is taken for the prompt: answers and hints are rarely that short of it.
+LONGER = 3.0
+# Not all rows: a published data set has a few solutions without the mark.
+MOST = 0.9
 HASHES, BOXES = "####", (r"\boxed", r"\fbox")
 HEAD_CHARS, MOST_SHOWN = 40, 20
 CUSTOM, CODE, JUDGE = "custom", "code", "judge"
@@ -119,10 +121,11 @@ def _required(plugins: Plugins, name: str, value: str) -> dict[str, Any]:
     wanted = next((key for key, info in fields.items() if info.is_required()), "")
     if bool(wanted) == bool(value):
         return {wanted: value} if wanted else {}
-    what, fix = f"{name!r} takes no {value!r}, and no such file is here", f"--data {name}"
     if wanted:
         what, fix = f"{name!r} needs its {wanted}", f"write it behind a colon: --data {name}:{wanted.upper()}"
-    raise ConfigError(Problem(where="--data", what=what, fix=fix))
+        raise ConfigError(Problem(code="init.source-needs-value", where="--data", what=what, fix=fix))
+    what, fix = f"{name!r} takes no {value!r}, and no such file is here", f"--data {name}"
+    raise ConfigError(Problem(code="init.source-takes-no-value", where="--data", what=what, fix=fix))
 
 
 def _options(wishes: Wishes, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,9 +150,11 @@ def _columns(settings: Mapping[str, Any], wishes: Wishes, plugins: Plugins) -> C
         if settings["source"] != HUB:
             raise
         what = f"no file or folder {wishes.data!r} is here, so it was looked for on the hub"
-        raise ConfigError(Problem(where=where, what=what, fix="check the path"), *error.problems) from None
+        here = Problem(code="init.data-not-here", where=where, what=what, fix="check the path")
+        raise ConfigError(here, *error.problems) from None
     if not rows:
-        raise ConfigError(Problem(where=where, what="the data set is empty", fix="give one task per row"))
+        what, fix = "the data set is empty", "give one task per row"
+        raise ConfigError(Problem(code="data.empty", where=where, what=what, fix=fix))
     return find_columns(rows, prompt=wishes.prompt_key, answer=wishes.answer_key, where=where, by_tests=by_tests)
 
 
@@ -176,11 +181,13 @@ def find_columns(
     fields = _fields(rows)
     prompt, by = (prompt, "--prompt-key") if prompt else _prompt(fields, answer)
     if not prompt:
-        raise _unsure("the prompt", "--prompt-key", fields, where)
+        what, fix = "it is unclear which column holds the prompt", "name it: --prompt-key COLUMN"
+        raise _unsure(fields, where, code="data.prompt-column-unclear", what=what, fix=fix)
     if by_tests:
         tests = _named(TESTS, [name for name in fields if name != prompt]) or answer
         if not tests:
-            raise _unsure("the tests of a program", "--answer-key", fields, where)
+            what, fix = "it is unclear which column holds the tests of a program", "name it: --answer-key COLUMN"
+            raise _unsure(fields, where, code="data.answer-column-unclear", what=what, fix=fix)
         texts = [name for name, values in fields.items() if _is_text(values) and name not in (prompt, tests)]
         answer = answer or _named(SOLUTIONS, texts) or tests
         explained = (f"prompt: column {prompt!r} ({by})", f"tests: column {tests!r}", f"answer: column {answer!r}")
@@ -194,7 +201,8 @@ def find_columns(
         answer, found = (answer, "--answer-key") if answer else _answer(fields, prompt)
         values = fields.get(answer, [])
     if not answer and not in_chat:
-        raise _unsure("the answer", "--answer-key", fields, where)
+        what, fix = "it is unclear which column holds the answer", "name it: --answer-key COLUMN"
+        raise _unsure(fields, where, code="data.answer-column-unclear", what=what, fix=fix)
     extract = _extract(values)
     options = ({"answer_in_chat": True} if in_chat else {}) | ({"extract": extract} if extract else {})
     told = [f"prompt: column {prompt!r} ({by})", f"answer: {f'column {answer!r} ({found})' if answer else found}"]
@@ -225,11 +233,8 @@ def _prompt(fields: Mapping[str, list[Any]], answer: str) -> tuple[str, str]:
     }
     if named := _named(PROMPTS, askable):
         return named, "by its name"
-    texts = {
-        name: fmean(len(str(value)) for value in values)
-        for name, values in askable.items()
-        if _plain(name) not in ANSWERS
-    }
+    rest = {name: values for name, values in askable.items() if _plain(name) not in ANSWERS}
+    texts = {name: fmean(len(str(value)) for value in values) for name, values in rest.items()}
     longest = max(texts, key=texts.__getitem__, default="")
     if longest and all(texts[longest] >= LONGER * length for name, length in texts.items() if name != longest):
         return longest, "by its content: the longest text"
@@ -251,15 +256,15 @@ def _extract(values: Sequence[Any]) -> str:
     return next((form for form, count in counts.items() if count >= MOST * len(texts)), "")
 
 
-def _unsure(what: str, flag: str, fields: Mapping[str, Sequence[Any]], where: str) -> ConfigError:
+def _unsure(fields: Mapping[str, Sequence[Any]], where: str, *, code: str, what: str, fix: str) -> ConfigError:
     """The error that lists every column with a value: `id (3), question ('What is ...')`."""
     listed = []
     for name, values in fields.items():
         head = printable(repr(next((value for value in values if value is not None), None)))
         listed.append(f"{printable(name)} ({head if len(head) <= HEAD_CHARS else f'{head[:HEAD_CHARS]}...'})")
     more = [f"{len(fields) - MOST_SHOWN} more"] if len(fields) > MOST_SHOWN else []
-    why, fix = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}", f"name it: {flag} COLUMN"
-    return ConfigError(Problem(where=where, what=f"cannot tell which column holds {what}", why=why, fix=fix))
+    why = f"columns: {', '.join([*listed[:MOST_SHOWN], *more]) or 'none'}"
+    return ConfigError(Problem(code=code, where=where, what=what, why=why, fix=fix))
 
 
 def _named(wanted: Sequence[str], columns: Iterable[str]) -> str:

@@ -27,7 +27,8 @@ from retrain.text.tokenizer import load_tokenizer
 
 SHOWN, MEASURED = 3, 4
 MOST_LINES, MOST_CHARS = 12, 400
-LONG_CHARS = 100  # a longer reference, in the median, is not an answer that a model writes word for word
+# A longer reference, in the median, is not an answer that a model writes word for word.
+LONG_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,8 @@ def try_out(text: str, name: str, plugins: Plugins) -> Trial:
         try:
             tasks.verifier.start()
             shown = tuple(_shown(tasks, tokenizer))
-            plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)  # the reward audit of a run
+            # On this hook a run audits its reward, so that here it fails in the same way.
+            plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         finally:
             tasks.verifier.close()
     return Trial(

@@ -22,7 +22,8 @@ from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
 from retrain.tasks.scoring.build import DEFAULT_REWARD
 
-HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST = 5, 64, 20  # every fifth example; none of fewer than twenty
+# Every fifth example; none of fewer than twenty, of which four would give a rate in steps of a quarter.
+HELD_OUT_SHARE, MOST_HELD_OUT, FEWEST = 5, 64, 20
 EVALUATIONS = 5
 BUILTIN = "builtin:"  # how the names of models begin that ship with a distribution
 COMMENT_COLUMN = 28
@@ -43,7 +44,7 @@ REAL_MODEL: Sections = {
     "training": {
         "max_steps": Setting(value=100),
         "max_tokens": Setting(value=2048, comment="a longer completion is cut off here"),
-    },
+    }
 }
 
 
@@ -119,7 +120,8 @@ def configuration_text(
         }
     for path, value in (sizes or {}).items():
         table, _, name = path.partition(".")
-        if table in sections:  # [eval] is not where nothing is held out
+        # Without held-out examples there is no [eval] to have sizes.
+        if table in sections:
             comment = sections[table][name].comment if name in sections[table] else ""
             sections[table][name] = Setting(value=value, comment=comment)
     keep = set() if choice.settings["source"] in (FILES, HUB) else {"reward.type"}

@@ -34,12 +34,14 @@ def installed_version(name: str) -> str:
     """Version of a distribution whose modules are present; empty otherwise. Imports nothing."""
     with suppress(PackageNotFoundError):
         found = distribution(name)
+        # The module of the same name first: listing the files of a large distribution takes many times as long.
+        if _can_import(re.sub(r"[-.]+", "_", name)):
+            return found.version
         listed = (found.read_text("top_level.txt") or "").split()
         files = {file.parts[0] for file in found.files or () if str(file).endswith(".py")}
         modules = [part.removesuffix(".py") for part in (*listed, *files)]
-        # metadata that name no module say nothing about what is present
-        is_present = not modules or any(map(_can_import, [re.sub(r"[-.]+", "_", name), *modules]))
-        return found.version if is_present else ""
+        # Metadata that name no module say nothing about what is present.
+        return found.version if not modules or any(map(_can_import, modules)) else ""
     return ""
 
 

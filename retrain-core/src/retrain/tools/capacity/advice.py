@@ -14,11 +14,14 @@ from retrain.records.campaign_table import is_campaign
 from retrain.text.amounts import percent
 from retrain.tools.capacity.workload import SAFETY, device_kind, schedule_of
 
-DOMINANT = 0.6  # of the step time; sampling and training take about equal shares when both run near their limits
-WAITING = 0.3  # scoring overlaps with sampling, so waiting for it is pure loss
+# Share of the step's time. Sampling and training take about equal shares when both run near their limits.
+DOMINANT = 0.6
+# Scoring overlaps with sampling, so waiting for it is pure loss.
+WAITING = 0.3
 Estimated = Callable[[Workload], MemoryEstimate]
 
-MICRO = ("micro_batch_tokens", "[backend.options] micro_batch_tokens")  # tried first: it does not change the gradient
+# Tried first, as it does not change the gradient.
+MICRO = ("micro_batch_tokens", "[backend.options] micro_batch_tokens")
 KEYS = (
     ("batch_size", "[training] batch_size"),
     ("group_size", "[training] group_size"),
@@ -27,8 +30,10 @@ KEYS = (
 )
 NO_KEY = "no key is enough: use a smaller [model] model, or a device with more memory"
 FLOORS = {"group_size": 2}  # a group of one carries no signal
-QUANTISED = ("int8", "nf4")  # of a GPU's frozen weights, the closer to the given ones first
-KEPT = 0.5  # a value cut to less than this share is a larger change than 8-bit weights
+# Of a GPU's frozen weights, the closer to the given ones first.
+QUANTISED = ("int8", "nf4")
+# A value cut to less than this share is a larger change than 8-bit weights.
+KEPT = 0.5
 USUAL_RANK = 32  # of an adapter where all weights are too many to train
 FEWEST_EXAMPLES = 8  # an estimate from fewer says nothing
 
@@ -103,6 +108,7 @@ def quantised_ways(work: Workload) -> list[Workload]:
 
 def _largest_that_fits(work: Workload, name: str, room: int, estimated: Estimated) -> int | None:
     now = getattr(work, name) or estimated(work).pack_tokens  # 0 = chosen by the backend
+    # Bisection, as the needs never fall when a size grows; an estimate takes milliseconds.
     values = range(FLOORS.get(name, 1), now)
     count = bisect_right(values, 0, key=lambda value: estimated(work.with_size(name, value)).needed_bytes > room)
     return values[count - 1] if count else None

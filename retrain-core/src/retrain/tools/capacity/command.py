@@ -78,8 +78,8 @@ def command(
     With --gpu-memory: on a GPU that this machine need not have.
     """
     if pilot and gpu_memory:
-        what = "--pilot measures this machine, --gpu-memory is about another"
-        raise ConfigError(Problem(where="--pilot --gpu-memory", what=what, fix="give one of them"))
+        what, fix = "--pilot measures this machine, --gpu-memory is about another", "give one of them"
+        raise ConfigError(Problem(code="capacity.two-machines", where="--pilot --gpu-memory", what=what, fix=fix))
     is_about_gpus = gpu_memory or is_catalogue
     if is_about_gpus and not arguments and not DEFAULT_FILE.is_file():
         arguments = ("--model", ModelTable().model)  # a question about a GPU needs no file
@@ -125,8 +125,9 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
+            where, fix = "capacity --pilot", "fix that, then try again"
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
-            raise BackendError(Problem(where="capacity --pilot", what=what, why=tail, fix="fix that, then try again"))
+            raise BackendError(Problem(code="capacity.pilot-failed", where=where, what=what, why=tail, fix=fix))
         manifest = Run(Path(log_dir)).started_manifest()
     measured = manifest["capacity"]["measured"]
     return Past(

@@ -85,13 +85,16 @@ def forecast(
         model: MemoryModel | None = plugins.call_backend("estimate_memory", config, folder, backend=name)
     if model is None:
         what = f"no plugin knows how much memory backend {name!r} needs"
-        raise ConfigError(Problem(where=config.place("backend.backend"), what=what, fix="measure it with --pilot 3"))
-    if past is None:  # runs of this machine say nothing about another
+        where, fix = config.place("backend.backend"), "measure it with --pilot 3"
+        raise ConfigError(Problem(code="capacity.no-estimate", where=where, what=what, fix=fix))
+    if past is None:
+        # Runs of this machine say nothing about the speed or the idle memory of another.
         past = Past() if gpu_bytes else past_runs(config)
     prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
     work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
     limit = gpu_bytes or memory_limit(config.backend.devices)
-    runtime = None  # of the process without the model; on a GPU it is not measured
+    # Memory of the process without the model. On a GPU it is not measured.
+    runtime = None
     if past.memory_at_start_bytes is not None and work.device == "cpu":
         resident = model.estimate(work, 0, limit).phases[0].resident
         loaded = sum(resident.get(name, 0) for name in ("weights", "sampler", "adapter"))
@@ -108,13 +111,7 @@ def forecast(
 
 
 def model_folder(
-    config: Config,
-    plugins: Plugins,
-    name: str = "",
-    *,
-    fetch: bool,
-    scratch: Path,
-    sizes: Mapping[str, Any] | None,
+    config: Config, plugins: Plugins, name: str = "", *, fetch: bool, scratch: Path, sizes: Mapping[str, Any] | None
 ) -> Path:
     """Return a folder with the `config.json` of the run's model, or of the model `name`; weights are not needed.
 
@@ -185,7 +182,8 @@ def past_runs(config: Config, folder: Path | None = None) -> Past:
         before = _work(table_of(manifest, "config"))
         same_process += [measured] if all(before[key] == work[key] for key in SAME_PROCESS) else []
         same_work += [measured] if before == work else []
-    each_s = [{"s": eval_completion_s(measured, now)} for measured in same_work]  # they agree on the size of a step
+    # Any of their configurations would do: the same work has steps of the same size.
+    each_s = [{"s": eval_completion_s(measured, now)} for measured in same_work]
     return Past(
         runs=len(same_work),
         median_step_time_s=_median(same_work, "median_step_time_s"),
@@ -242,7 +240,8 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-ASSUMED_SHARE = 0.5  # of the time of a step is sampling, until a run has measured it
+# Share of a step's time that is sampling, until a run has measured it.
+ASSUMED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,8 @@ def document_of(sizes: Mapping[str, int | bool | None]) -> Document | None:
         return None
     if missing := [name for name in NEEDED if not sizes.get(name)]:
         flags = ", ".join(f"--{name}" for name in missing)
-        raise ConfigError(Problem(where="--layers ...", what=f"{flags} missing", fix=f"give {flags} as well"))
+        what, fix = f"{flags} missing", f"give {flags} as well"
+        raise ConfigError(Problem(code="capacity.size-missing", where="--layers ...", what=what, fix=fix))
     return {"model_type": "llama", "tie_word_embeddings": False, **given}
 
 
@@ -107,7 +108,8 @@ def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Pat
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         near = nearest(name) if "/" not in name else ""
         fix = f"did you mean {near!r}?" if near else "give an existing folder, a hub id, or builtin:tiny"
-        raise ConfigError(Problem(where=where, what=f"there is no model folder {name!r}", fix=fix))
+        what = f"there is no model folder {name!r}"
+        raise ConfigError(Problem(code="model.folder-missing", where=where, what=what, fix=fix))
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
@@ -118,19 +120,21 @@ def folder_of_known(name: str, where: str, *, fetch: bool, scratch: Path) -> Pat
             return write_document(document, scratch / name)
         if not fetch:
             what = f"config.json of {name!r} is not in the hub's cache"
-            raise ConfigError(Problem(where=where, what=what, fix="`retrain capacity` downloads it: a few kilobytes"))
+            fix = "`retrain capacity` downloads it: a few kilobytes"
+            raise ConfigError(Problem(code="capacity.model-not-cached", where=where, what=what, fix=fix))
         found = hf_hub_download(name, "config.json", etag_timeout=FETCH_S, **hub_options(name, where=where))
     except ConfigError as error:
-        raise ConfigError(*(replace(problem, fix=_or_sizes(problem.fix, name)) for problem in error.problems)) from None
-    except Exception as error:  # the hub package lets the exceptions of its HTTP client through
+        raise ConfigError(*(replace(each, fix=f"{each.fix}{_or_sizes(name)}") for each in error.problems)) from None
+    # The hub package lets the exceptions of its HTTP client through, whose types change between its versions.
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
         what = f"config.json of {name!r} cannot be fetched: {type(error).__name__}: {reason}"
-        fix = _or_sizes("check name and connection, or give a folder", name)
-        raise ConfigError(Problem(where=where, what=what, fix=fix)) from None
+        fix = f"check name and connection, or give a folder{_or_sizes(name)}"
+        raise ConfigError(Problem(code="capacity.model-not-fetched", where=where, what=what, fix=fix)) from None
     return Path(found).parent
 
 
-def _or_sizes(fix: str, name: str) -> str:
+def _or_sizes(name: str) -> str:
     near = nearest(name)
     known = f"; the nearest model of known size is {near}" if near else ""
-    return f"{fix}; `retrain capacity` also takes its sizes: --layers, --hidden, --heads, --vocabulary{known}"
+    return f"; `retrain capacity` also takes its sizes: --layers, --hidden, --heads, --vocabulary{known}"

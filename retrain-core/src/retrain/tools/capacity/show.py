@@ -185,6 +185,7 @@ def _option(model: MemoryModel, work: Workload, limit: int) -> Option:
 
     here = estimated(work)
     lengths = range(1, max(1, model.context - work.prompt_tokens if model.context else LONGEST) + 1)
+    # `max_tokens` and `lora_rank` are each the largest with the other as configured.
     ranks = RANKS if work.lora_rank else ()
     return Option(
         quantize=work.quantize,

@@ -80,7 +80,8 @@ class CapacityWatch(Watcher):
         time = run_time(config, past, steps_done=steps_done)
         if rows := time.rows():
             LOG.info("Time: training about %s, evaluation about %s.", rows["training_time"], rows["evaluation_time"])
-        if time.warning and not steps_done:  # a resumed run cannot change the keys of its evaluations
+        # A resumed run cannot change the keys of its evaluations.
+        if time.warning and not steps_done:
             LOG.warning("%s.", time.warning[0].upper() + time.warning[1:])
         if not has_gpu:
             return {}
@@ -100,7 +101,8 @@ class CapacityWatch(Watcher):
 
 def peak_bytes() -> int:
     """Return the peak of this process's resident memory so far."""
-    with suppress(OSError, ValueError, IndexError):  # /proc first: on Linux, `ru_maxrss` inherits the parent's peak
+    # /proc first, since on Linux a new process inherits the `ru_maxrss` of its parent.
+    with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -152,7 +154,8 @@ class Meter:
         self._longest["completion"] = max(self._longest["completion"], completion_tokens)
 
     def step(self, seconds: float, phases_s: Mapping[str, float] | None = None) -> None:
-        if len(self._times) == 1:  # the first step compiles and warms caches: left out if there are others
+        # The first step compiles and warms caches, so it is left out as soon as there is another.
+        if len(self._times) == 1:
             self._totals_s.clear()
         self._times.append(seconds)
         self.num_steps += 1

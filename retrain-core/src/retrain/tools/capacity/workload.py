@@ -48,7 +48,8 @@ def workload_of(
         eval_completions=eval_completions_of(config),
         micro_batch_tokens=int(_positive(options.get("micro_batch_tokens"))),
         cache_bytes=int(_positive(options.get("cache_gb")) * 2**30),
-        samplers=0 if is_campaign(config) else config.backend.devices.count(","),  # a campaign assigns them to its runs
+        # A campaign deals its devices to its runs, so that each of them has one.
+        samplers=0 if is_campaign(config) else config.backend.devices.count(","),
         is_served=config.inference.engine != "pytorch",
         is_sharing=config.inference.prefix_caching,
         gradient_checkpointing=checkpointing if isinstance(checkpointing, str) else "auto",

@@ -25,7 +25,8 @@ from retrain.run.wandb_key import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
 from retrain.tools.installation import examine
 
-LOW_DISK_BYTES = 5 * 10**9  # roughly the checkpoints of a LoRA run on a 4B model
+# Roughly the checkpoints of a LoRA run on a 4B model.
+LOW_DISK_BYTES = 5 * 10**9
 HUB_TIMEOUT_S = 10.0
 SERVERS = {"inference.url": "inference server", "model.base_url": "training service"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -49,7 +50,14 @@ def diagnose_parts(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
         fix = f"repair, upgrade or uninstall {failure.owner.distribution}"
         name, is_needed = f"plugin {failure.owner}", config is None
         found.append(Diagnosis(name=name, status="failed", detail=detail, fix=fix, needed=is_needed))
-    found += _clashes(plugins, selected)
+    used = {(part.kind, part.name) for part in selected}
+    for kind in Kind:
+        for name in dict.fromkeys(entry.spec.name for entry in plugins.registered(kind)):
+            owners = [entry.owner for entry in plugins.find(kind, name)]
+            if len(owners) > 1 and (kind, name) not in used:
+                detail = f"provided twice: by {' and by '.join(map(str, owners))}; this configuration does not use it"
+                fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
+                found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
     for part in selected:
         name = f"{part.kind} {part.name}"
         if part.problem is None:
@@ -65,20 +73,6 @@ def _extras(config: Config | None, selected: list[Selected]) -> list[Diagnosis]:
     wanted = {name: (f"recorder {name!r}", name in recorders) for name in ("wandb", "tensorboard", "trackio", "mlflow")}
     wanted["ray"] = "launcher 'ray'", launcher == "ray"
     return [diagnose_extra(CORE, name, purpose=purpose, needed=needed) for name, (purpose, needed) in wanted.items()]
-
-
-def _clashes(plugins: Plugins, selected: list[Selected]) -> list[Diagnosis]:
-    needed = {(part.kind, part.name) for part in selected}
-    found = []
-    for kind in Kind:
-        names = dict.fromkeys(entry.spec.name for entry in plugins.registered(kind))
-        for name in names:
-            owners = [entry.owner for entry in plugins.find(kind, name)]
-            if len(owners) > 1 and (kind, name) not in needed:
-                detail = f"provided twice: by {' and by '.join(map(str, owners))}; this configuration does not use it"
-                fix = f"leave one out with RETRAIN_BLOCK={owners[-1].distribution}"
-                found.append(Diagnosis(name=f"{kind} {name}", status="warn", detail=detail, fix=fix))
-    return found
 
 
 def _missing(name: str, detail: str, fix: str) -> Diagnosis:
@@ -132,7 +126,8 @@ def diagnose_reach(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     for path, name in SERVERS.items():
         urls = [url.strip() for url in config.value(path, "").split(",") if url.strip()]
         servers = [diagnose_server(name, url, needed=True) for url in urls]
-        if any(each.status == "ok" for each in servers):  # a run can begin with it
+        # One server that answers is enough for a run to start.
+        if any(each.status == "ok" for each in servers):
             servers = [each if each.status == "ok" else replace(each, status="warn") for each in servers]
         found += servers
     parts = {(part.kind, part.name) for part in selected_parts(config, plugins, registered_tables(plugins))}
@@ -151,7 +146,17 @@ def _model(config: Config, plugins: Plugins) -> Diagnosis:
         return _missing("model", error.problems[0].what, error.problems[0].fix)
     folder = Path(located or name).expanduser()
     if located is not None or folder.is_dir():
-        return _in_folder(folder, place)
+        try:
+            json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            names = {entry.name for entry in folder.iterdir()}
+        except (OSError, ValueError) as error:
+            reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
+            fix = "give a folder that save_pretrained() wrote and that you can read"
+            return _missing("model", f"{place}: {reason}", fix)
+        if not names.intersection(TOKENIZER_FILES):
+            fix = "save the tokenizer there: save_pretrained()"
+            return _missing("model", f"{place}: {folder} holds no tokenizer", fix)
+        return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
     if name.startswith("builtin:"):
         fix = "retrain-local ships builtin:tiny: install it, or unblock it"
         return _missing("model", f"{place}: no plugin ships {name!r}", fix)
@@ -159,20 +164,6 @@ def _model(config: Config, plugins: Plugins) -> Diagnosis:
         fix = "give a model folder, a hub id, or builtin:tiny"
         return _missing("model", f"{place}: there is no folder {name!r}", fix)
     return _on_the_hub(name, place)
-
-
-def _in_folder(folder: Path, place: str) -> Diagnosis:
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names = {entry.name for entry in folder.iterdir()}
-    except (OSError, ValueError) as error:
-        reason = f"{folder / 'config.json'} cannot be read: {getattr(error, 'strerror', None) or error}"
-        fix = "give a folder that save_pretrained() wrote and that you can read"
-        return _missing("model", f"{place}: {reason}", fix)
-    if not names.intersection(TOKENIZER_FILES):
-        fix = "save the tokenizer there: save_pretrained()"
-        return _missing("model", f"{place}: {folder} holds no tokenizer", fix)
-    return Diagnosis(name="model", status="ok", detail=str(folder), needed=True)
 
 
 def _on_the_hub(name: str, place: str) -> Diagnosis:
@@ -188,7 +179,8 @@ def _on_the_hub(name: str, place: str) -> Diagnosis:
     except RepositoryNotFoundError:
         fix = "correct it; private models need `hf auth login`"
         return _missing("model", f"{place}: no model {name!r} on the hub", fix)
-    except Exception as error:  # a network fault, whose type depends on the client library inside the hub package
+    # A network fault, whose type depends on the client library inside the hub package.
+    except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             what = f"{place}: {name!r} is not in the cache, and the hub cannot be reached ({reason})"

@@ -31,7 +31,8 @@ from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-MAX_MEAN_GAP = 0.05  # nats; bf16 stays below half of it, a temperature applied on one side only gives several tenths
+# In nats: bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
+MAX_MEAN_GAP = 0.05
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8
 MAX_TOKENS = 64
@@ -66,8 +67,8 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
         config, source, findings = examine(arguments, plugins)
     gap: dict[str, Any] | None = None
     if logprobs and config is None:
-        fix = "give the file: `retrain doctor retrain.toml --logprobs`"
-        raise ConfigError(Problem(where="--logprobs", what="there is no configuration to train with", fix=fix))
+        what, fix = "there is no configuration to train with", "give the file: `retrain doctor retrain.toml --logprobs`"
+        raise ConfigError(Problem(code="doctor.no-configuration", where="--logprobs", what=what, fix=fix))
     if logprobs and config is not None and not any(finding.is_fatal for finding in findings):
         click.echo(f"Loading {config.model.model} to compare log-probabilities ...", err=True)
         with redirect_stdout(sys.stderr):
@@ -82,8 +83,8 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
         _show(findings)
         if logprobs and gap is None:
             click.secho("The log-probabilities were not compared: fix the rest first.", fg="yellow")
-        text, colour = _verdict(source, fatal)
-        click.secho(f"\n{text}", fg=colour, bold=bool(colour))
+        colour = "red" if fatal else "green" if source else None
+        click.secho(f"\n{_verdict(source, fatal)}", fg=colour, bold=bool(colour))
     if fatal:
         ctx.exit(EXIT_FAILED)
 
@@ -103,15 +104,14 @@ def _show(findings: Sequence[Diagnosis]) -> None:
             click.secho(fix, dim=is_unused, bold=not is_unused)
 
 
-def _verdict(source: str, fatal: Sequence[Diagnosis]) -> tuple[str, str | None]:
+def _verdict(source: str, fatal: Sequence[Diagnosis]) -> str:
     if source:
-        verb = "is" if len(fatal) == 1 else "are"
-        missing = f"{counted(len(fatal), 'thing')} that {source} needs {verb} missing or broken."
-        return (missing, "red") if fatal else (f"Everything that {source} needs is here.", "green")
+        missing = f"that {source} needs {'is' if len(fatal) == 1 else 'are'} missing or broken."
+        return f"{counted(len(fatal), 'thing')} {missing}" if fatal else f"Everything that {source} needs is here."
     if not fatal:
-        return "No configuration was given: `retrain doctor CONFIG` checks whether it can run here.", None
+        return "No configuration was given: `retrain doctor CONFIG` checks whether it can run here."
     broken = sum(finding.name.startswith("plugin ") for finding in fatal)
-    return f"{broken} of the installed plugins failed to load." if broken else "The installation is not whole.", "red"
+    return f"{broken} of the installed plugins failed to load." if broken else "The installation is not whole."
 
 
 def _safe(text: str) -> str:
@@ -163,11 +163,12 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
         backend.close()
     if gap is None:
         what = f"backend {config.backend.backend!r} does not report its trainer's log-probabilities"
+        where = config.place("backend.backend")
         fix = "leave --logprobs out; each step of a run logs the gap as logprob_gap_mean"
-        raise BackendError(Problem(where=config.place("backend.backend"), what=what, fix=fix))
+        raise BackendError(Problem(code="doctor.logprobs-unreported", where=where, what=what, fix=fix))
     if math.isnan(gap.mean):
-        what = "some log-probabilities of sampler or trainer are not finite"
-        raise BackendError(Problem(what=what, fix="try another dtype or model"))
+        what, fix = "some log-probabilities of sampler or trainer are not finite", "try another dtype or model"
+        raise BackendError(Problem(code="doctor.logprobs-not-finite", what=what, fix=fix))
     return gap
 
 
@@ -179,7 +180,7 @@ def _sampler_logprobs(sample: Sample, config: Config) -> Floats:
         what = "the engine does not report log-probabilities of the distribution that it samples from"
         why = "a run recomputes them with the training model, and each step logs the gap as engine_gap_mean"
         where, fix = config.place("inference.logprobs"), "leave --logprobs out"
-        raise BackendError(Problem(where=where, what=what, why=why, fix=fix))
+        raise BackendError(Problem(code="doctor.engine-logprobs", where=where, what=what, why=why, fix=fix))
     return sample.logprobs_T
 
 
@@ -213,7 +214,8 @@ def examine(arguments: Sequence[str], plugins: Plugins) -> tuple[Config | None, 
 
 def _ask(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
     found: list[Diagnosis] = []
-    given = {"config": config, "plugins": plugins}  # each hook is called on its own: a faulty one silences no other
+    given = {"config": config, "plugins": plugins}
+    # One by one, as pluggy ends at the first exception: a faulty plugin must not hide the findings of the others.
     for hook in reversed(plugins.pluggy.hook.retrain_diagnose.get_hookimpls()):
         try:
             answer: Sequence[Diagnosis] | None = hook.function(*(given[name] for name in hook.argnames))  # type: ignore[assignment]

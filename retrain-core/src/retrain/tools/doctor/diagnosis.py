@@ -10,7 +10,8 @@ from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.requirements import required_packages
 
 SERVER_TIMEOUT_S = 5.0
-SERVER_FAULTS = (500, 502, 503, 504)  # broken, or a gateway without a server; any other status counts as an answer
+# Broken, or a gateway without a server. Any other status, 401 and 404 too, comes from a server that runs.
+SERVER_FAULTS = (500, 502, 503, 504)
 
 
 def diagnose_extra(distribution: str, extra: str, *, purpose: str, needed: bool) -> Diagnosis:

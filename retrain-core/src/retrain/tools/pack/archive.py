@@ -37,7 +37,8 @@ MAX_FILES, MAX_NAME, MAX_DEPTH = 50_000, 240, 30
 MAX_BYTES = 2**33  # unpacked, all members together
 MAX_MANIFEST_BYTES = 2**26
 CHUNK = 2**20
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip archive can name
+# The earliest time that a zip archive can name. One fixed time keeps the bytes of a pack the same.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 _RESERVED = re.compile(r"[\x00-\x1f\x7f\\:*?\"<>|]")
 # The folder of a rerun is on the import path, for the pack's code. So code is listed by file and hash, and data may
 # be nothing that Python imports: no tool may run or obey an unlisted file.
@@ -47,9 +48,9 @@ METADATA = (".dist-info", ".egg-info", ".egg", ".egg-link")
 AT_START = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself
 
 
-def refused(where: Path | str, what: str, fix: str = "get another one from its maker") -> ConfigError:
+def refused(where: Path | str, *, code: str, what: str, fix: str = "get another one from its maker") -> ConfigError:
     """Return the error for a pack that cannot be used; the names in it are untrusted."""
-    return ConfigError(Problem(where=printable(str(where)), what=printable(what), fix=fix))
+    return ConfigError(Problem(code=code, where=printable(str(where)), what=printable(what), fix=fix))
 
 
 def is_safe(name: object) -> bool:
@@ -109,23 +110,27 @@ class Opened:
                     with os.fdopen(os.open(target, flags, 0o644), "wb") as stream:
                         self._copy(archive, name, stream)
         except FileExistsError as error:
-            raise refused(error.filename or folder, "is there already", "give another folder with --into") from error
+            what, fix = "is there already", "give another folder with --into, or remove it"
+            raise refused(error.filename or folder, code="rerun.folder-exists", what=what, fix=fix) from error
         except OSError as error:
             what = f"cannot be written: {error.strerror or error}"
-            raise refused(error.filename or folder, what, "free space, or give another folder with --into") from error
+            fix = "free space, or give another folder with --into"
+            raise refused(error.filename or folder, code="rerun.unwritable", what=what, fix=fix) from error
 
     def _copy(self, archive: zipfile.ZipFile, name: str, stream: BinaryIO) -> None:
         listed, digest, size = self.files[name], hashlib.sha256(), 0
         try:
+            # Stops at the first chunk past the listed size: a member may unpack to far more than it says.
             with archive.open(name) as member:
                 while size <= listed["size"] and (chunk := member.read(CHUNK)):
                     size += len(chunk)
                     digest.update(chunk)
                     stream.write(chunk)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise refused(self.file, f"{name} is damaged: {error}") from error
+            raise refused(self.file, code="pack.damaged", what=f"{name} is damaged: {error}") from error
         if size != listed["size"] or digest.hexdigest() != listed["sha256"]:
-            raise refused(self.file, f"{name} is not the file that {MANIFEST} lists: size or hash differs")
+            what = f"{name} is not the file that {MANIFEST} lists: size or hash differs"
+            raise refused(self.file, code="pack.not-as-listed", what=what)
 
 
 def open_pack(file: Path) -> Opened:
@@ -134,47 +139,58 @@ def open_pack(file: Path) -> Opened:
             infos = archive.infolist()
             check_members(file, infos)
             if archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
-                raise refused(file, f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES // 2**20} MiB")
+                what = f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES // 2**20} MiB"
+                raise refused(file, code="pack.too-large", what=what)
             with archive.open(MANIFEST) as stream:
                 manifest = parse_record(stream.read(MAX_MANIFEST_BYTES + 1))
     except FileNotFoundError:
-        raise refused(file, "there is no such file", "give a file that `retrain pack` wrote") from None
+        what, fix = "there is no such file", "give a file that `retrain pack` wrote"
+        raise refused(file, code="pack.missing", what=what, fix=fix) from None
+    except ConfigError:
+        raise
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, EOFError, zlib.error, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise refused(file, f"is no pack: {error}", "give a file that `retrain pack` wrote") from error
+        what, fix = f"is no pack: {error}", "give a file that `retrain pack` wrote"
+        raise refused(file, code="pack.not-a-pack", what=what, fix=fix) from error
     if manifest.get("format") != FORMAT:
+        what = f"is a pack of format {str(manifest.get('format'))[:20]!r}; this reads {FORMAT}"
         fix = "use the version of retrain that made it, or a newer one"
-        raise refused(file, f"is a pack of format {str(manifest.get('format'))[:20]!r}; this reads {FORMAT}", fix)
+        raise refused(file, code="pack.other-format", what=what, fix=fix)
     files, sizes = manifest.get("files"), {info.filename: info.file_size for info in infos}
     if not isinstance(files, dict) or {*files, MANIFEST} != {*sizes}:
-        raise refused(file, f"holds other files than {MANIFEST} lists")
+        raise refused(file, code="pack.not-as-listed", what=f"holds other files than {MANIFEST} lists")
     for name, listed in files.items():
         is_entry = isinstance(listed, dict) and isinstance(listed.get("sha256"), str)
         if not is_entry or listed.get("size") != sizes[name]:
-            raise refused(file, f"{name} is not as {MANIFEST} lists it")
+            raise refused(file, code="pack.not-as-listed", what=f"{name} is not as {MANIFEST} lists it")
     return Opened(file=file, manifest=manifest, files=files)
 
 
 def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
     """Check that names stay inside and are unique, and nothing is a link or a bomb."""
     if len(infos) > MAX_FILES or sum(info.file_size for info in infos) > MAX_BYTES:
-        raise refused(file, f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB")
+        what = f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB"
+        raise refused(file, code="pack.too-large", what=what)
     seen: set[str] = set()
     for info in infos:
+        # The mode is in the upper half, and 0 where the archive was made on Windows.
         name, kind = info.filename, stat.S_IFMT(info.external_attr >> 16)
+        # zipfile cuts a name at a zero byte, so that other tools would see another one.
         if not is_safe(name) or info.orig_filename != name:
-            raise refused(file, f"holds {name[:MAX_NAME]!r}, a name that could leave its folder")
+            what = f"holds {name[:MAX_NAME]!r}, a name that could leave its folder"
+            raise refused(file, code="pack.unsafe-name", what=what)
         if kind not in (0, stat.S_IFREG) or info.is_dir():
-            raise refused(file, f"holds {name!r}: not a regular file")
+            raise refused(file, code="pack.unsafe-member", what=f"holds {name!r}: not a regular file")
+        # Bit 0 says that a member is encrypted.
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise refused(file, f"{name!r} is encrypted, or compressed in an unknown way")
+            what = f"{name!r} is encrypted, or compressed in an unknown way"
+            raise refused(file, code="pack.unsafe-member", what=what)
+        # By folded case: macOS and Windows would lay both in one file.
         if name.casefold() in seen:
-            raise refused(file, f"holds {name!r} twice")
+            raise refused(file, code="pack.double-name", what=f"holds {name!r} twice")
         seen.add(name.casefold())
-    for name in seen:  # a file where another one needs a folder
+    for name in seen:
         if any(str(parent) in seen for parent in PurePosixPath(name).parents):
-            raise refused(file, f"holds {name!r} below a file")
+            raise refused(file, code="pack.double-name", what=f"holds {name!r} below a file")
 
 
 def own_module(distribution: str) -> str:
@@ -350,4 +366,5 @@ def read_contents(opened: Opened) -> Contents:
         }
         return Contents.model_validate(content, context={"files": opened.files})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise refused(opened.file, f"its manifest cannot be used: {' '.join(str(error).split())[:200]}") from error
+        what = f"its manifest cannot be used: {' '.join(str(error).split())[:200]}"
+        raise refused(opened.file, code="pack.bad-manifest", what=what) from error

@@ -27,7 +27,6 @@ from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 
 TOKENS, EVALUATED = "(tokens)", "(evaluation)"  # fields that are checksums; no metric has such a name
-Line = Record
 MOST_FIELDS = 5
 SHOWN_FIRST = ("loss", "correct_rate", "mean_reward", "eval_correct_rate")
 ALPHA = 0.05
@@ -42,7 +41,7 @@ class RunLines:
     _places: dict[str, int] = field(default_factory=dict)
     _evaluations: dict[int, Any] = field(default_factory=dict)
 
-    def new(self) -> Iterator[Line]:
+    def new(self) -> Iterator[Record]:
         """Yield the lines that are complete by now and were not given yet; ConfigError for a damaged one."""
         for record in self._complete(METRICS):
             line = {name: value for name, value in record.items() if not name.endswith(TIMED)}
@@ -73,7 +72,7 @@ class RunLines:
             raise damaged(str(self.run / name), str(error)) from error
 
 
-def encoded(line: Line) -> bytes:
+def encoded(line: Record) -> bytes:
     return (json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -94,6 +93,7 @@ class Divergence:
         """True if only numbers differ, each by less than 0.1 %: the effect of other kernels on the same run."""
         pairs = [pair for name, pair in self.fields.items() if name not in (TOKENS, EVALUATED)]
         numbers = [(number(old), number(new)) for old, new in pairs]
+        # 0.1 % is far above the difference of two kernels in one step, and far below the effect of another seed.
         return bool(pairs) and all(
             old is not None and new is not None and math.isclose(old, new, rel_tol=1e-3, abs_tol=1e-9)
             for old, new in numbers
@@ -114,7 +114,7 @@ class Divergence:
         return [f"{head}, {counted(len(rows), 'field')}", *rows[:MOST_FIELDS], *more]
 
 
-def divergence(run: str, packed: Line | None, here: Line | None) -> Divergence | None:
+def divergence(run: str, packed: Record | None, here: Record | None) -> Divergence | None:
     """Return the difference of two lines of a run; None when they are the same. A line of None: that side has ended."""
     if packed is None or here is None:
         line = packed or here

@@ -21,7 +21,7 @@ from retrain.records.manifest import THREADS
 from retrain.records.record_names import CONFIG_FILE
 from retrain.text.secrets import is_secret_variable
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import METADATA, Contents, PlacedFile, refused
+from retrain.tools.pack.archive import METADATA, Contents, refused
 from retrain.tools.pack.wheels import CheckedWheel, ReadWheel, digest_of, pinned, read_wheel
 
 RUN = "rerun"  # the log_dir of the run, below its folder
@@ -31,7 +31,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "logging": {"log_dir": RUN, "recorders": [], "wandb_project": "", "checkpoint_artifacts": False},
     "backend": {"adapter_path": "", "throttle_dir": ""},
     "campaign": {"launcher": "subprocess", "launcher_options": {}},
-    "environment": {"auto_install": False},  # it would install unlisted packages
+    # It would install packages that the listing does not name.
+    "environment": {"auto_install": False},
 }
 # git obeys the settings of a folder that looks like a bare repository, and they can name a program.
 GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"}
@@ -60,15 +61,22 @@ def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Pat
     if unknown := sorted(set(given) - {name for file in contents.files for name in (file.name, file.place)}):
         known = ", ".join(file.name for file in contents.files) or "(no files)"
         what, fix = f"the pack has no file {printable(unknown[0])!r}", f"its files: {printable(known)}"
-        raise ConfigError(Problem(where="--data", what=what, fix=fix))
+        raise ConfigError(Problem(code="rerun.unknown-file", where="--data", what=what, fix=fix))
     found, problems = dict[str, Path](), list[Problem]()
     for file in contents.files:
         source = given.get(file.name) or given.get(file.place)
         if source is None and not file.member:
-            source = _found_here(file, contents.moved)
+            # Where the run had it: a place inside the rerun's folder may replace one outside of the run's.
+            moved = (each for each in contents.moved.items() if f"{file.place}/".startswith(f"{each[1]}/"))
+            old, new = next(moved, ("", ""))
+            path = Path(old + file.place[len(new) :]).expanduser()
+            whole = MODEL_WHOLE_BYTES if file.kind == "model" else SAMPLED_ABOVE
+            now = hash_file(file.name, path, Budget(), sampled_above=whole, is_kept=False)
+            source = path if now.hash == file.hash != "" else None
             if source is None:
                 what = f"{printable(file.name)} ({file.size} bytes) is not in the pack"
-                problems.append(Problem(where="pack", what=what, fix=f"--data {printable(file.name)}=PATH"))
+                fix = f"--data {printable(file.name)}=PATH"
+                problems.append(Problem(code="rerun.file-missing", where="pack", what=what, fix=fix))
         if source is not None:
             found[file.place] = source
     if problems:
@@ -96,7 +104,7 @@ def forced(tables: dict[str, Any]) -> dict[str, Any]:
     for key in _keys(campaign.get("conditions") if isinstance(campaign, dict) else ()):
         if key.rpartition(".")[2].replace("-", "_") in own:
             what, fix = f"a condition sets {printable(key)}, but a rerun sets it", "pack single runs"
-            raise ConfigError(Problem(where=CONFIG_FILE, what=what, fix=fix))
+            raise ConfigError(Problem(code="rerun.condition-sets-key", where=CONFIG_FILE, what=what, fix=fix))
     for table, keys in OWN.items():
         if isinstance(tables.get(table), dict):
             tables[table] |= {name: value for name, value in keys.items() if name in tables[table] or name == "log_dir"}
@@ -110,16 +118,6 @@ def _keys(value: Any) -> Iterator[str]:
     for name, each in value.items() if isinstance(value, dict) else ():
         yield str(name)
         yield from _keys(each)
-
-
-def _found_here(file: PlacedFile, moved: Mapping[str, str]) -> Path | None:
-    place = next(
-        (old + file.place[len(new) :] for old, new in moved.items() if f"{file.place}/".startswith(f"{new}/")),
-        file.place,
-    )
-    path, whole = Path(place).expanduser(), MODEL_WHOLE_BYTES if file.kind == "model" else SAMPLED_ABOVE
-    found = hash_file(file.name, path, Budget(), sampled_above=whole, is_kept=False)
-    return path if found.hash == file.hash != "" else None
 
 
 # The virtual environment, made only of wheels that the listing named with their hash.
@@ -179,15 +177,18 @@ def _checked_downloads(
             read = read_wheel(file, file.name, stream)
         listed = left.pop(canonicalize_name(read.name), None)
         if listed is None or Version(read.version).public != Version(listed["version"]).public:
-            raise refused(file, f"{file.name} is not in the list of the pack")
+            raise refused(file, code="pack.unlisted-wheel", what=f"{file.name} is not in the list of the pack")
         if both := sorted(read.modules & owners.keys()):
-            raise refused(contents.opened.file, f"{owners[both[0]]} and {read.name} both hold the module {both[0]!r}")
+            what = f"{owners[both[0]]} and {read.name} both hold the module {both[0]!r}"
+            raise refused(contents.opened.file, code="pack.module-twice", what=what)
         if not other_builds and (not listed["digest"] or _digest(read) != listed["digest"]):
             what = f"{read.name} {read.version} of your index has not the files that the pack lists"
             fix = "--here in an environment with that build, or --other-builds if another one will do"
-            problems.append(Problem(where=printable(str(contents.opened.file)), what=what, fix=fix))
+            where = printable(str(contents.opened.file))
+            problems.append(Problem(code="rerun.other-build", where=where, what=what, fix=fix))
     if left:
-        raise refused(contents.opened.file, f"pip found no wheel for {', '.join(left)}")
+        what, fix = f"pip found no wheel for {', '.join(left)}", "rerun in an environment that has them, with --here"
+        raise refused(contents.opened.file, code="rerun.wheel-not-found", what=what, fix=fix)
     if problems:
         raise ConfigError(*problems)
     return files
@@ -211,8 +212,7 @@ def _run(command: list[str], environ: Mapping[str, str]) -> None:
         command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode:
+        where, what = " ".join(command[:4]), "the environment cannot be made"
         why = "\n".join(printable(line) for line in (done.stderr or done.stdout).strip().splitlines()[-8:])
         fix = "correct pip's configuration (index, constraints), or rerun in an environment of yours with --here"
-        raise BackendError(
-            Problem(where=" ".join(command[:4]), what="the environment cannot be made", why=why, fix=fix)
-        )
+        raise BackendError(Problem(code="rerun.environment-failed", where=where, what=what, why=why, fix=fix))

@@ -85,7 +85,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
             members[f"campaign/{name}"] = read_regular(folder / name)
         if (ledger := ledger_folder(folder) / LEDGER).is_file():
             members[f"campaign/{LEDGER}"] = read_regular(ledger)
-    model = runs[0].identity.get("model") or {}
+    model, name = runs[0].identity.get("model") or {}, str(tables.get("model", {}).get("model", ""))
     found.manifest = {
         "format": FORMAT,
         "kind": "campaign" if is_campaign else "run",
@@ -93,11 +93,7 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
         "retrain": __version__,
         "python": runs[0].record.get("python", ""),
         "hardware": runs[0].record.get("hardware", {}),
-        "model": {
-            "name": str(tables.get("model", {}).get("model", "")),
-            "digest": model.get("digest", ""),
-            "num_files": model.get("num_files", 0),
-        },
+        "model": {"name": name, "digest": model.get("digest", ""), "num_files": model.get("num_files", 0)},
         "wheels": software.wheels,
         "packages": software.packages,
         "placed": inputs.placed,
@@ -119,8 +115,9 @@ def gather(folder: Path, *, most_bytes: int, margin: float | None, hide_secrets:
 def _campaign_runs(folder: Path) -> Iterator[Recorded]:
     manifest = read_object(folder / CAMPAIGN_FILE)
     if manifest.get("status") != "done":
+        what = f"is a campaign that is {manifest.get('status')}, not done"
         fix = "finish it: the same command, or `retrain --resume`"
-        raise ConfigError(Problem(where=str(folder), what=f"is a campaign that is {manifest.get('status')}", fix=fix))
+        raise ConfigError(Problem(code="pack.campaign-unfinished", where=str(folder), what=what, fix=fix))
     for entry in manifest["runs"]:
         if entry.get("status") == "done":
             name = str(entry["run_name"])
@@ -129,8 +126,9 @@ def _campaign_runs(folder: Path) -> Iterator[Recorded]:
 
 def _recorded(name: str, folder: Path) -> Recorded:
     if not is_run(folder):
+        what = "is no run and no campaign"
         fix = "give the folder of a run or of a campaign; `retrain status` lists them"
-        raise ConfigError(Problem(where=str(folder), what="is no run and no campaign", fix=fix))
+        raise ConfigError(Problem(code="pack.not-a-run", where=str(folder), what=what, fix=fix))
     run = Run(folder)
     identity = with_places(run.identity, run.manifest, folder)
     return Recorded(name=name, folder=folder, record=run.manifest, identity=identity)
@@ -142,16 +140,19 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
         where = str(run.folder)
         if (status := run.record.get("status")) != "done":
             what, fix = f"is a run that is {status}, not done", f"`retrain --resume {run.folder}` finishes it"
-            problems.append(Problem(where=where, what=what, fix=fix))
+            problems.append(Problem(code="pack.run-unfinished", where=where, what=what, fix=fix))
         if not run.identity:
             what, fix = "recorded no hashes of its code and data", "run it again with this version"
-            problems.append(Problem(where=where, what=what, fix=fix))
+            problems.append(Problem(code="pack.no-hashes", where=where, what=what, fix=fix))
+        # A resume that accepted a change continued another run: no single set of inputs repeats both parts.
         if changes := accepted_changes(run.record):
-            what = f"is no one run: {changes[0]}"
-            problems.append(Problem(where=where, what=what, fix="run it again in one go, then pack that run"))
-    if problems or not runs:
-        none = Problem(what="the campaign has no finished run", fix="run it to its end, then pack it")
-        raise ConfigError(*(problems or [none]))
+            what, fix = f"is no one run: {changes[0]}", "run it again in one go, then pack that run"
+            problems.append(Problem(code="pack.changed-on-resume", where=where, what=what, fix=fix))
+    if not runs:
+        what, fix = "the campaign has no finished run", "run it to its end, then pack it"
+        problems.append(Problem(code="pack.no-finished-run", what=what, fix=fix))
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str, Any]:
@@ -178,22 +179,16 @@ def _run_entry(run: Recorded, found: Gathered, margin: float | None) -> dict[str
     if (run.folder / EVALUATION).is_file():
         evaluations = read_regular(run.folder / EVALUATION)
         found.members[f"{place}/{EVALUATION}"] = evaluations
-        notes = [] if margin is None else _width_notes(evaluations, margin)
-        found.notes += [note for note in notes if note not in found.notes]
+        rates = [] if margin is None else list(parsed(evaluations))
+        width = expected_half_width(final_rates(rates), len(rates[-1].get("correct") or ()) if rates else 0)
+        if margin is not None and margin < width < math.inf:
+            note = f"two runs that differ only in sampling have an interval of about ± {100 * width:.1f} points"
+            note += f" on these held-out examples: a margin of {100 * margin:g} points will hardly be shown"
+            found.notes += [note] if note not in found.notes else []
     elif margin is not None:
         what, fix = "was not evaluated on held-out examples: nothing can be tested", "leave --equivalence out"
-        raise ConfigError(Problem(where=str(run.folder), what=what, fix=fix))
+        raise ConfigError(Problem(code="pack.not-evaluated", where=str(run.folder), what=what, fix=fix))
     return entry
-
-
-def _width_notes(evaluations: bytes, margin: float) -> list[str]:
-    records = list(parsed(evaluations))
-    samples = len(records[-1].get("correct") or ()) if records else 0
-    width = expected_half_width(final_rates(records), samples)
-    if width <= margin or math.isinf(width):
-        return []
-    interval = f"two runs that differ only in sampling have an interval of about ± {100 * width:.1f} points"
-    return [f"{interval} on these held-out examples: a margin of {100 * margin:g} points will hardly be shown"]
 
 
 def weights_of(run: Path) -> dict[str, str]:
@@ -225,9 +220,15 @@ def _check_no_leaks(inputs: Inputs, software: Software, members: Mapping[str, by
         leaks += leaks_in(name, members[name])
     if leaks:
         fix = "take the secrets out and run again, or pack without them: --hide-secrets"
-        shown = [Problem(where=f"{leak.file}:{leak.line}", what=leak.what, fix=fix) for leak in leaks[:MOST_LEAKS]]
-        more = [Problem(what=f"and {len(leaks) - MOST_LEAKS} more lines", fix=fix)] if len(leaks) > MOST_LEAKS else []
-        raise ConfigError(*shown, *more)
+        shown = [
+            Problem(
+                code="pack.secret-found", where=f"{leak.file}:{leak.line}", what=f"holds a secret: {leak.what}", fix=fix
+            )
+            for leak in leaks[:MOST_LEAKS]
+        ]
+        if (more := len(leaks) - MOST_LEAKS) > 0:
+            shown.append(Problem(code="pack.secret-found", what=f"and {more} more lines", fix=fix))
+        raise ConfigError(*shown)
 
 
 # The software that a rerun installs: plugins as wheels, and the versions of the packages that they need.
@@ -275,7 +276,7 @@ def collect_software(runs: Sequence[Recorded], words: Sequence[str]) -> Software
     for run in runs:
         libraries = run.record.get("libraries") or {}
         problems += [
-            Problem(where=name, what=f"was {libraries[name]} when the run ran, and is {version} here", fix=FIX)
+            _other_version(name, libraries[name], version)
             for name, version in versions.items()
             if name in libraries and libraries[name] != version
         ]
@@ -290,12 +291,17 @@ def _changed_plugins(plugins: Mapping[str, Mapping[str, Any]], modules: dict[str
     for name, before in plugins.items():
         found = now.get(name, {})
         if "files" not in before:
-            yield Problem(where=name, what="inputs/files.json is missing or damaged", fix=FIX)
+            what = "inputs/files.json is missing or damaged"
+            yield Problem(code="pack.plugin-unknown", where=name, what=what, fix=FIX)
         elif found.get("version") != before.get("version"):
-            now_here = found.get("version") or "not installed"
-            what = f"was {before.get('version')} when the run ran, and is {now_here} here"
-            yield Problem(where=name, what=what, fix=FIX)
+            yield _other_version(name, before.get("version"), found.get("version") or "not installed")
         elif found.get("digest") != before.get("digest"):
             a, b = ({(each, file.get("hash")) for each, file in side["files"].items()} for side in (found, before))
             differing = first_few(sorted({each for each, _ in a ^ b}))
-            yield Problem(where=name, what=f"its files are not the ones that ran: {differing}", fix=FIX)
+            what = f"its files are not the ones that ran: {differing}"
+            yield Problem(code="pack.plugin-changed", where=name, what=what, fix=FIX)
+
+
+def _other_version(name: str, before: object, now: str) -> Problem:
+    what = f"was {before} when the run ran, and is {now} here"
+    return Problem(code="pack.version-changed", where=name, what=what, fix=FIX)

@@ -63,11 +63,7 @@ class Inputs:
 
 
 def collect_inputs(
-    identities: Mapping[str, Mapping[str, Any]],
-    tables: Mapping[str, Any],
-    *,
-    most_bytes: int,
-    hide_secrets: bool,
+    identities: Mapping[str, Mapping[str, Any]], tables: Mapping[str, Any], *, most_bytes: int, hide_secrets: bool
 ) -> Inputs:
     """Return the files of all runs' identities, each once; ConfigError names files that changed since the run."""
     found = Inputs(most_bytes=most_bytes, hide_secrets=hide_secrets, moved=_moved(identities, tables))
@@ -79,12 +75,13 @@ def collect_inputs(
             files = section.get("files") if isinstance(section, dict) else None
             if files is None and isinstance(section, dict) and section.get("num_files"):
                 what = f"{FOLDER}/files.json is missing or damaged, so its {kind} is unknown"
-                problems.append(Problem(where=folder, what=what, fix="run it again, then pack that run"))
+                fix = "run it again, then pack that run"
+                problems.append(Problem(code="pack.inputs-unknown", where=folder, what=what, fix=fix))
             for name, file in (files or {}).items():
                 before = seen.setdefault((kind, name), str(file.get("hash")))
                 if before != str(file.get("hash")):
-                    what = f"{name} is not the same file in all runs of the campaign"
-                    problems.append(Problem(where=folder, what=what, fix="pack single runs"))
+                    what, fix = f"{name} is not the same file in all runs of the campaign", "pack single runs"
+                    problems.append(Problem(code="pack.runs-differ", where=folder, what=what, fix=fix))
                 elif (kind, name) not in {(each["kind"], each["name"]) for each in (*found.placed, *found.left_out)}:
                     problem = _take(found, kind, name, file, identity)
                     problems += [problem] if problem else []
@@ -101,21 +98,23 @@ def _take(found: Inputs, kind: str, name: str, file: Mapping[str, Any], identity
         return None  # it comes with a distribution, or from a hub
     if why := refusal(kind, place) if is_safe(place) else "cannot be a file of a folder":
         what = f"{name} cannot be laid into another folder under this name: it {why}"
-        return Problem(where=name, what=what, fix="name it by a path below the folder of the run, then run it again")
+        fix = "name it by a path below the folder of the run, then run it again"
+        return Problem(code="pack.unsafe-place", where=name, what=what, fix=fix)
     if kind != "code" and (size > found.most_bytes or file.get("is_sampled") or file.get("problem")):
         found.left_out.append({**described, "place": place, "size": size, "from": name})
         return None
     content = _content(kind, name, file, identity)
     if content is None:
         what, fix = "has changed since the run read it", "restore it, or run again and pack that run"
-        return Problem(where=str(file.get("path") or name), what=what, fix=fix)
+        return Problem(code="pack.file-changed", where=str(file.get("path") or name), what=what, fix=fix)
     if leaks := list(leaks_in(name, content)):
         if not found.hide_secrets or any(leak.line == 0 for leak in leaks):
             found.leaks += leaks
             return None
         content = hidden(content)
         found.hidden.append(name)
-    member = f"{FOLDER}/{copy_name(kind, name if kind == 'model' else place)}"  # where a rerun's identity has its name
+    # Under this name the identity of a rerun looks for the packed copy, to show a line that differs.
+    member = f"{FOLDER}/{copy_name(kind, name if kind == 'model' else place)}"
     if not is_safe(member):
         member = f"{FOLDER}/{kind}-{len(found.placed)}"
     found.members[member] = content
@@ -194,9 +193,6 @@ class Leak:
     line: int
     what: str
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}"
-
 
 def leaks_in(name: str, content: bytes) -> Iterator[Leak]:
     """Yield every line with a secret; a binary file is searched only for the known values, and its line is 0."""
@@ -225,11 +221,11 @@ def _kind(line: str, forms: tuple[str, ...]) -> str:
     if any(form in line for form in forms):
         return "the value of a secret of this environment"
     if _SHAPE.search(line):
-        return "has the form of a key"
+        return "text in the form of a key"
     if _LOGIN.search(line):
         return "a URL with a login"
     if any(_is_literal(match) for pattern in (_ASSIGNED, _QUERY) for match in pattern.finditer(line)):
-        return "a key, token or password is written out"
+        return "a key, token or password, written out"
     return ""
 
 

@@ -72,8 +72,8 @@ def command(
     file = out or Path(f"{folder.resolve().name}{SUFFIX}")
     for each in filter(None, (file, html)):
         if each.exists():
-            fix = "give another name, or remove it"
-            raise ConfigError(Problem(where=printable(str(each)), what="is there already", fix=fix))
+            what, fix = "is there already", "give another name, or remove it"
+            raise ConfigError(Problem(code="pack.file-exists", where=printable(str(each)), what=what, fix=fix))
     found = gather(folder, most_bytes=int(limit_mb * 2**20), margin=equivalence, hide_secrets=hide_secrets)
     try:
         write_pack(file, found.manifest, found.members)
@@ -81,7 +81,8 @@ def command(
             html.write_text(page_of(found.manifest, found.members, file.name), encoding="utf-8")
     except OSError as error:
         what, fix = f"cannot be written: {error.strerror or error}", "free space, or give another folder with -o"
-        raise ConfigError(Problem(where=printable(str(error.filename or file)), what=what, fix=fix)) from error
+        where = printable(str(error.filename or file))
+        raise ConfigError(Problem(code="pack.unwritable", where=where, what=what, fix=fix)) from error
     manifest = found.manifest
     if as_json:
         told = {"file": str(file), "bytes": file.stat().st_size, "page": str(html) if html else None}
@@ -233,6 +234,7 @@ def drawn_curves(title: str, curves: Sequence[Curve]) -> Curves:
 
 def _ticks(low: float, high: float) -> list[float]:
     """Return three to six round numbers that span the values."""
+    # A flat curve has no span, and one of far less than its height would have ticks that print alike.
     span = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9)
     size = 10.0 ** math.floor(math.log10(span / 3))
     step = next(size * each for each in (1, 2, 2.5, 5, 10) if span / (size * each) <= 4.0)
@@ -247,10 +249,7 @@ def _again(manifest: Mapping[str, Any], file_name: str) -> list[Part]:
         rule += f"; otherwise equivalent if the final held-out rate is shown to be within {100 * margin:g} points"
     rule += ". The first difference is named with its cause."
     lines = f"pip install retrain-core=={manifest['retrain']} retrain-local\nretrain rerun {file_name}"
-    return [
-        Pre(lines),
-        Paragraph([f"{rule} It lists its actions, and waits for your consent."]),
-    ]
+    return [Pre(lines), Paragraph([f"{rule} It lists its actions, and waits for your consent."])]
 
 
 def _hashes(manifest: Mapping[str, Any]) -> Table:

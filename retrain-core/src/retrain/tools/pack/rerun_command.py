@@ -29,7 +29,8 @@ from retrain.verdicts.ledger.history import read_history
 
 RESULT = "rerun.json"
 MOST_TEXT = 120
-_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[.:][A-Za-z_]\w*")  # as the name of a function: `my_rewards.score`
+# A value may name a function that a run imports: `my_rewards.score`.
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*[.:][A-Za-z_]\w*")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://[^\s\"'<>]+")
 EPILOG = """\b
 Examples:
@@ -76,7 +77,7 @@ def command(
     folder = (into or Path(f"{file.stem}.rerun")).absolute()
     if folder.exists():
         what, fix = "is there already", "give another folder with --into, or remove it"
-        raise ConfigError(Problem(where=printable(str(folder)), what=what, fix=fix))
+        raise ConfigError(Problem(code="rerun.folder-exists", where=printable(str(folder)), what=what, fix=fix))
     given = dict(map(_given, data))
     wheels = () if here else check_wheels(contents)
     for line in listing(contents, wheels, here=here):
@@ -126,7 +127,7 @@ def _given(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or not Path(path).is_file():
         what, fix = f"{text!r} names no file", "give NAME=PATH, with the name that `retrain pack` printed"
-        raise ConfigError(Problem(where="--data", what=what, fix=fix))
+        raise ConfigError(Problem(code="rerun.data-not-a-file", where="--data", what=what, fix=fix))
     return name, Path(path).absolute()
 
 
@@ -136,19 +137,22 @@ def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) ->
     can_ask = is_interactive() and not yes
     if unknown and not can_ask:
         fix = "compare it with a source that you trust, then add --trust and its sha256; or use your own with --here"
-        what = "{} {} of the pack is not the retrain that you have, and would judge the rerun"
-        names = [(wheel.packed.name, wheel.packed.version) for wheel in unknown]
-        raise ConfigError(*(Problem(where="pack", what=what.format(*map(printable, each)), fix=fix) for each in names))
+        problems = []
+        for packed in (wheel.packed for wheel in unknown):
+            shown = f"{printable(packed.name)} {printable(packed.version)}"
+            what = f"{shown} of the pack is not the retrain that you have, and would judge the rerun"
+            problems.append(Problem(code="rerun.unknown-retrain", where="pack", what=what, fix=fix))
+        raise ConfigError(*problems)
     if yes:
         return
     if not can_ask:
         what, fix = "running this needs your consent", "read the list above, then add --yes"
-        raise ConfigError(Problem(where="command line", what=what, fix=fix))
+        raise ConfigError(Problem(code="rerun.consent-needed", where="command line", what=what, fix=fix))
     questions = [f"Install {printable(wheel.packed.name)} (UNKNOWN) in place of yours?" for wheel in unknown]
     for question in (*questions, "Run it?"):
         if not click.confirm(question, default=False, err=True):
             what, fix = "not agreed: nothing was unpacked, installed or run", "answer y once you have read the list"
-            raise ConfigError(Problem(where="command line", what=what, fix=fix))
+            raise ConfigError(Problem(code="rerun.not-agreed", where="command line", what=what, fix=fix))
 
 
 def _print(contents: Contents, outcome: Outcome, campaign: Path) -> None:
@@ -174,9 +178,8 @@ def _print(contents: Contents, outcome: Outcome, campaign: Path) -> None:
 
 def listing(contents: Contents, wheels: Sequence[CheckedWheel], *, here: bool) -> list[str]:
     """Return a line each: code by file and hash, programs, hosts, variables, places outside, wheels, packages."""
-    runs = (
-        f"campaign of {len(contents.runs)} runs" if contents.is_campaign else f"run of {contents.runs[0].steps} steps"
-    )
+    runs = f"run of {contents.runs[0].steps} steps"
+    runs = f"campaign of {len(contents.runs)} runs" if contents.is_campaign else runs
     rows = [f"{contents.opened.file}: {contents.name}, a {runs}, of Python {contents.python}"]
     rows.append("It would run, with your rights:")
     codes = [file for file in contents.files if file.kind == "code" or is_importable(file.place)]

@@ -14,7 +14,7 @@ from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import FOLDER
 from retrain.records.manifest import LIBRARIES
-from retrain.records.reading import flattened, read_regular, table_of
+from retrain.records.reading import Record, flattened, read_regular, table_of
 from retrain.records.record_names import CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN
@@ -23,7 +23,6 @@ from retrain.tools.pack.archive import Contents, PackedRun
 from retrain.tools.pack.comparison import (
     Divergence,
     Equivalence,
-    Line,
     RunLines,
     divergence,
     equivalence,
@@ -84,7 +83,8 @@ def differences(
         if str(change.kind) != "package":
             found.append(Difference(kind=str(change.kind), what=str(change)))
     has_cause = any(each.kind in ("data", "configuration") for each in found) or before.get("seed") != now.get("seed")
-    if not has_cause and before.get("examples") != now.get("examples"):  # of a source that is no file
+    # The only trace of a data source that is no file, and whose code has not changed.
+    if not has_cause and before.get("examples") != now.get("examples"):
         found.append(Difference(kind="data", what="the data source gives other examples, or in another order"))
     found += _packages(contents.packages, packages)
     for kind, name, path in VALUES:
@@ -138,7 +138,7 @@ class RunOutcome:
 
     run: PackedRun
     folder: Path
-    wanted: list[Line]
+    wanted: list[Record]
     reader: RunLines
     num_same: int = 0
     first: Divergence | None = None
@@ -227,7 +227,8 @@ class Rerun:
             runs.append(RunOutcome(run=packed, folder=place, wanted=contents.lines(packed), reader=RunLines(place)))
         log = self.work.parent / LOG
         with log.open("wb") as stream:
-            command = [str(self.python), "-P", "-m", "retrain", CONFIG_FILE, *arguments]  # -P: see `prepare_process`
+            # -P, so that no file in the folder of the rerun is imported in place of retrain.
+            command = [str(self.python), "-P", "-m", "retrain", CONFIG_FILE, *arguments]
             process = subprocess.Popen(
                 command,
                 cwd=self.work,
@@ -243,8 +244,8 @@ class Rerun:
         differing = [run for run in runs if run.first is not None]
         if process.returncode and not differing:
             why = "\n".join(printable(line) for line in log.read_text("utf-8", "replace").strip().splitlines()[-8:])
-            what = f"the run ended with exit code {process.returncode}"
-            raise BackendError(Problem(where=str(log), what=what, why=why, fix="correct that, then rerun"))
+            what, fix = f"the run ended with exit code {process.returncode}", "correct that, then rerun"
+            raise BackendError(Problem(code="rerun.run-failed", where=str(log), what=what, why=why, fix=fix))
         for run in runs:
             run.conclude()
             if run not in differing:
@@ -258,7 +259,8 @@ class Rerun:
 
     def _follow(self, process: subprocess.Popen[bytes], runs: Sequence[RunOutcome]) -> None:
         while True:
-            has_ended = process.poll() is not None  # before the lines are read, so that none is missed
+            # Asked before the lines are read: a run that ends in between has written its last ones by the next turn.
+            has_ended = process.poll() is not None
             for run in runs:
                 if run.advance(self.say):
                     self._explain(run)

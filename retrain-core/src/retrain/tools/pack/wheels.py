@@ -76,7 +76,8 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     info = next((file.parts[0] for file in recorded if file.parts[0].endswith(".dist-info")), "")
     if not info:
         what = f"{name} was not installed by an installer that records its files: no wheel can be made of it"
-        raise ConfigError(Problem(where=name, what=what, fix=f"pip install it, or leave it out: RETRAIN_BLOCK={name}"))
+        fix = f"pip install it, or leave it out: RETRAIN_BLOCK={name}"
+        raise ConfigError(Problem(code="pack.no-install-record", where=name, what=what, fix=fix))
     metadata = {
         str(file): read_regular(Path(str(file.locate())))
         for file in recorded
@@ -97,7 +98,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     lines = [f"{path},sha256={_base64(hashlib.sha256(content))},{len(content)}\n" for path, content in members.items()]
     members[f"{info}/RECORD"] = "".join([*lines, f"{info}/RECORD,,\n"]).encode()
     tags = _TAG.findall(metadata.get(f"{info}/WHEEL", b"").decode("utf-8", "replace"))
-    # one tag for all: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`
+    # A file name has one tag for all: `cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64`.
     parts = zip(*(tag.split("-") for tag in tags if tag.count("-") == 2), strict=True)
     tag = "py3-none-any" if is_editable or not tags else "-".join(".".join(dict.fromkeys(each)) for each in parts)
     file = f"{re.sub(r'[-_.]+', '_', name)}-{version}-{tag}.whl"
@@ -112,8 +113,10 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
 
 
 MAX_WHEEL_BYTES = 2**28  # of a plugin's modules, unpacked
-SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")  # a RECORD has no hash of these
-NOT_RUN = ("METADATA", "WHEEL")  # differ with the tool that built it
+# The format gives a RECORD no hash of these.
+SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")
+# Two builds of the same modules differ in these, by the tool that built them.
+NOT_RUN = ("METADATA", "WHEEL")
 DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -162,15 +165,17 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
             headers = [text for header in ("Name", "Version") for text in parsed.get_all(header, [])]
             for source, named in (("METADATA", headers), (folder, folder.removesuffix(".dist-info").split("-"))):
                 if len(named) != 2 or (canonicalize_name(named[0]), Version(named[1])) != (name, version):
-                    raise refused(where, f"{file} says in its {source} that it is {' '.join(named)}")
+                    what = f"{file} says in its {source} that it is {' '.join(named)}"
+                    raise refused(where, code="pack.wheel-name-differs", what=what)
             rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
             files = {row[0]: row[1].partition("sha256=")[2] for row in rows if row}
             if bad := _first_fault(archive, folder, files):
-                raise refused(where, f"{file}: {bad} is not as its RECORD lists it")
+                raise refused(where, code="pack.not-as-listed", what=f"{file}: {bad} is not as its RECORD lists it")
+    except ConfigError:
+        raise
     except (InvalidWheelFilename, InvalidVersion, *DAMAGED) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise refused(where, f"{file} is no wheel that can be used: {str(error)[:200]}") from error
+        what = f"{file} is no wheel that can be used: {str(error)[:200]}"
+        raise refused(where, code="pack.not-a-wheel", what=what) from error
     return ReadWheel(name=str(name), version=str(version), folder=folder, files=files)
 
 
@@ -201,31 +206,36 @@ def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
         wheel = _checked(contents.opened, packed)
         for module in sorted(wheel.modules):
             if (other := owners.setdefault(module.casefold(), packed.name)) != packed.name:
-                raise refused(contents.opened.file, f"{packed.name} and {other} both hold the module {module!r}")
+                what = f"{packed.name} and {other} both hold the module {module!r}"
+                raise refused(contents.opened.file, code="pack.module-twice", what=what)
         found.append(wheel)
     return tuple(found)
 
 
 def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
     file = packed.member.rpartition("/")[2]
+    too_large = f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB"
     if opened.files[packed.member]["size"] > MAX_WHEEL_BYTES:
-        raise refused(opened.file, f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB")
+        raise refused(opened.file, code="pack.too-large", what=too_large)
     content = opened.read(packed.member)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
     except DAMAGED as error:
-        raise refused(opened.file, f"{file} is no wheel that can be used: {error}") from error
+        what = f"{file} is no wheel that can be used: {error}"
+        raise refused(opened.file, code="pack.not-a-wheel", what=what) from error
     check_members(Path(f"{opened.file}: {file}"), infos)
     if sum(info.file_size for info in infos) > MAX_WHEEL_BYTES:
-        raise refused(opened.file, f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB unpacked")
+        raise refused(opened.file, code="pack.too-large", what=f"{too_large} unpacked")
     read = read_wheel(opened.file, file, io.BytesIO(content))
     if (read.name, Version(read.version)) != (canonicalize_name(packed.name), Version(packed.version)):
-        raise refused(opened.file, f"{file} is listed as {packed.name} {packed.version}")
+        what = f"{file} is listed as {packed.name} {packed.version}"
+        raise refused(opened.file, code="pack.wheel-name-differs", what=what)
     own = own_module(normal_name(packed.name)) if normal_name(packed.name) in own_distributions() else ""
     for path in read.files:
         if _is_foreign(path, read.folder, own):
-            raise refused(opened.file, f"{file} holds {path}: not a module of {packed.name}")
+            what = f"{file} holds {path}: not a module of {packed.name}"
+            raise refused(opened.file, code="pack.foreign-file", what=what)
     changed = _changed(read, packed.name, {own}) if own else ()
     sha256 = str(opened.files[packed.member]["sha256"])
     return CheckedWheel(packed=packed, sha256=sha256, modules=read.modules, changed=changed)
@@ -284,8 +294,9 @@ def required(roots: Mapping[str, Iterable[str]]) -> dict[str, str]:
         for line in requirements_of(each[0]):
             try:
                 wanted = Requirement(line)
+            # Old metadata of others may hold one; pip installs nothing for it either.
             except InvalidRequirement:
-                continue  # in third-party metadata; pip would have refused it
+                continue
             if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *each[1])):
                 todo.append((normal_name(wanted.name), tuple(sorted(wanted.extras))))
     return dict(sorted(versions_of({name for name, _ in done}).items()))
@@ -323,8 +334,8 @@ def digests_in(python: Path | str, names: Iterable[str]) -> dict[str, dict[str, 
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
-        what = f"does not list its packages: {done.stderr.strip()[-300:]}"
-        raise ConfigError(Problem(where=str(python), what=what, fix="see the messages of pip above")) from error
+        what, fix = f"does not list its packages: {done.stderr.strip()[-300:]}", "see the messages of pip above"
+        raise ConfigError(Problem(code="rerun.packages-unlisted", where=str(python), what=what, fix=fix)) from error
     return found
 
 

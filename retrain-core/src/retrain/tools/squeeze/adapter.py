@@ -37,7 +37,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 PREFIX = "base_model.model."
 REMOTE = "tinker://"
-LARGEST = 1e70  # products of two, and squares of those, are finite in float64
+# Products of two such numbers, and the squares of those, are finite in float64.
+LARGEST = 1e70
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?")
 _LORA = re.compile(r"\.lora_[A-Za-z]")
 # These initialisations move base weights into the factors: their spectrum is not the update's.
@@ -96,7 +97,7 @@ class LoraConfig(BaseModel):
         alpha = self.alpha_at(self.lora_alpha, self.r, rank)
         ranks: dict[str, int] = {}
         alphas: dict[str, float] = {}
-        # longest first: one name may be the ending of another
+        # Longest first: one name may be the ending of another, and PEFT takes the first pattern that matches.
         for module, smaller in sorted(modules, key=lambda pair: -len(pair[0])):
             pattern = f"^{re.escape(module)}"
             own = self.alpha_at(self.alpha_of(module), self.rank_of(module), smaller)
@@ -114,23 +115,28 @@ def read_lora_config(folder: Path) -> LoraConfig:
     try:
         document = parse_record(read_regular(path), allow_nan=True)
     except (OSError, ValueError, RecursionError) as error:
-        raise unusable(path, f"is not a readable JSON object: {error}", fix=FIX) from error
+        what = f"is not a readable JSON object: {error}"
+        raise unusable(path, code="squeeze.config-unreadable", what=what, fix=FIX) from error
     if (kind := document.get("peft_type")) != "LORA":
-        raise unusable(path, f"peft_type is {kind!r}", fix="only LORA adapters have a rank that can be squeezed")
+        fix = "only LORA adapters have a rank that can be squeezed"
+        raise unusable(path, code="squeeze.not-lora", what=f"peft_type is {kind!r}", fix=fix)
     for name, why in REFUSED.items():
         if document.get(name):
-            raise unusable(path, f"{name} is set", why=why, fix="train without it, or keep this adapter's rank")
+            fix = "train without it, or keep this adapter's rank"
+            raise unusable(path, code="squeeze.lora-variant", what=f"{name} is set", why=why, fix=fix)
     init = document.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(BASE_CHANGING_INITS):
+        what, why = f"init_lora_weights is {init!r}", "its factors hold base weights too"
         fix = "convert it first: save_pretrained(..., path_initial_model_for_weight_conversion=...) of PEFT"
-        raise unusable(path, f"init_lora_weights is {init!r}", why="its factors hold base weights too", fix=fix)
+        raise unusable(path, code="squeeze.base-weights-in-factors", what=what, why=why, fix=fix)
     given = {name: value for name, value in document.items() if value is not None}
     try:
         return LoraConfig.model_validate({"lora_alpha": None, "r": None, **given, "path": path, "document": document})
     except ValidationError as error:
         first = error.errors()[0]
         where = " ".join([str(first["loc"][0]), *map(repr, first["loc"][1:2])])
-        raise unusable(path, f"{where} is {first['input']!r}", fix=f"correct it: {first['msg']}") from None
+        what, fix = f"{where} is {first['input']!r}", f"correct it: {first['msg']}"
+        raise unusable(path, code="squeeze.config-bad-value", what=what, fix=fix) from None
 
 
 def _match(patterns: Iterable[str], module: str) -> str:
@@ -172,7 +178,8 @@ class Adapter:
         a, b = self.file.values(pair.a.name), self.file.values(pair.b.name)
         if max(np.abs(a).max(), np.abs(b).max()) > LARGEST:
             what = f"the factors of {pair.module} are too large to be multiplied"
-            raise unusable(self.file.path, what, fix="use an earlier checkpoint: this one has diverged")
+            fix = "use an earlier checkpoint: this one has diverged"
+            raise unusable(self.file.path, code="squeeze.factors-too-large", what=what, fix=fix)
         return a.reshape(pair.rank, -1), b.reshape(-1, pair.rank)
 
 
@@ -185,8 +192,8 @@ def read_adapter(path: Path | str) -> Adapter:
     config = read_lora_config(folder)
     weights = folder / WEIGHTS_FILE
     if not weights.exists() and (folder / PICKLED_FILE).exists():
-        why = "unpickling a file can run code, so weights are read from safetensors only"
-        raise unusable(folder / PICKLED_FILE, "is pickled", why=why, fix="save it with safe_serialization=True")
+        why, fix = "unpickling can run code, so only safetensors are read", "save it with safe_serialization=True"
+        raise unusable(folder / PICKLED_FILE, code="squeeze.pickled", what="is pickled", why=why, fix=fix)
     file = TensorFile(weights)
     pairs, others = _pair(config, file)
     return Adapter(folder=folder, config=config, file=file, pairs=pairs, others=others)
@@ -198,8 +205,9 @@ def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
         return adapter
     folder = plugins.call_backend("fetch_adapter", adapter, config)
     if folder is None:
+        what = "is an adapter on a Tinker service, and no plugin can fetch it"
         fix = f"{install_line('retrain-tinker')}, or download the adapter and give its folder"
-        raise unusable(adapter, "is an adapter on a Tinker service, and no plugin can fetch it", fix=fix)
+        raise unusable(adapter, code="squeeze.remote-adapter", what=what, fix=fix)
     return str(folder)
 
 
@@ -211,35 +219,39 @@ def _pair(config: LoraConfig, file: TensorFile) -> tuple[tuple[LoraPair, ...], t
         if match:
             sides.setdefault(match["module"], {})[match["side"]] = info
         elif "lora_magnitude_vector" in name:
-            raise unusable(file.path, f"{name} belongs to DoRA", fix="train without use_dora")
+            what, fix = f"{name} belongs to DoRA", "train without use_dora"
+            raise unusable(file.path, code="squeeze.dora-weights", what=what, fix=fix)
         elif _LORA.search(name) and not name.endswith(".bias"):
-            raise unusable(file.path, f"{name} is neither an A nor a B of a module", fix=FIX)
+            what = f"{name} is neither an A nor a B of a module"
+            raise unusable(file.path, code="squeeze.unknown-factor", what=what, fix=FIX)
         else:
             others.append(info)
     if not sides:
-        raise unusable(file.path, "holds no LoRA factors", fix=FIX)
-    ordered = sorted(sides.items(), key=lambda item: _by_number(item[0]))
-    return tuple(_checked(config, file, module, found) for module, found in ordered), tuple(others)
+        raise unusable(file.path, code="squeeze.no-factors", what="holds no LoRA factors", fix=FIX)
 
+    def by_number(name: str) -> list[tuple[int, str]]:  # `layers.2` before `layers.10`
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key that puts `layers.2` before `layers.10`."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    ordered = sorted(sides, key=by_number)
+    return tuple(_checked(config, file, module, sides[module]) for module in ordered), tuple(others)
 
 
 def _checked(config: LoraConfig, file: TensorFile, key: str, found: Mapping[str, TensorInfo]) -> LoraPair:
     for side, other in ("AB", "BA"):
         if side not in found:
-            raise unusable(file.path, f"{found[other].name} has no matching {side}", fix=FIX)
+            what = f"{found[other].name} has no matching {side}"
+            raise unusable(file.path, code="squeeze.unpaired-factor", what=what, fix=FIX)
     module, a, b = key.removeprefix(PREFIX), found["A"], found["B"]
     shapes = f"{a.name} {list(a.shape)} and {b.name} {list(b.shape)}"
     is_pair = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[0] == b.shape[1] and set(b.shape[2:]) <= {1}
     if not is_pair or 0 in (*a.shape, *b.shape):
-        raise unusable(file.path, f"{shapes} do not multiply", why="A is (rank, in), B is (out, rank)", fix=FIX)
+        what, why = f"{shapes} do not multiply", "A is (rank, in), B is (out, rank)"
+        raise unusable(file.path, code="squeeze.factor-shapes", what=what, why=why, fix=FIX)
     rank, alpha = config.rank_of(module), config.alpha_of(module)
     if a.shape[0] != rank:
         what = f"{shapes}, but {CONFIG_FILE} gives {module} rank {rank}"
-        raise unusable(file.path, what, fix=f"restore the {CONFIG_FILE} that belongs to these weights")
+        fix = f"restore the {CONFIG_FILE} that belongs to these weights"
+        raise unusable(file.path, code="squeeze.rank-differs", what=what, fix=fix)
     return LoraPair(module=module, a=a, b=b, rank=rank, alpha=alpha, scale=config.scale(alpha, rank))
 
 
@@ -267,9 +279,10 @@ class TensorFile:
                 length = int.from_bytes(stream.read(8), "little")
                 header = json.loads(stream.read(length))
         except FileNotFoundError:
-            raise unusable(path, "file not found", fix=FIX) from None
+            raise unusable(path, code="squeeze.weights-missing", what="file not found", fix=FIX) from None
         except (OSError, ValueError, SafetensorError) as error:
-            raise unusable(path, f"is not a readable safetensors file: {error}", fix=FIX) from error
+            what = f"is not a readable safetensors file: {error}"
+            raise unusable(path, code="squeeze.weights-unreadable", what=what, fix=FIX) from error
         self.metadata: Mapping[str, str] = header.pop(METADATA, None) or {}
         self.tensors = {
             name: TensorInfo(
@@ -286,9 +299,10 @@ class TensorFile:
         """Return a tensor as float64; ConfigError unless its dtype is in `ITEM_BYTES`, and all numbers are finite."""
         info = self.tensors[name]
         if info.dtype not in ITEM_BYTES:
-            what = f"{name} has dtype {info.dtype}"
-            raise unusable(self.path, what, fix=f"save the adapter in one of {', '.join(ITEM_BYTES)}")
+            what, fix = f"{name} has dtype {info.dtype}", f"save the adapter in one of {', '.join(ITEM_BYTES)}"
+            raise unusable(self.path, code="squeeze.weights-dtype", what=what, fix=fix)
         raw_N = np.frombuffer(b"".join(self.chunks(name)), dtype=_NUMPY[info.dtype])
+        # numpy has no bfloat16: it is the upper half of a float32.
         if info.dtype == "BF16":
             raw_N = (raw_N.astype(np.uint32) << 16).view(np.float32)
         values_N = raw_N.astype(np.float64)
@@ -296,7 +310,7 @@ class TensorFile:
         if len(bad_K):
             what = f"{name} holds {len(bad_K)} numbers that are not finite, the first at {int(bad_K[0])}"
             fix = "use an earlier checkpoint: this one is unusable"
-            raise unusable(self.path, what, fix=fix)
+            raise unusable(self.path, code="squeeze.weights-not-finite", what=what, fix=fix)
         return values_N.reshape(info.shape)
 
     def chunks(self, name: str) -> Iterator[bytes]:
@@ -307,7 +321,7 @@ class TensorFile:
             while left:
                 chunk = stream.read(min(left, CHUNK))
                 if not chunk:
-                    raise unusable(self.path, f"ends within {name}", fix=FIX)
+                    raise unusable(self.path, code="squeeze.weights-cut", what=f"ends within {name}", fix=FIX)
                 left -= len(chunk)
                 yield chunk
 
@@ -316,6 +330,7 @@ def encode(values: Floats, dtype: str, *, name: str) -> bytes:
     """Return numbers in a dtype of `ITEM_BYTES`, rounded to nearest, ties to even; ConfigError if one does not fit."""
     with np.errstate(over="ignore"):
         if dtype == "BF16":
+            # Half of the last kept bit, less one where that bit is 0: a tie goes to the even neighbour.
             bits_N = values.astype(np.float32).view(np.uint32)
             raw_N = ((bits_N + np.uint32(0x7FFF) + ((bits_N >> 16) & 1)) >> 16).astype("<u2")
             is_finite = bool(((raw_N & 0x7F80) != 0x7F80).all())
@@ -324,7 +339,8 @@ def encode(values: Floats, dtype: str, *, name: str) -> bytes:
             raw_N, is_finite = narrow, bool(np.isfinite(narrow).all())
     if not is_finite:
         what = f"a number of the compressed {name} is too large for {dtype}"
-        raise unusable("compression", what, fix="save the source adapter in float32 and compress that")
+        fix = "save the source adapter in float32 and compress that"
+        raise unusable("compression", code="squeeze.dtype-overflow", what=what, fix=fix)
     return np.ascontiguousarray(raw_N).tobytes()
 
 
@@ -352,10 +368,12 @@ def write_tensor_file(
         stream.write(text)
         for info in ordered:
             written = sum(stream.write(chunk) for chunk in contents(info))
-            if written != info.num_bytes:  # the file would contradict its header
+            # The header is written already, and a file that contradicts it cannot be read.
+            if written != info.num_bytes:
                 raise ValueError(f"{info.name}: {written} bytes instead of {info.num_bytes}")
 
 
-def unusable(path: Path | str, what: str, *, fix: str, why: str = "") -> ConfigError:
+def unusable(path: Path | str, *, code: str, what: str, fix: str, why: str = "") -> ConfigError:
     """Return the error for an adapter or folder that cannot be used, with untrusted names made printable."""
-    return ConfigError(Problem(where=printable(str(path)), what=printable(what), why=printable(why), fix=fix))
+    where = printable(str(path))
+    return ConfigError(Problem(code=code, where=where, what=printable(what), why=printable(why), fix=fix))

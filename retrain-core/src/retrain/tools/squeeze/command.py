@@ -127,18 +127,16 @@ def parse_request(arguments: Sequence[str], plugins: Plugins) -> Request:
     if not adapter:
         adapter = _named(config, settings)
     if not adapter and file is None:
-        fix = "retrain squeeze ADAPTER, where ADAPTER is a folder, or a run's"
-        raise ConfigError(Problem(where="command line", what="no adapter is named", fix=fix))
+        what, fix = "no adapter is named", "retrain squeeze ADAPTER, where ADAPTER is a folder, or a run's"
+        raise ConfigError(Problem(code="squeeze.no-adapter", where="command line", what=what, fix=fix))
     adapter = local_copy(adapter or config.logging.log_dir, config, plugins)
     return Request(adapter=adapter, settings=settings, config=config, overrides=tuple(overrides))
 
 
 def _named(config: Config, settings: SqueezeTable) -> str:
     """Return the adapter that a configuration names, or ""; ConfigError with the key's location if it is missing."""
-    for path, adapter in (
-        ("squeeze.adapter_path", settings.adapter_path),
-        ("backend.adapter_path", config.backend.adapter_path),
-    ):
+    named = {"squeeze.adapter_path": settings.adapter_path, "backend.adapter_path": config.backend.adapter_path}
+    for path, adapter in named.items():
         if not adapter:
             continue
         if adapter.startswith(REMOTE):
@@ -156,8 +154,8 @@ def _measure(request: Request, result: SqueezeResult, run: Path | None, plugins:
     rank = rank_to_keep(result.analysis, request.settings)
     run = run or next(filter(is_run, source.resolve().parents), None)
     if run is None:
-        what = "no parent folder is a run, whose held-out examples would be used"
-        raise ConfigError(Problem(where=str(source), what=what, fix="give the run: --run DIR"))
+        what, fix = "no parent folder is a run, whose held-out examples would be used", "give the run: --run DIR"
+        raise ConfigError(Problem(code="squeeze.no-run", where=str(source), what=what, fix=fix))
     with tempfile.TemporaryDirectory(prefix="retrain-squeeze-") as scratch:
         small = result.compressed.path if result.compressed else Path(scratch) / "small"
         if result.compressed is None:
@@ -204,7 +202,8 @@ def write_at_source_rank(small: Adapter, big: Adapter, folder: Path) -> None:
     for file in big.folder.iterdir():
         if file.is_file() and file.name != WEIGHTS_FILE:
             try:
-                os.link(file, folder / file.name)  # optimizer states are large
+                # A link, since optimizer states are large; not all file systems have them.
+                os.link(file, folder / file.name)
             except OSError:
                 shutil.copyfile(file, folder / file.name)
 
@@ -231,9 +230,10 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
 
     with opened(find_subject(run, BASE), plugins, overrides) as policy:
         if not policy.config.eval.examples:
+            what = "this run held out no examples"
             why = "every example may have been trained on, and a rate on those is meaningless"
             fix = "train with [eval] examples, for instance --eval-examples 64"
-            raise ConfigError(Problem(where=str(run), what="this run held out no examples", why=why, fix=fix))
+            raise ConfigError(Problem(code="squeeze.no-held-out", where=str(run), what=what, why=why, fix=fix))
         tasks = load_tasks(policy.context)
         with (
             closing(tasks.verifier),

@@ -64,10 +64,19 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
     folder cannot be used. Algorithm 2 of arXiv:2602.10993.
     """
     if rank < 1:
-        raise unusable("rank", f"{rank} is not a rank", fix="give a whole number from 1")
+        what, fix = f"{rank} is not a rank", "give whole numbers from 1"
+        raise unusable("rank", code="squeeze.bad-rank", what=what, fix=fix)
     adapter = read_adapter(path)
     folder = Path(output).expanduser()
-    _refuse_output(folder, adapter.folder)
+    what, fix = "", "choose a folder that does not exist yet"
+    if adapter.folder.resolve().is_relative_to(folder.resolve()):
+        what = "is the adapter to compress, or contains it"
+    elif folder.exists() and not folder.is_dir():
+        what = "is a file"
+    elif folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        what = "is not empty, and was not written by an earlier compression"
+    if what:
+        raise unusable(folder, code="squeeze.output-taken", what=what, fix=fix)
     kept_rank = min(rank, adapter.rank)
     writer = _Writer(adapter, kept_rank, solver_for(device))
     modules = [(pair.module, min(pair.rank, kept_rank)) for pair in adapter.pairs]
@@ -97,19 +106,9 @@ def compress_adapter(path: Path | str, output: Path | str, rank: int, *, device:
         with one_thread():
             write_folder(folder, fill)
     except OSError as error:
-        what = f"cannot be written: {error.strerror or error}"
-        raise unusable(folder, what, fix="choose a writable folder with enough space") from error
+        what, fix = f"cannot be written: {error.strerror or error}", "choose a writable folder with enough space"
+        raise unusable(folder, code="squeeze.unwritable", what=what, fix=fix) from error
     return result()
-
-
-def _refuse_output(folder: Path, source: Path) -> None:
-    fix = "choose a folder that does not exist yet"
-    if source.resolve().is_relative_to(folder.resolve()):
-        raise unusable(folder, "is the adapter to compress, or contains it", fix=fix)
-    if folder.exists() and not folder.is_dir():
-        raise unusable(folder, "is a file", fix=fix)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise unusable(folder, "is not empty, and was not written by an earlier compression", fix=fix)
 
 
 class _Writer:
@@ -151,9 +150,8 @@ class _Writer:
             small_a, small_b = a[:rank], np.zeros((b.shape[0], rank))
         kept = float(variance_kept(s)[rank - 1]) if s.any() else None
         layer = CompressedLayer(module=pair.module, rank=rank, source_rank=pair.rank, kept=kept)
-        if (
-            layer not in self.layers
-        ):  # factors of different dtypes are not adjacent in the file, so a pair may be computed twice
+        # Factors of different dtypes are not adjacent in the file, so a pair may be computed twice.
+        if layer not in self.layers:
             self.layers.append(layer)
         self._last = (pair.module, small_a, small_b)
         return small_a, small_b

@@ -24,7 +24,8 @@ PLOT_FILE = "spectrum.html"
 RUN_NAME = "squeeze-analysis"
 VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
 MAX_REASON_CHARS = 300
-FINISH_TIMEOUT_S = 300.0  # an unreachable server must not block a finished command for ever
+# An unreachable server must not block a finished command for ever.
+FINISH_TIMEOUT_S = 300.0
 # As for training runs, wandb collects nothing by itself.
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 FRAME = "=" * 60
@@ -71,7 +72,8 @@ def run_job(
         write_json(report / DATA_FILE, analysis.as_data(layers=True))
         write_plot(analysis, report / PLOT_FILE)
     except OSError as error:
-        raise unusable(report, f"cannot be written: {error.strerror or error}", fix="choose another folder") from error
+        what, fix = f"cannot be written: {error.strerror or error}", "choose a writable folder with enough space"
+        raise unusable(report, code="squeeze.unwritable", what=what, fix=fix) from error
     if wandb is not None:
         record_analysis(analysis, wandb, report)
     compressed = None
@@ -87,8 +89,8 @@ def rank_to_keep(analysis: SqueezeAnalysis, settings: SqueezeTable) -> int:
     rank = settings.compress_to or analysis.recommended_rank
     if rank is None:
         reason = "the adapter learned no update" if analysis.learned_nothing else "no tested rank keeps enough variance"
-        what = f"no rank is recommended: {reason}"
-        raise unusable(analysis.adapter, what, fix="set [squeeze] compress_to (--squeeze-compress-to)")
+        what, fix = f"no rank is recommended: {reason}", "set [squeeze] compress_to (--squeeze-compress-to)"
+        raise unusable(analysis.adapter, code="squeeze.no-rank", what=what, fix=fix)
     return rank
 
 
@@ -139,7 +141,8 @@ def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder:
         run.summary.update({f"squeeze/{name}": data[name] for name in names})
         run.finish()
         return str(run.id)
-    except Exception as error:  # no package, disk or server: the analysis itself is complete
+    # No package, disk or server: the analysis itself is complete and must not be lost with it.
+    except Exception as error:
         LOG.warning("The squeeze analysis is not in wandb: %s", _reason(error))
         return ""
 
@@ -154,7 +157,8 @@ def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
         if not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
         return wandb.init(**arguments)
-    except Exception as error:  # no key, network or entity: keep the records on disk
+    # No key, network or entity: keep the records on disk, from where `wandb sync` sends them.
+    except Exception as error:
         run = wandb.init(**arguments, mode="offline")
         LOG.warning("wandb works offline (%s). Upload with: wandb sync %s", _reason(error), Path(run.dir).parent)
         return run

@@ -47,9 +47,6 @@ class LayerSpectrum:
         """Return the Frobenius norm of the update; its square is the update's energy."""
         return math.hypot(*self.singular_values_R)
 
-    def variance_at(self, rank: int) -> float | None:
-        return None if self.variance_R is None else float(self.variance_R[min(rank, self.rank) - 1])
-
     def as_data(self) -> dict[str, Any]:
         return {
             "module": self.module,
@@ -140,11 +137,13 @@ def analyze_adapter(
     factorisation follow arXiv:2602.10993; choosing a rank by V does not.
     """
     if not 0.0 < min_variance_retention <= 1.0:
-        raise unusable("min_variance_retention", f"{min_variance_retention} is not a share", fix="give 0 < x <= 1")
+        what, fix = f"{min_variance_retention} is not a share", "give 0 < x <= 1"
+        raise unusable("min_variance_retention", code="squeeze.bad-share", what=what, fix=fix)
     adapter = read_adapter(path)
     if source_rank and source_rank != adapter.rank:
         what = f"the adapter has rank {adapter.rank}, [squeeze] source_rank says {source_rank}"
-        raise unusable(adapter.folder, what, fix="set source_rank = 0, or give the intended adapter")
+        fix = "set source_rank = 0, or give the intended adapter"
+        raise unusable(adapter.folder, code="squeeze.source-rank", what=what, fix=fix)
     ranks = ranks_to_test(adapter.rank, target_ranks)
     solver = solver_for(device)
     with one_thread():
@@ -164,7 +163,8 @@ def analyze_adapter(
 def ranks_to_test(source_rank: int, wanted: Sequence[int] = ()) -> list[int]:
     """Return the ranks to test, ascending: powers of two up to `source_rank` and itself, or `wanted`, clamped to it."""
     if any(rank < 1 for rank in wanted):
-        raise unusable("target_ranks", f"{min(wanted)} is not a rank", fix="give whole numbers from 1")
+        what, fix = f"{min(wanted)} is not a rank", "give whole numbers from 1"
+        raise unusable("target_ranks", code="squeeze.bad-rank", what=what, fix=fix)
     powers = [2**i for i in range(source_rank.bit_length())]
     return sorted({min(rank, source_rank) for rank in wanted or [*powers, source_rank]})
 
@@ -176,7 +176,8 @@ def _spectrum(adapter: Adapter, pair: LoraPair, solver: Solver, retention: float
         is_measurable = bool(np.isfinite(np.square(s).sum()))
     if not is_measurable:
         what = f"the update of {pair.module} is too large to be measured: alpha is {pair.alpha:g}"
-        raise unusable(adapter.config.path, what, fix="restore the lora_alpha of its training")
+        fix = "restore the lora_alpha of its training"
+        raise unusable(adapter.config.path, code="squeeze.update-too-large", what=what, fix=fix)
     kept = variance_kept(s) if s.any() else None
     return LayerSpectrum(
         module=pair.module,
@@ -191,9 +192,13 @@ def _spectrum(adapter: Adapter, pair: LoraPair, solver: Solver, retention: float
 
 
 def _row(rank: int, layers: Sequence[LayerSpectrum]) -> RankRow:
-    learned = [(layer, value) for layer in layers if (value := layer.variance_at(rank)) is not None]
+    # From its own rank on, a layer keeps all.
+    learned = [
+        (each, float(each.variance_R[min(rank, each.rank) - 1])) for each in layers if each.variance_R is not None
+    ]
     values = [value for _, value in learned]
     largest = max(layer.norm for layer, _ in learned)
+    # Relative to the largest, so that no square overflows; the common factor cancels in the mean.
     weights = [(layer.norm / largest) ** 2 for layer, _ in learned]
     worst, lowest = min(learned, key=lambda pair: pair[1])
     return RankRow(
@@ -225,7 +230,8 @@ class Solver:
         kept = min(rank, len(s))
         roots = np.sqrt(s[:kept])
         small_a, small_b = roots[:, None] * (vt[:kept] @ q_a.T), (q_b @ u[:, :kept]) * roots
-        missing = rank - kept  # of a module that is narrower than the rank
+        # A module narrower than the rank is padded with zeros: the product is unchanged.
+        missing = rank - kept
         padded = np.pad(small_a, ((0, missing), (0, 0))), np.pad(small_b, ((0, 0), (0, missing)))
         return *padded, _cleaned(s, a, b)
 
@@ -265,8 +271,8 @@ class TorchSolver(Solver):
             self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
             torch.zeros(1, device=self._device, dtype=self._dtype)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
-            raise unusable("[squeeze] device", f"{device!r} cannot be used: {reason}", fix='device = "cpu"') from error
+            what, fix = f"{device!r} cannot be used: {str(error).splitlines()[0]}", 'device = "cpu"'
+            raise unusable("[squeeze] device", code="squeeze.bad-device", what=what, fix=fix) from error
 
     @override
     def _triangle(self, matrix: Floats) -> Floats:
@@ -291,6 +297,7 @@ class TorchSolver(Solver):
 
 def _cleaned(s: Floats, a: Floats, b: Floats) -> Floats:
     """Return singular values, one per rank; 0 for those beyond the matrix's shape and for rounding noise."""
+    # The usual tolerance of a numerical rank, of the product's norm by its bound |A| |B|.
     rank = len(a)
     noise = EPSILON * rank * float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     full = np.zeros(rank)
@@ -320,6 +327,7 @@ def variance_kept(s: Floats) -> Floats:
 
     `s` must not be all zero: V is undefined for a module that learned nothing.
     """
+    # Scaled first: the squares of very small singular values would be zero, of very large ones infinite.
     energy = np.cumsum(np.square(s / s.max()))
     kept: Floats = energy / energy[-1]
     return kept

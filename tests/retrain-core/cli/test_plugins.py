@@ -1,17 +1,22 @@
-"""`retrain plugins`: what is installed, what failed, and what a configuration finds and selects."""
+"""`retrain plugins`: what is installed, failed and selected, and every backend, without importing one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 import retrain
+from retrain.api import Capabilities
+from retrain.cli.plugins import option_schema
 
 Command = Callable[..., Any]
+REGISTERS = "from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_"
 TRANSFORM = """
 from retrain.advantages import TransformSpec
 print("a plugin that talks")
@@ -55,9 +60,7 @@ def test_every_row_names_distribution_version_and_file(command: Command) -> None
 
 def test_nothing_is_imported_to_find_the_files(command: Command, distribution: Callable[..., Path]) -> None:
     plugin = (
-        "from retrain.api import PluginSpec, hookimpl\n"
-        "@hookimpl\n"
-        "def retrain_register_transforms(register):\n"
+        f"{REGISTERS}transforms(register):\n"
         '    register(PluginSpec(name="heavy", summary="s", factory="weighty.inner.part:make"))\n'
         '    register(PluginSpec(name="nowhere", summary="s", factory="there_is_none:make"))\n'
     )
@@ -87,28 +90,17 @@ def test_the_table_has_a_line_per_name_and_no_empty_kind(command: Command) -> No
     assert headings == [kind for kind, rows in content["kinds"].items() if rows]
     assert len(lines) == len(headings) + sum(map(len, content["kinds"].values()))
     (row,) = (line.split("  ") for line in lines if line.startswith("  gtpo_sepa "))
-    assert [cell.strip() for cell in row if cell][1:3] == [
-        f"retrain-sepa {retrain.__version__}",
-        "retrain_sepa/transforms.py",
-    ]
+    owner = [f"retrain-sepa {retrain.__version__}", "retrain_sepa/transforms.py"]
+    assert [cell.strip() for cell in row if cell][1:3] == owner
 
 
 def test_with_a_configuration_its_modules_are_imported_and_each_has_a_status(searched: Path, command: Command) -> None:
     content = content_of(command, "run.toml")
     assert content["runtime"] == {"search_paths": ["plugins_of_this_test"], "strict": True}
-    assert content["discovered"] == [
-        {
-            "module": "plugins_of_this_test.broken",
-            "file": str(searched / "broken.py"),
-            "status": "error: ModuleNotFoundError: No module named 'there_is_no_such_module'",
-        },
-        {"module": "plugins_of_this_test.fine", "file": str(searched / "fine.py"), "status": "ok"},
-        {
-            "module": "plugins_of_this_test.leaves",
-            "file": str(searched / "leaves.py"),
-            "status": "error: SystemExit: 3",
-        },
-    ]
+    broken, fine, leaves = content["discovered"]
+    assert fine == {"module": "plugins_of_this_test.fine", "file": str(searched / "fine.py"), "status": "ok"}
+    assert broken["status"] == "error: ModuleNotFoundError: No module named 'there_is_no_such_module'"
+    assert leaves["status"] == "error: SystemExit: 3"
 
 
 def test_with_a_configuration_every_part_it_selects_is_traced(searched: Path, command: Command) -> None:
@@ -117,37 +109,88 @@ def test_with_a_configuration_every_part_it_selects_is_traced(searched: Path, co
     dotted = selected["algorithm.transform_mode"]
     assert (dotted["name"], dotted["source"], dotted["file"]) == ("fine.flat", "dotted path", str(searched / "fine.py"))
     missing = selected["algorithm.advantage_mode"]
-    assert (missing["source"], missing["file"]) == ("", "")
-    assert "no advantage named 'grpp'" in missing["problem"]
+    assert (missing["source"], missing["file"], "grpp" in missing["problem"]) == ("", "", True)
     assert selected["backend.backend"]["distribution"] == "retrain-local"
     assert selected["data.source"]["name"] == "math"
     assert any("grpp" in problem for problem in content["problems"])
     shown = command("plugins", "run.toml").out
     assert "plugins_of_this_test.leaves  plugins_of_this_test/leaves.py  error: SystemExit: 3" in shown
     assert "not provided" in shown
-
-
-def test_the_configuration_of_the_folder_is_used(searched: Path, command: Command) -> None:
     (searched.parent / "run.toml").rename(searched.parent / "retrain.toml")
     assert content_of(command)["config"] == "retrain.toml"
 
 
 def test_a_clash_and_a_broken_plugin_are_shown(command: Command, distribution: Callable[..., Path]) -> None:
-    second = (
-        "from retrain.api import PluginSpec, hookimpl\n"
-        "@hookimpl\n"
-        "def retrain_register_advantages(register):\n"
-        '    register(PluginSpec(name="grpo", summary="Mine.", factory=len))\n'
-    )
-    distribution("second-owner", {"second_owner": second})
+    second = '    register(PluginSpec(name="grpo", summary="Mine.", factory=len))\n'
+    distribution("second-owner", {"second_owner": f"{REGISTERS}advantages(register):\n{second}"})
     distribution("broken-one", {"broken_one": "raise OSError('\\x1b[31mlibfoo.so')\n"})
     out = command("plugins").out
     assert out.count("CLASH: two owners") == 2
     (failure,) = (line for line in out.splitlines() if line.startswith("failed to load"))
     assert failure == "failed to load: broken-one 1.0 (broken_one): OSError: �[31mlibfoo.so"
+    (failed,) = content_of(command)["failures"]
+    assert (failed["distribution"], failed["source"]) == ("broken-one 1.0", "broken_one")
 
 
 def test_what_the_environment_leaves_out_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETRAIN_BLOCK", "retrain-sepa")
     assert "left out by RETRAIN_PLUGINS or RETRAIN_BLOCK: retrain-sepa" in command("plugins").out
     assert content_of(command)["left_out"] == ["retrain-sepa"]
+
+
+STRANGER = """
+from retrain.api import PluginSpec, hookimpl
+
+@hookimpl
+def retrain_register_backends(register):
+    register(PluginSpec(name="far", summary="Elsewhere.", factory="far_away:make", params="far_away:Options"))
+"""
+
+
+def test_the_local_backend_shows_all_that_it_promises_and_takes(command: Command) -> None:
+    (local,) = (row for row in content_of(command, "--kind", "backend")["backends"] if row["name"] == "local")
+    assert set(local["capabilities"]) == {field.name for field in fields(Capabilities)}
+    assert local["capabilities"]["checkpoint_resume_mode"] == "exact"
+    assert local["dependency"]["importable"] is True
+    assert "torch" in {package["name"] for package in local["dependency"]["packages"]}
+    option = local["option_schema"]["micro_batch_tokens"]
+    assert option.pop("description")
+    assert option == {"type": "integer", "default": 0, "choices": None, "range": {"minimum": 0}, "required": False}
+
+
+def test_promised_backends_are_listed_with_what_to_do(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETRAIN_BLOCK", "retrain-local")
+    content = content_of(command, "--kind", "backend")
+    assert "local" not in {row["name"] for row in content["backends"]}
+    hints = {row["name"]: row["hint"] for row in content["promised"]}
+    assert hints["local"] == "RETRAIN_PLUGINS or RETRAIN_BLOCK leaves retrain-local out: change that"
+    assert "local  not installed: RETRAIN_PLUGINS" in command("plugins", "--kind", "backend").out
+
+
+def test_a_strangers_backend_that_lacks_a_package_says_so(command: Command, distribution: Callable[..., Path]) -> None:
+    site = distribution("far-backend", {"far_plugin": STRANGER})
+    with (site / "far_backend-1.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: numpy>=1\nRequires-Dist: no-such-package>=2\n")
+    (row,) = (row for row in content_of(command, "--kind", "backend")["backends"] if row["name"] == "far")
+    assert row["dependency"]["importable"] is False
+    assert row["dependency"]["hint"] == "pip install far-backend"
+    packages = {package["name"]: package["is_met"] for package in row["dependency"]["packages"]}
+    assert packages == {"numpy": True, "no-such-package": False}
+    assert row["option_error"].startswith("ModuleNotFoundError")
+    assert row["capabilities"] == {}
+    shown = command("plugins", "--kind", "backend").out
+    assert "not usable    lacks no-such-package: pip install far-backend" in shown
+    assert "[backend.options] cannot be read: ModuleNotFoundError" in shown
+
+
+def test_options_of_every_form_are_described() -> None:
+    class Options(BaseModel):
+        transport: Literal["filesystem", "zmq"] = Field("filesystem", description="How batches travel.")
+        port: int = Field(gt=0, le=65535)
+        wait_s: float | None = Field(None, ge=0.0)
+
+    schema = option_schema(Options)
+    named = {"choices": ["filesystem", "zmq"], "range": {}, "required": False, "description": "How batches travel."}
+    assert schema["transport"] == {"type": "string", "default": "filesystem", **named}
+    assert (schema["port"]["required"], schema["port"]["range"]) == (True, {"exclusiveMinimum": 0, "maximum": 65535})
+    assert (schema["wait_s"]["type"], schema["wait_s"]["range"]) == ("number or null", {"minimum": 0.0})

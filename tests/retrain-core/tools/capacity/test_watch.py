@@ -1,12 +1,16 @@
-"""Where the time went, and the key to try; silent where no key would help."""
+"""What a run measures: peaks by phase, a median of a bounded list, and the key to try for the phase that dominates."""
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrain.kernel.config import schema
@@ -15,7 +19,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.tools import capacity
 from retrain.tools.capacity import workload
 from retrain.tools.capacity.advice import hint
-from retrain.tools.capacity.watch import FEWEST_STEPS, CapacityWatch, Meter
+from retrain.tools.capacity.watch import FEWEST_STEPS, RECENT_STEPS, CapacityWatch, Meter
 
 
 def configured(engine: str = "pytorch", backend: str = "local", **options: Any) -> Config:
@@ -76,3 +80,51 @@ def test_a_run_says_it_once_at_its_end(steps: int, caplog: pytest.LogCaptureFixt
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Time: ")]
     assert len(said) == (steps == FEWEST_STEPS)
     assert not said or "sampling 80% with engine = 'vllm'" in said[0]
+
+
+BLOCK = 200 * 2**20
+
+
+# In a process of its own: one that has run other tests would have to exceed their peak, which is gigabytes.
+PEAKS = """
+import json, sys
+import numpy as np
+from retrain.tools.capacity.watch import Meter, peak_bytes
+
+meter = Meter()
+first = peak_bytes()
+meter.enter("sampling")
+block = np.ones(peak_bytes() + int(sys.argv[1]), dtype=np.uint8)
+meter.enter("training")
+del block
+meter.enter("recording")
+json.dump(meter.measured() | {"first_peak": first}, sys.stdout, allow_nan=False)
+"""
+
+
+def test_a_phase_is_charged_with_the_peak_that_it_reached() -> None:
+    parent = np.ones(2 * BLOCK, dtype=np.uint8)  # is not charged to its child
+    command = [sys.executable, "-c", PEAKS, str(BLOCK)]
+    measured = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 2**20 < measured["memory_at_start_bytes"] <= measured["first_peak"] < len(parent)
+    phases = measured["peak_memory_bytes_by_phase"]
+    assert phases["sampling"] >= phases.get("start", 0) + BLOCK // 2
+    assert measured["peak_memory_bytes"] >= phases["sampling"]
+    assert "training" not in phases
+    assert "median_step_time_s" not in measured
+
+
+def test_the_first_step_is_not_in_the_median_and_old_ones_are_forgotten() -> None:
+    meter = Meter()
+    meter.step(100.0)
+    assert meter.measured()["median_step_time_s"] == 100.0
+    meter.step(1.0)
+    meter.step(3.0)
+    assert meter.measured()["median_step_time_s"] == 2.0
+    for _ in range(3 * RECENT_STEPS):
+        meter.step(5.0)
+    assert meter.measured()["steps"] == RECENT_STEPS
+    meter.saw(20, 7)
+    meter.saw(10, 9)
+    measured = meter.measured()
+    assert (measured["longest_prompt_tokens"], measured["longest_completion_tokens"]) == (20, 9)

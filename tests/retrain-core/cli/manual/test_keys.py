@@ -1,15 +1,38 @@
-"""The table of what works with which backend: made by asking, and held against what backends declare."""
+"""The annotated file, and the table of what works with which backend, made by asking."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from retrain.cli.manual.keys import TRIED, Asked, ask, questions, support
+from retrain.cli.manual.keys import TRIED, Asked, annotated, ask, questions, support
 from retrain.credit.configured_loss import applicable_losses
+from retrain.kernel.config.load import all_keys
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
+
+
+def test_it_is_the_defaults(plugins: Plugins, load: Callable[..., Any]) -> None:
+    text = annotated(plugins).removeprefix("```toml\n").removesuffix("```")
+    config, problems = load(text)
+    assert not problems
+    empty, _ = load("")
+    assert config.as_dict() == empty.as_dict()
+
+
+def test_it_names_every_key_of_a_run(plugins: Plugins) -> None:
+    text = annotated(plugins)
+    tables = registered_tables(plugins)
+    for key in all_keys(tables):
+        if not tables[key.table].traits.starts_runs:
+            section = text.partition(f"[{key.table}]\n")[2].partition("\n\n")[0]
+            assert f"{key.name} = " in section, key.path
+            assert key.description in section, key.path
+
 
 BACKENDS = ("local", "tinker", "prime_rl")
 REGULARISERS = {"kl.coef": "kl_{where}", "entropy.coef": "entropy", "entropy.kl_cov": "kl_cov"}
@@ -57,56 +80,32 @@ def test_the_local_backend_takes_everything(answers: dict[tuple[str, str], str])
     assert {what: answer for (what, backend), answer in answers.items() if backend == "local" and answer} == {}
 
 
-@pytest.mark.parametrize(
-    ("what", "backend", "words"),
-    [
-        (
-            "[algorithm] dual_clip = 3.0",
-            "tinker",
-            "3.0 would have no effect: this backend does not apply it",
-        ),
-        ('[algorithm] aggregation = "constant"', "prime_rl", "aggregation = 'constant' would have no effect"),
-        ("[algorithm] is_bounds = [0.5, 2.0]", "prime_rl", "is_bounds"),
-        ("[algorithm] dual_clip = 3.0", "prime_rl", "loss = 'ppo' would have no effect"),
-        ('[optimizer] schedule = "cosine"', "prime_rl", "schedule = 'cosine' would have no effect"),
-        ('[algorithm] recipe = "gspo"', "tinker", "cannot apply the loss 'gspo'"),
-        ("[model] lora_rank = 0", "tinker", "trains adapters only"),
-        (
-            "[model] lora_rank = 0",
-            "prime_rl",
-            "lora_rank = 0 would have no effect: the trainer has its own configuration",
-        ),
-        ("[sft] steps = 20", "prime_rl", "cannot train on given answers"),
-        ('[kl] where = "loss", coef = 0.1', "tinker", "needs the term 'kl_loss' of the loss"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(
-    answers: dict[tuple[str, str], str], what: str, backend: str, words: str
-) -> None:
-    assert words in answers[what, backend]
+IGNORED = {
+    "tinker": (
+        *("[algorithm] dual_clip = 3.0", '[algorithm] recipe = "gspo"', "[model] lora_rank = 0"),
+        '[kl] where = "loss", coef = 0.1',
+    ),
+    "prime_rl": (
+        *('[algorithm] aggregation = "constant"', "[algorithm] is_bounds = [0.5, 2.0]", "[algorithm] dual_clip = 3.0"),
+        *('[optimizer] schedule = "cosine"', "[model] lora_rank = 0", "[sft] steps = 20"),
+    ),
+}
+DONE_BEFORE_THE_BACKEND = {
+    "tinker": (
+        *('[training] overlong = "mask"', '[algorithm] aggregation = "sequence_mean"', '[algorithm] recipe = "dapo"'),
+        *("[algorithm] is_bounds = [0.5, 2.0]", '[optimizer] schedule = "cosine"', "[sft] steps = 20"),
+        *('[teacher] model = "some-teacher"', '[algorithm] loss = "likelihood"', '[kl] where = "reward", coef = 0.1'),
+    ),
+    "prime_rl": (*("[training] minibatches = 2", "[algorithm] batch_norm = true", '[teacher] model = "some-teacher"'),),
+}
 
 
-@pytest.mark.parametrize(
-    ("what", "backend"),
-    [
-        ("[training] minibatches = 2", "prime_rl"),
-        ('[training] overlong = "mask"', "tinker"),
-        ('[algorithm] aggregation = "sequence_mean"', "tinker"),
-        ("[algorithm] is_bounds = [0.5, 2.0]", "tinker"),
-        ("[algorithm] batch_norm = true", "prime_rl"),
-        ('[optimizer] schedule = "cosine"', "tinker"),
-        ('[algorithm] recipe = "dapo"', "tinker"),
-        ("[sft] steps = 20", "tinker"),
-        ('[teacher] model = "some-teacher"', "tinker"),
-        ('[teacher] model = "some-teacher"', "prime_rl"),
-        ('[algorithm] loss = "likelihood"', "tinker"),
-        ('[kl] where = "reward", coef = 0.1', "tinker"),
-    ],
-)
-def test_what_happens_before_the_backend_works_with_all(
-    answers: dict[tuple[str, str], str], what: str, backend: str
+@pytest.mark.parametrize(("cases", "works"), [(IGNORED, False), (DONE_BEFORE_THE_BACKEND, True)])
+def test_a_setting_that_would_be_ignored_is_refused_and_one_that_needs_no_backend_works(
+    cases: dict[str, tuple[str, ...]], works: bool, answers: dict[tuple[str, str], str]
 ) -> None:
-    assert answers[what, backend] == ""
+    asked = [(what, backend) for backend, settings in cases.items() for what in settings]
+    assert [pair for pair in asked if (answers[pair] == "") != works] == []
 
 
 @pytest.mark.long
