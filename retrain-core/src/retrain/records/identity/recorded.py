@@ -184,7 +184,7 @@ class _Follower:
                 what = f"{printable(each.value)} differs from the run's {printable(before)}"
                 why = f"recorded {digest}, and there it is {now or 'empty'}"
                 fix = "give the same content, or insist with --resume-anyway"
-                problems.append(Problem(where=where, what=what, why=why, fix=fix))
+                problems.append(Problem(code="resume.input-differs", where=where, what=what, why=why, fix=fix))
         return problems
 
     def _recorded_value(self, keys: Keys) -> Any:
@@ -222,19 +222,17 @@ class _Follower:
         return digest_of({"" if file.name == path else file.name.removeprefix(head): file.hash for file in found})
 
     def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
-        looked = ", ".join(place.candidates)
         first = self._records[0].folder
         mark = RUN_FILE if is_run(self._records[0].folder) else CAMPAIGN_FILE
         where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
-        what = f"{place.written!r}, an input of the run, is gone: looked for {looked}"
-        why = ""
+        what = printable(f"{place.written!r}, an input of the run, is gone")
+        why = f"looked for {', '.join(place.candidates)}"
         if candidates:
-            what = f"{place.written!r}, in the run {place.absolute}, is gone"
             why = f"{candidates[0]} is another: {self._digest(place, candidates[0])}, recorded {before}"
         table, name, *below = place.keys
         flag = f"{table}.{name}='...' with the whole table" if len(below) > 1 else f"{'.'.join(place.keys)}=PLACE"
         fix = f"give its present place: --set {flag}"
-        return Problem(where=printable(where), what=printable(what), why=printable(why), fix=fix)
+        return Problem(code="run.input-gone", where=printable(where), what=what, why=printable(why), fix=fix)
 
     def _import_folder(self) -> str:
         """Return the folder of the run's own modules, first on the import path unless it is the current one."""

@@ -138,7 +138,8 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
 
 def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
     name, seed = text(entry.get("run_name")), entry.get("seed")
-    candidates = [folder / "runs" / name, Path(text(entry.get("log_dir")))]  # the first even if the campaign was moved
+    # The first holds even if the campaign was moved, while `log_dir` would then lead to another copy.
+    candidates = [folder / "runs" / name, Path(text(entry.get("log_dir")))]
     found = next((path for path in candidates if path.name and is_run(path)), None)
     status = status_of_run(found) if found else None
     is_done, recorded = status is not None and status.state == "done", text(entry.get("status"))
@@ -223,7 +224,7 @@ def scan(root: Path) -> Overview:
     except OSError as error:
         what = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         fix = "name the folder that holds your runs: `retrain status DIR`"
-        raise RetrainError(Problem(where=str(root), what=what, fix=fix)) from error
+        raise RetrainError(Problem(code="run.no-such-folder", where=str(root), what=what, fix=fix)) from error
     found = list(_marked(root, inside_run=False, seen=set()))
     campaigns = [campaign for folder, mark in found if mark == CAMPAIGN_FILE and (campaign := read_campaign(folder))]
     owners = {campaign.path for campaign in campaigns}
@@ -236,6 +237,7 @@ def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> It
     """Yield folders of runs and campaigns with their marker file. Links are followed; each folder is entered once."""
     try:
         info = folder.stat()
+        # by device and inode, since links may lead in a circle
         if (info.st_dev, info.st_ino) in seen:
             return
         seen.add((info.st_dev, info.st_ino))
