@@ -155,6 +155,7 @@ def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[
     paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
     if not (keep_last or keep_best) or not paths:
         return []
+    # The newest always stays, because a resume continues from it.
     kept = {*paths[: max(keep_last, 1)], *_by_metric(paths, metric)[:keep_best]}
     removed = [path for path in paths if path not in kept]
     for path in removed:
@@ -224,6 +225,7 @@ def _age(path: Path) -> tuple[int, bool]:
     try:
         steps = Checkpoint(path=path, state=read_if_any(path / STATE)).first_unwritten_step
     except (ValueError, KeyError, TypeError):
+        # `final` without its state still counts as the newest, so that its damage is reported.
         digits = name.rpartition("_")[2]
         is_number = digits.removeprefix("-").isdecimal()
         steps = int(digits) if is_number else sys.maxsize if name == FINAL else 0

@@ -34,13 +34,7 @@ SUMMARY_PREFIXES = ("exec_", "plan_", "post_")
 
 
 def generation_records(
-    step: int,
-    prompts: Sequence[Prompt],
-    groups: Sequence[Group],
-    credit: Credit,
-    tokenizer: Any,
-    *,
-    is_trained: bool,
+    step: int, prompts: Sequence[Prompt], groups: Sequence[Group], credit: Credit, tokenizer: Any, *, is_trained: bool
 ) -> list[dict[str, Any]]:
     """Return one record per completion, trained or not, in sampling order; texts are never shortened."""
     records = []
@@ -132,6 +126,7 @@ def _score_fields(score: Score) -> dict[str, Any]:
 def _top_surprisals(completion: Completion, tokenizer: Any) -> list[dict[str, Any]]:
     tokens_A = completion.tokens_T[completion.action_T]
     surprisals_A = -completion.logprobs_T[completion.action_T]
+    # stable: equal surprisals keep one order on every machine
     order = np.argsort(-surprisals_A, kind="stable")[:TOP_SURPRISALS]
     names = tokenizer.convert_ids_to_tokens(tokens_A[order].tolist())
     return [

@@ -13,14 +13,8 @@ from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.records.reading import integers_in, number, read_object, table_of, tables_in, text
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
 from retrain.records.run import is_run
-from retrain.records.runs.run_status import (
-    RunStatus,
-    iso_time,
-    last_change_s,
-    process_id,
-    process_is_alive,
-    status_of_run,
-)
+from retrain.records.runs import run_status
+from retrain.records.runs.run_status import RunStatus, iso_time, last_change_s, status_of_run
 
 NOT_NEEDED = "not needed"  # the status in the manifest of a run that the planned looks saved
 FAILED = ("failed", "dead", "unreadable")
@@ -114,8 +108,8 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
     runs = tuple(_campaign_run(folder, entry) for entry in tables_in(entries))
     listed = manifest["conditions"] if isinstance(manifest["conditions"], list) else []
     labels = [label for label in listed if isinstance(label, str)]
-    pid = process_id(manifest.get("runner_pid"))
-    is_alive = pid is not None and process_is_alive(pid)
+    pid = run_status.process_id(manifest.get("runner_pid"))
+    is_alive = pid is not None and run_status.process_is_alive(pid)
     max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
     activity_s = [last_change_s(folder / CAMPAIGN_FILE), *(run.status.last_activity_s for run in runs if run.status)]
     return CampaignStatus(

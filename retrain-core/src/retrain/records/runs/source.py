@@ -98,6 +98,7 @@ def _campaign(folder: Path) -> Source:
         state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
         record = Run(run.status.path).record if run.status else {}
         problem = run.status.error if run.status and state == "unreadable" else ""
+        # Seeds pair the runs: under a wrong one a run would be compared with the wrong partner.
         if record and record.get("seed") != run.seed:
             problem = problem or f"manifest.json says seed {run.seed}, run.json seed {record.get('seed')}"
         candidates.append(
