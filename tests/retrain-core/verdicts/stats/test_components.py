@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from retrain.verdicts.stats.components import (
+    Advice,
+    Cost,
     Draws,
+    Needed,
+    Way,
+    advise,
     components,
     draw_components,
     foreseen,
@@ -75,6 +83,50 @@ def test_the_true_difference_is_uncertain_and_the_estimate_comes_first() -> None
     assert differences_D[0] == 0.9
     assert (differences_D >= 0).all()
     assert np.ptp(differences_D) > 0.5
+
+
+def _advice(draws: Draws, **more: Any) -> Advice:
+    fixed = {"difference": 0.9, "half_width": 1.0, "level": 0.95, "num_examples": 80, "least_seeds": 6, "cost": None}
+    return advise(draws, **{**fixed, **more})
+
+
+def test_the_advice_counts_examples_of_clusters_and_the_seeds_that_a_verdict_needs() -> None:
+    draws = _draws(8, 40, 1.0, 1.0)
+    found, single = _advice(draws), _advice(draws, num_examples=40)
+    assert (found.half_width, found.cheaper, found.chance) == (1.0, None, None)
+    assert found.seeds.number is not None
+    assert found.examples.number is not None
+    assert single.examples.number is not None
+    assert 0 <= 2 * single.examples.number - found.examples.number < 2  # two examples in a cluster
+    today = foreseen(draws, seeds=8, clusters=40, level=0.95).half_width
+    assert found.twice_seeds == foreseen(draws, seeds=16, clusters=40, level=0.95)
+    assert found.twice_examples == foreseen(draws, seeds=8, clusters=80, level=0.95)
+    assert max(found.twice_seeds.half_width, found.twice_examples.half_width) < today
+    few = _advice(draws, least_seeds=60)
+    assert few.seeds.number is not None
+    assert (few.seeds.number >= 60, few.examples.number) == (True, None)
+
+
+def test_the_cheaper_way_is_named_only_where_most_draws_agree() -> None:
+    seen = set()
+    for draws in (_draws(8, 40, 1.0, 1.0), _draws(8, 40, 1.0, 2.0), _draws(12, 40, 1.0, 3.0)):
+        costs = [Cost(seed_s=2.0**power, example_s=1.0) for power in range(-8, 13, 4)]
+        found = [_advice(draws, cost=cost) for cost in costs]
+        assert [each.chance for each in found] == sorted(each.chance or 0.0 for each in found)
+        for each in found:
+            assert each.chance is not None
+            expected = Way.EXAMPLES if each.chance >= 0.8 else Way.SEEDS if each.chance <= 0.2 else None
+            assert each.cheaper is expected
+            seen.add(expected)
+    assert seen == {Way.EXAMPLES, Way.SEEDS, None}
+
+
+def test_a_number_is_clear_within_a_factor_of_four_for_its_own_way() -> None:
+    advice = _advice(_draws(8, 40, 1.0, 1.0))
+    clear, wide, open_ = (Needed(number=9, interval=interval) for interval in ((8, 32), (8, 33), (8, None)))
+    for seeds, examples in ((clear, wide), (wide, clear), (open_, clear), (clear, open_)):
+        each = replace(advice, seeds=seeds, examples=examples)
+        assert [each.is_clear(way) for way in (Way.SEEDS, Way.EXAMPLES)] == [seeds is clear, examples is clear]
 
 
 def test_one_seed_has_no_components() -> None:
