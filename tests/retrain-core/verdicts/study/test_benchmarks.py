@@ -45,7 +45,7 @@ TENTHS_T = np.linspace(0.0, 1.0, 11)
 # rliable 1.2.0 with arch 8.0.0 and numpy 2.4.6; intervals of 20,000 resamples by `get_interval_estimates`.
 RLIABLE_IQM = (0.6521999999999999, 0.6818947368421051)
 RLIABLE_MEAN = (0.642025, 0.6724)
-RLIABLE_GAPS = (0.35797500000000004, 0.024885714285714178)  # of A to 1, of B to 0.6
+RLIABLE_GAP = 0.35797500000000004
 RLIABLE_IMPROVEMENT = 0.5607142857142857
 RLIABLE_PROFILE_T = (1.0, 1.0, 1.0, 0.95, 0.875, 0.8, 0.6, 0.35, 0.125, 0.1, 0.0)
 RLIABLE_LIMITS = {
@@ -66,7 +66,8 @@ SCORES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_siz
 def test_aggregates_are_rliables() -> None:
     assert (float(interquartile_mean(A_NM)), float(interquartile_mean(B_NM))) == pytest.approx(RLIABLE_IQM)
     assert (float(mean_score(A_NM)), float(mean_score(B_NM))) == pytest.approx(RLIABLE_MEAN)
-    assert (float(optimality_gap(A_NM)), float(optimality_gap(B_NM, 0.6))) == pytest.approx(RLIABLE_GAPS)
+    assert float(optimality_gap(A_NM)) == pytest.approx(RLIABLE_GAP)
+    assert float(optimality_gap(np.array([[0.5, 1.0], [1.5, 3.0]]))) == 0.125  # scores above 1 make up for none
     assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(RLIABLE_IMPROVEMENT)
     assert performance_profile(A_NM, TENTHS_T) == pytest.approx(RLIABLE_PROFILE_T)
 
@@ -81,7 +82,7 @@ def test_rliable_itself_agrees() -> None:
     """Where the package is installed: `pip install rliable`; CI does without it."""
     metrics = pytest.importorskip("rliable.metrics")
     assert float(interquartile_mean(B_NM)) == pytest.approx(metrics.aggregate_iqm(B_NM))
-    assert float(optimality_gap(B_NM, 0.5)) == pytest.approx(metrics.aggregate_optimality_gap(B_NM, 0.5))
+    assert float(optimality_gap(2 * B_NM)) == pytest.approx(metrics.aggregate_optimality_gap(2 * B_NM, 1.0))
     assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(metrics.probability_of_improvement(B_NM, A_NM))
 
 
