@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.records.identity.code import ALL, SECRET, UNSET, variables_read
@@ -18,41 +18,39 @@ ENVIRON = {"BONUS": "0.25", "OTHER": "1", "SHLVL": "2", "SSH_TTY": "/dev/pts/0",
 BONUS = variables_read([b"import os\nos.environ['BONUS']"], ENVIRON)["BONUS"]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        'import os\ndef score(): return float(os.environ["BONUS"])',
-        'import os\nX = os.environ.get("BONUS", "0")',
-        'from os import environ\nX = environ.setdefault("BONUS", "0")',
-        'from os import getenv\nX = getenv("BONUS")',
-        'import os as system\nX = system.getenv("BONUS", "0")',
-        'import os\nNAME = "BONUS"\ndef score(): return os.environ[NAME]',
-        'import os\nX = "BONUS" in os.environ',
-        "import os\nX = os.environb[b'BONUS']",
-    ],
+BY_NAME = (
+    'import os\ndef score(): return float(os.environ["BONUS"])',
+    'import os\nX = os.environ.get("BONUS", "0")',
+    'from os import environ\nX = environ.setdefault("BONUS", "0")',
+    'from os import getenv\nX = getenv("BONUS")',
+    'import os as system\nX = system.getenv("BONUS", "0")',
+    'import os\nNAME = "BONUS"\ndef score(): return os.environ[NAME]',
+    'import os\nX = "BONUS" in os.environ',
+    "import os\nX = os.environb[b'BONUS']",
 )
-def test_the_name_of_a_literal_is_read(source: str) -> None:
-    assert variables_read([source.encode()], ENVIRON) == {"BONUS": BONUS}
-    assert variables_read([source.encode()], {}) == {"BONUS": UNSET}
+ANY = (
+    "import os\nX = [os.environ[name] for name in ('BO' + 'NUS',)]",
+    "import os\nX = dict(os.environ)",
+    "import os\nX = getattr(os, 'environ')",
+    "from os import getenv as read\nX = read('BONUS')",
+    "import os\nX = os.path.expandvars('$BONUS')",
+    "X = open('/proc/self/environ').read()",
+    "import os\nX = os.environ[",
+)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nX = [os.environ[name] for name in ('BO' + 'NUS',)]",
-        "import os\nX = dict(os.environ)",
-        "import os\nX = getattr(os, 'environ')",
-        "from os import getenv as read\nX = read('BONUS')",
-        "import os\nX = os.path.expandvars('$BONUS')",
-        "X = open('/proc/self/environ').read()",
-        "import os\nX = os.environ[",
-    ],
-)
-def test_all_variables_count_where_the_names_cannot_be_told(source: str) -> None:
+@pytest.mark.parametrize("source", [*BY_NAME, *ANY])
+def test_a_literal_name_is_read_and_all_variables_where_names_are_unknown(source: str) -> None:
     found = variables_read([source.encode()], ENVIRON)
-    assert found.pop(ALL) == ALL
-    assert found.pop("BONUS") == BONUS
-    assert found.keys() == {"OTHER", "JUDGE_API_KEY"}
+    if source in ANY:
+        assert found.pop(ALL) == ALL
+        assert found.keys() == {"BONUS", "OTHER", "JUDGE_API_KEY"}
+        assert "planted" not in str(found)
+        assert (found["JUDGE_API_KEY"], found["BONUS"]) == (SECRET, BONUS)
+    else:
+        assert found == {"BONUS": BONUS}
+        assert variables_read([source.encode()], {}) == {"BONUS": UNSET}
+    assert "0.25" not in str(found)
 
 
 def test_what_is_only_written_or_mentioned_is_not_read() -> None:
@@ -60,13 +58,7 @@ def test_what_is_only_written_or_mentioned_is_not_read() -> None:
     assert variables_read([source], ENVIRON) == {}
 
 
-def test_no_value_is_written() -> None:
-    text = str(variables_read([b"import os\nX = dict(os.environ)"], ENVIRON))
-    assert "0.25" not in text
-    assert "planted" not in text
-    assert f"'JUDGE_API_KEY': '{SECRET}'" in text
-
-
+@settings(max_examples=40)
 @given(st.text(alphabet="os.environgetv[]()'\"=,: \n\\x00é", max_size=60))
 def test_any_text_can_be_read(text: str) -> None:
     assert isinstance(variables_read([f"environ{text}".encode()], ENVIRON), dict)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
 from retrain.records.runs.curves import EVAL_KEPT, LARGEST, Curves, read_curves
+from tests.kit.problems import codes_in
 
 FIELDS = ("correct_rate", "sampled_tokens", "step_time_s")
 NAMES = st.sampled_from(
@@ -42,9 +43,8 @@ def expected(record: dict[str, Any], name: str) -> float:
     return float(value) if is_number else math.nan
 
 
-@pytest.mark.long
 @given(rows=st.lists(st.dictionaries(NAMES, VALUES), max_size=5), compact=st.booleans(), ascii_only=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 def test_every_line_is_read_as_json_reads_it(
     tmp_path: Path, rows: list[dict[str, Any]], compact: bool, ascii_only: bool
 ) -> None:
@@ -68,38 +68,25 @@ def test_a_synthetic_run_is_read_like_a_real_one(made: Any, tmp_path: Path) -> N
     assert np.isfinite(curves.column("eval_correct_rate")).nonzero()[0].tolist() == [0, 20, 40, 45]
 
 
-@pytest.mark.parametrize("cut", range(1, 30))
-def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, cut: int) -> None:
+def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     last = json.dumps({"step": 1, "condition": "a}b", "correct_rate": 0.75})
-    file = write(tmp_path, {"step": 0, "correct_rate": 0.5}, last[:-cut], end="")
-    assert read_curves(file, FIELDS).column("correct_rate").tolist() == [0.5]
+    for cut in range(1, 30):
+        file = write(tmp_path, {"step": 0, "correct_rate": 0.5}, last[:-cut], end="")
+        assert read_curves(file, FIELDS).column("correct_rate").tolist() == [0.5]
     assert read_curves(write(tmp_path, {"step": 0, "correct_rate": 0.5}, last, end=""), FIELDS).num_steps == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('{"step": 1, "correct_rate": NaN}', "NaN is not JSON"),
-        ('{"step": 1, "correct_rate": -Infinity}', "-Infinity is not JSON"),
-        ('{"step": 1, "eval_correct_rate": NaN}', "NaN is not JSON"),
-        ('{"step": 1, "correct_rate": 0.5x}', "Expecting"),
-        ('{"step": 1, "correct_rate": 0.5', "Expecting"),
-        ('{"correct_rate": 0.5}', "no step"),
-        ('{"step": "1"}', "no step"),
-        ('{"step": 0.5}', "no step"),
-        ('{"step": true}', "no step"),
-        ('{"step": 0, "correct_rate": 0.5}', "step 0 comes after step 0"),
-        ('{"step": -1}', "step -1 comes after step 0"),
-        ("[1]", "not a JSON object"),
-        ("\x07", "Expecting"),
-        ("[" * 100_000, ""),
-    ],
-)
-def test_damage_is_named_with_its_line(tmp_path: Path, line: str, reason: str) -> None:
+DAMAGED = ['{"step": 1, "correct_rate": %s}' % each for each in ("NaN", "-Infinity", "0.5x")]
+DAMAGED += ['{"step": 1, "eval_correct_rate": NaN}', '{"step": 1, "correct_rate": 0.5', '{"correct_rate": 0.5}']
+DAMAGED += ['{"step": %s}' % each for each in ('"1"', "0.5", "true", "0", "-1")] + ["[1]", "\x07", "[" * 100_000]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_damage_is_named_with_its_line(tmp_path: Path, line: str) -> None:
     file = write(tmp_path, {"step": 0}, line, {"step": 2})
-    with pytest.raises(ConfigError, match=r"metrics.jsonl:2: cannot be read") as caught:
+    with pytest.raises(ConfigError) as caught:
         read_curves(file, FIELDS)
-    assert reason in str(caught.value)
+    assert (codes_in(caught), caught.value.problems[0].where) == (["record.unreadable"], f"{file}:2")
 
 
 def test_null_text_and_huge_numbers_are_no_numbers(tmp_path: Path) -> None:
@@ -118,8 +105,9 @@ def test_blank_lines_and_windows_line_ends_are_no_damage(tmp_path: Path) -> None
 
 
 def test_a_missing_file_is_named_and_an_empty_one_has_no_steps(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError) as caught:
         read_curves(tmp_path / "metrics.jsonl", FIELDS)
+    assert codes_in(caught) == ["record.unreadable"]
     (tmp_path / "metrics.jsonl").touch()
     empty: Curves = read_curves(tmp_path / "metrics.jsonl", FIELDS)
     assert (empty.num_steps, empty.has("correct_rate")) == (0, False)

@@ -104,14 +104,11 @@ def test_conditions_that_differ_and_a_changed_plan_are_named(made: Any, campaign
     assert content["plan"]["intact"] is False
 
 
-@pytest.mark.parametrize(
-    ("written", "is_late"),
-    [
-        ("2026-03-01T12:00:06+00:00", True),
-        ("2027-01-01T00:00:00+02:00", True),
-        ("2026-03-01T12:00:05.987654+00:00", False),
-    ],
-)
+WRITTEN = {"2026-03-01T12:00:06+00:00": True, "2027-01-01T00:00:00+02:00": True}
+WRITTEN |= {"2026-03-01T12:00:05.987654+00:00": False}
+
+
+@pytest.mark.parametrize(("written", "is_late"), WRITTEN.items())
 def test_a_plan_written_after_the_second_in_which_the_first_run_began_is_named(
     made: Any, campaign: Any, compare_json: Compare, written: str, is_late: bool
 ) -> None:
@@ -169,19 +166,11 @@ def test_sealing() -> None:
         seal_plan(PlanTable(hypothesis="h", baseline="c"), conditions=["a"], seeds=[1], max_steps=5, written="now")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"hypothesis": None}, {"hypothesis": ""}, {"hypothesis": " \t"}, {"stop_rule": ""}, {"unknown": 1}),
-        *(
-            {"primary_metric": "x:mean"},
-            {"primary_metric": ":final"},
-            {"alpha": 0.0},
-            {"alpha": 0.5},
-            {"direction": "up"},
-        ),
-    ],
-)
+REFUSED = [{"hypothesis": each} for each in (None, "", " \t")] + [{"stop_rule": ""}, {"unknown": 1}]
+REFUSED += [{"primary_metric": "x:mean"}, {"primary_metric": ":final"}, {"alpha": 0.0}, {"alpha": 0.5}]
+
+
+@pytest.mark.parametrize("wrong", [*REFUSED, {"direction": "up"}])
 def test_plans_that_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         PlanTable(**{"hypothesis": "h", **wrong})

@@ -38,10 +38,8 @@ def by_condition(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_clear_effects_have_verdicts(campaign: Any, compare_json: Compare, compare: Any) -> None:
     folder = campaign()
     content = compare_json(folder)
-    assert {name: each["verdict"] for name, each in by_condition(content).items()} == {
-        "maxrl+none": "better",
-        "maxrl+gtpo": "worse",
-    }
+    verdicts = {name: each["verdict"] for name, each in by_condition(content).items()}
+    assert verdicts == {"maxrl+none": "better", "maxrl+gtpo": "worse"}
     assert (content["metric"], content["align"], content["budget"]) == ("eval_correct_rate:final", "steps", 20)
     assert content["alpha"] == DEFAULT_ALPHA
     first = content["conditions"][0]
