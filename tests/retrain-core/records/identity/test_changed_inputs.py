@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.kit.shared import slow_or_long
-
 Run = Callable[..., Any]
 LOG = "logs/train"
 SOURCE = """
@@ -89,21 +87,6 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
         "+        return Score.of(float(first_word(text) ==",
     ):
         assert line in shown
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("file", "old", "new", "place"), slow_or_long(EDITS, EDITS[1]))
-def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:
-    assert run().code == 75
-    assert run("status", LOG, "--resume").code == 0
-    edit(tmp_path / file, old, new)
-    result = run("--resume", LOG)
-    assert result.code == 2
-    assert place in result.err
-    edit(tmp_path / file, new, old)
-    result = run("--resume", LOG)
-    assert result.code == 0, result.err
-    assert manifest(tmp_path)["resumes"] == [{**manifest(tmp_path)["resumes"][0], "accepted": [], "noticed": []}]
 
 
 def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(run: Run, tmp_path: Path) -> None:
