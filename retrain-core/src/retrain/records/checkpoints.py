@@ -135,19 +135,21 @@ def locate_adapter(path: Path | str) -> Path:
 
     if "://" in str(path):
         fix = "download the adapter, then give its folder"
-        raise unusable("is stored on a service; only folders can be read", fix, code="model.adapter-remote")
+        what = "is stored on a service; only folders can be read"
+        raise unusable(what=what, fix=fix, code="model.adapter-remote")
     folder = Path(path).expanduser()
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "there is no such folder"
-        raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}", code="model.adapter-missing")
+        fix = f"give the folder that holds {ADAPTER_CONFIG}"
+        raise unusable(what=what, fix=fix, code="model.adapter-missing")
     for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / ADAPTERS)):
         if (found / ADAPTER_CONFIG).is_file():
             return found
     if any((found / MODEL_FILE).is_file() for found in (folder, *checkpoint_folders(folder / ADAPTERS))):
         fix = "name its checkpoint as [model] model instead"
-        raise unusable("holds whole models (lora_rank = 0), no adapter", fix, code="model.whole-model")
+        raise unusable(what="holds whole models (lora_rank = 0), no adapter", fix=fix, code="model.whole-model")
     what = f"holds no {ADAPTER_CONFIG}, and no run's checkpoints"
-    raise unusable(what, "give an adapter folder or a run", code="model.no-adapter")
+    raise unusable(what=what, fix="give an adapter folder or a run", code="model.no-adapter")
 
 
 def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:

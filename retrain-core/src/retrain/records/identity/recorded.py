@@ -207,7 +207,7 @@ class _Follower:
         first = self._records[0].folder
         mark = RUN_FILE if is_run(self._records[0].folder) else CAMPAIGN_FILE
         where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
-        what = printable(f"{place.written!r}, an input of the run, is gone")
+        what = f"{printable(place.written)!r}, an input of the run, is gone"
         why = f"looked for {', '.join(place.candidates)}"
         if candidates:
             why = f"{candidates[0]} is another: {self._digest(place, candidates[0])}, recorded {before}"
