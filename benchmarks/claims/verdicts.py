@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 
 import numpy as np
 
 from claims.claim import Claim, Measured, share
 from retrain.kernel.seeding import Seeds
 from retrain.records.runs.curves import Direction
-from retrain.verdicts.stats.paired import seeds_needed
+from retrain.verdicts.stats.paired import POWER, least_seeds, power_of
 from retrain.verdicts.study.comparison import Comparison, Verdict
 from retrain.verdicts.study.judge import Pairing, judge
 
@@ -66,9 +67,9 @@ def disagreements(simulations: int, seeds: Seeds) -> Iterator[Measured]:
 
 
 def power_at_the_computed_seeds(simulations: int, seeds: Seeds) -> Iterator[Measured]:
-    """At the number of seeds that the command computes, a true difference is found in about 80 % of studies."""
+    """At the fewest seeds of the computed power a true difference is found in about 80 % of studies."""
     for d_z in (0.8, 1.0, 1.2, 1.5):
-        num_seeds = seeds_needed(d_z, ALPHA) or 0
+        num_seeds = next(n for n in count(least_seeds(ALPHA)) if power_of(n, d_z, ALPHA) >= POWER)
         rng = seeds.stream("power", str(d_z))
         found_S = [
             judged(np.stack([np.zeros(num_seeds), rng.normal(d_z, 1.0, num_seeds)]))[0].verdict is Verdict.BETTER

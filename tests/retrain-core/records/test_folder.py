@@ -1,26 +1,34 @@
-"""The run folder: one run at a time, nothing of an earlier run lost, and no start where nothing can be written."""
+"""The run folder: one run at a time, nothing of an earlier run lost, no start where nothing can be written, rewinds."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import time
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from retrain.kernel.errors import ConfigError
+from retrain.kernel.errors import ConfigError, ResumeError
 from retrain.records.completions import TokenRecord
-from retrain.records.files import digest_of, owner_of
-from retrain.records.folder import check_run_folder, open_run_folder
-from retrain.records.record_names import FILES
+from retrain.records.files import RunLock, digest_of, owner_of
+from retrain.records.folder import check_run_folder, check_sizes, open_run_folder, record_sizes, rewind_records
+from retrain.records.record_names import FILES, token_file
+from retrain.records.run import Run
+from tests.kit.problems import codes_in
 
 PLACE = "[logging] log_dir (default)"
 TOKENS = TokenRecord(tokens_T=np.array([3]), logprobs_T=np.array([-0.5]), advantages_T=np.array([1.0]))
+HOLD = "import sys; from pathlib import Path; from retrain.records.files import RunLock\n"
+HOLD += "kept = RunLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(autouse=True)
@@ -29,18 +37,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
 
 
-def test_the_folder_of_runs_may_be_shared_with_one_that_starts_at_the_same_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = tempfile.TemporaryFile
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the folder `run`."""
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
 
-    def meanwhile(**given: Any) -> Any:
-        (tmp_path / "logs" / "other").mkdir(parents=True, exist_ok=True)
-        return original(**given)
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", meanwhile)
-    check_run_folder(str(tmp_path / "logs" / "run"), "", place=PLACE)
-    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["other"]
+def check(log_dir: Path | str, adapters: Path | str = "") -> None:
+    check_run_folder(str(log_dir), str(adapters), place=PLACE)
 
 
 def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
@@ -51,6 +62,8 @@ def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
         folder.write_evaluation([{"step": -1, "set": "held_out"}])
         folder.write_completions(0, {"step": 0}, [{"step": 0, "index": 0}, {"step": 0, "index": 1}], [TOKENS])
         folder.write_metrics({"step": 0})
+        with pytest.raises(ValueError, match="JSON"):
+            folder.write_metrics({"step": 1, "loss": float("nan")})
         folder.write_state({"step": 0})
         state = folder.sync()
         folder.rewrite_manifest({"status": "done"})
@@ -62,113 +75,173 @@ def test_a_run_writes_its_documented_files(tmp_path: Path) -> None:
         *("emergence/steps.jsonl", "emergence/generations.jsonl", "emergence/tokens/step_000000.safetensors"),
         "emergence/token_files.jsonl",
     }
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": -1}\n{"step": 0}\n'
-    assert (tmp_path / "run" / "emergence" / "steps.jsonl").read_text() == '{"step": 0}\n'
-    assert json.loads((tmp_path / "run" / "run.json").read_text()) == {"status": "done"}
+    assert (tmp_path / "run/metrics.jsonl").read_text() == '{"step": -1}\n{"step": 0}\n'
+    assert (tmp_path / "run/emergence/steps.jsonl").read_text() == '{"step": 0}\n'
+    assert json.loads((tmp_path / "run/run.json").read_text()) == {"status": "done"}
 
 
-def test_metrics_that_are_refused_leave_no_line(tmp_path: Path) -> None:
-    with open_run_folder(str(tmp_path / "run"), "") as folder:
-        with pytest.raises(ValueError, match="JSON"):
-            folder.write_metrics({"step": 0, "loss": float("nan")})
-        assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
-
-
-def test_records_of_earlier_runs_move_aside_one_by_one(tmp_path: Path) -> None:
-    run = tmp_path / "logs" / "run"
+def test_records_of_earlier_runs_move_aside_one_by_one_and_other_files_stay(tmp_path: Path) -> None:
+    run = tmp_path / "logs/run"
+    run.mkdir(parents=True)
+    (run / "notes.txt").touch()
     for number in range(3):
-        check_run_folder(str(run), "", place=PLACE)
+        check(run)
         with open_run_folder(str(run), "") as folder:
+            assert number or (run / "notes.txt").exists()
             folder.write_manifest({"number": number, "status": "done"}, "")
     kept = {path.name: json.loads((path / "run.json").read_text())["number"] for path in run.parent.iterdir()}
     assert kept == {"run.1": 0, "run.2": 1, "run": 2}
 
 
-def test_a_folder_without_records_of_a_run_stays(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes.txt").touch()
-    open_run_folder(str(tmp_path / "run"), "").__exit__()
-    assert (tmp_path / "run" / "notes.txt").exists()
-
-
-def test_a_given_adapter_path_is_honoured(tmp_path: Path) -> None:
-    check_run_folder(str(tmp_path / "run"), str(tmp_path / "elsewhere"), place=PLACE)
-    with open_run_folder(str(tmp_path / "run"), str(tmp_path / "elsewhere")) as folder:
-        assert folder.adapters == tmp_path / "elsewhere"
-
-
-def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_path_and_a_tilde_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    check_run_folder("~/run", "~/adapter", place=PLACE)
+    check("~/run", "~/adapter")
     with open_run_folder("~/run", "~/adapter") as folder:
         assert (folder.path, folder.adapters) == (tmp_path / "run", tmp_path / "adapter")
 
 
-def manifest(folder: Path, text: str) -> None:
-    """An earlier run's `run.json`."""
-    folder.mkdir()
-    (folder / "run.json").write_text(text)
+def test_another_run_may_begin_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a folder beside this one's, or removes the one that both try out."""
+    original, calls = tempfile.TemporaryFile, []
+
+    def meanwhile(**given: Any) -> Any:
+        calls.append(given["dir"])
+        (tmp_path / "logs/other").mkdir(parents=True, exist_ok=True)
+        if len(calls) == 1:
+            given["dir"].rmdir()
+        return original(**given)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", meanwhile)
+    check(tmp_path / "logs/run")
+    assert len(calls) == 3  # run, again, and its adapters
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["other"]
 
 
-def test_a_folder_of_a_living_run_is_refused(tmp_path: Path) -> None:
-    hold = (
-        "from retrain.records.folder import open_run_folder\n"
-        f"kept = open_run_folder({str(tmp_path / 'run')!r}, '')\ninput()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", f"{hold}"], stdin=subprocess.PIPE)
-    while not owner_of(tmp_path / "run"):
-        time.sleep(0.05)
-    with pytest.raises(ConfigError) as caught:
-        check_run_folder(str(tmp_path / "run"), "", place=PLACE)
-    problem = caught.value.problems[0]
-    assert problem.where == PLACE
-    assert f"process {process.pid}" in problem.what
-    assert "--log-dir" in problem.fix
-    process.kill()  # the lock goes with the process, even while nobody has asked how it ended
-    while owner_of(tmp_path / "run"):
-        time.sleep(0.05)
-    check_run_folder(str(tmp_path / "run"), "", place=PLACE)
-    process.communicate()
+def test_a_folder_of_a_living_run_is_refused_with_its_process_until_that_is_killed(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    for refused, where in ((lambda: check(tmp_path / "run"), PLACE), (lambda: RunLock(tmp_path / "run"), "")):
+        with pytest.raises(ConfigError) as caught:
+            refused()
+        assert (codes_in(caught), caught.value.problems[0].where) == (["run.folder-in-use"], where)
+        assert f"process {holder.pid}" in caught.value.problems[0].what
+    assert owner_of(tmp_path / "run") == holder.pid  # the refused one has not overwritten it
+    (tmp_path / "run/.lock").write_text(f"{os.getpid()} another-machine\n")  # as a shared folder shows it
+    assert owner_of(tmp_path / "run") == -1
+    holder.kill()
+    holder.wait()
+    check(tmp_path / "run")
+    RunLock(tmp_path / "run").release()
+
+
+def test_a_free_folder_has_no_owner(tmp_path: Path) -> None:
+    assert owner_of(tmp_path) == owner_of(tmp_path / "nowhere") == 0
+    lock = RunLock(tmp_path)
+    assert owner_of(tmp_path) == os.getpid()
+    lock.release()
+    lock.release()
+    assert owner_of(tmp_path) == 0
+
+
+def test_a_process_that_polls_the_lock_does_not_keep_a_run_out(tmp_path: Path) -> None:
+    RunLock(tmp_path).release()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            owner_of(tmp_path)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(50):
+            RunLock(tmp_path).release()
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 @pytest.mark.parametrize("text", ['{"status": "running", "pid": 1}', '{"status": "done"}', "[]", "not json", ""])
 def test_a_folder_that_no_process_holds_is_free(text: str, tmp_path: Path) -> None:
-    manifest(tmp_path / "run", text)
-    check_run_folder(str(tmp_path / "run"), "", place=PLACE)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text(text)
+    check(tmp_path / "run")
 
 
-@pytest.mark.parametrize("blocked", ["file", "file/deeper"])
-def test_a_file_in_the_way_is_a_config_error(blocked: str, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for log_dir, adapter in ((tmp_path / blocked, ""), (tmp_path / "run", str(tmp_path / blocked))):
-        with pytest.raises(ConfigError) as caught:
-            check_run_folder(str(log_dir), adapter, place=PLACE)
-        assert f"cannot write {tmp_path / blocked}" in caught.value.problems[0].what
-
-
-def test_a_folder_that_another_run_tries_out_at_the_same_time_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original, calls = tempfile.TemporaryFile, []
-
-    def meanwhile(**options: Any) -> Any:
-        calls.append(options["dir"])
-        if len(calls) == 1:
-            options["dir"].rmdir()  # which the other has made
-        return original(**options)
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", meanwhile)
-    check_run_folder(str(tmp_path / "run"), "", place=PLACE)
-    assert len(calls) == 3  # run, again, and its adapters
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_the_system_refuses_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot write /proc/retrain"):  # not even root may write there
-        check_run_folder("/proc/retrain", "", place=PLACE)
+    (tmp_path / ".lock").mkdir()
+    blocked = [tmp_path / "file", tmp_path / "file/deeper", Path("/proc/retrain")]  # not even root may write there
+    for place in blocked:
+        for log_dir, adapters in ((place, ""), (tmp_path / "run", place)):
+            with pytest.raises(ConfigError) as caught:
+                check(log_dir, adapters)
+            assert codes_in(caught) == ["run.folder-unwritable"]
+            assert str(place) in caught.value.problems[0].what
+    with pytest.raises(ConfigError) as caught:
+        RunLock(tmp_path)
+    assert codes_in(caught) == ["run.folder-unwritable"]
 
 
 @pytest.mark.parametrize("log_dir", [".", "./", "..", "../work", "../..", "/", "logs/.."])
 def test_the_current_folder_is_refused_because_records_move_aside(log_dir: str) -> None:
-    with pytest.raises(ConfigError, match="is the current folder, or holds it"):
-        check_run_folder(log_dir, "", place=PLACE)
+    with pytest.raises(ConfigError) as caught:
+        check(log_dir)
+    assert codes_in(caught) == ["run.folder-is-current"]
+
+
+def write(run: Path, content: bytes) -> None:
+    for name in FILES:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
+
+
+@settings(max_examples=25)
+@given(before=st.binary(max_size=200), after=st.binary(max_size=200))
+def test_only_records_after_the_checkpoint_are_truncated(
+    before: bytes, after: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = tmp_path_factory.mktemp("run")
+    write(run, before)
+    sizes = record_sizes(run)
+    write(run, before + after)
+    for _ in range(2):
+        rewind_records(run, sizes, 0)
+        assert [(run / name).read_bytes() for name in FILES] == [before] * len(FILES)
+    rewind_records(run, {}, 0)  # a checkpoint that knows no file was made before any was written
+    assert record_sizes(run) == dict.fromkeys(FILES, 0)
+
+
+def test_token_records_of_later_steps_and_torn_ones_go(tmp_path: Path) -> None:
+    write(tmp_path, b"")
+    files = [token_file(tmp_path, step) for step in (0, 1, 2, 10)]
+    files[0].parent.mkdir()
+    for file in (*files, files[1].with_name(".step_000001.safetensors.tmp")):
+        file.touch()
+    rewind_records(tmp_path, record_sizes(tmp_path), 2)
+    assert sorted(files[0].parent.iterdir()) == files[:2]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_file_that_is_shorter_than_at_the_checkpoint_is_refused_before_anything_is_cut(
+    is_gone: bool, tmp_path: Path
+) -> None:
+    for name in FILES:
+        write(tmp_path, b"12345")
+        sizes = record_sizes(tmp_path)
+        write(tmp_path, b"1234567")
+        (tmp_path / name).unlink() if is_gone else (tmp_path / name).write_bytes(b"1234")
+        for call in (check_sizes, lambda run, sizes: rewind_records(run, sizes, 0)):
+            with pytest.raises(ResumeError) as caught:
+                call(tmp_path, sizes)
+            assert (codes_in(caught), caught.value.problems[0].where) == (["resume.record-cut"], str(tmp_path / name))
+        assert all((tmp_path / other).read_bytes() == b"1234567" for other in FILES if other != name)
+
+
+@pytest.mark.parametrize("text", [None, "", "not json", "\x00", "[]", "null", "{}", '{"seed": null, "started": ""}'])
+def test_a_folder_that_is_not_a_run_is_a_resume_error(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ResumeError) as caught:
+        Run(tmp_path).started_manifest()
+    assert (codes_in(caught), caught.value.exit_code) == (["resume.no-run"], 2)

@@ -25,7 +25,8 @@ FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's; where it is, there is an adapter
 MODEL_FILE = "model.safetensors"  # of a checkpoint where all weights are trained
 PRUNED, DAMAGED = ".pruned", ".damaged"
-SPARE_BYTES = 64 * 2**20  # left free next to a checkpoint, for the growing records
+# left free next to a checkpoint: records go on growing, and a run that cannot write them loses steps, not a checkpoint
+SPARE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,26 +76,29 @@ def save_checkpoint(folder: Path, name: str, fill: Callable[[Path], None], state
 
 def _unwritten(path: Path, reason: str) -> CheckpointError:
     fix = "free some space or repair the folder, then `retrain --resume RUN`: earlier checkpoints are intact"
-    return CheckpointError(Problem(where=str(path), what=f"could not be written: {reason}", fix=fix))
+    what = f"could not be written: {reason}"
+    return CheckpointError(Problem(code="checkpoint.unwritable", where=str(path), what=what, fix=fix))
 
 
-def _damaged(where: Path | str, what: str) -> CheckpointError:
+def _damaged(where: Path | str, reason: str) -> CheckpointError:
+    what = f"is damaged: {reason}"
     fix = "use another one: `--resume RUN` finds the newest intact one"
-    return CheckpointError(Problem(where=str(where), what=what, fix=fix))
+    return CheckpointError(Problem(code="checkpoint.damaged", where=str(where), what=what, fix=fix))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint whose files all match their checksums; CheckpointError names the first that does not."""
     try:
         sums = json.loads(read_regular(path / SUMS))
+        # Checksums without the state would vouch for a checkpoint that cannot be resumed.
         for name, wanted in {STATE: "", **sums}.items():
             if digest_of(path / name).hexdigest() != wanted:
-                raise _damaged(path / name, "is damaged: its checksum differs")
+                raise _damaged(path / name, "its checksum differs")
         state = json.loads(read_regular(path / STATE))
         return Checkpoint(path=path, state={**state, "next_step": int(state["next_step"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         name = getattr(error, "filename", None) or path
-        raise _damaged(name, f"cannot be read: {type(error).__name__}: {error}") from error
+        raise _damaged(name, f"{type(error).__name__}: {error}") from error
 
 
 def without_checksum(path: Path) -> list[str]:
@@ -126,21 +130,26 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 def locate_adapter(path: Path | str) -> Path:
     """Return the folder if it holds an adapter, otherwise the newest checkpoint of a run or of its `adapter` folder."""
 
-    def unusable(what: str, fix: str) -> ConfigError:
-        return ConfigError(Problem(where=printable(str(path)), what=what, fix=fix))
+    def unusable(what: str, fix: str, *, code: str) -> ConfigError:
+        return ConfigError(Problem(code=code, where=printable(str(path)), what=what, fix=fix))
 
     if "://" in str(path):
-        raise unusable("is stored on a service; only folders can be read", "download the adapter, then give its folder")
+        fix = "download the adapter, then give its folder"
+        what = "is stored on a service; only folders can be read"
+        raise unusable(what=what, fix=fix, code="model.adapter-remote")
     folder = Path(path).expanduser()
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "there is no such folder"
-        raise unusable(what, f"give the folder that holds {ADAPTER_CONFIG}")
+        fix = f"give the folder that holds {ADAPTER_CONFIG}"
+        raise unusable(what=what, fix=fix, code="model.adapter-missing")
     for found in (folder, *checkpoint_folders(folder), *checkpoint_folders(folder / ADAPTERS)):
         if (found / ADAPTER_CONFIG).is_file():
             return found
     if any((found / MODEL_FILE).is_file() for found in (folder, *checkpoint_folders(folder / ADAPTERS))):
-        raise unusable("holds whole models (lora_rank = 0), no adapter", "name its checkpoint as [model] model instead")
-    raise unusable(f"holds no {ADAPTER_CONFIG}, and no run's checkpoints", "give an adapter folder or a run")
+        fix = "name its checkpoint as [model] model instead"
+        raise unusable(what="holds whole models (lora_rank = 0), no adapter", fix=fix, code="model.whole-model")
+    what = f"holds no {ADAPTER_CONFIG}, and no run's checkpoints"
+    raise unusable(what=what, fix="give an adapter folder or a run", code="model.no-adapter")
 
 
 def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[Path]:
@@ -148,10 +157,12 @@ def prune(folder: Path, *, keep_last: int, keep_best: int, metric: str) -> list[
     paths = [path for path in checkpoint_folders(folder) if path.name != FINAL]
     if not (keep_last or keep_best) or not paths:
         return []
+    # The newest always stays, because a resume continues from it.
     kept = {*paths[: max(keep_last, 1)], *_by_metric(paths, metric)[:keep_best]}
     removed = [path for path in paths if path not in kept]
     for path in removed:
-        hidden = path.with_name(f".{path.name}{PRUNED}")  # invisible at once, even if the removal is interrupted
+        # invisible at once, even if the removal is interrupted
+        hidden = path.with_name(f".{path.name}{PRUNED}")
         path.rename(hidden)
         shutil.rmtree(hidden)
     return removed
@@ -197,7 +208,7 @@ def _check_space(folder: Path) -> None:
     if free < wanted:
         what = f"a checkpoint needs about {wanted // 2**20} MiB in {folder}, and {free // 2**20} MiB are free"
         fix = "free some space, or set [training] keep_last; earlier checkpoints are intact"
-        raise CheckpointError(Problem(what=what, fix=fix))
+        raise CheckpointError(Problem(code="checkpoint.no-space", what=what, fix=fix))
 
 
 def _by_metric(paths: Sequence[Path], name: str) -> list[Path]:
@@ -216,6 +227,7 @@ def _age(path: Path) -> tuple[int, bool]:
     try:
         steps = Checkpoint(path=path, state=read_if_any(path / STATE)).first_unwritten_step
     except (ValueError, KeyError, TypeError):
+        # `final` without its state still counts as the newest, so that its damage is reported.
         digits = name.rpartition("_")[2]
         is_number = digits.removeprefix("-").isdecimal()
         steps = int(digits) if is_number else sys.maxsize if name == FINAL else 0

@@ -34,13 +34,7 @@ SUMMARY_PREFIXES = ("exec_", "plan_", "post_")
 
 
 def generation_records(
-    step: int,
-    prompts: Sequence[Prompt],
-    groups: Sequence[Group],
-    credit: Credit,
-    tokenizer: Any,
-    *,
-    is_trained: bool,
+    step: int, prompts: Sequence[Prompt], groups: Sequence[Group], credit: Credit, tokenizer: Any, *, is_trained: bool
 ) -> list[dict[str, Any]]:
     """Return one record per completion, trained or not, in sampling order; texts are never shortened."""
     records = []
@@ -132,6 +126,7 @@ def _score_fields(score: Score) -> dict[str, Any]:
 def _top_surprisals(completion: Completion, tokenizer: Any) -> list[dict[str, Any]]:
     tokens_A = completion.tokens_T[completion.action_T]
     surprisals_A = -completion.logprobs_T[completion.action_T]
+    # stable: equal surprisals keep one order on every machine
     order = np.argsort(-surprisals_A, kind="stable")[:TOP_SURPRISALS]
     names = tokenizer.convert_ids_to_tokens(tokens_A[order].tolist())
     return [
@@ -165,7 +160,8 @@ class TokenRecord:
     row: RowRecord | None = None
 
 
-# the optional arrays, by the field of `TokenRecord`: stored where every completion has one
+# The optional arrays, by the field of `TokenRecord`: stored where every completion has one. Rewards of tokens are
+# float64, because replayed credit must be equal to the bit; the others were computed in float32 or less.
 OPTIONAL: dict[str, tuple[str, type[np.generic], type[np.generic]]] = {
     "entropies_T": ("entropies", np.float32, np.float64),
     "planning_T": ("planning", np.uint8, np.bool_),
@@ -214,21 +210,24 @@ def read_arrays(run: Path, step: int, names: Collection[str] | None = None) -> d
             wanted = [name for name in stream.keys() if names is None or name in names]  # noqa: SIM118 (not a mapping)
             return {name: stream.get_tensor(name) for name in wanted}
     except Exception as error:  # the library has other exceptions
-        fix = "restore the file, or choose another step"
-        raise ConfigError(Problem(where=str(file), what=f"no readable token records: {error}", fix=fix)) from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> ConfigError:
+    what, fix = f"no readable token records: {error}", "restore the file, or choose another --step"
+    return ConfigError(Problem(code="record.tokens-unreadable", where=str(file), what=what, fix=fix))
 
 
 def read_tokens(run: Path, step: int) -> list[TokenRecord]:
     """Return the records of a step; ConfigError when the file is absent or damaged."""
-    arrays, file = read_arrays(run, step), token_file(run, step)
+    arrays = read_arrays(run, step)
     cuts, num = np.cumsum(arrays["lengths"])[:-1], len(arrays["lengths"])
     names = ("tokens", "logprobs", "advantages", *(name for name, _, _ in OPTIONAL.values()))
     split = {name: np.split(arrays[name], cuts) for name in names if name in arrays}
     try:
         rows = rows_of(arrays, split["tokens"]) if "prompt_of" in arrays else []
     except (ValueError, IndexError, KeyError) as error:
-        fix = "choose another --step"
-        raise ConfigError(Problem(where=str(file), what=f"rows cannot be put together: {error}", fix=fix)) from error
+        raise _unreadable(token_file(run, step), error) from error
     optional = {each: (name, dtype) for each, (name, _, dtype) in OPTIONAL.items() if name in split}
     return [
         TokenRecord(
@@ -248,6 +247,7 @@ def row_arrays(rows: Sequence[RowRecord]) -> dict[str, np.ndarray]:
     prompts: dict[bytes, int] = {}
     prompt_of, others, runs, num_runs = [], [np.zeros(0, np.int64)], [], []
     for row in rows:
+        # A row alternates: its prompt up to the first action, then runs of actions and of environment tokens in turn.
         edges = [0, *(np.flatnonzero(np.diff(row.action_T)) + 1).tolist(), len(row.tokens_T)]
         first = edges[1] if not row.action_T[:1].any() else 0
         prompt = row.tokens_T[:first].astype(np.int64).tobytes()

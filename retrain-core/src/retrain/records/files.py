@@ -44,11 +44,13 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         for entry in (temporary, *temporary.rglob("*")):
             sync_folder(entry)  # works for files as well
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint must not occupy space that a whole one needs
+        # half a checkpoint must not occupy space that a whole one needs
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     if path.exists():
         outdated = path.with_name(f".{path.name}{REPLACED}")
         shutil.rmtree(outdated, ignore_errors=True)
+        # Linux cannot swap two folders in one portable call: a kill between the renames leaves only `.old`.
         path.rename(outdated)
         temporary.rename(path)
         shutil.rmtree(outdated)
@@ -96,7 +98,8 @@ class JsonLines:
         self._path = path
         with reported(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = path.open("a+b", buffering=0)  # without a buffer nothing is written twice or late
+            # without a buffer nothing is written twice or late
+            self._stream = path.open("a+b", buffering=0)
         self._size = os.fstat(self._stream.fileno()).st_size
         self.digest = new_digest()
 
@@ -146,6 +149,7 @@ def append_whole(descriptor: int, content: bytes, *, sync: bool = False) -> None
         if sync:
             os.fsync(descriptor)
     except OSError:
+        # Half a line would make the next append unreadable, too.
         os.ftruncate(descriptor, size)
         raise
 
@@ -158,7 +162,7 @@ def reported(path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
         fix = "free space or repair the folder, then `retrain --resume RUN`: checkpoints and earlier records are intact"
-        raise RecordError(Problem(where=str(path), what=what, fix=fix)) from error
+        raise RecordError(Problem(code="record.unwritable", where=str(path), what=what, fix=fix)) from error
 
 
 SEAL = "sha256"
@@ -191,7 +195,20 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 LOCK_FILE = ".lock"
-PATIENCE_S, PAUSE_S = 0.2, 0.01  # `owner_of` takes the lock for an instant when no process holds it
+# A new run waits for as long as `owner_of` of another process may hold a free lock: an instant.
+PATIENCE_S, PAUSE_S = 0.2, 0.01
+
+
+def unwritable(path: Path, error: OSError, *, where: str = "") -> ConfigError:
+    what = f"cannot write {path}: {error.strerror or error}"
+    fix = "choose folders that you may write: [logging] log_dir, [backend] adapter_path"
+    return ConfigError(Problem(code="run.folder-unwritable", where=where, what=what, fix=fix))
+
+
+def in_use(folder: Path, *, where: str = "") -> ConfigError:
+    what = f"{folder} belongs to a run in progress (process {owner_of(folder)})"
+    fix = "wait for it, or choose another --log-dir"
+    return ConfigError(Problem(code="run.folder-in-use", where=where, what=what, fix=fix))
 
 
 class RunLock:
@@ -201,12 +218,10 @@ class RunLock:
         try:
             self._stream = (path / LOCK_FILE).open("a+", encoding="utf-8")
         except OSError as error:
-            what, fix = f"cannot be opened: {error.strerror or error}", "make it writable, or choose another --log-dir"
-            raise ConfigError(Problem(where=str(path / LOCK_FILE), what=what, fix=fix)) from error
+            raise unwritable(path / LOCK_FILE, error) from error
         if not take_lock(self._stream, PATIENCE_S):
             self._stream.close()
-            what = f"{path} belongs to a run in progress (process {owner_of(path)})"
-            raise ConfigError(Problem(what=what, fix="wait for it, or choose another --log-dir"))
+            raise in_use(path)
         self._stream.truncate(0)
         self._stream.write(f"{os.getpid()} {socket.gethostname()}\n")
         self._stream.flush()
@@ -220,6 +235,7 @@ def take_lock(stream: IO[Any], patience_s: float) -> bool:
     end = time.monotonic() + patience_s
     while True:
         try:
+            # flock belongs to the open file. A lock by fcntl would be lost when this process closes any reader of it.
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
@@ -233,6 +249,7 @@ def owner_of(path: Path) -> int:
     """Return the process id of the run in this folder; 0 without one, -1 if it is not one of this machine."""
     with suppress(OSError), open_regular(path / LOCK_FILE) as stream:
         try:
+            # shared, so that two readers do not take each other for a run
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             pid, _, host = stream.read().decode("utf-8", "replace").strip().partition(" ")

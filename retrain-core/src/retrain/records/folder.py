@@ -13,32 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem, RecordError, ResumeError
+from retrain.records import files, record_names
 from retrain.records.checkpoints import checkpoint_folders
 from retrain.records.completions import TokenRecord, write_tokens
-from retrain.records.files import (
-    JsonLines,
-    RunLock,
-    is_at,
-    new_digest,
-    owner_of,
-    reported,
-    write_json,
-    write_text,
-)
-from retrain.records.record_names import (
-    ADAPTERS,
-    CONFIG_FILE,
-    EVALUATION,
-    FILES,
-    GENERATIONS,
-    METRICS,
-    RUN_FILE,
-    STEPS,
-    TOKEN_FILES,
-    TOKENS,
-    TRAINER_STATE,
-    token_file,
-)
+from retrain.records.files import JsonLines, RunLock, is_at, new_digest, reported
+from retrain.records.record_names import EVALUATION, FILES, RUN_FILE, token_file
 
 LOG = logging.getLogger("retrain")
 SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
@@ -63,14 +42,14 @@ class RunFolder:
         self.started = str(manifest.get("started", ""))
         self._described = manifest, config_toml
         with reported(self.path / RUN_FILE):
-            write_text(self.path / CONFIG_FILE, config_toml)
-            write_json(self.path / RUN_FILE, manifest)
+            files.write_text(self.path / record_names.CONFIG_FILE, config_toml)
+            files.write_json(self.path / RUN_FILE, manifest)
 
     def rewrite_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `run.json` to record how the run ended; a write error is only logged, so as to mask no other."""
         try:
             with reported(self.path / RUN_FILE):
-                write_json(self.path / RUN_FILE, manifest)
+                files.write_json(self.path / RUN_FILE, manifest)
         except RecordError as error:
             LOG.warning("%s", error)
 
@@ -84,12 +63,12 @@ class RunFolder:
         """Write everything about a step except its metrics line; that comes last and marks the step as complete."""
         with reported(token_file(self.path, step)):
             token_line = write_tokens(self.path, step, tokens)
-        self._files[TOKEN_FILES].write([token_line])
-        self._files[GENERATIONS].write(generations)
-        self._files[STEPS].write([summary])
+        self._files[record_names.TOKEN_FILES].write([token_line])
+        self._files[record_names.GENERATIONS].write(generations)
+        self._files[record_names.STEPS].write([summary])
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        self._files[METRICS].write([metrics])
+        self._files[record_names.METRICS].write([metrics])
 
     def write_evaluation(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Append a line per example to `eval.jsonl`; the first one creates the file."""
@@ -113,18 +92,21 @@ class RunFolder:
         """Move to a new folder, with every line so far, if files were deleted, moved or cut; return the error."""
         lost = next((name for name, file in self._files.items() if file.is_lost), None)
         where = self.path / lost if lost else self.adapters
+        what = "was deleted, moved, replaced or cut during the run"
         with reported(where):
             if lost:
-                saved, fix = self._leave(), "`retrain --resume {}` continues there"
+                saved = self._leave()
+                why, fix = f"the state of the run is saved in {saved}", f"`retrain --resume {saved}` continues there"
+                problem = Problem(code="record.files-lost", where=str(where), what=what, why=why, fix=fix)
             elif for_checkpoint and self._adapters_descriptor >= 0 and not is_at(self._adapters_descriptor, where):
-                self.adapters = saved = free_name(self.adapters, ".rescued")
+                self.adapters = free_name(self.adapters, ".rescued")
                 self.hold_adapters()
+                why = f"checkpoints are saved in {self.adapters} from now on"
                 fix = f"move it to {where}, then `retrain --resume {self.path}`"
+                problem = Problem(code="checkpoint.folder-lost", where=str(where), what=what, why=why, fix=fix)
             else:
                 return None
-        what = "was deleted, moved, replaced or cut during the run"
-        why = f"the state of the run is saved in {saved}"
-        self.failure = RecordError(Problem(where=str(where), what=what, why=why, fix=fix.format(saved)))
+        self.failure = RecordError(problem)
         return self.failure
 
     def _leave(self) -> Path:
@@ -133,6 +115,7 @@ class RunFolder:
             self.adapters = place / self.adapters.relative_to(self.path)
         self._files = {name: file.copied_to(place / name) for name, file in self._files.items()}
         self.path = place
+        # Between the two locks the run would have no owner, and another one could move its folder.
         former, self._lock = self._lock, RunLock(place)
         former.release()
         self.hold_adapters()
@@ -146,8 +129,8 @@ class RunFolder:
         self._adapters_descriptor = _opened(self.adapters)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        with reported(self.path / TRAINER_STATE):
-            write_json(self.path / TRAINER_STATE, state)
+        with reported(self.path / record_names.TRAINER_STATE):
+            files.write_json(self.path / record_names.TRAINER_STATE, state)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -171,12 +154,13 @@ def record_sizes(run: Path) -> dict[str, int]:
 
 def rewind_records(run: Path, sizes: Mapping[str, Any], next_step: int) -> None:
     """Truncate every record file to its size at the checkpoint, and remove the token records of later steps."""
+    # all files before the first is cut, so that a refused resume has changed nothing
     check_sizes(run, sizes)
     for name in FILES:
         if (run / name).exists():
             with (run / name).open("r+b") as stream:
                 stream.truncate(int(sizes.get(name, 0)))
-    for file in (run / TOKENS).glob("*"):
+    for file in (run / record_names.TOKENS).glob("*"):
         if file.name >= token_file(run, next_step).name or file.name.startswith("."):
             file.unlink()
 
@@ -188,16 +172,19 @@ def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
         present = file.stat().st_size if file.exists() else 0
         if present < int(size):
             what = f"has {present} bytes, and the checkpoint was made at {size}"
-            raise ResumeError(Problem(where=str(file), what=what, fix="restore the file, or start a new run"))
+            fix = "restore the file, or start a new run"
+            raise ResumeError(Problem(code="resume.record-cut", where=str(file), what=what, fix=fix))
 
 
 def open_run_folder(log_dir: str, adapter_path: str) -> RunFolder:
     """Open `log_dir` for a new run; records of an earlier run move to `<log_dir>.1`, `.2`, ..."""
     path, adapters = _folders(log_dir, adapter_path)
     if (path / RUN_FILE).exists():
-        RunLock(path).release()  # another process may have started here since the check: its folder must not move
+        # another process may have started here since the check: its folder must not move
+        RunLock(path).release()
         LOG.info("Records of an earlier run in %s moved to %s", path, move_aside(path))
-    if checkpoint_folders(adapters):  # in a configured adapter_path; a resume would mistake them for this run's
+    if checkpoint_folders(adapters):
+        # in a configured adapter_path; a resume would mistake them for this run's
         LOG.info("Records of an earlier run in %s moved to %s", adapters, move_aside(adapters))
     return RunFolder(path, adapters)
 
@@ -212,9 +199,9 @@ def move_aside(path: Path) -> Path:
 def free_name(path: Path, suffix: str = "") -> Path:
     """Return the first of `<name><suffix>` (if there is one), `<name><suffix>.1`, `.2`, ... that does not exist."""
     named = path.with_name(path.name + suffix)
-    candidates = itertools.chain(
-        [named] if suffix else [], (named.with_name(f"{named.name}.{n}") for n in itertools.count(1))
-    )
+    numbered = (named.with_name(f"{named.name}.{n}") for n in itertools.count(1))
+    candidates = itertools.chain([named] if suffix else [], numbered)
+    # lexists, since a broken link occupies its name, too
     return next(candidate for candidate in candidates if not os.path.lexists(candidate))
 
 
@@ -229,12 +216,12 @@ def _opened(folder: Path) -> int:
 def check_run_folder(log_dir: str, adapter_path: str, *, place: str) -> None:
     """ConfigError when the folders are not writable, or a run in progress uses them."""
     path, adapters = _folders(log_dir, adapter_path)
-    if pid := owner_of(path):
-        what = f"{path} belongs to a run in progress (process {pid})"
-        raise ConfigError(Problem(where=place, what=what, fix="wait for it, or choose another --log-dir"))
-    if Path.cwd().resolve().is_relative_to(path.resolve()):  # moving records aside would move the user's files
-        what = f"{path} is the current folder, or holds it"
-        raise ConfigError(Problem(where=place, what=what, fix="choose a separate folder, such as logs/train"))
+    if files.owner_of(path):
+        raise files.in_use(path, where=place)
+    if Path.cwd().resolve().is_relative_to(path.resolve()):
+        # A next run moves the records aside, and the user's files with them.
+        what, fix = f"{path} is the current folder, or holds it", "choose a separate folder, such as logs/train"
+        raise ConfigError(Problem(code="run.folder-is-current", where=place, what=what, fix=fix))
     refuse_unwritable(path, adapters, place=place)
 
 
@@ -244,12 +231,11 @@ def refuse_unwritable(*folders: Path, place: str) -> None:
         try:
             try:
                 _try_out(folder)
-            except FileNotFoundError:  # another run that begins tried it out as well, and has removed it again
+            except FileNotFoundError:
+                # another run that begins tried it out as well, and has removed it again
                 _try_out(folder)
         except OSError as error:
-            what = f"cannot write {folder}: {error.strerror or error}"
-            fix = "choose folders that you may write: [logging] log_dir, [backend] adapter_path"
-            raise ConfigError(Problem(where=place, what=what, fix=fix)) from error
+            raise files.unwritable(folder, error, where=place) from error
 
 
 def _try_out(folder: Path) -> None:
@@ -264,4 +250,4 @@ def _try_out(folder: Path) -> None:
 
 def _folders(log_dir: str, adapter_path: str) -> tuple[Path, Path]:
     path = Path(log_dir).expanduser()
-    return path, Path(adapter_path).expanduser() if adapter_path else path / ADAPTERS
+    return path, Path(adapter_path).expanduser() if adapter_path else path / record_names.ADAPTERS

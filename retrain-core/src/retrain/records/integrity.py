@@ -35,6 +35,7 @@ def check_records(run: Path, state: Mapping[str, Any]) -> RecordCheck:
     digests = {name: digest_of(run / name, int(size)) for name, size in sizes.items()}
     damaged = [name for name in sizes if digests[name].hexdigest() != wanted.get(name)]
     found = [_damage(run / name) for name in damaged]
+    # A damaged list would accuse intact token files.
     bad, missing = ([], []) if TOKEN_FILES in damaged else _token_files(run, sizes.get(TOKEN_FILES, 0))
     found += [f"{file} is damaged: its checksum differs" for file in bad[:MOST_NAMED]]
     found += [f"{len(bad) - MOST_NAMED} more token files are damaged"] if len(bad) > MOST_NAMED else []

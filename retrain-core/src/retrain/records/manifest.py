@@ -62,7 +62,8 @@ def config_toml(config: Config, *, seed: int) -> str:
     """Return the resolved configuration as TOML that reproduces the run, with the seed that was used."""
     tables = public_values(config)
     tables["training"]["seed"] = seed
-    if config.origin("reward.type") == DEFAULT_ORIGIN:  # written out, it would replace the data source's verifier
+    if config.origin("reward.type") == DEFAULT_ORIGIN:
+        # Written out, it would replace the data source's verifier.
         tables.get("reward", {}).pop("type", None)
     return tomli_w.dumps({name: table for name, table in tables.items() if table})
 
@@ -98,6 +99,7 @@ def _cpu() -> str:
 
 def _git_commit(folder: Path) -> dict[str, Any]:
     """Return the commit of the folder, and whether it has uncommitted changes; empty outside git."""
+    # Comparing with the upstream branch takes seconds in a large repository.
     command = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     try:
         status = subprocess.run(

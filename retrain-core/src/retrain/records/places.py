@@ -27,6 +27,7 @@ class Place:
     @property
     def candidates(self) -> list[str]:
         """Absolute paths to look at: next to the run, for inputs copied with it, then the original one."""
+        # The run's folder may be a link, and relative paths start at either end of it.
         bases = dict.fromkeys((os.path.abspath(self.base), os.path.realpath(self.base)))
         near = (os.path.normpath(os.path.join(base, self.relative)) for base in bases)
         return list(dict.fromkeys((*near, self.absolute)))

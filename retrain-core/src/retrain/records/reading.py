@@ -13,9 +13,9 @@ from typing import IO, Any, TypeVar
 from retrain.kernel.config.toml_file import open_regular, parse_toml
 from retrain.kernel.errors import ConfigError, Problem
 
+# A line of metrics.jsonl has about 2 KiB, so one block mostly holds the last line.
 BLOCK_BYTES = 8192
 TIMED = "_time_s"  # how fields of metrics.jsonl end that no two runs share
-FIX = "give the log_dir of a run, or restore the file"
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -69,6 +69,7 @@ def parsed_lines(file: Path, parse: Callable[[bytes], T]) -> Iterator[tuple[int,
                 try:
                     value = parse(line)
                 except (ValueError, RecursionError) as error:
+                    # A line without its end was being written when the run was killed, or is being written now.
                     if line.endswith(b"\n"):
                         raise damaged(f"{file}:{number}", _reason(error)) from error
                     return
@@ -104,7 +105,8 @@ def last_record(file: Path, *, skip_damaged: bool = False, field: str = "") -> R
                     if line.strip() and mark in line and (field in (record := parse_record(line)) or not field):
                         return record
                 except (ValueError, RecursionError) as error:
-                    if number > 0 and not skip_damaged:  # line 0, after the last line break, is empty or truncated
+                    # Line 0, after the last line break, is empty or truncated by a kill.
+                    if number > 0 and not skip_damaged:
                         raise damaged(f"{file} (last line)", _reason(error)) from error
     except FileNotFoundError:
         return None
@@ -171,7 +173,8 @@ def time_of(value: object) -> datetime | None:
 
 
 def damaged(where: str, reason: str, excerpt: str = "") -> ConfigError:
-    return ConfigError(Problem(where=where, what=f"cannot be read: {reason}", why=excerpt, fix=FIX))
+    what, fix = f"cannot be read: {reason}", "give the log_dir of a run, or restore the file"
+    return ConfigError(Problem(code="record.unreadable", where=where, what=what, why=excerpt, fix=fix))
 
 
 def lines_backwards(stream: IO[bytes]) -> Iterator[bytes]:
@@ -201,9 +204,11 @@ def _reason(error: BaseException) -> str:
 
 def _unreadable(file: Path, error: BaseException) -> ConfigError:
     """Return the error for a file that cannot be opened; for a campaign given as a run it names one of its runs."""
-    is_absent = isinstance(error, FileNotFoundError)  # glob itself raises for a name that is too long
+    # only for an absent file: glob itself raises for a name that is too long
+    is_absent = isinstance(error, FileNotFoundError)
     runs = sorted(path for path in file.parent.glob("runs/*") if (path / file.name).is_file()) if is_absent else []
     if runs:
         what = f"this is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}, not a run"
-        return ConfigError(Problem(where=str(file.parent), what=what, fix=f"give one of them, for example {runs[0]}"))
+        fix = f"give one of them, for example {runs[0]}"
+        return ConfigError(Problem(code="run.is-campaign", where=str(file.parent), what=what, fix=fix))
     return damaged(str(file), _reason(error))

@@ -16,34 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.errors import ConfigError, Problem, ResumeError
+from retrain.records import reading, record_names
 from retrain.records.checkpoints import checkpoint_folders
 from retrain.records.identity.copies import stored_identity
-from retrain.records.reading import (
-    Record,
-    last_record,
-    number,
-    parse_record,
-    parsed_lines,
-    read_if_any,
-    read_object,
-    read_records,
-    read_steps,
-    read_toml,
-    table_of,
-    tables_in,
-)
-from retrain.records.record_names import (
-    ADAPTERS,
-    CAMPAIGN_FILE,
-    CONFIG_FILE,
-    EVALUATION,
-    GENERATIONS,
-    METRICS,
-    PATHS,
-    RUN_FILE,
-    TOKENS,
-    token_file,
-)
+from retrain.records.reading import Record, number, read_if_any, read_steps, table_of, tables_in
+from retrain.records.record_names import EVALUATION, GENERATIONS, METRICS, RUN_FILE, token_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +75,7 @@ class Run:
     @cached_property
     def manifest(self) -> Record:
         """The content of `run.json`."""
-        return read_object(self.folder / RUN_FILE)
+        return reading.read_object(self.folder / RUN_FILE)
 
     @property
     def record(self) -> Record:
@@ -113,10 +90,10 @@ class Run:
         try:
             int(self.manifest["seed"]), str(self.manifest["started"])
         except (ConfigError, ValueError, KeyError, TypeError) as error:
-            reason = f"cannot be read: {type(error).__name__}: {error}"
-            what = error.problems[0].what if isinstance(error, ConfigError) else reason
-            fix = "give the log_dir of a run that had started"
-            raise ResumeError(Problem(where=str(self.folder / RUN_FILE), what=what, fix=fix)) from error
+            reason = error.problems[0].what if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            what, fix = f"is not the record of a run: {reason}", "give the log_dir of a run that had started"
+            where = str(self.folder / RUN_FILE)
+            raise ResumeError(Problem(code="resume.no-run", where=where, what=what, fix=fix)) from error
         return self.manifest
 
     def table(self, name: str) -> Mapping[str, Any]:
@@ -126,7 +103,7 @@ class Run:
     @property
     def settings(self) -> Record:
         """The tables of `config.toml`."""
-        return read_toml(self.folder / CONFIG_FILE)
+        return reading.read_toml(self.folder / record_names.CONFIG_FILE)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -139,7 +116,7 @@ class Run:
 
     def last_step(self, *, field: str = "", skip_damaged: bool = False) -> Record:
         """Return the last line of `metrics.jsonl`, or the last with `field`; empty without one."""
-        return last_record(self.folder / METRICS, field=field, skip_damaged=skip_damaged) or {}
+        return reading.last_record(self.folder / METRICS, field=field, skip_damaged=skip_damaged) or {}
 
     @property
     def num_steps(self) -> int:
@@ -162,16 +139,17 @@ class Run:
     def evaluations(self, *, required: bool = False) -> Iterator[Record]:
         """Yield the lines of `eval.jsonl`, one per held-out example and evaluation."""
         is_read = required or self.has(EVALUATION)
-        return (line for _, line in read_records(self.folder / EVALUATION)) if is_read else iter(())
+        return (line for _, line in reading.read_records(self.folder / EVALUATION)) if is_read else iter(())
 
     def completions(self, *, required: bool = False) -> Iterator[tuple[int, Record]]:
         return read_steps(self.folder / GENERATIONS) if required or self.has(GENERATIONS) else iter(())
 
     def completions_of(self, *steps: int) -> list[Record]:
         """Return the completions of these steps; lines of other steps are not parsed."""
-        marks = tuple(f'{{"step": {step},'.encode() for step in steps)  # the first field of each line
+        # By the first field: parsing the lines of all steps takes most of the time, and most of them are not wanted.
+        marks = tuple(f'{{"step": {step},'.encode() for step in steps)
         file = self.folder / GENERATIONS
-        lines = parsed_lines(file, lambda line: parse_record(line) if line.startswith(marks) else None)
+        lines = reading.parsed_lines(file, lambda line: reading.parse_record(line) if line.startswith(marks) else None)
         return [record for _, record in lines if record is not None]
 
     def tokens(self, step: int) -> list[TokenRecord]:
@@ -186,15 +164,15 @@ class Run:
         for step, line in self.steps(required=True):
             if step >= 0 and (number is None or step == number):
                 metrics = line
-        fix = "choose another --step"
         if not metrics:
-            what = "holds no step" if number is None else f"holds no step {number}"
-            raise ConfigError(Problem(where=str(self.folder / METRICS), what=what, fix=fix))
+            what, fix = f"holds no step{'' if number is None else f' {number}'}", "choose another --step"
+            raise ConfigError(Problem(code="run.no-such-step", where=str(self.folder / METRICS), what=what, fix=fix))
         chosen = int(metrics["step"])
         tokens, records = self.tokens(chosen), self.completions_of(chosen)
         if len(records) != len(tokens):
             what = f"step {chosen} has {len(records)} completions but {len(tokens)} token records"
-            raise ConfigError(Problem(where=str(self.folder), what=what, fix=fix))
+            fix = "choose another --step, or restore its files"
+            raise ConfigError(Problem(code="record.step-damaged", where=str(self.folder), what=what, fix=fix))
         by_group: dict[int, list[StoredCompletion]] = {}
         for record, record_tokens in zip(records, tokens, strict=True):
             by_group.setdefault(record["group"], []).append(StoredCompletion(record=record, tokens=record_tokens))
@@ -207,14 +185,15 @@ class Run:
         return read_arrays(self.folder, step, names) if token_file(self.folder, step).is_file() else None
 
     def token_steps(self) -> list[int]:
-        names = (file.stem.rpartition("_")[2] for file in (self.folder / TOKENS).glob("step_*.safetensors"))
+        files = (self.folder / record_names.TOKENS).glob("step_*.safetensors")
+        names = (file.stem.rpartition("_")[2] for file in files)
         return sorted(int(name) for name in names if name.isdecimal())
 
     @property
     def adapters(self) -> Path:
         given = self.table("backend").get("adapter_path", "")
         if not given:
-            return self.folder / ADAPTERS
+            return self.folder / record_names.ADAPTERS
         from retrain.records.places import recorded_places  # few runs name a folder
 
         places = recorded_places(self.record, self.folder)
@@ -242,9 +221,9 @@ def records_of(file: Path | None, resumed: str) -> list[StartedFrom]:
     own = Path(resumed).expanduser() if resumed else file.parent if file else None
     found = []
     for folder in filter(None, [own, *(path.absolute().parent.parent for path in (own, file) if path)]):
-        manifests = (read_if_any(folder / name) for name in (RUN_FILE, CAMPAIGN_FILE))
+        manifests = (read_if_any(folder / name) for name in (RUN_FILE, record_names.CAMPAIGN_FILE))
         found += [StartedFrom(folder, manifest) for manifest in manifests if manifest][:1]
-    return found if any(record.manifest.get(PATHS) for record in found) else []
+    return found if any(record.manifest.get(record_names.PATHS) for record in found) else []
 
 
 RESUMES, VARIABLE = "resumes", "environment variable"
@@ -280,17 +259,17 @@ SettingsKey = tuple[tuple[str, str], ...]
 
 def settings_key(record: Mapping[str, Any]) -> SettingsKey:
     """Return the settings of a `run.json` that decide its learning, as sorted pairs of key and value."""
-    return tuple(sorted((path, value) for path, value in compared_settings(record) if path not in SEED_KEYS))
+    return tuple(sorted((path, str(value)) for path, value in compared_settings(record) if path not in SEED_KEYS))
 
 
-def compared_settings(record: Record) -> Iterator[tuple[str, str]]:
+def compared_settings(record: Record) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a `run.json` in which runs of one condition may not differ: key and value."""
     for table, keys in table_of(record, "config").items():
         if table in FREE_TABLES or not isinstance(keys, dict):
             continue
         for key, value in keys.items():
             if (path := f"{table}.{key}") not in FREE_KEYS:
-                yield path, str(value)
+                yield path, value
 
 
 class Control(StrEnum):

@@ -77,8 +77,8 @@ class Past:
 def read_curve(run: Path) -> Curve:
     """Return the held-out rates of a run so far; ConfigError when the folder is no run, or damaged."""
     if not is_run(run):
-        what = "is not a run (run.json)" if run.is_dir() else "no such folder"
-        raise ConfigError(Problem(where=str(run), what=what, fix="`retrain status` lists runs"))
+        what, fix = "is not a run (run.json)" if run.is_dir() else "no such folder", "`retrain status` lists runs"
+        raise ConfigError(Problem(code="forecast.no-such-run", where=str(run), what=what, fix=fix))
     record = Run(run).manifest
     curves = Run(run).curves({HELD_OUT.field}) if Run(run).has(METRICS) else None
     rates_R = curves.column(HELD_OUT.field) if curves else np.zeros(0)
@@ -143,6 +143,7 @@ def evidence_against(held: int, ended: int, level: float) -> float:
     from scipy.special import betainc, betaln
 
     missed = ended - held
+    # In logarithms, and cut at e^700: the ratio itself overflows a float after a few hundred runs.
     spread = betaln(held + 1, missed + 1) + math.log(float(betainc(held + 1, missed + 1, level)) / level)
     return math.exp(min(700.0, spread - held * math.log(level) - missed * math.log1p(-level)))
 
@@ -175,6 +176,7 @@ def track(home: Path, level: float) -> Track:
 
 
 def note(home: Path, run: Curve, said: Forecast, counts: Mapping[str, int]) -> None:
+    # Only the first forecast of a run at a step is noted: repeating one until it looks good must not count.
     about = {"run": name_in(home, run.folder), "started": str(run.record.get("started")), "step": run.steps[-1]}
     record = {"event": SAID, "time": _now(), **about, **asdict(said), **counts}
     if not any(each.get("event") == SAID and _key(each) == _key(record) for each in _read(home)):
@@ -214,8 +216,9 @@ def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool
     settle(home)
     so_far = track(home, level)
     if not curve.steps:
+        what = "the run has no evaluation yet"
         fix = "wait for its first evaluation; [eval] examples and every say when that is"
-        raise ConfigError(Problem(where=str(run), what="the run has no evaluation yet", fix=fix))
+        raise ConfigError(Problem(code="forecast.no-evaluation", where=str(run), what=what, fix=fix))
     data = {"run": str(run), "step": curve.steps[-1], "max_steps": curve.max_steps, "level": level}
     data["track"] = {"held": so_far.held, "ended": so_far.ended}
     if curve.is_done:
@@ -227,14 +230,15 @@ def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool
         what = f"forecasts of {100 * level:g} % are withdrawn: {so_far.held} of {so_far.ended} intervals held"
         why = f"the chance of so few, if the promise were kept, is {100 * WRONGLY_WITHDRAWN:g} % at most"
         fix = "these runs differ from those before them; forecast from other runs, in a separate folder"
-        raise ConfigError(Problem(where=str(home / FILE), what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="forecast.withdrawn", where=str(home / FILE), what=what, why=why, fix=fix))
     past = find_past(curve, among or home)
     needed, known = needed_conditions(level), len(set(past.conditions))
     if known < max(2, needed):
         what = f"{known} conditions have finished runs of this model, data, evaluation and number of steps"
         why = f"a {100 * level:g} % interval needs {needed}; {past.others} finished runs do not match"
         fix = f"finish runs of {needed - known} more conditions, lower --level, or name other runs: --among FOLDER"
-        raise ConfigError(Problem(where=str(among or home), what=what, why=why, fix=fix))
+        where = str(among or home)
+        raise ConfigError(Problem(code="forecast.too-few-conditions", where=where, what=what, why=why, fix=fix))
     said = within_range(forecast(past.curves_NK, past.finals_N, past.conditions, curve.rates_K, level=level))
     counts = {"conditions": known, "runs": len(past.finals_N)}
     note(home, curve, said, counts)

@@ -52,9 +52,9 @@ def retrain_groups_scored(groups):
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """`mine/`: a reward with a helper, a transform, an advantage; `tasks.jsonl`; `stop`, which stops the next run."""
+    (tmp_path / "mine").mkdir()
     files = {"reward": REWARD, "helpers": HELPERS, "transform": TRANSFORM, "advantage": ADVANTAGE}
     for name, source in files.items():
-        (tmp_path / "mine").mkdir(exist_ok=True)
         (tmp_path / "mine" / f"{name}.py").write_text(source)
     rows = ({"prompt": f"what is {a} plus {b} ?", "answer": str(a + b)} for a in range(3) for b in range(4))
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

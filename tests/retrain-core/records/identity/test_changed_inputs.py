@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.kit.shared import slow_or_long
-
 Run = Callable[..., Any]
 LOG = "logs/train"
+SOURCE = """
+from pathlib import Path
+from retrain.api import Example, LoadedData
+
+def make(context):
+    return Lines()
+
+class Lines:
+    def load(self):
+        lines = Path("unnamed").read_text().splitlines()
+        return LoadedData(examples=tuple(Example(id=line, prompt=line, reference=line) for line in lines))
+"""
 EDITS = [
     ("mine/reward.py", "==", "!=", "mine/reward.py:12"),
     ("mine/helpers.py", "[0]", "[1]", "mine/helpers.py:2"),
@@ -72,43 +82,22 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
     shown = run("diff", LOG, "logs/other").out
     assert f"A was {told}" in shown
     assert "code  mine/reward.py  differs" in shown
-    assert "-        return Score.of(float(first_word(text) != example.reference))" in shown
-    assert "+        return Score.of(float(first_word(text) == example.reference))" in shown
-    data = json.loads(run("diff", LOG, "logs/other", "--json").out)
-    assert [(each["kind"], each["name"], each["line"]) for each in data["inputs"]] == [("code", "mine/reward.py", 12)]
-    assert run("report", LOG, "logs/other", "-o", "report.html").code == 0
-    page = (tmp_path / "report.html").read_text()
-    assert told in page
-    assert "differs from the first run" in page
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("file", "old", "new", "place"), slow_or_long(EDITS, EDITS[1]))
-def test_each_alone_is_refused(file: str, old: str, new: str, place: str, run: Run, tmp_path: Path) -> None:
-    assert run().code == 75
-    assert run("status", LOG, "--resume").code == 0
-    edit(tmp_path / file, old, new)
-    result = run("--resume", LOG)
-    assert result.code == 2
-    assert place in result.err
-    edit(tmp_path / file, new, old)
-    result = run("--resume", LOG)
-    assert result.code == 0, result.err
-    assert manifest(tmp_path)["resumes"] == [{**manifest(tmp_path)["resumes"][0], "accepted": [], "noticed": []}]
+    for line in (
+        "-        return Score.of(float(first_word(text) !=",
+        "+        return Score.of(float(first_word(text) ==",
+    ):
+        assert line in shown
 
 
 def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(run: Run, tmp_path: Path) -> None:
     assert run("--transform-mode", "gtpo_sepa", "--sepa-steps", "5").code == 75
-    for name in ("run.json", "metrics.jsonl"):
-        assert (tmp_path / LOG / name).exists()
     result = run("--resume", LOG, "--sepa-steps", "9", "--resume-anyway")
     assert result.code == 2
     assert "[sepa] steps: is 9, but the checkpoint was made with 5" in result.err
     assert "--resume-anyway cannot change that" in result.err
     assert "Loading dataset" not in result.out + result.err
-    (tmp_path / "other.toml").write_text(
-        (tmp_path / LOG / "config.toml").read_text().replace("steps = 5\n", "steps = 9\n")
-    )
+    text = (tmp_path / LOG / "config.toml").read_text()
+    (tmp_path / "other.toml").write_text(text.replace("steps = 5\n", "steps = 9\n"))
     check = run("status", LOG, "--resume", "--config", "other.toml")
     assert check.code == 1
     assert "--resume-anyway cannot change that" in check.out
@@ -116,19 +105,7 @@ def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(ru
 
 @pytest.mark.long
 def test_other_examples_are_noticed_wherever_the_source_reads_them(run: Run, tmp_path: Path) -> None:
-    source = """
-from pathlib import Path
-from retrain.api import Example, LoadedData
-
-def make(context):
-    return Lines()
-
-class Lines:
-    def load(self):
-        lines = Path("unnamed").read_text().splitlines()
-        return LoadedData(examples=tuple(Example(id=line, prompt=line, reference=line) for line in lines))
-"""
-    (tmp_path / "mine/source.py").write_text(source)
+    (tmp_path / "mine/source.py").write_text(SOURCE)
     (tmp_path / "unnamed").write_text("1 plus 2 ?\n2 plus 3 ?\n3 plus 4 ?\n")
     assert run("--data-source", "mine.source.make", "--data-path", "").code == 75
     assert manifest(tmp_path)["examples"] | {"digest": ""} == {"train": 3, "held_out": 0, "digest": ""}

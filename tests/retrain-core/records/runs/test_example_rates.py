@@ -36,7 +36,7 @@ def _write(folder: Path, *lines: str) -> Path:
     return folder
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     counts=st.dictionaries(st.integers(-1, 40), st.integers(1, 5), max_size=12),
     step=st.integers(-1, 41),
@@ -79,33 +79,23 @@ def test_a_set_is_kept_apart_and_each_figure_is_that_of_the_metric(tmp_path: Pat
         assert found.lines == 3
 
 
-@pytest.mark.parametrize(
-    ("metric", "why"),
-    [
-        (Metric("correct_rate"), "not a mean over held-out examples"),
-        (Metric("eval_time_s"), "not a mean over held-out examples"),
-        (Metric("eval_correct_rate", Summary.BEST), "not about one evaluation"),
-        (Metric("eval_correct_rate", Summary.AUC), "not about one evaluation"),
-    ],
-)
-def test_a_metric_without_one_evaluation_has_no_examples(metric: Metric, why: str) -> None:
-    with pytest.raises(NoExamplesError, match=why):
-        per_example(metric)
+@pytest.mark.parametrize("metric", ["correct_rate", "eval_time_s", "eval_correct_rate:best", "eval_correct_rate:auc"])
+def test_a_metric_without_one_evaluation_has_no_examples(metric: str) -> None:
+    field, _, summary = metric.partition(":")
+    with pytest.raises(NoExamplesError, match="evaluation: only" if summary else "not a mean over held-out examples"):
+        per_example(Metric(field, Summary(summary or "final")))
 
 
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ([_line(3, "a", [True]), "{broken\n"], "cannot be read"),
-        ([_line(3, "a", [True], correct=["yes"])], "no list `correct`"),
-        ([_line(3, "a", [True], correct=[])], "no list `correct`"),
-        ([_line(3, "a", [True], example=7)], "no text"),
-        ([_line(3, "a", [False])], "gives 0 at step 3, metrics.jsonl 1"),
-    ],
-)
-def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, lines: list[str], why: str) -> None:
-    with pytest.raises(NoExamplesError, match=why):
-        read_rates(_write(tmp_path / "run", *lines), RATE, step=3, expected=1.0)
+DAMAGED = {"no list `correct`": [_line(3, "a", [True], correct=each) for each in (["yes"], [])]}
+DAMAGED |= {"cannot be read": [_line(3, "a", [True]) + "{broken\n"], "no text": [_line(3, "a", [True], example=7)]}
+DAMAGED |= {"gives 0 at step 3, metrics.jsonl 1": [_line(3, "a", [False])]}
+
+
+@pytest.mark.parametrize("why", DAMAGED)
+def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, why: str) -> None:
+    for text in DAMAGED[why]:
+        with pytest.raises(NoExamplesError, match=why):
+            read_rates(_write(tmp_path / "run", text), RATE, step=3, expected=1.0)
 
 
 def test_no_file_and_a_line_cut_short(tmp_path: Path) -> None:

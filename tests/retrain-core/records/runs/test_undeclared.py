@@ -12,6 +12,7 @@ import pytest
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import write_inputs
 from retrain.records.identity.hashing import Budget, PluginFiles, hash_file
+from tests.kit.edited import edit
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
 SEEDS = [1, 2]
@@ -29,14 +30,7 @@ def folder(made: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def change(folder: Path) -> Change:
     """`change("grpo+none_s1", lambda record: ...)`: edit the `run.json` of a run."""
-
-    def edit(name: str, how: Callable[[dict[str, Any]], object]) -> None:
-        file = folder / "runs" / name / "run.json"
-        record = json.loads(file.read_text())
-        how(record)
-        file.write_text(json.dumps(record))
-
-    return edit
+    return lambda name, how: edit(folder / "runs" / name / "run.json", how)
 
 
 @pytest.fixture
@@ -87,16 +81,11 @@ def test_code_of_one_run_and_of_one_condition(
         shown = compare(folder, *arguments).out.replace("\\", "")
         assert f"differs in more than its condition says: {told}" in shown
     record("maxrl+none_s1", reward="return 0")
-    assert compare_json(folder)["undeclared"] == [
-        "maxrl+none: reward.py:2 changed: 'return 1' is now 'return 0' (against grpo+none)"
-    ]
-
-
-def test_a_module_that_only_one_seed_had(folder: Path, record: Callable[..., None], compare_json: Compare) -> None:
-    record_all(record)
     record("grpo+none_s2", own=True)
-    [told] = compare_json(folder)["undeclared"]
-    assert told.endswith("extra.py was not part of the run (against grpo+none_s1)")
+    assert sorted(compare_json(folder)["undeclared"]) == [
+        "grpo+none_s2: extra.py was not part of the run (against grpo+none_s1)",
+        "maxrl+none: reward.py:2 changed: 'return 1' is now 'return 0' (against grpo+none)",
+    ]
 
 
 def test_plugins_libraries_and_devices(

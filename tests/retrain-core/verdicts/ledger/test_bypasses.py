@@ -6,288 +6,368 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from retrain.kernel.errors import ConfigError, StopRequested
 from retrain.records.files import seal_of
 from retrain.verdicts.ledger.chain import NAME
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
-from retrain.verdicts.study.study import Options
+from retrain.verdicts.study.study import Options, Study
 from retrain.verdicts.wording.command import command as compare_command
+from tests.kit.edited import edit
 from tests.kit.invoke import invoke
+from tests.kit.ledgers import recorded
+from tests.kit.made_runs import MadeRun, write_run
+from tests.kit.problems import codes_in
 
-Change = Callable[..., None]
+Change = Callable[[Path], object]
+Campaign = Callable[..., Path]
+Compare = Callable[..., dict[str, Any]]
 RUN, OTHER = Path("runs/maxrl+none_s1"), Path("runs/maxrl+none_s2")
 LATER = "2036-03-01T12:00:05+00:00"
+BEGUN = "begun 2026-03-01T12:00:05+00:00"
 
 
-def edit(file: Path, **fields: Any) -> None:
-    content = json.loads(file.read_text())
-    for path, value in fields.items():
-        table, _, key = path.rpartition("__")
-        inner = content
-        for name in filter(None, table.split("__")):
-            inner = inner[name]
-        inner[key] = value
-    file.write_text(json.dumps(content))
+def run_edit(field: str, **values: Any) -> Change:
+    """A change of `run.json`, in the table of the configuration `field` or at its top."""
+    return lambda folder: edit(
+        folder / RUN / "run.json", lambda run: (run["config"][field] if field else run).update(values)
+    )
 
 
-def reseal(folder: Path, **_: Any) -> None:
-    plan = json.loads((folder / "manifest.json").read_text())["plan"] | {"primary_metric": "correct_rate:final"}
-    edit(folder / "manifest.json", plan=plan | {"sha256": seal_of(plan)})
+def manifest_edit(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda folder: edit(folder / "manifest.json", change)
 
 
-def copy_metrics(folder: Path, **_: Any) -> None:
-    shutil.copy(folder / OTHER / "metrics.jsonl", folder / RUN / "metrics.jsonl")
+def resealed(manifest: dict[str, Any]) -> None:
+    plan = {**manifest["plan"], "primary_metric": "correct_rate:final"}
+    manifest["plan"] = plan | {"sha256": seal_of(plan)}
 
 
-def edit_a_digit(folder: Path, **_: Any) -> None:
-    file = folder / RUN / "metrics.jsonl"
-    file.write_text(file.read_text().replace('"step": 3', '"step": 3 ', 1))
+def replaced(old: str, new: str, *, file: str = "metrics.jsonl", runs: tuple[Path, ...] = (RUN,)) -> Change:
+    def change(folder: Path) -> None:
+        for path in [folder / run / file for run in runs]:
+            assert old in path.read_text()
+            path.write_text(path.read_text().replace(old, new, 1))
+
+    return change
 
 
-def add_evaluations(folder: Path, **_: Any) -> None:
-    (folder / RUN / "eval.jsonl").write_text("{}\n")
+BETTER = replaced('"eval_correct_rate": 0.', '"eval_correct_rate": 0.9', runs=(RUN, OTHER))
 
 
-def other_rate(folder: Path, **_: Any) -> None:
-    for seed in (1, 2):
-        edit(folder / f"runs/maxrl+none_s{seed}/run.json", config__training__lr=0.01)
+def rolled(*, keeps: bool, is_on_record: bool = True) -> Change:
+    """The run is done again with a better end; the first one is deleted, or kept beside it."""
+
+    def change(folder: Path) -> None:
+        (folder / RUN).rename(folder / f"{RUN}.kept") if keeps else shutil.rmtree(folder / RUN)
+        run = write_run(folder / RUN, MadeRun(seed=1, steps=10, effect=0.3, eval_every=5))
+        recorded(run, started=LATER) if is_on_record else run_edit("", started=LATER)(folder)
+
+    return change
 
 
-def other_model(folder: Path, **_: Any) -> None:
-    edit(folder / RUN / "run.json", config__model__model="builtin:other")
+def another_run(how: Callable[[Path, Path], object]) -> Change:
+    def change(folder: Path) -> None:
+        shutil.rmtree(folder / OTHER)
+        how((folder / RUN).resolve(), folder / OTHER)
+
+    return change
 
 
-def other_code(folder: Path, **_: Any) -> None:
-    edit(folder / RUN / "run.json", identity={"code": {"digest": "d"}})
+def other_seed(folder: Path) -> None:
+    run_edit("", seed=3)(folder)
+    edit(folder / "manifest.json", lambda content: content["runs"][2].update(seed=3))
 
 
-def set_aside(folder: Path, **_: Any) -> None:
-    edit(folder / RUN / "run.json", status="failed")
+def ledger_edit(change: Callable[[list[str]], list[str]]) -> Change:
+    def changed(folder: Path) -> None:
+        file = folder.parent / NAME
+        file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+
+    return changed
 
 
-def delete(folder: Path, **_: Any) -> None:
-    shutil.rmtree(folder / RUN)
-
-
-def re_roll(folder: Path, *, made: ModuleType, recorded: Callable[..., Path]) -> None:
-    shutil.rmtree(folder / RUN)
-    made.write_run(folder / RUN, made.MadeRun(seed=1, steps=10, effect=0.3, eval_every=5))
-    recorded(folder / RUN, started=LATER)
-
-
-def run_again(folder: Path, *, made: ModuleType, recorded: Callable[..., Path]) -> None:
-    (folder / RUN).rename(folder / f"{RUN}.kept")
-    made.write_run(folder / RUN, made.MadeRun(seed=1, steps=10, effect=0.3, eval_every=5))
-    recorded(folder / RUN, started=LATER)
-
-
-def bring_in(folder: Path, *, made: ModuleType, **_: Any) -> None:
-    (folder / RUN).rename(folder / f"{RUN}.kept")
-    made.write_run(folder / RUN, made.MadeRun(seed=1, steps=10, effect=0.3, eval_every=5))
-    edit(folder / RUN / "run.json", started=LATER)
-
-
-def redefine(folder: Path, **_: Any) -> None:
-    edit(folder / "manifest.json", sha256="another")
-
-
-def edit_the_ledger(folder: Path, **_: Any) -> None:
-    file = folder.parent / NAME
-    file.write_text(file.read_text().replace('"state": "done"', '"state": "gone"', 1))
-
-
-def drop_from_the_ledger(folder: Path, **_: Any) -> None:
-    file = folder.parent / NAME
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:3] + file.read_text().splitlines(True)[4:]))
-
-
-BYPASSES: dict[Change, tuple[str, ...]] = {
-    reseal: ("the plan was resealed",),
-    copy_metrics: ("the same metrics.jsonl", "maxrl+none_s1", "maxrl+none_s2"),
-    edit_a_digit: ("maxrl+none_s1: changed since the run ended: metrics.jsonl",),
-    add_evaluations: ("maxrl+none_s1: changed since the run ended: eval.jsonl",),
-    other_rate: ("maxrl+none_s2: changed since the run ended: the settings in run.json",),
-    other_model: ("maxrl+none_s1: changed since the run ended: the settings in run.json",),
-    other_code: ("maxrl+none_s1: changed since the run ended: code and data in run.json",),
-    set_aside: ("maxrl+none_s1: run.json says failed, the run ended done",),
-    delete: ("maxrl+none_s1, begun 2026-03-01T12:00:05+00:00, done after 10 steps, is gone",),
-    re_roll: ("done after 10 steps, is gone; it was run again at 2036",),
-    run_again: ("maxrl+none_s1, begun 2026-03-01T12:00:05+00:00, was done; it was run again at 2036",),
-    bring_in: ("maxrl+none_s1: the ledger never saw it begin, although it saw its campaign open",),
-    redefine: ("does not define the campaign that was run",),
-    edit_the_ledger: ("ledger.jsonl: line", "was edited"),
-    drop_from_the_ledger: ("ledger.jsonl: line 4", "does not follow"),
+GONE = f"{BEGUN}, done after 10 steps, is gone"
+CHANGED = "maxrl+none_s1: changed since the run ended: "
+# A change, its words in the verdict and the check, and whether it is tried in a renamed folder, too.
+CHANGES: dict[str, tuple[Change, str, bool]] = {
+    "another metric is sealed": (manifest_edit(resealed), "the plan was resealed", True),
+    "better rates": (BETTER, f"{CHANGED}metrics.jsonl", True),
+    "another seed": (other_seed, "run.json says maxrl+none, seed 3; it was run as maxrl+none, seed 1", True),
+    "a run less": (manifest_edit(lambda c: c["runs"].pop()), "manifest.json does not list the runs", True),
+    "another order": (manifest_edit(lambda c: c["runs"].reverse()), "or in another order", True),
+    "another start": (run_edit("", started=LATER), f"maxrl+none_s1, {GONE}", True),
+    "one run twice": (another_run(shutil.copytree), f"maxrl+none_s2, {GONE}", True),
+    "a link": (another_run(lambda old, new: new.symlink_to(old)), f"maxrl+none_s2, {GONE}", True),
+    "metrics of another": (
+        lambda folder: shutil.copy(folder / OTHER / "metrics.jsonl", folder / RUN / "metrics.jsonl"),
+        "maxrl+none_s1: the same metrics.jsonl",
+        False,
+    ),
+    "a space": (replaced('"step": 3', '"step": 3 '), f"{CHANGED}metrics.jsonl", False),
+    "evaluations": (lambda folder: (folder / RUN / "eval.jsonl").write_text("{}\n"), f"{CHANGED}eval.jsonl", False),
+    "another rate": (run_edit("training", lr=0.01), f"{CHANGED}the settings in run.json", False),
+    "another model": (run_edit("model", model="other"), f"{CHANGED}the settings in run.json", False),
+    "other code": (run_edit("", identity={"code": {"digest": "d"}}), f"{CHANGED}code and data in run.json", False),
+    "set aside": (run_edit("", status="failed"), "maxrl+none_s1: run.json says failed, the run ended done", False),
+    "deleted": (lambda folder: shutil.rmtree(folder / RUN), f"maxrl+none_s1, {GONE}", False),
+    "rolled again": (rolled(keeps=False), f"{GONE}; it was run again at 2036", False),
+    "run again": (rolled(keeps=True), f"maxrl+none_s1, {BEGUN}, was done; it was run again at 2036", False),
+    "brought in": (rolled(keeps=True, is_on_record=False), "maxrl+none_s1: the ledger never saw it begin", False),
+    "redefined": (manifest_edit(lambda c: c.update(sha256="another")), "does not define the campaign", False),
+    "ledger edited": (
+        ledger_edit(lambda lines: [line.replace('"state": "done"', '"state": "gone"') for line in lines]),
+        "was edited",
+        False,
+    ),
+    "ledger cut": (ledger_edit(lambda lines: lines[:3] + lines[4:]), "ledger.jsonl: line 4 does not follow", False),
 }
+NAMED = [(key, "campaign_a") for key in CHANGES] + [
+    (key, "renamed") for key, (*_, is_named) in CHANGES.items() if is_named
+]
 
 
-@pytest.mark.parametrize("change", BYPASSES, ids=lambda change: change.__name__)
-def test_a_way_around_the_plan_is_named(
-    change: Change,
-    campaign: Callable[..., Path],
-    made: ModuleType,
-    recorded: Callable[..., Path],
+def studied(folder: Path) -> Study:
+    return comparison_with_ledger([folder], Options())
+
+
+def is_named(words: str, study: Study) -> bool:
+    """True if the notices have these words, and the comparison is not taken for a planned one."""
+    return any(words in line for line in study.notices) and study.standing == "exploratory"
+
+
+def verified(*arguments: str) -> tuple[int, str]:
+    result = invoke(compare_command, ["--ledger", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(("key", "name"), NAMED)
+def test_a_way_around_the_plan_is_named_whatever_the_folder_is_called(key: str, name: str, campaign: Campaign) -> None:
+    change, words, _ = CHANGES[key]
+    folder = campaign()
+    change(folder)
+    folder = folder.rename(folder.with_name(name))
+    if (key, name) == ("another seed", "renamed"):  # by its hash: its name and its seed are no longer known
+        words = "the same metrics.jsonl"
+    study = studied(folder)
+    assert is_named(words, study), study.notices
+    code, said = verified()
+    assert code == 1
+    assert name == "renamed" or words in said, said
+
+
+def test_an_honest_campaign_is_as_planned_where_it_is_moved_or_copied_as_a_whole(
+    campaign: Campaign, tmp_path: Path
 ) -> None:
     folder = campaign()
-    change(folder, made=made, recorded=recorded)
-    study = comparison_with_ledger([folder], Options())
-    named = "\n".join(study.notices)
-    assert all(words in named for words in BYPASSES[change]), named
-    assert study.standing == "exploratory"
-    result = invoke(compare_command, ["--ledger"])
-    assert result.exit_code == 1
-    assert all(words in result.output for words in BYPASSES[change]), result.output
-
-
-def test_an_honest_campaign_is_as_planned(
-    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]], command: Callable[..., Any]
-) -> None:
-    folder = campaign()
-    study = compare_json(folder)
-    assert (study["standing"], study["exploratory"], study["notices"]) == ("planned", [], [])
-    result = command("compare", "--ledger", "logs", "--json")
-    content = json.loads(result.out)
-    assert (result.code, content["intact"], content["findings"]) == (0, True, [])
-    assert command("compare", "--ledger", str(folder / RUN), "--head", content["head"]).code == 0
-    cut = command("compare", "--ledger", "--head", "f" * 64)
-    assert cut.code == 1
-    assert "cut or rewritten" in cut.out
+    study = studied(folder)
+    assert (study.standing, study.exploratory, study.notices) == ("planned", (), ())
+    code, said = verified("logs", "--json")
+    content = json.loads(said)
+    assert (code, content["intact"], content["findings"]) == (0, True, [])
+    assert verified(str(folder / RUN), "--head", content["head"])[0] == 0
+    code, said = verified("--head", "f" * 64)
+    assert (code, "cut or rewritten" in said) == (1, True)
+    moved = Path(shutil.copytree(folder, tmp_path / "elsewhere/campaign_a"))
+    study = studied(moved)
+    assert study.standing == "planned, unverified"
+    assert [line.startswith("unknown: ") for line in study.notices] == [True]
+    shutil.copytree("logs", tmp_path / "whole")
+    assert verified(str(tmp_path / "whole"))[0] == 0
+    copy = Path(shutil.copytree(folder, folder.with_name("copy")))
+    assert studied(copy).standing == "planned"
+    BETTER(copy)
+    assert (studied(copy).standing, studied(folder).standing) == ("exploratory", "planned")
+    shutil.rmtree(copy)
+    folder.rename(folder.with_name("renamed"))
+    assert verified("logs")[0] == 0
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_second_campaign_of_a_plan_is_named_in_both(
-    is_deleted: bool,
-    campaign: Callable[..., Path],
-    compare_json: Callable[..., dict[str, Any]],
-    command: Callable[..., Any],
-) -> None:
-    first, second = campaign(), campaign("campaign_b", is_new=True)
-    folders = [first, second]
+def test_a_second_campaign_of_a_plan_is_named_in_both(is_deleted: bool, campaign: Campaign) -> None:
+    folders = [campaign(), campaign("campaign_b", is_new=True)]
     if is_deleted:
         shutil.rmtree(folders.pop(0))
-    for folder in folders:
-        study = compare_json(folder)
-        named = next(line for line in study["notices"] if "second campaign of the same plan, by --new" in line)
+    for study in map(studied, folders):
+        named = next(line for line in study.notices if "second campaign of the same plan, by --new" in line)
         assert named.endswith("and it is gone") is is_deleted
-        assert study["standing"] == "exploratory"
-    result = command("compare", "--ledger")
-    assert result.code == 1
-    assert "second campaign of the same plan" in result.out
+        assert study.standing == "exploratory"
+    code, said = verified()
+    assert (code, "second campaign of the same plan" in said) == (1, True)
 
 
-def test_another_campaign_in_the_same_folder_has_not_run_the_earlier_one_again(
-    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]]
-) -> None:
+def test_another_campaign_in_the_same_folder_has_not_run_the_earlier_one_again(campaign: Campaign) -> None:
     folder = campaign()
     folder.rename(folder.with_name("campaign_a.1"))  # as `--new` does with a folder that was given
-    named = compare_json(campaign(is_new=True, started="2026-03-02T12:00:05+00:00", hypothesis="another"))["notices"]
-    assert not [line for line in named if "run again at" in line], named
+    study = studied(campaign(is_new=True, started="2026-03-02T12:00:05+00:00", hypothesis="another"))
+    assert not [line for line in study.notices if "run again at" in line], study.notices
 
 
-def test_a_renamed_folder_keeps_its_looks(
-    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]]
-) -> None:
-    folder = campaign()
-    compare_json(folder, "--metric", "loss")
-    renamed = folder.rename("logs/renamed")
-    for options in ((), ("--metric", "loss")):
-        assert compare_json(renamed, *options)["shopping"]["looks"] == 2
-
-
-def test_looks_and_metrics_are_counted_once_each(
-    campaign: Callable[..., Path],
-    compare: Callable[..., Any],
-    compare_json: Callable[..., dict[str, Any]],
-    command: Callable[..., Any],
+def test_looks_and_metrics_are_counted_once_each_and_follow_a_renamed_folder(
+    campaign: Campaign, compare: Callable[..., Any], compare_json: Compare
 ) -> None:
     folder = campaign()
     for options in ((), (), ("--metric", "loss", "--lower"), ("--at", 8), ("--last", 2), ()):
         compare_json(folder, *options)
-    study = compare_json(folder)
-    assert study["shopping"] == {
-        "looks": 4,
-        "metrics": ["eval_correct_rate:final", "loss:final"],
-        "choices": 4,
-        "registered_in": "campaign.toml",
-    }
+    wanted = {"looks": 4, "metrics": ["eval_correct_rate:final", "loss:final"], "choices": 4}
+    assert compare_json(folder)["shopping"] == wanted | {"registered_in": "campaign.toml"}
     assert "4 looks, at 2 metrics, with 4 choices" in compare(folder).out
-    assert [line.split()[1] for line in command("compare", "--ledger", "--events").out.splitlines()][-8:] == [
-        "look",
-        "verdict",
-    ] * 4
+    events = [line.split()[1] for line in verified("--events")[1].splitlines()]
+    assert events[-8:] == ["look", "verdict"] * 4
+    assert compare_json(folder.rename("logs/renamed"))["shopping"]["looks"] == 4
 
 
-def test_a_moved_folder_is_no_fraud(
-    campaign: Callable[..., Path],
-    compare_json: Callable[..., dict[str, Any]],
-    command: Callable[..., Any],
-    tmp_path: Path,
+@pytest.mark.parametrize("deed", ["deleted", "replaced", "moved down", "linked", "no file"])
+def test_without_its_ledger_a_plan_is_unverified(
+    deed: str, campaign: Campaign, compare: Callable[..., Any], tmp_path: Path
 ) -> None:
     folder = campaign()
-    moved = tmp_path / "elsewhere" / "campaign_a"
-    moved.parent.mkdir()
-    shutil.copytree(folder, moved)
-    study = compare_json(moved)
-    assert study["standing"] == "planned, unverified"
-    assert [line.startswith("unknown: ") for line in study["notices"]] == [True]
-    shutil.copytree("logs", tmp_path / "whole")
-    assert command("compare", "--ledger", str(tmp_path / "whole")).code == 0
-    folder.rename(folder.with_name("renamed"))
-    assert command("compare", "--ledger", "logs").code == 0
+    ledger = folder.parent / NAME
+    if deed in ("deleted", "replaced", "no file"):
+        ledger.unlink()
+    if deed == "deleted":
+        refused = invoke(compare_command, ["--ledger"]).exception
+        assert isinstance(refused, ConfigError)
+        assert codes_in(refused) == ["ledger.missing"]
+    elif deed == "replaced":
+        shutil.move(folder, tmp_path / "kept")
+        shutil.rmtree(campaign("other", seeds=(5, 6)))
+        shutil.move(tmp_path / "kept", folder)
+    elif deed == "moved down":
+        folder = Path(shutil.move(folder, folder.parent / "below" / folder.name))
+    elif deed == "linked":
+        shutil.move(folder, tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        ledger.mkdir()
+    for _ in range(2):  # the first look begins a ledger, which shows no more
+        study = studied(folder)
+        assert study.standing == "planned, unverified"
+        assert study.comparisons[0].verdict == "cannot tell"
+    assert "Planned, unverified: no ledger here has the plan and every run" in compare(folder).out
+    if deed == "deleted":
+        assert "the ledger knows nothing before" in study.notices[0]
+        code, said = verified()
+        assert (code, "the ledger knows nothing before" in said) == (0, True)
 
 
-def test_without_a_ledger_it_is_said_that_nothing_is_known(
-    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]], command: Callable[..., Any]
-) -> None:
+def test_a_campaign_moved_down_is_checked_against_the_ledger_above(campaign: Campaign) -> None:
     folder = campaign()
-    (folder.parent / NAME).unlink()
-    assert command("compare", "--ledger").code == 2
-    assert "the ledger knows nothing before" in compare_json(folder)["notices"][0]
-    result = command("compare", "--ledger")
-    assert result.code == 0
-    assert "the ledger knows nothing before" in result.out
+    folder = Path(shutil.move(folder, folder.parent / "below" / "c"))
+    BETTER(folder)
+    assert is_named("changed since the run ended: metrics.jsonl", studied(folder))
 
 
-def test_a_ledger_that_cannot_be_written_changes_no_verdict(
-    campaign: Callable[..., Path], compare_json: Callable[..., dict[str, Any]]
+@pytest.mark.parametrize("has_ledger", [True, False])
+def test_seeds_that_were_paired_again_are_left_out(has_ledger: bool, campaign: Campaign) -> None:
+    folder = campaign(seeds=(1, 2, 3))
+
+    def pair_again(manifest: dict[str, Any]) -> None:
+        first, second = manifest["runs"][3:5]
+        for name in ("run_name", "log_dir"):
+            first[name], second[name] = second[name], first[name]
+
+    manifest_edit(pair_again)(folder)
+    if not has_ledger:
+        (folder.parent / NAME).unlink()
+    study = studied(folder)
+    assert study.standing == "exploratory"
+    reasons = ["manifest.json says seed 1, run.json seed 2", "manifest.json says seed 2, run.json seed 1"]
+    assert [each.reason for each in study.left_out] == reasons
+    assert not has_ledger or verified()[0] == 1
+
+
+@pytest.mark.parametrize("fate", ["there", "renamed", "moved", "deleted"])
+@pytest.mark.parametrize("planned", [(1, 2), (2, 9)])
+def test_seeds_of_a_pilot_are_not_planned(
+    fate: str, planned: tuple[int, ...], campaign: Campaign, compare_json: Compare, tmp_path: Path
 ) -> None:
-    folder = campaign()
-    (folder.parent / NAME).unlink()
-    (folder.parent / NAME).mkdir()
+    pilot = campaign("pilot", is_planned=False, seeds=(1, 2, 3), steps=6, run={"eval_every": 3})
+    if fate == "deleted":
+        shutil.rmtree(pilot)
+    elif fate != "there":
+        shutil.move(pilot, {"renamed": pilot.with_name("other"), "moved": tmp_path / "away"}[fate])
+    folder = campaign(started=LATER, seeds=planned)
+    assert is_named("these seeds were already run in pilot", studied(folder))
+    assert "already run in pilot" in compare_json(folder)["comparisons"][0]["line"]
+
+
+def test_single_runs_are_a_pilot_and_so_is_one_of_which_the_ledger_was_deleted(campaign: Campaign) -> None:
+    campaign("begun", is_planned=False, seeds=(8, 9))  # its fixture enters the folder
+    for seed in (1, 2):
+        recorded(write_run(Path(f"logs/try{seed}"), MadeRun(seed=seed, steps=10, eval_every=5)))
+    assert is_named("already run in try1, try2", studied(campaign(started=LATER)))
+    for folder in Path("logs").iterdir():
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    (campaign("pilot", is_planned=False).parent / NAME).unlink()
+    assert is_named("already run in pilot/runs/", studied(campaign(started=LATER, run={"spread": 0.05})))
+    assert verified()[0] == 1
+
+
+def test_other_seeds_or_settings_are_no_pilot(campaign: Campaign) -> None:
+    campaign("pilot", is_planned=False, seeds=(7, 8))
+    campaign("other", is_planned=False, run={"config": {"training": {"lr": 0.1}}, "spread": 0.03})
+    study = studied(campaign(started=LATER))
+    assert (study.standing, study.notices) == ("planned", ())
+
+
+@pytest.mark.parametrize("planned", [{"hypothesis": "maxrl+none ends higher"}, {"primary_metric": "loss:final"}])
+def test_another_hypothesis_or_metric_is_the_same_campaign(planned: dict[str, str], campaign: Campaign) -> None:
+    first, second = campaign(), campaign("campaign_b", started=LATER, run={"spread": 0.05}, **planned)
+    for folder, words in ((first, "run again in campaign_b"), (second, "already run in campaign_a")):
+        assert is_named(f"these seeds were {words}", studied(folder))
+    assert verified()[0] == 1
+
+
+def test_runs_that_were_repeated_or_not_given_are_named(campaign: Campaign) -> None:
+    folder = campaign(seeds=(1, 2, 3))
+    given = [folder / "runs" / f"{label}_s{seed}" for label in ("grpo+none", "maxrl+none") for seed in (1, 3)]
+    (named,) = comparison_with_ledger(given, Options()).notices
+    assert named.startswith(
+        "2 finished runs of these conditions on record were not given: campaign_a/runs/grpo+none_s2"
+    )
+    run = folder / "runs/maxrl+none_s4"
+    recorded(write_run(run, MadeRun(seed=4, steps=6)), StopRequested("SIGTERM"), started="2026-03-01T12:00:05+00:00")
+    run.rename(f"{run}.1")
+    recorded(write_run(run, MadeRun(seed=4, steps=10)), started=LATER)
+    assert is_named(f"maxrl+none_s4, {BEGUN}, stopped after 6 steps; it was run again", studied(folder))
+    again = folder / RUN
+    rolled(keeps=False)(folder)
+    named = comparison_with_ledger([again, folder / OTHER], Options()).notices
+    assert [line for line in named if f"maxrl+none_s1, {BEGUN}" in line and "run again at 2036" in line], named
+
+
+def test_the_order_of_folders_changes_nothing(campaign: Campaign) -> None:
+    runs = sorted((campaign(seeds=(1, 2, 3, 4)) / "runs").iterdir())
+    for number, run in enumerate(runs):
+        time = f"2026-03-01T12:00:{59 - number}Z"
+        edit(run / "run.json", lambda content, time=time: content.update(started=time))
+    options = Options(baseline="grpo+none")
+    given = [comparison_with_ledger(order, options) for order in (runs, runs[::-1], [*runs[2:], *runs[:2]])]
+    assert [study.comparisons[0].seeds for study in given] == [(4, 3, 2, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [("eval", "seed", 0), ("eval", "examples", 64), ("data", "source", "arithmetic"), ("", "", 0)],
+)
+def test_conditions_with_other_held_out_examples_are_not_compared_on_them(
+    table: str, key: str, value: object, campaign: Campaign, compare_json: Compare
+) -> None:
+    """By the settings, and by the ids in `eval.jsonl` whatever the settings."""
+    folder = campaign(run={} if table else {"example_spread": 1.0})
+    assert "on these 64 examples" in compare_json(folder)["comparisons"][0]["line"]
+    for run in [folder / f"runs/maxrl+none_s{seed}" for seed in (1, 2)]:
+        if table:
+            edit(run / "run.json", lambda content: content["config"][table].update({key: 7}))
+        else:
+            (run / "eval.jsonl").write_text((run / "eval.jsonl").read_text().replace('"made-', '"other-'))
     study = compare_json(folder)
-    assert study["comparisons"][0]["verdict"] == "cannot tell"
-    assert "cannot be read" in study["notices"][0]
-
-
-def test_runs_given_one_by_one_count_those_that_are_gone(
-    made: ModuleType,
-    recorded: Callable[..., Path],
-    compare_json: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-) -> None:
-    for seed in (1, 2):
-        recorded(made.write_run(tmp_path / "logs" / f"a{seed}", made.MadeRun(seed=seed, steps=10, eval_every=5)))
-    re_rolled = tmp_path / "logs" / "a1"
-    shutil.rmtree(re_rolled)
-    recorded(made.write_run(re_rolled, made.MadeRun(seed=1, steps=10, effect=0.2, eval_every=5)), started=LATER)
-    named = compare_json(re_rolled, tmp_path / "logs" / "a2")["notices"]
-    assert [line for line in named if line.startswith("a1, begun 2026") and "run again at 2036" in line]
-
-
-def test_runs_that_failed_before_their_first_line_are_no_copies(
-    made: ModuleType,
-    recorded: Callable[..., Path],
-    command: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
-        run = made.write_run(Path(f"logs/s{seed}"), made.MadeRun(seed=seed, status="failed"))
-        (run / "metrics.jsonl").write_text("")
-        recorded(run, RuntimeError("out of memory"))
-    result = command("compare", "--ledger")
-    assert (result.code, "metrics.jsonl" in result.out) == (0, False), result.out
+    reason = f"maxrl+none: {table}.{key} is 7, in grpo+none_s1 {value!r}" if table else ""
+    assert any(each.startswith(f"other held-out examples: {reason}") for each in study["exploratory"])
+    assert study["standing"] == "exploratory"
+    assert "on these 64 examples" not in study["comparisons"][0]["line"]
+    assert not table or "different held-out examples" in study["comparisons"][0]["line"]

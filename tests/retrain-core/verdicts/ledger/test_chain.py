@@ -47,7 +47,7 @@ def test_an_untouched_ledger_is_a_chain(content: bytes, place: Path) -> None:
     assert read_history(place).head == entries[-1].sha256
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_any_edited_byte_is_found(content: bytes, place: Path, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(content) - 1))
@@ -55,7 +55,7 @@ def test_any_edited_byte_is_found(content: bytes, place: Path, data: st.DataObje
     assert is_noticed(place, content[:position] + bytes([byte]) + content[position + 1 :])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, LINES - 1), max_size=2 * LINES))
 def test_any_other_sequence_of_lines_is_found_unless_it_is_a_beginning(
     content: bytes, place: Path, order: list[int]
@@ -76,7 +76,7 @@ def test_a_cut_tail_is_found_by_who_knows_a_later_hash(content: bytes, place: Pa
     assert read_history(place, known_head=head).has_known_head
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_a_line_torn_by_a_kill_is_healed_at_the_next_event(content: bytes, place: Path, data: st.DataObject) -> None:
     start = content[:-1].rindex(b"\n") + 1
@@ -89,27 +89,22 @@ def test_a_line_torn_by_a_kill_is_healed_at_the_next_event(content: bytes, place
     assert last.record["healed"] == cut - start
 
 
-def test_the_chain_goes_on_from_damage_which_stays_visible(content: bytes, place: Path) -> None:
+def test_the_chain_continues_from_damage_that_stays_visible_and_after_long_lines(content: bytes, place: Path) -> None:
     (place / NAME).write_bytes(content + b"not a line\n")
-    assert append(place, "look", number=9) == ""
+    for size in (10, 30_000, 8192, 10):
+        assert append(place, "look", text="x" * size) == ""
     faults = [entry.fault for entry in read_chain(place / NAME) if entry.fault]
     assert faults == ["is not a line that retrain writes"]
 
 
-def test_lines_longer_than_a_block_are_read_from_the_end(tmp_path: Path) -> None:
-    for size in (10, 30_000, 8192, 10):
-        assert append(tmp_path, "look", text="x" * size) == ""
-    assert read_history(tmp_path).faults == []
-
-
 def test_parallel_writers_lose_nothing(tmp_path: Path) -> None:
-    code = WRITER + "[append(Path(sys.argv[1]), 'look', writer=sys.argv[2], number=n) for n in range(25)]"
+    code = WRITER + "[append(Path(sys.argv[1]), 'look', writer=sys.argv[2], number=n) for n in range(15)]"
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
     assert [writer.wait() for writer in writers] == [0, 0]
     entries = list(read_chain(tmp_path / NAME))
     assert not any(entry.fault or entry.is_torn for entry in entries)
     for name in "ab":
-        assert [e.record["number"] for e in entries if e.record["writer"] == name] == list(range(25))
+        assert [e.record["number"] for e in entries if e.record["writer"] == name] == list(range(15))
 
 
 def test_what_cannot_be_written_is_told_and_raises_nothing(tmp_path: Path) -> None:

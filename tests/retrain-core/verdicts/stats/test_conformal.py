@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.verdicts.stats.conformal import forecast, left_out, needed_conditions, weighted_quantile
+from retrain.verdicts.stats.conformal import forecast, left_out, needed_conditions
 
 STORED = Path(__file__).with_name("curves.json")  # made by benchmarks/forecast_curves.py: date and versions inside
 
@@ -60,16 +60,8 @@ def test_it_is_the_reference(seed: int, groups: int, length: int, level: float) 
     assert (again.low, again.high) == pytest.approx((found.low, found.high))
 
 
-def test_how_many_conditions_a_promise_needs() -> None:
+def test_impossible_input_is_refused_and_a_promise_has_its_price() -> None:
     assert [needed_conditions(level) for level in (0.5, 0.8, 0.9, 0.95)] == [1, 4, 9, 19]
-
-
-def test_the_quantile_of_weighted_scores() -> None:
-    scores, weights = np.array([3.0, 1.0, 2.0]), np.array([0.25, 0.25, 0.25])
-    assert [weighted_quantile(scores, weights, level) for level in (0.25, 0.5, 0.75, 0.76)] == [1.0, 2.0, 3.0, math.inf]
-
-
-def test_impossible_input_is_refused() -> None:
     curves, finals = np.full((4, 2), 0.5), np.full(4, 0.5)
     for bad in (np.array([0.5, np.nan]), np.array([])):
         with pytest.raises(ValueError, match="finite"):
@@ -78,7 +70,7 @@ def test_impossible_input_is_refused() -> None:
         forecast(curves, finals, list("aaaa"), curves[0])
 
 
-@pytest.mark.parametrize("seen", range(2, 13))
+@pytest.mark.parametrize("seen", range(2, 13, 2))
 def test_eighty_percent_intervals_hold_for_conditions_left_out_of_stored_runs(seen: int) -> None:
     stored = json.loads(STORED.read_text())
     rates = np.array([run["correct"] for run in stored["runs"]]) / stored["about"]["completions"]
@@ -91,9 +83,9 @@ def test_eighty_percent_intervals_hold_for_conditions_left_out_of_stored_runs(se
 
 
 def test_intervals_hold_in_simulated_conditions_and_fail_where_runs_are_taken_for_conditions() -> None:
-    """25 x 6 new conditions; taking runs as exchangeable, as naive conformal prediction does, holds in fewer."""
+    """15 x 6 new conditions; taking runs as exchangeable, as naive conformal prediction does, holds in fewer."""
     rng, held, naive = np.random.default_rng(3), [], []
-    for _ in range(25):
+    for _ in range(15):
         level_C = rng.normal(0.5, 0.15, 15)
         names = [str(name) for name in np.repeat(np.arange(9), 4)]
         finals = np.repeat(level_C[:9], 4) + rng.normal(0, 0.01, 36)

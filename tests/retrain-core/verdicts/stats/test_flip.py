@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from retrain.verdicts.stats.flip import FlipTest, at_most, patterns_for
+from retrain.verdicts.stats.flip import FlipTest, at_most
 
 DIFFS = st.lists(st.integers(-20, 20), min_size=1, max_size=9)
 ALPHAS = st.one_of(st.floats(0.001, 0.4), st.sampled_from([0.05, 0.1, 0.05 / 3, 0.05 / 19, 1 / 32, 3 / 64, 0.25]))
@@ -48,6 +48,7 @@ def test_the_interval_is_hartigans(diffs: list[int], level: float) -> None:
 @example(diffs=[1, 1, 1, 1, 1, 1], alpha=1 / 32, scale=1e-3, extra=0)
 @example(diffs=[0, 0, 0, 0, 0, 0], alpha=0.05, scale=1.0, extra=0)
 @example(diffs=[3, -3, 2, -2, 1, -1], alpha=0.25, scale=1e300, extra=9)
+@settings(max_examples=60)
 @given(
     diffs=DIFFS,
     alpha=ALPHAS,
@@ -79,7 +80,7 @@ def test_many_seeds_agree_as_well_and_are_shifted_with_the_data(diffs: list[floa
     assert np.subtract(moved.interval(0.8), 2.0) == pytest.approx(still.interval(0.8), abs=1e-9)
 
 
-@pytest.mark.parametrize("num_seeds", [15, 20, 40])
+@pytest.mark.parametrize("num_seeds", [15, 40])
 def test_drawn_patterns_are_those_of_scipy_up_to_monte_carlo_error(num_seeds: int) -> None:
     diffs_N = np.random.default_rng(num_seeds).normal(0.35, 1.0, num_seeds)
 
@@ -119,7 +120,3 @@ def test_a_seed_without_a_difference_counts_for_nothing_in_the_best_case() -> No
 def test_what_is_no_difference_is_refused(diffs: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
         FlipTest.of(np.array(diffs))
-
-
-def test_more_comparisons_draw_more_patterns_up_to_a_bound() -> None:
-    assert [patterns_for(each, 0.05) for each in (1, 100, 10_000)] == [10_000, 40_000, 200_000]

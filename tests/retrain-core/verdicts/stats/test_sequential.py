@@ -1,4 +1,4 @@
-"""The test with planned looks: against an independent description of it, and its promises one by one."""
+"""Tests for several looks, planned or at any time: against independent descriptions, and their promises one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats import sequential
-from retrain.verdicts.stats.sequential import SequentialFlip, spent
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, running_evidence, spent
 
 VALUES = st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, allow_nan=False, width=32))
 
@@ -47,15 +47,14 @@ def described(diffs_N: Floats, looks: list[int], alpha: float, spend: Spend, sig
 @pytest.mark.parametrize(("n_max", "looks"), [(9, [6, 7, 9]), (16, [6, 9, 12, 16])])
 def test_rejects_where_its_description_does(spend: Spend, n_max: int, looks: list[int]) -> None:
     rng = np.random.default_rng([3, n_max])
-    for size in [*looks, looks[0] + 1] * 6:
+    for size in [*looks, looks[0] + 1] * 4:
         diffs_N = rng.normal(rng.choice([0.0, 1.0, -1.5]), 1.0, size)
         observed_N = np.where(diffs_N < 0, -1.0, 1.0)
         if n_max > sequential.EXACT_SEEDS:
-            others_PN = sequential._patterns(n_max, 499).T[:, :size]
-            signs_PN = np.vstack([observed_N, others_PN])
+            others = sequential._patterns(n_max, 499).T[:, :size]
         else:
-            every = [signs for signs in product((1.0, -1.0), repeat=size) if signs != tuple(observed_N)]
-            signs_PN = np.vstack([observed_N, every])
+            others = [signs for signs in product((1.0, -1.0), repeat=size) if signs != tuple(observed_N)]
+        signs_PN = np.vstack([observed_N, others])
         for alpha in (0.05, 0.0125, 0.3):
             found = after(diffs_N, looks, n_max, spend).rejected_at(alpha)
             assert found == described(diffs_N, looks, alpha, spend, signs_PN)
@@ -70,7 +69,7 @@ def test_alpha_is_spent_as_published() -> None:
         assert 0.0 < spent(0.01, 0.6, spend) < spent(0.02, 0.6, spend) < spent(0.02, 0.8, spend) < 0.02
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     diffs=st.lists(VALUES, min_size=6, max_size=17),
     n_max=st.sampled_from([10, 17]),
@@ -87,7 +86,7 @@ def test_interval_and_p_agree(diffs: list[float], n_max: int, alpha: float, spen
     assert test.smallest_p <= test.p + 1e-6
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(diffs=st.lists(VALUES, min_size=17, max_size=17), n_max=st.sampled_from([12, 17]))
 def test_a_decision_is_never_taken_back(diffs: list[float], n_max: int) -> None:
     looks = [n for n in (6, 8, 10, 12, 17) if n <= n_max]
@@ -134,3 +133,52 @@ def test_refuses_what_cannot_be(wrong: dict[str, object]) -> None:
     given = {"diffs_N": np.ones(8), "counts_K": [8], "shares_K": [1.0], "n_max": 8, "spend": Spend.POCOCK} | wrong
     with pytest.raises(ValueError):  # noqa: PT011 - one of two, both of numbers
         SequentialFlip(**given)  # type: ignore[arg-type]
+
+
+def test_the_anytime_test_agrees_with_its_description() -> None:
+    diffs_N = np.random.default_rng(5).normal(0.7, 1.0, 20)
+    evidence, products = [], np.ones(8)
+    for n in range(1, 21):
+        x = diffs_N[n - 1] / math.sqrt(np.mean(diffs_N[:n] ** 2))
+        products *= [2 / (1 + math.exp(-2 * bet * x)) for bet in (0.4, 0.8, 1.6, 3.2, -0.4, -0.8, -1.6, -3.2)]
+        evidence.append(products.mean())
+    assert running_evidence(diffs_N) == pytest.approx(evidence, rel=1e-12)
+    assert AnytimeTest(diffs_N=diffs_N).p == pytest.approx(1 / max(evidence))
+
+
+def test_seven_equal_differences_suffice() -> None:
+    assert running_evidence(np.full(7, 0.1))[-1] == pytest.approx(33.5, abs=0.05)
+    assert [AnytimeTest(diffs_N=np.full(n, 3.0)).p <= 0.05 for n in (6, 7)] == [False, True]
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(st.floats(0.0, 1e3, width=32), min_size=1, max_size=7))
+def test_its_mean_over_all_signs_is_one(sizes: list[float]) -> None:
+    ends = [running_evidence(np.array(signs) * np.array(sizes))[-1] for signs in product((1, -1), repeat=len(sizes))]
+    assert np.mean(ends) == pytest.approx(1.0, rel=1e-9)
+
+
+@settings(max_examples=30)
+@given(diffs=st.lists(VALUES, min_size=1, max_size=20), alpha=st.sampled_from([0.05, 0.0125, 0.3]))
+def test_anytime_interval_and_p_agree(diffs: list[float], alpha: float) -> None:
+    test = AnytimeTest(diffs_N=np.array(diffs))
+    low, high = test.interval(1.0 - alpha)
+    assert low <= np.mean(diffs) <= high
+    assert (low > 0.0 or high < 0.0) == (test.p <= alpha)
+    assert test.smallest_p <= test.p * (1 + 1e-9)
+
+
+@settings(max_examples=25)
+@given(diffs=st.lists(VALUES, min_size=2, max_size=12), scale=st.sampled_from([1e-200, 1e-3, 1e150]))
+def test_the_unit_does_not_matter(diffs: list[float], scale: float) -> None:
+    assert running_evidence(np.array(diffs) * scale) == pytest.approx(running_evidence(np.array(diffs)), rel=1e-9)
+
+
+def test_more_seeds_never_raise_p_and_few_give_no_limit() -> None:
+    diffs_N = np.random.default_rng(2).normal(1.0, 1.0, 16)
+    p_values = [AnytimeTest(diffs_N=diffs_N[:n]).p for n in range(1, 17)]
+    assert p_values == sorted(p_values, reverse=True)
+    assert AnytimeTest(diffs_N=diffs_N[:4]).interval(0.95) == (-math.inf, math.inf)
+    assert math.isinf(AnytimeTest(diffs_N=np.array([])).interval(0.95)[0])
+    with pytest.raises(ValueError, match="not finite"):
+        running_evidence(np.array([1.0, math.inf]))

@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta as beta_distribution
 
-from retrain.verdicts.stats.teaching import (
-    Calibration,
-    RateBook,
-    TeachingForecast,
-    calibration,
-    teaching,
-)
+from retrain.verdicts.stats.teaching import Calibration, RateBook, TeachingForecast, calibration, teaching
 
 GROUP = 8
 
@@ -58,7 +52,7 @@ def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior() -> No
 groups = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, GROUP), st.booleans()), max_size=30)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(groups, st.integers(0, 30))
 def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cut: int) -> None:
     whole, part = RateBook(), RateBook()
@@ -127,8 +121,7 @@ def test_calibration_counts_every_forecast_once() -> None:
 @pytest.mark.parametrize("per_step", [0.0, 0.05, 0.1])
 def test_forecasts_are_calibrated_on_a_policy_that_learns(per_step: float) -> None:
     """A third of the prompts trivial, a third impossible; of the rest the log-odds rise by `per_step`. Three runs."""
-    forecasts: list[float] = []
-    outcomes: list[bool] = []
+    forecasts, outcomes = list[float](), list[bool]()
     for seed in range(3):
         rng, book = np.random.default_rng(seed), RateBook()
         starts_N = rng.normal(-2.0, 1.2, 96)

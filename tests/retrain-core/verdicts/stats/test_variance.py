@@ -45,14 +45,14 @@ def test_the_interval_of_one_factor_is_the_exact_one_of_the_textbook() -> None:
 
 def test_the_shares_are_covered_in_an_unbalanced_design() -> None:
     hits = np.zeros(3)
-    for seed in range(40):
+    for seed in range(30):
         values, factors = crossed((0.7, 0.4, 0.6), (5, 5), seed)
         kept = np.random.default_rng(seed).permutation(25)[:19]
         found = components(values[kept], {name: [levels[i] for i in kept] for name, levels in factors.items()})
         assert found is not None
         true = np.array([0.49, 0.16, 0.36]) / 1.01
         hits += [p.interval[0] <= share <= p.interval[1] for p, share in zip(found.parts, true, strict=True)]
-    assert (hits >= 33).all()  # at 95 %, fewer come once in 500
+    assert (hits >= 25).all()  # at 95 %, fewer come once in 1000
 
 
 @settings(max_examples=12)

@@ -1,4 +1,4 @@
-"""Both scopes of a verdict, from stored runs to what `retrain compare` prints."""
+"""Differences over held-out examples: the second scope of a verdict, and two single runs or checkpoints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from retrain.records.runs.curves import parse_metric
 from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import ExamplesView
+from retrain.verdicts.study.examples import two_evaluations
 from retrain.verdicts.study.study import Options, study_of
 from retrain.verdicts.wording.verdict_line import advice_sentence
-from tests.kit.made_runs import write_campaign
+from tests.kit.made_runs import MadeRun, write_campaign, write_run
+from tests.kit.problems import codes_in
 
 EFFECTS = {"maxrl+none": 0.0, "grpo+none": 0.05}
 SEEDS = range(1, 9)
@@ -40,13 +43,11 @@ def _by_hand(folder: Path) -> np.ndarray:
     """Differences per seed and example at the last step, read the plain way."""
     sides = []
     for condition in EFFECTS:
-        rows = []
-        for seed in SEEDS:
-            lines = (folder / "runs" / f"{condition}_s{seed}" / "eval.jsonl").read_text().splitlines()
-            records = [json.loads(line) for line in lines]
-            last = max(record["step"] for record in records)
-            rows.append([np.mean(record["correct"]) for record in records if record["step"] == last])
-        sides.append(np.array(rows))
+        files = [folder / "runs" / f"{condition}_s{seed}" / "eval.jsonl" for seed in SEEDS]
+        runs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        sides.append(
+            np.array([[np.mean(x["correct"]) for x in rows if x["step"] == rows[-1]["step"]] for rows in runs])
+        )
     return sides[1] - sides[0]
 
 
@@ -71,29 +72,21 @@ def test_the_view_is_about_the_examples_on_disk(campaign: Path) -> None:
     assert view.p >= comparison.p
 
 
-def test_the_advice_is_measured_and_says_how_far_it_can_be_trusted(campaign: Path) -> None:
-    view = _view(campaign)
+def test_the_advice_is_measured_and_agrees_with_the_interval_that_is_shown(campaign: Path) -> None:
+    view, metric = _view(campaign), parse_metric("eval_correct_rate", where="here")
     assert view.advice is not None
     assert view.interval is not None
-    assert view.interval[0] <= 0.0
     advice = view.advice
-    assert advice.twice_seeds.half_width < advice.half_width
-    assert advice.twice_examples.half_width < advice.half_width
+    assert advice.half_width == (view.interval[1] - view.interval[0]) / 2.0
+    assert max(advice.twice_seeds.half_width, advice.twice_examples.half_width) < advice.half_width
     assert advice.seeds.number is not None
     assert advice.seeds.number > 8
     assert advice.seeds.interval == (8, None)  # a p of 0.05 leaves nearly any true difference possible
     assert advice.cost is not None
     assert advice.cost.seed_s == pytest.approx(2 * (50 * 0.65 + 4 * 0.38), rel=0.1)
     assert advice.cost.example_s == pytest.approx(2 * 8 * 0.38 / 64, rel=0.01)
-
-
-def test_the_advice_agrees_with_the_interval_that_is_shown(campaign: Path) -> None:
-    view, metric = _view(campaign), parse_metric("eval_correct_rate", where="here")
-    assert view.advice is not None
-    assert view.interval is not None
-    assert view.advice.half_width == (view.interval[1] - view.interval[0]) / 2.0
     assert " on examples like these would narrow with " in advice_sentence(view, metric)
-    said = advice_sentence(replace(view, advice=replace(view.advice, half_width=np.inf)), metric)
+    said = advice_sentence(replace(view, advice=replace(advice, half_width=np.inf)), metric)
     assert said.startswith("8 seeds are too few to bound it on examples like these, whatever the examples; ")
 
 
@@ -104,10 +97,8 @@ def test_both_scopes_are_printed_and_in_the_json(
     assert "over 8 seeds, on these 64 examples; on examples like these: +5.0 pp (95 % interval" in line
     assert "8 seeds are too few to say" in compare(campaign, "--markdown").out
     (comparison,) = compare_json(campaign)["comparisons"]
-    examples = comparison["examples"]
-    assert examples["num_examples"] == 64
-    assert len(examples["interval"]) == 2
-    assert examples["advice"]["seeds"]["interval"] == [8, None]
+    assert comparison["examples"]["num_examples"] == 64
+    assert comparison["examples"]["advice"]["seeds"]["interval"] == [8, None]
 
 
 @pytest.mark.parametrize(
@@ -146,3 +137,73 @@ def test_examples_of_few_sources_are_worth_less(tmp_path: Path) -> None:
     assert view.interval is not None
     assert fooled is not None
     assert np.diff(view.interval)[0] > 1.3 * np.diff(fooled.interval)[0]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    fixed: dict[str, Any] = {"seed": 7, "steps": 20, "example_spread": 1.0}
+    made = [MadeRun(condition=f"{label}+none", effect=effect, **fixed) for label, effect in (("a", 0.0), ("b", 0.2))]
+    return [write_run(tmp_path / run.condition[0], run) for run in made]
+
+
+def last_rows(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["step"] == rows[-1]["step"]]
+
+
+def test_two_runs_are_compared_by_a_paired_t_test_over_examples(
+    runs: list[Path], compare: Any, compare_json: Any
+) -> None:
+    found, said = compare_json(*runs), compare(*runs).out.splitlines()[0]
+    expected = ttest_rel(*([np.mean(row["correct"]) for row in last_rows(run)] for run in reversed(runs)))
+    two = found["two_runs"]
+    assert two["p"] == pytest.approx(expected.pvalue)
+    assert two["interval"] == pytest.approx(list(expected.confidence_interval()))
+    assert two["difference"] == pytest.approx(found["comparisons"][0]["difference"])
+    assert found["comparisons"][0]["verdict"] == "cannot tell"
+    assert found["answer"] == said
+    assert "these two policies" in said
+    assert "nothing about how they were trained" in said
+
+
+def test_two_seeds_of_one_condition_are_two_policies(tmp_path: Path, compare_json: Any) -> None:
+    made = [write_run(tmp_path / str(seed), MadeRun(seed=seed, steps=20, example_spread=1.0)) for seed in (1, 2)]
+    found = compare_json(*made)
+    assert found["comparisons"] == []
+    assert found["two_runs"]["num_examples"] == 64
+
+
+def test_files_of_two_checkpoints(runs: list[Path], tmp_path: Path, compare: Any, compare_json: Any) -> None:
+    files = []
+    for run in runs:
+        kept = [{"model": "m", "checkpoint": "final"}, *last_rows(run)]
+        files.append(tmp_path / f"{run.name}.jsonl")
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in kept))
+    found = compare_json(*files)
+    assert two_evaluations(files, None).difference == found["difference"]
+    of_runs = compare_json(*runs)["two_runs"]
+    assert [found["p"], *found["interval"]] == pytest.approx([of_runs["p"], *of_runs["interval"]])
+    assert "these two policies" in compare(*files).out
+    assert compare(*files, "--all-pairs").code == 2
+    assert codes_in(compare(*files, "--metric", "loss").err) == ["compare.metric-not-in-file"]
+    for text, code in {
+        '{"model": "m"}\n{"example": "x", "correct": [true]}\n': "compare.other-examples",
+        '{"model": "m"}\n{"example": "x", "correct": 3}\n': "compare.no-evaluation",
+        '{"model": "m"}\n': "compare.no-evaluation",
+        "not json\n": "record.unreadable",
+    }.items():
+        files[1].write_text(text)
+        refused = compare(*files)
+        assert (refused.code, codes_in(refused.err), str(files[1]) in refused.err) == (2, [code], True)
+
+
+def test_samplers_that_differ_are_warned_of_where_they_chose_the_prompts(tmp_path: Path, compare: Any) -> None:
+    made = [
+        MadeRun(condition=label, seed=seed, steps=20, config={"data": {"sampler": sampler}})
+        for label, sampler in (("a+none", "uniform"), ("b+none", "thompson"))
+        for seed in range(6)
+    ]
+    runs = [write_run(tmp_path / f"{run.condition}{run.seed}", run) for run in made]
+    warned = compare(*runs, "--metric", "correct_rate").out
+    assert "the samplers differ (thompson, uniform), so correct_rate is of other prompts" in warned
+    assert "the samplers differ" not in compare(*runs, "--metric", "eval_correct_rate").out

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats.sequential import AnytimeTest, conditional_powers
 from retrain.verdicts.study.comparison import Comparison
 from retrain.verdicts.study.study import Options, study_of
+from tests.kit.edited import edit
 
 A, B = "grpo+none", "maxrl+none"
 SEEDS = (11, 3, 7, 1, 8, 2, 9, 4, 6, 5)
@@ -39,13 +40,14 @@ def campaign(made: Any, tmp_path: Path) -> Made:
         folder: Path = made.write_campaign(
             tmp_path / "c", {A: 0.0, B: effect}, seeds=ran, steps=10, plan=plan, eval_every=0, **more
         )
-        content = json.loads((folder / "manifest.json").read_text())
-        for condition in (A, B):
-            for seed in list(seeds)[len(ran) :]:
+
+        def add(content: dict[str, Any]) -> None:
+            for condition, seed in product((A, B), list(seeds)[len(ran) :]):
                 entry = {"condition": condition, "seed": seed, "run_name": f"{condition}_s{seed}", "returncode": None}
                 content["runs"].append(entry | {"status": "not needed", "log_dir": ""})
-        content |= {"grown": [{"time": "now", "seeds": grown, "conditions": []}]} if grown else {}
-        (folder / "manifest.json").write_text(json.dumps(content))
+            content |= {"grown": [{"time": "now", "seeds": grown, "conditions": []}]} if grown else {}
+
+        edit(folder / "manifest.json", add)
         return folder
 
     return make
@@ -86,20 +88,18 @@ def test_between_looks_the_last_look_counts(campaign: Made) -> None:
     assert (found.p, len(found.seeds)) == (pytest.approx(2 / 2**6 / math.log1p((math.e - 1) * 0.6), rel=1e-3), 7)
 
 
-def test_a_pending_run_holds_the_look_up_and_a_lost_one_does_not(campaign: Made) -> None:
-    waiting = judged(campaign([6, 8, 10], saved=4, states={(B, 3): "running"}))
-    assert waiting.looks
-    # The run's process is gone, and no manifest says that it failed for good: it ended.
-    assert waiting.looks.taken == (6,)
-    assert len(waiting.seeds) == 5
-
-
-def test_an_open_entry_of_the_manifest_is_pending(campaign: Made) -> None:
+def test_an_open_entry_holds_the_look_up_and_a_lost_run_does_not(campaign: Made) -> None:
     folder = campaign([6, 8, 10], saved=4, states={(B, 3): "running"})
-    content = json.loads((folder / "manifest.json").read_text())
-    for entry in content["runs"]:
-        entry.setdefault("status", "done" if (entry["condition"], entry["seed"]) != (B, 3) else "queued")
-    (folder / "manifest.json").write_text(json.dumps(content))
+    lost = judged(folder)
+    assert lost.looks
+    # The run's process is gone, and no manifest says that it failed for good: it ended.
+    assert (lost.looks.taken, len(lost.seeds)) == ((6,), 5)
+
+    def open_one(content: dict[str, Any]) -> None:
+        for entry in content["runs"]:
+            entry.setdefault("status", "done" if (entry["condition"], entry["seed"]) != (B, 3) else "queued")
+
+    edit(folder / "manifest.json", open_one)
     found = judged(folder)
     assert found.looks
     assert (found.looks.taken, found.p, found.verdict.value) == ((), 1.0, "cannot tell")
@@ -123,21 +123,20 @@ def test_seeds_listed_first_but_added_later_come_last(campaign: Made) -> None:
     assert found.seeds == (*SEEDS[2:], *SEEDS[:2])
 
 
-def test_seeds_beyond_planned_looks_lose_the_plan(campaign: Made) -> None:
-    folder = campaign([6, 8], planned=SEEDS[:8], grown=SEEDS[8:])
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_seeds_beyond_planned_looks_or_an_edited_plan_lose_the_plan(campaign: Made, is_edited: bool) -> None:
+    if is_edited:
+        folder = campaign([6, 8, 10])
+        edit(folder / "manifest.json", lambda content: content["plan"].update(spend="obrien_fleming"))
+    else:
+        folder = campaign([6, 8], planned=SEEDS[:8], grown=SEEDS[8:])
     assert design(folder) == "anytime"
 
 
-def test_an_edited_plan_is_no_plan_of_looks(campaign: Made) -> None:
-    folder = campaign([6, 8, 10])
-    file = folder / "manifest.json"
-    file.write_text(file.read_text().replace('"spend": "pocock"', '"spend": "obrien_fleming"'))
-    assert design(folder) == "anytime"
+EARLIER = [((), "fixed"), ((10, 10), "fixed"), ((6, 10), "anytime"), ((0,), "fixed")]
 
 
-@pytest.mark.parametrize(
-    ("earlier", "wanted"), [((), "fixed"), ((10, 10), "fixed"), ((6, 10), "anytime"), ((0,), "fixed")]
-)
+@pytest.mark.parametrize(("earlier", "wanted"), EARLIER)
 def test_an_earlier_look_at_fewer_seeds_is_paid_for(campaign: Made, earlier: Sequence[int], wanted: str) -> None:
     assert design(campaign([]), earlier) == wanted
 

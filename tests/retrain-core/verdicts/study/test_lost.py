@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from retrain.records.runs.curves import Direction, Metric
 from retrain.records.runs.source import Candidate
-from retrain.verdicts.study.comparison import collapses, per_seed
+from retrain.verdicts.study.comparison import FAR, collapsed, collapses, per_seed
 from retrain.verdicts.study.safeguards import lost_seeds
+from tests.kit.edited import edit_lines, set_if
 
 BASE, OTHER = "grpo+none", "maxrl+none"
 RATE = Metric("eval_correct_rate")
@@ -54,6 +56,7 @@ def test_lost_runs_are_at_the_worst_value_of_any_condition(campaign: Any, compar
     lost = found["lost"]
     assert (lost["baseline_seeds"], lost["condition_seeds"], lost["worst"]) == ([], [3, 4], worst)
     assert sorted(lost["seeds"]) == list(range(8))
+    assert per_seed({1: 0.5}, {2: 0.5}, direction=Direction.HIGHER) is None
     assert lost["difference"] == pytest.approx(float(np.mean(diffs)))
     assert (lost["verdict"], lost["survives"]) == ("cannot tell", False)
     shown = compare(folder).out
@@ -79,10 +82,6 @@ def test_lower_is_better_turns_the_worst_value(campaign: Any, compare_json: Comp
     assert found["per_seed"]["wins"] == 0  # by this measure it is worse everywhere
 
 
-def test_without_lost_runs_there_is_no_second_line(campaign: Any, compare: Any) -> None:
-    assert "lost run" not in compare(campaign()).out
-
-
 def test_a_run_that_goes_on_or_has_not_begun_is_not_lost() -> None:
     states = {0: "done", 1: "running", 2: "stale", 3: "not started", 4: "failed", 5: "dead", 6: "interrupted"}
     runs = [candidate(seed, state) for seed, state in states.items()]
@@ -95,11 +94,7 @@ def test_a_run_that_goes_on_or_has_not_begun_is_not_lost() -> None:
 
 def test_a_done_run_without_a_number_is_lost(campaign: Any, compare_json: Compare) -> None:
     folder = campaign()
-    file = folder / "runs" / f"{OTHER}_s5" / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for line in lines:
-        line |= {"eval_correct_rate": None} if "eval_correct_rate" in line else {}
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    edit_lines(folder / f"runs/{OTHER}_s5/metrics.jsonl", set_if("eval_correct_rate", lambda _: None))
     (found,) = compare_json(folder, "--metric", "eval_correct_rate")["comparisons"]
     assert found["lost"]["condition_seeds"] == [5]
 
@@ -117,20 +112,54 @@ def test_worst_seeds_and_wins_are_those_of_the_files(campaign: Any, compare_json
     assert f"Better in {seeds['wins']} of 7 seeds" in compare(folder).out
 
 
-def test_conditions_without_a_common_seed_have_no_view() -> None:
-    assert per_seed({1: 0.5}, {2: 0.5}, direction=Direction.HIGHER) is None
-
-
 def test_a_collapse_is_named_with_its_seed_and_not_for_a_cost(campaign: Any, compare: Any, compare_json: Any) -> None:
     values = {"a": dict(enumerate([0.8, 0.81, 0.79, 0.82, 0.1])), "b": dict.fromkeys(range(5), 0.8)}
     (found,) = collapses(values, RATE, direction=Direction.HIGHER)
     assert (found.condition, found.seeds, found.worst, found.median) == ("a", (4,), 0.1, 0.8)
     assert not collapses(values, RATE, direction=Direction.LOWER)
     folder = campaign()
-    file = folder / "runs" / f"{OTHER}_s2" / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for line in lines:
-        line |= {"eval_correct_rate": 0.05} if "eval_correct_rate" in line else {}
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    edit_lines(folder / f"runs/{OTHER}_s2/metrics.jsonl", set_if("eval_correct_rate", lambda _: 0.05))
     assert [each["seeds"] for each in compare_json(folder)["collapses"]] == [[2]]
     assert f"{OTHER}: seed 2 lies far from the others (worst 5.0%, median" in compare(folder).out
+
+
+GOOD = np.array([0.80, 0.81, 0.79, 0.82, 0.80, 0.78, 0.81, 0.80])
+
+
+def with_value(values_N: np.ndarray, *fallen: float) -> np.ndarray:
+    return np.concatenate([fallen, values_N[len(fallen) :]])
+
+
+def test_one_and_two_seeds_far_below_are_found_and_one_above_is_not() -> None:
+    values = [GOOD, with_value(GOOD, 0.1), with_value(GOOD, 0.1, 0.2), with_value(GOOD, 0.99)]
+    assert collapsed(values) == [[], [0], [0, 1], []]
+
+
+def test_a_gap_counts_only_if_it_is_wide_in_itself_too() -> None:
+    """Rates of close seeds: six standard deviations may be two examples out of a hundred."""
+    values_N = with_value(GOOD, 0.72)
+    assert collapsed([values_N]) == [[0]]
+    assert collapsed([values_N], least_gap=0.09) == [[]]
+    assert collapsed([np.array([0.8] * 7 + [0.1])], least_gap=0.05) == [[7]]  # without any spread
+    assert collapsed([np.array([0.8] * 7 + [0.8 - 1e-12])]) == [[]]
+
+
+def test_the_spread_of_the_other_conditions_counts() -> None:
+    close_N = np.array([0.800, 0.801, 0.799, 0.800, 0.790])
+    assert collapsed([close_N]) == [[4]]
+    assert collapsed([close_N, np.linspace(0.6, 0.9, 8)]) == [[], []]
+
+
+def test_few_seeds_and_empty_conditions_have_none() -> None:
+    assert collapsed([np.array([0.8, 0.8, 0.1]), np.zeros(0)]) == [[], []]
+    assert collapsed([np.zeros(0), with_value(GOOD, 0.1)]) == [[], [0]]
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(-100, 100), min_size=4, max_size=12), st.integers(1, 5), st.integers(-50, 50))
+def test_units_and_origin_do_not_matter(values: list[int], scale: int, shift: int) -> None:
+    values_N = np.array(values, dtype=float)
+    found = collapsed([values_N])[0]
+    assert found == collapsed([values_N * scale + shift])[0]
+    gap = 1.4826 * FAR * np.median(np.abs(values_N - np.median(values_N)))
+    assert all(values_N[index] < np.median(values_N) - gap for index in found)

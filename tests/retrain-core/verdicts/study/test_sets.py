@@ -1,19 +1,32 @@
-"""`--sets`: several evaluation sets together, on campaigns on disk."""
+"""Several evaluation sets: `--sets` on campaigns on disk, and its aggregates against what rliable 1.2.0 gave."""
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
+from retrain.kernel.seeding import Seeds
+from retrain.kernel.types import Floats
 from retrain.records.runs.curves import Metric, parse_metric
 from retrain.records.runs.source import Candidate
-from retrain.verdicts.study.sets import set_metrics
+from retrain.verdicts.study.sets import (
+    bootstrap,
+    improvement_over_benchmarks,
+    interquartile_mean,
+    optimality_gap,
+    performance_profile,
+    set_metrics,
+)
+from tests.kit.edited import edit_lines
+from tests.kit.problems import codes_in
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
 Compare = Callable[..., dict[str, Any]]
@@ -28,13 +41,13 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
             tmp_path, EFFECTS, seeds=seeds, steps=5, config={"eval": {"sets": {name: {} for name in sets}}}
         )
         for run in (folder / "runs").iterdir():
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-            for line in lines:
-                if "eval_correct_rate" in line:
-                    rate = line["eval_correct_rate"]
-                    line |= {"eval_hard_correct_rate": rate / 2} if run.name != missing else {}
-                    line |= {"eval_short_correct_rate": min(1.0, rate + 0.02)}
-            (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+            def further(line: dict[str, Any], *, is_hard: bool = run.name != missing) -> None:
+                if rate := line.get("eval_correct_rate"):
+                    line["eval_short_correct_rate"] = min(1.0, rate + 0.02)
+                    line |= {"eval_hard_correct_rate": rate / 2} if is_hard else {}
+
+            edit_lines(run / "metrics.jsonl", further)
         return folder
 
     return make
@@ -91,31 +104,21 @@ def test_few_seeds_have_no_limit_rather_than_a_verdict(campaign: Any, compare: A
     (pair,) = content["sets"]["comparisons"]
     assert (pair["overall"]["verdict"], pair["overall"]["interval"]) == ("cannot tell", [None, None])
     assert "8 seeds are the least for a verdict in it" in compare(folder, "--sets").out
-
-
-def test_one_seed_has_numbers_without_intervals(campaign: Any, compare_json: Compare) -> None:
+    shutil.rmtree(folder / "runs")
     first = compare_json(campaign(seeds=[1]), "--sets")["sets"]["conditions"][0]
     assert (first["mean"]["interval"], first["iqm"]["interval"]) == (None, None)
 
 
 def test_runs_with_a_single_set_are_refused(made: Any, tmp_path: Path, compare: Any) -> None:
     result = compare(made.write_campaign(tmp_path, EFFECTS, seeds=range(3), steps=5), "--sets")
-    assert result.code == 2
-    assert "--sets: the runs were evaluated on held_out: there is nothing to combine" in result.err
+    assert (result.code, codes_in(result.err)) == (2, ["compare.single-set"])
 
 
-@pytest.mark.parametrize(
-    ("requested", "want"),
-    [
-        (None, "eval_correct_rate:final eval_correct_correct_rate:final eval_hard_correct_rate:final"),
-        (
-            "eval_hard_mean_reward:best",
-            "eval_mean_reward:best eval_correct_mean_reward:best eval_hard_mean_reward:best",
-        ),
-        ("eval_pass_at_4", "eval_pass_at_4:final eval_correct_pass_at_4:final eval_hard_pass_at_4:final"),
-    ],
-)
-def test_the_measure_is_asked_of_every_set(requested: str | None, want: str) -> None:
+MEASURES = {None: "correct_rate:final", "eval_hard_mean_reward:best": "mean_reward:best"}
+
+
+@pytest.mark.parametrize(("requested", "measure"), [*MEASURES.items(), ("eval_pass_at_4", "pass_at_4:final")])
+def test_the_measure_is_taken_of_every_set(requested: str | None, measure: str) -> None:
     """Also where a set is called as a measure begins."""
     record = {"config": {"eval": {"sets": {"correct": {}, "hard": {}}}}}
     run = Candidate(name="a", condition="a", seed=1, folder=None, state="done", record=record)
@@ -123,5 +126,101 @@ def test_the_measure_is_asked_of_every_set(requested: str | None, want: str) -> 
     metric = parse_metric(requested, where="test") if requested else None
     found = set_metrics([run, broken], metric)
     assert list(found) == ["held_out", "correct", "hard"]
-    assert " ".join(map(str, found.values())) == want
+    assert [str(each) for each in found.values()] == [f"eval_{name}{measure}" for name in ("", "correct_", "hard_")]
     assert Metric("eval_hard_pass_at_4").is_rate
+
+
+# Beta-distributed scores of 8 and 7 runs on 5 tasks, the third of them rounded to tenths for ties.
+A_NM = np.array(
+    [
+        [0.41, 0.797, 0.5, 0.749, 0.754],
+        [0.661, 0.919, 0.7, 0.566, 0.761],
+        [0.598, 0.661, 0.3, 0.583, 0.91],
+        [0.678, 0.275, 0.4, 0.838, 0.602],
+        [0.54, 0.925, 0.7, 0.707, 0.927],
+        [0.8, 0.571, 0.6, 0.632, 0.328],
+        [0.774, 0.609, 0.7, 0.496, 0.531],
+        [0.789, 0.778, 0.4, 0.567, 0.645],
+    ]
+)
+B_NM = np.array(
+    [
+        [0.59, 0.747, 0.6, 0.578, 0.51],
+        [0.836, 0.634, 0.8, 0.777, 0.699],
+        [0.772, 0.307, 0.7, 0.786, 0.707],
+        [0.744, 0.78, 0.6, 0.807, 0.676],
+        [0.653, 0.746, 0.6, 0.607, 0.53],
+        [0.855, 0.809, 0.5, 0.839, 0.634],
+        [0.68, 0.349, 0.6, 0.565, 0.917],
+    ]
+)
+TENTHS_T = np.linspace(0.0, 1.0, 11)
+# rliable 1.2.0 with arch 8.0.0 and numpy 2.4.6; intervals of 20,000 resamples by `get_interval_estimates`.
+RLIABLE_IQM = (0.6521999999999999, 0.6818947368421051)
+RLIABLE_MEAN = (0.642025, 0.6724)
+RLIABLE_GAP = 0.35797500000000004
+RLIABLE_IMPROVEMENT = 0.5607142857142857
+RLIABLE_PROFILE_T = (1.0, 1.0, 1.0, 0.95, 0.875, 0.8, 0.6, 0.35, 0.125, 0.1, 0.0)
+RLIABLE_LIMITS = {
+    "iqm": (0.5981500000000001, 0.7040500000000001),
+    "gap": (0.30922375, 0.40802499999999997),
+    "mean": (0.591975, 0.6907762499999998),
+}
+
+
+def mean_score(scores_NM: Floats) -> Floats:
+    return np.asarray(scores_NM.mean(axis=(-2, -1)))
+
+
+STATISTICS = {"iqm": interquartile_mean, "gap": optimality_gap, "mean": mean_score}
+SCORES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=2, max_size=9).map(np.array)
+
+
+def test_aggregates_are_rliables() -> None:
+    assert (float(interquartile_mean(A_NM)), float(interquartile_mean(B_NM))) == pytest.approx(RLIABLE_IQM)
+    assert (float(mean_score(A_NM)), float(mean_score(B_NM))) == pytest.approx(RLIABLE_MEAN)
+    assert float(optimality_gap(A_NM)) == pytest.approx(RLIABLE_GAP)
+    assert float(optimality_gap(np.array([[0.5, 1.0], [1.5, 3.0]]))) == 0.125  # scores above 1 make up for none
+    assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(RLIABLE_IMPROVEMENT)
+    assert performance_profile(A_NM, TENTHS_T) == pytest.approx(RLIABLE_PROFILE_T)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_the_stratified_interval_is_rliables_up_to_drawing(name: str) -> None:
+    limits = bootstrap(A_NM, STATISTICS[name], Seeds(1).stream("test"), resamples=10_000, is_stratified=True)
+    assert (float(limits[0]), float(limits[1])) == pytest.approx(RLIABLE_LIMITS[name], abs=3e-3)
+
+
+def test_rliable_itself_agrees() -> None:
+    """Where the package is installed: `pip install rliable`; CI does without it."""
+    metrics = pytest.importorskip("rliable.metrics")
+    assert float(interquartile_mean(B_NM)) == pytest.approx(metrics.aggregate_iqm(B_NM))
+    assert float(optimality_gap(2 * B_NM)) == pytest.approx(metrics.aggregate_optimality_gap(2 * B_NM, 1.0))
+    assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(metrics.probability_of_improvement(B_NM, A_NM))
+
+
+def test_whole_runs_keep_what_sets_have_in_common() -> None:
+    """A seed that is good on all sets makes the mean over sets as uncertain as one set; per-set drawing forgets it."""
+    common_NM = np.repeat(np.linspace(0.2, 0.8, 8)[:, None], 6, axis=1)
+    stream = Seeds(2).stream
+    whole, stratified = (bootstrap(common_NM, mean_score, stream("test"), is_stratified=each) for each in (False, True))
+    assert whole[1] - whole[0] > 2.0 * (stratified[1] - stratified[0])
+
+
+@settings(max_examples=15)
+@given(SCORES, st.permutations(range(3)))
+def test_aggregates_stay_between_the_scores_whatever_the_order(scores_NM: np.ndarray, order: list[int]) -> None:
+    value = float(interquartile_mean(scores_NM))
+    assert scores_NM.min() - 1e-12 <= value <= scores_NM.max() + 1e-12
+    assert float(interquartile_mean(scores_NM[::-1, order])) == pytest.approx(value)
+    profile_T = performance_profile(scores_NM, TENTHS_T)
+    assert (np.diff(profile_T) <= 0.0).all()
+    assert float(profile_T[-1]) == 0.0
+    both = improvement_over_benchmarks(scores_NM, scores_NM[:2]) + improvement_over_benchmarks(scores_NM[:2], scores_NM)
+    assert both == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("scores_NM", [np.ones((1, 3)), np.ones((3, 0)), np.array([[0.1], [np.nan]])])
+def test_what_cannot_be_resampled_is_refused(scores_NM: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="finite scores of two runs or more"):
+        bootstrap(scores_NM, mean_score, Seeds(0).stream("test"))

@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 
+import retrain
+from retrain.kernel.errors import ConfigError
+from retrain.verdicts.study.study import DEFAULT_ALPHA
+from tests.kit.edited import edit, edit_lines
+from tests.kit.problems import codes_in
+
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1, "maxrl+gtpo": -0.1}
 Compare = Callable[..., dict[str, Any]]
 
@@ -32,11 +38,10 @@ def by_condition(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_clear_effects_have_verdicts(campaign: Any, compare_json: Compare, compare: Any) -> None:
     folder = campaign()
     content = compare_json(folder)
-    assert {name: each["verdict"] for name, each in by_condition(content).items()} == {
-        "maxrl+none": "better",
-        "maxrl+gtpo": "worse",
-    }
+    verdicts = {name: each["verdict"] for name, each in by_condition(content).items()}
+    assert verdicts == {"maxrl+none": "better", "maxrl+gtpo": "worse"}
     assert (content["metric"], content["align"], content["budget"]) == ("eval_correct_rate:final", "steps", 20)
+    assert content["alpha"] == DEFAULT_ALPHA
     first = content["conditions"][0]
     assert (first["condition"], first["seeds"], first["num_runs"]) == ("grpo+none", list(range(8)), 8)
     assert set(first["metrics"]) == {
@@ -73,11 +78,8 @@ def test_a_graded_reward_can_decide_and_is_shown_where_it_says_more_than_the_rat
 
 def rewrite(file: Path, reward: Callable[[float], float]) -> None:
     """Give each evaluation a mean reward made of its correct rate."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for line in lines:
-        if "eval_correct_rate" in line:
-            line["eval_mean_reward"] = reward(line["eval_correct_rate"])
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    name = "eval_correct_rate"
+    edit_lines(file, lambda line: line.update({"eval_mean_reward": reward(line[name])} if name in line else {}))
 
 
 def test_values_are_those_of_the_files(campaign: Any, compare_json: Compare) -> None:
@@ -89,13 +91,6 @@ def test_values_are_those_of_the_files(campaign: Any, compare_json: Compare) -> 
             last = json.loads(file.read_text().splitlines()[-1])
             for field in ("correct_rate", "eval_correct_rate", "eval_pass_at_4"):
                 assert condition["metrics"][f"{field}:final"]["values"][str(seed)] == last[field]
-
-
-def test_few_seeds_say_plainly_that_they_cannot_tell(campaign: Any, compare: Any, compare_json: Compare) -> None:
-    folder = campaign({"grpo+none": 0.0, "maxrl+none": 0.2}, seeds=[1, 2, 3])
-    assert "smallest possible p is 0.25; 6 seeds are the least for any verdict" in compare(folder).out
-    [found] = compare_json(folder)["comparisons"]
-    assert (found["verdict"], found["cause"], found["least_seeds"]) == ("cannot tell", "too few seeds", 6)
 
 
 def test_one_seed_and_one_condition(campaign: Any, compare: Any, compare_json: Compare) -> None:
@@ -149,30 +144,26 @@ def test_runs_of_different_length_are_cut_at_the_shortest(made: Any, tmp_path: P
 
 
 def test_budgets_of_tokens_and_seconds(made: Any, tmp_path: Path, compare_json: Compare) -> None:
-    for seed in range(3):
-        made.write_run(tmp_path / f"a{seed}", made.MadeRun(condition="grpo+none", seed=seed, tokens=20, step_time_s=2))
-        made.write_run(tmp_path / f"b{seed}", made.MadeRun(condition="maxrl+none", seed=seed, tokens=40))
+    for seed in range(2):
+        for name, costs in (("a", {"tokens": 20, "step_time_s": 2}), ("b", {"tokens": 40})):
+            made.write_run(tmp_path / f"{name}{seed}", made.MadeRun(condition=f"{name}+none", seed=seed, **costs))
     runs = sorted(tmp_path.iterdir())
-    tokens, seconds = (compare_json(*runs, "--align", align) for align in ("tokens", "seconds"))
-    totals = {
-        run.name: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[1:]] for run in runs
-    }
-    assert tokens["budget"] == min(sum(line["sampled_tokens"] for line in lines) for lines in totals.values())
-    assert seconds["budget"] == pytest.approx(min(sum(x["step_time_s"] for x in lines) for lines in totals.values()))
-    assert tokens["shortest"][0].split("/")[-1][0] == "a"
-    assert seconds["shortest"][0].split("/")[-1][0] == "b"
-    assert tokens["conditions"] != seconds["conditions"]
+    lines = {run.name: [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()[1:]] for run in runs}
+    for align, field, shortest in (("tokens", "sampled_tokens", "a"), ("seconds", "step_time_s", "b")):
+        found = compare_json(*runs, "--align", align)
+        assert found["budget"] == pytest.approx(min(sum(line[field] for line in own) for own in lines.values()))
+        assert Path(found["shortest"][0]).name.startswith(shortest)
 
 
 def test_the_same_condition_and_seed_twice_counts_once(made: Any, tmp_path: Path, compare_json: Compare) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "b", "d"):
         made.write_run(tmp_path / name, made.MadeRun(seed=4))
+    edit(tmp_path / "d/run.json", lambda record: record.update(seed=None))
     made.write_run(tmp_path / "c", made.MadeRun(condition="grpo+none", seed=4))
-    content = compare_json("a", "b", "./c", "c", "a/")
-    assert [(each["name"], each["reason"]) for each in content["left_out"]] == [
-        ("b", "the same condition and seed as a")
-    ]
-    assert [each["num_runs"] for each in content["conditions"]] == [2, 1]
+    content = compare_json("a", "b", "./c", "c", "a/", "d")
+    left_out = {each["name"]: each["reason"] for each in content["left_out"]}
+    assert left_out == {"b": "the same condition and seed as a", "d": "no seed is recorded"}
+    assert [each["num_runs"] for each in content["conditions"]] == [3, 1]
 
 
 def test_runs_of_one_name_with_other_settings_are_other_conditions(
@@ -213,25 +204,13 @@ def test_damage_leaves_one_run_out_and_is_told(campaign: Any, compare_json: Comp
 def test_a_run_without_a_field_has_no_number_not_zero(campaign: Any, compare_json: Compare) -> None:
     folder = campaign(eval_every=5)
     file = folder / "runs/maxrl+none_s3/metrics.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    for record in records:
-        record.pop("eval_correct_rate", None)
-        record["mean_reward"] = None
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    edit_lines(file, lambda line: (line.pop("eval_correct_rate", None), line.update(mean_reward=None)))
     content = compare_json(folder, "--metric", "eval_correct_rate")
     found = by_condition(content)["maxrl+none"]
     assert found["seeds"] == [0, 1, 2, 4, 5, 6, 7]
     assert compare_json(folder)["metric"] == "correct_rate:final"  # held-out decides only where every run has it
     rewards = compare_json(folder, "--metric", "mean_reward:auc")
     assert by_condition(rewards)["maxrl+none"]["seeds"] == [0, 1, 2, 4, 5, 6, 7]
-
-
-def test_a_seed_that_is_not_recorded_leaves_a_run_out(made: Any, tmp_path: Path, compare_json: Compare) -> None:
-    for seed in (1, 2):
-        made.write_run(tmp_path / f"r{seed}", made.MadeRun(seed=seed))
-    file = tmp_path / "r2/run.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"seed": None}))
-    assert [each["reason"] for each in compare_json("r1", "r2")["left_out"]] == ["no seed is recorded"]
 
 
 def test_all_pairs_and_other_baselines(campaign: Any, compare_json: Compare) -> None:
@@ -274,35 +253,42 @@ def test_what_names_hold_cannot_steer_a_terminal_or_a_page(campaign: Any, compar
     assert len(bars) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "name a campaign or runs"),
-        (["nowhere"], "nowhere: no such folder"),
-        (["c/runs"], "neither a campaign"),
-        (["c", "c/runs/grpo+none_s0"], "a campaign cannot be combined with other folders"),
-        (["c", "--metric", "correct_rat"], "did you mean 'correct_rate'?"),
-        (["c", "--metric", "correct_rate:median"], "one of final, best, auc"),
-        (["c", "--metric", ""], "is not a metric"),
-        (["c", "--baseline", "x"], "'x' is not a condition here"),
-        (["c", "--align", "money"], "'money' is not one of"),
-        (["c", "--at", "0"], "0"),
-        (["c", "--at", "nan"], "not a finite number"),
-        (["c", "--at", "inf", "--align", "tokens"], "not a finite number"),
-        (["c", "--alpha", "nan"], "not a finite number"),
-        (["c", "--at", "2.5"], "2.5 is not a positive (whole) number of steps"),
-        (["c", "--at", "21"], "no run can be compared"),
-        (["c", "--last", "0"], "0"),
-        (["c", "--alpha", "0.5"], "0.5"),
-        (["c", "--json", "--markdown"], "exclude each other"),
-    ],
-)
-def test_usage_errors_are_exit_code_2(campaign: Any, compare: Any, arguments: list[str], message: str) -> None:
+REFUSED = {
+    "compare.no-such-run": (["nowhere"], ["c/runs"]),
+    "compare.campaign-with-runs": (["c", "c/runs/grpo+none_s0"],),
+    "compare.unknown-metric": (["c", "--metric", "correct_rat"],),
+    "compare.bad-metric": (["c", "--metric", "correct_rate:median"], ["c", "--metric", ""]),
+    "compare.unknown-baseline": (["c", "--baseline", "x"],),
+    "compare.bad-option": (["--at", "nan"], ["--at", "inf", "--align", "tokens"], ["--alpha", "nan"], ["--at", "2.5"]),
+    "compare.no-run-ready": (["c", "--at", "21"],),
+    "": ([], ["--align", "money"], ["--at", "0"], ["--last", "0"], ["--alpha", "0.5"], ["c", "--json", "--markdown"]),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_usage_errors_are_exit_code_2(campaign: Any, compare: Any, code: str) -> None:
     campaign()
-    result = compare(*arguments)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-    assert "Traceback" not in result.err
+    for arguments in REFUSED[code]:
+        result = compare(*(["c"] if arguments[:1] and arguments[0].startswith("-") else []), *arguments)
+        assert (result.code, result.out, codes_in(result.err)) == (2, "", [code] if code else [])
+        assert result.err
+
+
+def test_an_option_that_cannot_be_is_named_as_in_python(tmp_path: Path) -> None:
+    bad = (
+        {"align": "epochs"},
+        {"at": float("nan")},
+        {"at": -1.0},
+        {"at": 2.5},
+        {"alpha": 2.0},
+        {"last": 0},
+        {"metric": ""},
+    )
+    for options in bad:
+        with pytest.raises(ConfigError) as caught:
+            retrain.compare(tmp_path, **options)
+        assert codes_in(caught) == ["compare.bad-metric" if "metric" in options else "compare.bad-option"]
+        assert f"{next(iter(options))}=..." in caught.value.problems[0].where
 
 
 @pytest.mark.parametrize(
@@ -312,11 +298,25 @@ def test_a_manifest_that_is_none_is_an_error(tmp_path: Path, compare: Any, conte
     (tmp_path / "manifest.json").write_text(content)
     result = compare(tmp_path)
     assert (result.code, result.out) == (2, "")
-    assert "manifest.json" in result.err or "no run can be compared" in result.err
+    assert codes_in(result.err)[0] in ("campaign.no-manifest", "record.unreadable", "compare.no-run-ready")
 
 
-def test_markdown_has_the_tables(campaign: Any, compare: Any) -> None:
-    page = compare(campaign(), "--markdown").out
-    assert page.startswith("## Comparison of c\n") or "## Comparison of " in page
-    assert "| maxrl+none | grpo+none | 8 |" in page
-    assert "| better |" in page
+def test_python_and_markdown_say_what_the_command_says(
+    made: Any, compare: Any, compare_json: Compare, tmp_path: Path
+) -> None:
+    folder = made.write_campaign(tmp_path / "c", {"grpo+none": 0.0, "<i>+none": 0.1}, seeds=range(6), steps=10)
+    retrain.compare(folder)  # the first look begins the ledger, and says that nothing is known before it
+    found = retrain.compare(folder, metric="correct_rate:auc", align="tokens", alpha=0.1, baseline="<i>+none")
+    options = ["--metric", "correct_rate:auc", "--align", "tokens", "--alpha", "0.1", "--baseline", "<i>+none"]
+    assert found.data == compare_json(folder, *options)
+    assert [each["verdict"] for each in found.verdicts] == ["worse"]
+    assert type(found.verdicts[0]["verdict"]) is str
+    told = compare(folder, *options).out
+    assert [line.split() for line in repr(found).splitlines()][3:7] == [line.split() for line in told.splitlines()][2:6]
+    assert "&lt;i&gt;+none" in found._repr_html_()
+    assert "<i>" not in found._repr_html_()
+    runs = sorted(path for path in (folder / "runs").iterdir() if path.is_dir())
+    assert retrain.compare(map(retrain.load, runs[:2])).data["conditions"]
+    page = compare(folder, *options, "--markdown").out
+    assert "## Comparison of " in page
+    assert r"| grpo+none | \<i\>+none | 6 |" in page

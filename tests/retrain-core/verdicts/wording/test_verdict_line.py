@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from retrain.records.runs.curves import Align, Direction, Metric
 from retrain.report.verdicts import forest, seed_plots
 from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
-from retrain.verdicts.study.judge import Pairing, judge
+from retrain.verdicts.study.judge import judge
 from retrain.verdicts.study.safeguards import with_seeds
 from retrain.verdicts.study.study import NO_PLAN, Study
 from retrain.verdicts.study.summaries import Condition, Estimate
@@ -25,6 +25,7 @@ from retrain.verdicts.wording import plain_words as plainly
 from retrain.verdicts.wording.sentences import bracketed, limits, sized
 from retrain.verdicts.wording.show import comparison_table, markdown, study_data
 from retrain.verdicts.wording.verdict_line import further_lines, verdict_line
+from tests.kit.pairings import pairing
 
 RATE, LOSS = Metric("eval_correct_rate"), Metric("loss")
 INTERVAL = re.compile(r"\(([\d.]+) % interval:? ([^)]*)\)")
@@ -45,39 +46,20 @@ def study_of(
     pairings = []
     for label in others:
         seeds = tuple(seed for seed in by_seed[baseline] if seed in by_seed[label])
-        left_N, right_N = (np.array([by_seed[side][seed] for seed in seeds]) for side in (baseline, label))
-        pairing = Pairing(baseline=baseline, condition=label, seeds=seeds, baseline_N=left_N, condition_N=right_N)
-        pairings.append(pairing)
+        left, right = ([by_seed[side][seed] for seed in seeds] for side in (baseline, label))
+        pairings.append(pairing(right, left, labels=(baseline, label), seeds=seeds))
     comparisons = with_seeds(judge(pairings, alpha=0.05, direction=direction), by_seed, direction=direction)
+    estimates = {
+        label: {str(metric): Estimate(values=found, mean=None, interval=None)} for label, found in by_seed.items()
+    }
     conditions = tuple(
-        Condition(
-            label=label,
-            seeds=tuple(found),
-            num_runs=len(found),
-            estimates={str(metric): Estimate(values=found, mean=None, interval=None)},
-        )
+        Condition(label=label, seeds=tuple(found), num_runs=len(found), estimates=estimates[label])
         for label, found in by_seed.items()
     )
-    study = Study(
-        campaign=None,
-        metric=metric,
-        direction=direction,
-        alpha=0.05,
-        baseline=baseline,
-        align=Align.STEPS,
-        budget=20.0,
-        shortest=(),
-        conditions=conditions,
-        metrics=(metric,),
-        comparisons=comparisons,
-        left_out=(),
-        plan=None,
-        exploratory=exploratory,
-        undeclared=(),
-        unknown=0,
-        num_examples=64,
-    )
-    return dataclasses.replace(study, **more)
+    fields = {"campaign": None, "metric": metric, "direction": direction, "alpha": 0.05, "baseline": baseline}
+    fields |= {"align": Align.STEPS, "budget": 20.0, "plan": None, "unknown": 0, "num_examples": 64}
+    fields |= {"conditions": conditions, "metrics": (metric,), "comparisons": comparisons, "exploratory": exploratory}
+    return Study(**{**dict.fromkeys(("shortest", "left_out", "undeclared"), ()), **fields, **more})
 
 
 @st.composite
@@ -104,7 +86,7 @@ def leaves_out_zero(said: str) -> bool:
 
 @settings(max_examples=40)
 @given(studies())
-def test_no_interval_disagrees_with_its_verdict_wherever_it_is_shown(study: Study) -> None:
+def test_every_verdict_has_size_scope_and_standing_and_no_interval_disagrees_with_it(study: Study) -> None:
     figure = forest(study)
     for each, row in zip(study.comparisons, comparison_table(study).rows, strict=True):
         line, decided = verdict_line(each, study), each.verdict in (Verdict.BETTER, Verdict.WORSE)
@@ -120,24 +102,15 @@ def test_no_interval_disagrees_with_its_verdict_wherever_it_is_shown(study: Stud
             assert "no limit" not in row[3]
         assert "inf" not in line.replace("information", "")
         assert "nan" not in line
-    json.dumps(study_data(study), allow_nan=False)
-    assert markdown(study)
-
-
-@settings(max_examples=40)
-@given(studies())
-def test_every_verdict_has_size_scope_and_standing(study: Study) -> None:
-    for each in study.comparisons:
-        line = verdict_line(each, study)
         assert line.endswith("Exploratory: no plan was registered.")
         if each.difference is None:
             assert "no seed has a number on both sides" in line
             continue
         scope = "on these 64 examples" if study.metric.is_eval else "on the prompts of training"
-        assert f"over {len(each.seeds)} seed" in line
-        assert scope in line
-        assert "Worst seed of each: base " in line
+        assert all(part in line for part in (f"over {len(each.seeds)} seed", scope, "Worst seed of each: base "))
         assert not re.search(r"\d more seeds", " ".join(further_lines(each, study)))
+    json.dumps(study_data(study), allow_nan=False)
+    assert markdown(study)
 
 
 @settings(max_examples=40)
@@ -170,16 +143,13 @@ def test_the_line_of_a_clear_difference() -> None:
     assert "was registered before the runs" in told[-2]
 
 
-def test_a_tied_seed_is_the_reason_why_p_cannot_be_small() -> None:
-    study = study_of({"a": [0.5] * 6, "b": [0.5, 0.6, 0.7, 0.8, 0.61, 0.62]})
+def test_tied_seeds_and_several_reasons_are_counted() -> None:
+    more = ("the metric is x", "all pairs", "no seeds")
+    study = study_of({"a": [0.5] * 6, "b": [0.5, 0.6, 0.7, 0.8, 0.61, 0.62]}, exploratory=more)
     [found] = study.comparisons
     for part in ("1 tied", "smallest possible p is 0.062", "6 seeds are the least"):
         assert part in further_lines(found, study)[0]
-
-
-def test_several_reasons_are_counted_on_the_line() -> None:
-    study = study_of({"a": [0.5] * 6, "b": [0.6] * 6}, exploratory=("the metric is x", "all pairs", "no seeds"))
-    assert verdict_line(study.comparisons[0], study).endswith("Exploratory: the metric is x, and 2 more reasons.")
+    assert verdict_line(found, study).endswith("Exploratory: the metric is x, and 2 more reasons.")
 
 
 @pytest.mark.parametrize(
@@ -224,21 +194,11 @@ def test_what_the_ledger_names_is_on_every_line_and_what_it_cannot_know_on_none(
 
 def test_a_gain_that_the_controls_have_too_says_so_beside_its_interval() -> None:
     study = study_of({"a": [0.5 + i / 100 for i in range(8)], "b": [0.7 + i / 100 for i in range(8)]})
-    result = ControlResult(
-        control="random_reward",
-        label="b+random_reward",
-        seeds=(1,),
-        difference=0.01,
-        interval=None,
-        p=0.4,
-        is_beaten=False,
-    )
-    withheld = dataclasses.replace(
-        study.comparisons[0],
-        verdict=Verdict.CANNOT_TELL,
-        cause=VerdictReason.NOT_BEYOND_CONTROL,
-        controls=ControlsView(results=(result,), p_holm=1.0, alpha=0.05),
-    )
+    fields = {"control": "random_reward", "label": "b+random_reward", "seeds": (1,), "difference": 0.01, "p": 0.4}
+    result = ControlResult(**fields, interval=None, is_beaten=False)
+    controls = ControlsView(results=(result,), p_holm=1.0, alpha=0.05)
+    cause = VerdictReason.NOT_BEYOND_CONTROL
+    withheld = dataclasses.replace(study.comparisons[0], verdict=Verdict.CANNOT_TELL, cause=cause, controls=controls)
     study = dataclasses.replace(study, comparisons=(withheld,))
     line = verdict_line(withheld, study)
     assert line.startswith("cannot tell: +20.0 pp (")

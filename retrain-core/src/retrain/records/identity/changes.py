@@ -84,7 +84,8 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
     read_before, read_now = table_of(before, "variables"), table_of(now, "variables")
     for name in sorted({*read_before, *read_now} - {ALL}):
         old, new = (side.get(name, UNSET if ALL in side else None) for side in (read_before, read_now))
-        if old is not None and new is not None and old != new:  # both sides read it; its values are not known
+        # A variable that one side does not read came or went with code, and that change is reported itself.
+        if old is not None and new is not None and old != new:
             what = "was set and is no longer" if new == UNSET else "is set now" if old == UNSET else CHANGED
             found.append(Change(kind=ChangeKind.VARIABLE, name=f"{VARIABLE} {name}", what=what, refuses=False))
     return found
@@ -129,6 +130,7 @@ def _section_changes(
         elif problem := new.get("problem"):
             what = f"cannot be read now: {problem}"
         elif old.get("hash") == new.get("hash"):
+            # Only sampled files record a time, since a change between the hashed blocks shows nowhere else.
             what = TOUCHED
         else:
             difference = _first_difference(*(_text(side, owner or kind, name) for side in (whole_before, whole_now)))
@@ -180,6 +182,7 @@ def _first_difference(before: str, now: str) -> dict[str, Any]:
 
 def _comparable(before: str, now: str) -> tuple[list[str], list[str]]:
     """Return the lines of both, with the same secrets hidden: the variables that name secrets may differ here."""
+    # Values that are secrets come from the session's variables: a line may be hidden in the copy and plain in the file.
     sides = _lines(before), _lines(now)
     hidden = {line for side in sides for line in side if HIDDEN in line and len(line) <= HIDDEN_CHARS}
     patterns = {

@@ -142,6 +142,7 @@ class ImportGraph:
         parts, places = name.split("."), list[str]() or None
         if parts[0] in self.foreign or not name:
             return False
+        # from the top package down, since importing a module runs the `__init__.py` of each package around it
         for end in range(1, len(parts) + 1):
             full = ".".join(parts[:end])
             spec = _find(full, places, folder)
@@ -162,7 +163,7 @@ def _find(full: str, places: list[str] | None, folder: str) -> ModuleSpec | None
         if places is not None:
             return PathFinder.find_spec(full, places)
         if "." in full:
-            return None
+            return None  # below a module that is no package
         if folder and (spec := PathFinder.find_spec(full, [folder])) is not None:
             return spec
         return importlib.util.find_spec(full)
@@ -200,6 +201,7 @@ def imported_names(module: Module) -> Iterator[str]:
         tree = ast.parse(text if len(text) <= MAX_SOURCE_BYTES else b"")
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
+    # A plugin names its parts as text, `module:function`, so that they load only in a run that uses them.
     has_specs = b"PluginSpec" in text
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -294,9 +296,11 @@ def _names(source: bytes) -> Iterator[str]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
+            # `from os import getenv as read`: the reads themselves cannot be recognised.
             if any(each.name in READERS | OTHER_READERS and each.asname for each in node.names):
                 yield ALL
         elif isinstance(node, ast.Constant):
+            # `getattr(os, "environ")`, `open("/proc/self/environ")`
             if isinstance(node.value, str) and node.value in READERS | OTHER_READERS:
                 yield ALL
         elif isinstance(node, ast.Attribute | ast.Name):

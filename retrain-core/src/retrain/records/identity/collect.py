@@ -15,19 +15,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
-from retrain.records.identity.hashing import (
-    BLOCKS,
-    DIGEST_BYTES,
-    OWN_MODEL,
-    Budget,
-    HashedFile,
-    PluginFiles,
-    named_files,
-    plugin_files,
-    plugin_modules,
-    weights_below,
-)
-from retrain.records.identity.inputs import NamedInput, named_inputs
+from retrain.records.identity import hashing
+from retrain.records.identity.hashing import Budget, HashedFile, PluginFiles, weights_below
+from retrain.records.identity.inputs import OWN_MODEL, NamedInput, named_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +49,7 @@ class Identity:
     def notes(self) -> list[str]:
         """Files that were not hashed completely, and why."""
         return [
-            f"{file.path}: {file.problem or f'{file.size} bytes, of which at most {BLOCKS} blocks are hashed'}"
+            f"{file.path}: {file.problem or f'{file.size} bytes, of which at most {hashing.BLOCKS} blocks are hashed'}"
             for _, file in self.files
             if file.problem or file.is_sampled
         ]
@@ -92,25 +82,27 @@ def collect_identity(
     config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], dotted: Iterable[str]
 ) -> Identity:
     """Hash everything that a configuration names, without importing any part; `dotted` are modules that it names."""
-    modules, budget = plugin_modules(plugins), Budget()
+    modules, budget = hashing.plugin_modules(plugins), Budget()
     inputs, dotted = named_inputs(config, tables, plugins), list(dotted)
     code, packages, variables = tuple[HashedFile, ...](), dict[str, str](), dict[str, str]()
     if dotted or any(each.sort in ("code", "package") for each in inputs):
         from retrain.records.identity.code import project_code  # few runs name code
 
         code, packages = project_code(inputs, dotted, modules, budget)
-    distributions = plugin_files(modules, budget)
+    distributions = hashing.plugin_files(modules, budget)
     sources = [*code, *(file for each in distributions.values() if not each.is_ours for file in each.files)]
     if sources := [file for file in sources if file.name.endswith(".py")]:
         from retrain.records.identity.code import source_of, variables_read
 
         variables = variables_read(map(source_of, sources))
     written = (config.logging.log_dir, config.backend.adapter_path, config.backend.throttle_dir)
-    without = frozenset(os.path.realpath(os.path.expanduser(each)) for each in written if each)  # not read, if inside
-    data = {each.value: each for each in inputs if each.sort == "data"}
+    # A run writes there, and its own records must not change its identity where they lie inside a data folder.
+    without = frozenset(os.path.realpath(os.path.expanduser(each)) for each in written if each)
+    named = {each.value: each.written for each in inputs if each.sort == "data"}
+    data = [each for value, written in named.items() for each in hashing.named_files(value, written, without, budget)]
     return Identity(
         code=code,
-        data=tuple(file for each in data.values() for file in named_files(each.value, each.written, without, budget)),
+        data=tuple(data),
         model=tuple(_model_files(inputs, plugins, budget)),
         plugins=distributions,
         packages=packages,
@@ -135,7 +127,7 @@ def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget)
 
 
 def _summary(files: tuple[HashedFile, ...]) -> dict[str, Any]:
-    digest = blake2b(digest_size=DIGEST_BYTES)
+    digest = blake2b(digest_size=hashing.DIGEST_BYTES)
     for file in sorted(files, key=lambda file: file.name):
         text = f"{file.name}\0{file.hash}\0{file.mtime_ns}\0{file.problem}\n"
         digest.update(text.encode("utf-8", "surrogateescape"))

@@ -41,6 +41,7 @@ def write_inputs(run: Path, identity: Identity, *, kept_as: str = "") -> None:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(text.encode("utf-8", "surrogateescape"))
         write_text(fresh / FILES, json.dumps(identity.as_data(), separators=(",", ":"), allow_nan=False) + "\n")
+        # Each step leaves a whole folder behind, under this name or a hidden one.
         if folder.exists() and kept_as:
             folder.rename(fresh / kept_as)
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,6 +55,7 @@ def stored_identity(run: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     with suppress(OSError, ValueError, RecursionError):
         listed = json.loads(read_regular(run / FOLDER / FILES))
+        # Any other list is of another start of the run, or was edited: then only the digests in run.json count.
         if without_files(listed) == summary:
             return {**listed, FOLDER: str(run / FOLDER)}
     return dict(summary)

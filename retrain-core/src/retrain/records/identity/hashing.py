@@ -18,17 +18,18 @@ from retrain.kernel.plugins.discover import normal_name
 from retrain.kernel.plugins.first_party import own_distributions
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
-from retrain.records.identity.inputs import OWN_MODEL as OWN_MODEL
 from retrain.records.identity.inputs import is_local
 
 CHUNK = 2**20
-SAMPLED_ABOVE = 2**30  # larger files, and those beyond this total, are sampled
+# Larger files, and those beyond this total, are sampled: a start must not wait for a data set of 100 GB to be hashed.
+SAMPLED_ABOVE = 2**30
 BLOCKS, BLOCK_BYTES = 64, 2**16
 DIGEST_BYTES = 16
 COPIED_BYTES = 2**20  # a run keeps copies of files up to this size,
 COPIED_TOTAL_BYTES = 2**22  # together up to this one
 MAX_FILES = 10_000  # of one folder
-MODEL_WHOLE_BYTES = 2**24  # larger files of a model folder, its weights, and of a distribution are sampled
+# Larger files of a model folder, its weights, and of a distribution are sampled.
+MODEL_WHOLE_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ def hash_file(
     """
     place, name = str(path), _utf8(name)
     try:
+        # O_NONBLOCK, because opening a FIFO would wait for its writer
         with open(place, "rb", buffering=0, opener=lambda each, flags: os.open(each, flags | os.O_NONBLOCK)) as stream:
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -88,6 +90,7 @@ def hash_file(
             if not is_whole:
                 blocks = min(BLOCKS, budget.blocks)
                 budget.blocks -= blocks
+                # The size counts, too: lines added at the end may fall between two blocks.
                 digest.update(str(size).encode())
                 last = max(size - BLOCK_BYTES, 0)  # blocks are evenly spaced from the first byte to the last
                 for offset in dict.fromkeys(last * number // max(blocks - 1, 1) for number in range(blocks)):
@@ -99,6 +102,7 @@ def hash_file(
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return HashedFile(name=name, path=_utf8(place), problem=problem)
+    # `content` is the last chunk: of the file's size only where the file is a single one.
     is_kept = is_kept and is_whole and len(content) == size <= min(COPIED_BYTES, budget.copies)
     budget.copies -= size if is_kept else 0
     return HashedFile(

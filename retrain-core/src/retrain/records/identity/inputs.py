@@ -67,6 +67,7 @@ def named_inputs(config: Config, tables: Mapping[str, TableEntry], plugins: Plug
     for keys, sort in _declared(config, tables, plugins, values):
         for place, text in texts_below(value_at(values, keys), keys):
             found.setdefault(place, (sort, text))
+    # After the declared keys, since a suffix is only a guess.
     for path in FREE_FORM:
         keys = tuple(path.split("."))
         for place, text in texts_below(value_at(values, keys), keys):
@@ -144,6 +145,7 @@ def _written(config: Config, keys: Keys, text: str) -> str:
     if before is None:
         return text
     if keys[:-1] == COMMAND:
+        # Recorded places replaced whole words, so the words of both commands correspond.
         arguments: Mapping[str, Any] = config.environment.args
         now, then = (words_of(str(value_at(given, COMMAND[2:]))) for given in (arguments, before))
         return dict(zip(now, then, strict=False)).get(text, text)

@@ -26,29 +26,10 @@ from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
+from retrain.records.identity import hashing, inputs
 from retrain.records.identity.copies import stored_identity
-from retrain.records.identity.hashing import (
-    DIGEST_BYTES,
-    OWN_MODEL,
-    Budget,
-    HashedFile,
-    code_name,
-    fixed_part,
-    hash_file,
-    named_files,
-    weights_below,
-)
-from retrain.records.identity.inputs import (
-    CODE,
-    COMMAND,
-    DATA,
-    PATH,
-    Keys,
-    local_place,
-    named_inputs,
-    value_at,
-    words_of,
-)
+from retrain.records.identity.hashing import Budget, HashedFile, fixed_part, hash_file, weights_below
+from retrain.records.identity.inputs import CODE, COMMAND, DATA, OWN_MODEL, PATH, Keys, value_at
 from retrain.records.places import Place, is_there, recorded_folder, recorded_places
 from retrain.records.reading import read_if_any, table_of
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
@@ -139,7 +120,7 @@ class _Follower:
         if self._config.origin(f"{table}.{name}").layer is Layer.COMMAND_LINE and not below:
             return False
         if place.keys[:-1] == COMMAND:
-            return place.written in words_of(str(value_at(self._values, COMMAND) or ""))
+            return place.written in inputs.words_of(str(value_at(self._values, COMMAND) or ""))
         return bool(value_at(self._values, place.keys) == place.written)
 
     def _follow(self, place: Place, same: Sequence[Place]) -> None:
@@ -148,6 +129,7 @@ class _Follower:
             return
         here = os.path.abspath(os.path.expanduser(place.written))
         candidates = list(dict.fromkeys(path for each in same for path in each.existing))
+        # The original place as the only candidate needs no hash here: a resume compares its content anyway.
         before = self._recorded_digest(place) if candidates != [place.absolute] else ""
         if before:
             looked = [*candidates, *([here] if here not in candidates and is_there(here) else [])]
@@ -163,8 +145,8 @@ class _Follower:
     def _follow_moved(self) -> list[Problem]:
         """Take other values of a resume for the present places of its inputs, where the content is the same."""
         problems = []
-        for each in named_inputs(self._result(""), self._tables, self._plugins):
-            before, place = self._recorded_value(each.keys), local_place(each, self._plugins)
+        for each in inputs.named_inputs(self._result(""), self._tables, self._plugins):
+            before, place = self._recorded_value(each.keys), inputs.local_place(each, self._plugins)
             file = os.path.abspath(f"{each.value.replace('.', os.sep)}.py")
             if not place and each.sort == CODE and os.path.isfile(file):  # a module that is named by dots
                 place = file
@@ -184,7 +166,7 @@ class _Follower:
                 what = f"{printable(each.value)} differs from the run's {printable(before)}"
                 why = f"recorded {digest}, and there it is {now or 'empty'}"
                 fix = "give the same content, or insist with --resume-anyway"
-                problems.append(Problem(where=where, what=what, why=why, fix=fix))
+                problems.append(Problem(code="resume.input-differs", where=where, what=what, why=why, fix=fix))
         return problems
 
     def _recorded_value(self, keys: Keys) -> Any:
@@ -209,7 +191,7 @@ class _Follower:
         """Return the digest of the input at `path` now."""
         budget, found = Budget(), list[HashedFile]()
         if place.sort == DATA:
-            found += named_files(path, path, self._written_to, budget)
+            found += hashing.named_files(path, path, self._written_to, budget)
         elif place.sort == CODE:
             found.append(hash_file(path, path, budget))
         elif place.sort == "adapter":
@@ -222,19 +204,17 @@ class _Follower:
         return digest_of({"" if file.name == path else file.name.removeprefix(head): file.hash for file in found})
 
     def _problem(self, place: Place, candidates: Sequence[str], before: str) -> Problem:
-        looked = ", ".join(place.candidates)
         first = self._records[0].folder
         mark = RUN_FILE if is_run(self._records[0].folder) else CAMPAIGN_FILE
         where = f"{first / mark} [{place.keys[0]}] {'.'.join(place.keys[1:])}"
-        what = f"{place.written!r}, an input of the run, is gone: looked for {looked}"
-        why = ""
+        what = f"{printable(place.written)!r}, an input of the run, is gone"
+        why = f"looked for {', '.join(place.candidates)}"
         if candidates:
-            what = f"{place.written!r}, in the run {place.absolute}, is gone"
             why = f"{candidates[0]} is another: {self._digest(place, candidates[0])}, recorded {before}"
         table, name, *below = place.keys
         flag = f"{table}.{name}='...' with the whole table" if len(below) > 1 else f"{'.'.join(place.keys)}=PLACE"
         fix = f"give its present place: --set {flag}"
-        return Problem(where=printable(where), what=printable(what), why=printable(why), fix=fix)
+        return Problem(code="run.input-gone", where=printable(where), what=what, why=printable(why), fix=fix)
 
     def _import_folder(self) -> str:
         """Return the folder of the run's own modules, first on the import path unless it is the current one."""
@@ -273,10 +253,11 @@ class _Follower:
     def _replace(self, keys: Keys, place: str, written: Any) -> None:
         table, name = keys[:2]
         path = f"{table}.{name}"
+        # A table may have several paths: its first replacement keeps the user's text of all of them.
         self._written.setdefault(path, copy.deepcopy(self._values[table].get(name)))
         if keys[:-1] == COMMAND:
             command = value_at(self._values, COMMAND)
-            words = [place if word == written else word for word in words_of(command)]
+            words = [place if word == written else word for word in inputs.words_of(command)]
             _set(self._values, COMMAND, shlex.join(words))
             return
         _set(self._values, keys, place)
@@ -301,7 +282,7 @@ def digest_of(files: Mapping[str, str]) -> str:
     if len(files) == 1:
         return next(iter(files.values()))
     text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
-    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=hashing.DIGEST_BYTES).hexdigest()
 
 
 def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> dict[str, str]:
@@ -309,7 +290,7 @@ def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> 
     hashes = {name: str(table_of(files, name).get("hash", "")) for name in files}
     if place.keys == OWN_MODEL:
         return {name: digest for name, digest in hashes.items() if not name.startswith(tuple(others))}
-    written = code_name(place.written) if place.sort == CODE else place.written
+    written = hashing.code_name(place.written) if place.sort == CODE else place.written
     if written in hashes:
         return {"": hashes[written]}
     head, pattern = _head(written), written.replace("**/", "*") if glob.has_magic(written) else "*"

@@ -13,14 +13,8 @@ from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.records.reading import integers_in, number, read_object, table_of, tables_in, text
 from retrain.records.record_names import ADAPTERS, CAMPAIGN_FILE, EMERGENCE, RUN_FILE
 from retrain.records.run import is_run
-from retrain.records.runs.run_status import (
-    RunStatus,
-    iso_time,
-    last_change_s,
-    process_id,
-    process_is_alive,
-    status_of_run,
-)
+from retrain.records.runs import run_status
+from retrain.records.runs.run_status import RunStatus, iso_time, last_change_s, status_of_run
 
 NOT_NEEDED = "not needed"  # the status in the manifest of a run that the planned looks saved
 FAILED = ("failed", "dead", "unreadable")
@@ -114,8 +108,8 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
     runs = tuple(_campaign_run(folder, entry) for entry in tables_in(entries))
     listed = manifest["conditions"] if isinstance(manifest["conditions"], list) else []
     labels = [label for label in listed if isinstance(label, str)]
-    pid = process_id(manifest.get("runner_pid"))
-    is_alive = pid is not None and process_is_alive(pid)
+    pid = run_status.process_id(manifest.get("runner_pid"))
+    is_alive = pid is not None and run_status.process_is_alive(pid)
     max_steps, num_runs = number(manifest.get("max_steps")), number(manifest.get("num_runs"))
     activity_s = [last_change_s(folder / CAMPAIGN_FILE), *(run.status.last_activity_s for run in runs if run.status)]
     return CampaignStatus(
@@ -138,7 +132,8 @@ def read_campaign(folder: Path) -> CampaignStatus | None:
 
 def _campaign_run(folder: Path, entry: Mapping[str, Any]) -> CampaignRun:
     name, seed = text(entry.get("run_name")), entry.get("seed")
-    candidates = [folder / "runs" / name, Path(text(entry.get("log_dir")))]  # the first even if the campaign was moved
+    # The first holds even if the campaign was moved, while `log_dir` would then lead to another copy.
+    candidates = [folder / "runs" / name, Path(text(entry.get("log_dir")))]
     found = next((path for path in candidates if path.name and is_run(path)), None)
     status = status_of_run(found) if found else None
     is_done, recorded = status is not None and status.state == "done", text(entry.get("status"))
@@ -223,7 +218,7 @@ def scan(root: Path) -> Overview:
     except OSError as error:
         what = "no such folder" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         fix = "name the folder that holds your runs: `retrain status DIR`"
-        raise RetrainError(Problem(where=str(root), what=what, fix=fix)) from error
+        raise RetrainError(Problem(code="run.no-such-folder", where=str(root), what=what, fix=fix)) from error
     found = list(_marked(root, inside_run=False, seen=set()))
     campaigns = [campaign for folder, mark in found if mark == CAMPAIGN_FILE and (campaign := read_campaign(folder))]
     owners = {campaign.path for campaign in campaigns}
@@ -236,6 +231,7 @@ def _marked(folder: Path, *, inside_run: bool, seen: set[tuple[int, int]]) -> It
     """Yield folders of runs and campaigns with their marker file. Links are followed; each folder is entered once."""
     try:
         info = folder.stat()
+        # by device and inode, since links may lead in a circle
         if (info.st_dev, info.st_ino) in seen:
             return
         seen.add((info.st_dev, info.st_ino))

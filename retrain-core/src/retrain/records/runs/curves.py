@@ -66,7 +66,7 @@ def parse_metric(text: str, *, where: str) -> Metric:
     if not field or (summary and summary not in known):
         what = f"{text!r} is not a metric"
         fix = f"FIELD or FIELD:SUMMARY, a field of metrics.jsonl and one of {', '.join(known)}"
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise ConfigError(Problem(code="compare.bad-metric", where=where, what=what, fix=fix))
     return Metric(field, Summary(summary or Summary.FINAL))
 
 
@@ -86,7 +86,8 @@ def shown_difference(value: float | None, metric: Metric, *, signed: bool = True
 
 TOKENS, SECONDS = "sampled_tokens", "step_time_s"
 EVAL_KEPT = frozenset({HELD_OUT.field, HELD_OUT_REWARD.field, "eval_examples", "eval_samples"})
-LARGEST = 1e100  # beyond anything that a run measures; larger values overflow variances
+# beyond anything that a run measures; the square of a larger value would overflow in a variance
+LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,6 +146,7 @@ def _number(value: object) -> float:
     return math.nan if found is None or abs(found) > LARGEST else float(found)
 
 
+# The rate of one training step is of a few prompts; the mean over the last tenth is steadier and hardly older.
 WINDOW_FRAC = 0.1
 
 
@@ -179,6 +181,7 @@ def along(curves: Curves, align: Align) -> Spent | None:
         return Spent(curves=curves, spent_R=curves.steps_R + 1.0)
     if not curves.has(COSTS[align]):
         return None
+    # The evaluation before training has tokens and seconds, too, but they trained nothing.
     cost_R = np.where(curves.steps_R < 0, 0.0, np.nan_to_num(curves.column(COSTS[align]), nan=0.0))
     return Spent(curves=curves, spent_R=np.cumsum(cost_R))
 

@@ -19,7 +19,8 @@ from retrain.records.runs.curves import Metric, Summary
 HELD_OUT_SET = "held_out"
 _FIELD = re.compile(r"eval_(?:(?P<set>\w+?)_)?(?P<kind>correct_rate|mean_reward|pass_at_(?P<k>[1-9]\d*))")
 _STEP = '{"step": '
-_TOLERANCE = 1e-9  # between a rate in metrics.jsonl and the mean over examples
+# Between a rate in metrics.jsonl and the mean over examples: sums of the same numbers, added up in another order.
+_TOLERANCE = 1e-9
 
 
 class NoExamplesError(Exception):
@@ -53,6 +54,7 @@ class PerExample:
             return right / samples
         if self.k > samples:
             raise ValueError(f"pass@{self.k} of {samples} samples")
+        # The unbiased estimate (Chen et al. 2021): k of the samples, drawn without replacement, are not all wrong.
         return 1.0 - math.comb(samples - right, self.k) / math.comb(samples, self.k)
 
 

@@ -60,6 +60,7 @@ def read_plan(manifest: Mapping[str, Any]) -> Plan | None:
     sha256 = text(content.get("sha256"))
     margin, conditions = number(content.get("margin")), content.get("conditions")
     looks, seeds = integers_in(content.get("looks")), integers_in(content.get("seeds"))
+    # Looks in any other form were not sealed by a campaign, and a test with made-up looks would promise nothing.
     is_plan_of_looks = list(looks) == sorted({*looks}) and looks[:1] > (0,) and looks[-1] == len(seeds)
     metric = None
     with suppress(ConfigError):

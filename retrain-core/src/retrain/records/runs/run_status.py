@@ -18,6 +18,7 @@ from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
 from retrain.records.run import RATE, Run, accepted_changes, eval_sets
 
 DONE = "done"
+# Steps of large models take minutes; twice that long without a line is more often a hang.
 STALE_AFTER_S = 300.0
 LIVE = ("running", "stale")
 
@@ -90,14 +91,16 @@ def status_of_run(folder: Path) -> RunStatus:
     pid = process_id(manifest.get("pid"))
     state = text(manifest.get("status")) or "unknown"
     is_held = pid is not None and process_is_alive(pid)
-    if (folder / LOCK_FILE).is_file():  # certain, whereas a process id may be reused
+    if (folder / LOCK_FILE).is_file():
+        # certain, whereas a process id may be reused
         is_held = owner_of(folder) != 0
     is_alive = state == "running" and is_held
     if state == "running":
         state = "dead" if not is_alive else "stale" if time.time() - activity_s > STALE_AFTER_S else "running"
     training = run.table("training")
     beat = read_if_any(folder / HEARTBEAT) if state in LIVE else {}
-    beat = beat if beat.get("pid") == pid else {}  # a run without a heartbeat is as live as any other
+    # A heartbeat may be an earlier process's; a run without one is as live as any other.
+    beat = beat if beat.get("pid") == pid else {}
     step, max_steps = number(metrics.get("step")), number(training.get("max_steps"))
     rates = {name: number(metrics.get(field)) for name, field in {"held_out": RATE, **eval_sets(metrics)}.items()}
     return RunStatus(
@@ -157,7 +160,8 @@ def process_is_alive(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:  # no /proc on this system
         return True
-    return status.rpartition(b")")[2].split()[:1] != [b"Z"]  # a zombie: ended, but not yet reaped by its parent
+    # The name of a program, in parentheses, may hold spaces and parentheses itself. Z is a zombie: it has ended.
+    return status.rpartition(b")")[2].split()[:1] != [b"Z"]
 
 
 def last_change_s(*files: Path) -> float:

@@ -74,14 +74,14 @@ def find_runs(paths: Sequence[Path]) -> Source:
     if campaigns and len(paths) > 1:
         what = "a campaign cannot be combined with other folders"
         fix = "give one campaign, or the folders of its runs: CAMPAIGN/runs/*"
-        raise ConfigError(Problem(where=str(campaigns[0]), what=what, fix=fix))
+        raise ConfigError(Problem(code="compare.campaign-with-runs", where=str(campaigns[0]), what=what, fix=fix))
     if campaigns:
         return _campaign(campaigns[0])
     for path in paths:
         if not is_run(path):
             what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
             fix = "give a campaign's folder, or folders of runs; `retrain status` lists them"
-            raise ConfigError(Problem(where=str(path), what=what, fix=fix))
+            raise ConfigError(Problem(code="compare.no-such-run", where=str(path), what=what, fix=fix))
     return _runs({path.resolve(): str(path) for path in reversed(paths)}, [path.resolve() for path in paths])
 
 
@@ -89,8 +89,8 @@ def _campaign(folder: Path) -> Source:
     manifest = read_object(folder / CAMPAIGN_FILE)
     status = read_campaign(folder)
     if status is None:
-        what = "is not the manifest of a campaign"
-        raise ConfigError(Problem(where=str(folder / CAMPAIGN_FILE), what=what, fix="give a campaign's folder"))
+        what, fix = "is not the manifest of a campaign", "give a campaign's folder"
+        raise ConfigError(Problem(code="campaign.no-manifest", where=str(folder / CAMPAIGN_FILE), what=what, fix=fix))
     candidates = []
     for run in status.runs:
         if not run.is_needed:
@@ -98,6 +98,7 @@ def _campaign(folder: Path) -> Source:
         state = run.status.state if run.status else ("failed" if run.has_failed else "not started")
         record = Run(run.status.path).record if run.status else {}
         problem = run.status.error if run.status and state == "unreadable" else ""
+        # Seeds pair the runs: under a wrong one a run would be compared with the wrong partner.
         if record and record.get("seed") != run.seed:
             problem = problem or f"manifest.json says seed {run.seed}, run.json seed {record.get('seed')}"
         candidates.append(
@@ -114,7 +115,8 @@ def _campaign(folder: Path) -> Source:
             )
         )
     grown = tables_in(manifest.get("grown"))
-    declared = table_of(read_if_any(folder / CAMPAIGN_CONTENT), "conditions")  # without them runs are held together
+    # Without them, runs of one condition are compared with each other.
+    declared = table_of(read_if_any(folder / CAMPAIGN_CONTENT), "conditions")
     return Source(
         campaign=folder,
         conditions=status.conditions,
@@ -211,7 +213,9 @@ def readable_runs(
         why = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(5)) or "there are no runs"
         where = str(source.campaign) if source.campaign else ", ".join(each.name for each in source.candidates[:3])
         fix = "wait until runs are done, or compare unfinished ones: --at STEPS"
-        raise ConfigError(Problem(where=where, what="no run can be compared", why=why, fix=fix))
+        raise ConfigError(
+            Problem(code="compare.no-run-ready", where=where, what="no run can be compared", why=why, fix=fix)
+        )
     return runs, left_out
 
 
@@ -253,9 +257,9 @@ def chosen_metric(requested: Metric | None, curves: Sequence[Curves], *, where: 
     if not any(each.has(requested.field) for each in curves):
         known = sorted({name for each in curves for name in each.values})
         near = get_close_matches(requested.field, known, n=1)
-        fix = f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
-        fix = f"did you mean {near[0]!r}?" if near else fix
-        raise ConfigError(Problem(where=where, what=f"no run has {requested.field!r}", fix=fix))
+        others = f"a field with numbers in metrics.jsonl, such as {', '.join(known)}"
+        what, fix = f"no run has {requested.field!r}", f"did you mean {near[0]!r}?" if near else others
+        raise ConfigError(Problem(code="compare.unknown-metric", where=where, what=what, fix=fix))
     return requested
 
 
@@ -275,6 +279,7 @@ def condition_metrics(metric: Metric, curves: Sequence[Curves]) -> tuple[Metric,
 
 
 def _is_graded(curves: Curves) -> bool:
+    # Means of zeros and ones are added up in another order for a reward than for a rate.
     rewards_R, rates_R = curves.column(HELD_OUT_REWARD.field), curves.column(HELD_OUT.field)
     return bool((np.abs(rewards_R - rates_R) > 1e-9).any())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.records.identity.changes import ADDED, REMOVED, ChangeKind, changes_between
 from retrain.records.reading import table_of
-from retrain.records.run import FREE_KEYS, FREE_TABLES, Run, accepted_changes
+from retrain.records.run import Run, accepted_changes, compared_settings
 from retrain.records.runs.curves import Metric, Summary
 from retrain.records.runs.example_rates import HELD_OUT_SET, NoExamplesError, per_example
 from retrain.records.runs.source import Candidate, Source
@@ -32,7 +32,7 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
     for run in compared:
         first, declared = firsts[run.condition], source.declared.get(run.condition)
         against = reference if run is first else first
-        actual = _settings(run)
+        actual = dict(compared_settings(run.record))
         for path, value in (declared or {}).items():
             if path in actual and actual[path] != value:
                 found.append((run.name, f"{path} is {actual[path]!r}, the campaign says {value!r}"))
@@ -48,7 +48,7 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
 
 def _of_the_keys(run: Candidate, against: Candidate) -> Iterator[str]:
     """Yield keys in which two runs differ although neither label shows them."""
-    ours, theirs = _settings(run), _settings(against)
+    ours, theirs = (dict(compared_settings(each.record)) for each in (run, against))
     for path in sorted({*ours, *theirs}):
         # A label `adv+transform~key=value` names a key by its path or by its flag.
         table, _, name = path.partition(".")
@@ -95,14 +95,6 @@ def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Itera
         whole = [x for x in labels if x in names or all(run.name in names for run in compared if run.condition == x)]
         who = [*whole, *(run.name for run in compared if run.name in names and run.condition not in whole)]
         yield f"{first_few(who, MOST_NAMES)}: {text}"
-
-
-def _settings(run: Candidate) -> dict[str, Any]:
-    """Return the settings that are compared, by path."""
-    tables = table_of(run.record, "config").items()
-    compared = ((table, keys) for table, keys in tables if isinstance(keys, dict) and table not in FREE_TABLES)
-    found = {f"{table}.{key}": value for table, keys in compared for key, value in keys.items()}
-    return {path: value for path, value in found.items() if path not in FREE_KEYS}
 
 
 SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data

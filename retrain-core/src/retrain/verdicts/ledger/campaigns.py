@@ -47,6 +47,7 @@ def find_campaign(history: History, folder: Path, present: Sequence[RunOnDisk]) 
     """Return the campaign in `folder` as the ledger knows it: by most of its runs, by name, or by its plan's hash."""
     name, manifest = name_in(history.folder, folder), read_object(folder / CAMPAIGN_FILE)
     heads = Counter((run.known.campaign, run.known.opening) for run in present if run.known and run.known.campaign)
+    # Most runs decide: a few may have been copied here from another campaign.
     named = (name, len(history.openings(name)))
     likely = sorted(heads, key=lambda key: (-heads[key], key != named))
     plan = _plan_hash(manifest)
@@ -138,6 +139,7 @@ def _run_elsewhere(
             continue
         openings = history.openings(key[0])
         is_planned = 0 < key[1] <= len(openings) and bool(openings[key[1] - 1].get("plan"))
+        # Earlier results may have shaped the plan. Later runs of the same seeds let one choose only if planned as well.
         is_earlier = min(run.line for run in runs) < start
         were = "already run" if is_earlier else "run again"
         seeds = sorted({run.setup[1] for run in runs}, key=lambda seed: (len(seed), seed))

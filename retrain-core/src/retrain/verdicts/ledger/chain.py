@@ -7,6 +7,7 @@ is found; a missing tail only with a later hash. Secrets are left out as in all 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import math
@@ -16,6 +17,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 NAME = "ledger.jsonl"
 FIRST = "0" * 64
-PATIENCE_S = 5.0  # for the lock, held for one write and one flush
+# The lock is held for one write and one flush; a disk that takes longer must not stop a run.
+PATIENCE_S = 5.0
+# Written behind the canonical JSON, so that the hash covers bytes and not one of several ways to write a record.
 SUFFIX = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
 RUNS = "runs"
@@ -47,7 +51,7 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
 
     `fields` are plain data. A last line that a kill tore is removed first, and the event records it (`healed`: bytes).
     """
-    content = as_recorded(hide(fields))
+    content = plain_data(hide(fields))
     try:
         with _locked(folder / NAME) as stream:
             backwards = lines_backwards(stream)
@@ -69,9 +73,11 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
 @contextmanager
 def _locked(file: Path) -> Iterator[IO[bytes]]:
     """Open the ledger so that no other process writes to it meanwhile; OSError when that takes too long."""
-    with open(
-        file, "a+b", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666)
-    ) as stream:
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader would block
+
+    with open(file, "a+b", buffering=0, opener=opener) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(f"{NAME} is not a regular file")
         if not take_lock(stream, PATIENCE_S):
@@ -85,13 +91,23 @@ def hash_of_line(line: bytes) -> str:
     return found[1].decode("ascii") if found else hashlib.sha256(line).hexdigest()
 
 
-def as_recorded(value: Any) -> Any:
-    """Return plain data with null for numbers that are not finite."""
+def plain_data(value: Any) -> Any:
+    """Return plain data, null for numbers that are not finite, dataclasses by their fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain_data(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): as_recorded(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_recorded(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {str(key): plain_data(each) for key, each in value.items()}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_data(each) for each in value]
+    return value
 
 
 def ledger_folder(path: Path) -> Path:

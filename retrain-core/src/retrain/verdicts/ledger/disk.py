@@ -19,7 +19,8 @@ from retrain.text.amounts import first_few
 from retrain.verdicts.ledger.chain import learned_by, manifest_hashes, name_in, record_hashes
 from retrain.verdicts.ledger.history import History, Identity, RunHistory, Setup, folders_below
 
-EMPTY = hashlib.sha256().hexdigest()  # of an empty file; runs that failed early share it
+# The hash of an empty file: runs that failed early share it, and are no copies of each other.
+EMPTY = hashlib.sha256().hexdigest()
 WORDS = {"settings": "the settings in run.json", "inputs": "code and data in run.json"}
 RESTORE = "restore it from a backup, or publish with the verdict that it is gone"
 
@@ -99,6 +100,7 @@ def gone(
 ) -> list[Finding]:
     """Return runs that are in no folder any more, or were started again although they had a finished step."""
     here = {id(each.known): each.folder for each in present if each.known}
+    # By folder and campaign, the last start on record: any earlier one was run again.
     last = {(run.name, run.opening): run.started for run in history.runs.values()}
     found = []
     for run in filter(in_scope, history.runs.values()):

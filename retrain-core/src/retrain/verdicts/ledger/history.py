@@ -50,12 +50,13 @@ def read_chain(file: Path) -> Iterator[Entry]:
                 elif record.get("previous") != previous:
                     fault = "does not follow the line before: lines were removed, added, repeated or moved"
                 yield Entry(line=number, record=record, sha256=stated, fault=fault)
+                # The stated hash, not the true one: an edited line is one fault, and not one in each line after it.
                 previous = stated
     except FileNotFoundError:
         return
     except OSError as error:
         what, fix = f"cannot be read: {error.strerror or error}", "make it readable, or restore it from a backup"
-        raise ConfigError(Problem(where=str(file), what=what, fix=fix)) from error
+        raise ConfigError(Problem(code="ledger.unreadable", where=str(file), what=what, fix=fix)) from error
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.records.runs.run_status import DONE
 from retrain.text.amounts import counted
 from retrain.text.secrets import hide
-from retrain.verdicts.ledger.chain import NAME, append, as_recorded, ledger_folder, name_in
+from retrain.verdicts.ledger.chain import NAME, append, ledger_folder, name_in, plain_data
 from retrain.verdicts.ledger.history import History
 
 LOOK, VERDICT = "look", "verdict"
@@ -85,7 +85,7 @@ def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collect
 
 def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
     """True if an event with just these fields was recorded before."""
-    wanted = seal_of(as_recorded(hide(fields)))
+    wanted = seal_of(plain_data(hide(fields)))
     return any(seal_of({n: value for n, value in each.items() if n not in OF_THE_LINE}) == wanted for each in events)
 
 
@@ -105,7 +105,8 @@ def looks_sentence(looks: Looks | None) -> str:
     return ", ".join(parts) + plan
 
 
-LEVELS = 5  # from a checkpoint's folder up to its campaign
+# From a file in a checkpoint up to its campaign: FILE, checkpoint, adapter, run, runs.
+LEVELS = 5
 
 
 class InterimLooks:

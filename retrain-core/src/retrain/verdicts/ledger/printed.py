@@ -70,11 +70,11 @@ def _history(folder: Path | None, *, known_head: str = "") -> History:
     if not (place / NAME).exists():
         what = "has no ledger" if place.is_dir() else "no such folder"
         fix = "give the folder that holds runs or campaigns; the next run begins a ledger there"
-        raise ConfigError(Problem(where=str(place), what=what, fix=fix))
+        raise ConfigError(Problem(code="ledger.missing", where=str(place), what=what, fix=fix))
     history = read_history(place, known_head=known_head)
     if not history.num_lines and not history.is_torn:
         what, fix = "holds no event, so nothing can be verified", "restore it from a backup, if it held some"
-        raise ConfigError(Problem(where=str(history.file), what=what, fix=fix))
+        raise ConfigError(Problem(code="ledger.empty", where=str(history.file), what=what, fix=fix))
     return history
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from retrain.kernel.types import Floats
 from retrain.verdicts.stats.paired import t_interval
 
-_WHOLE = 1e-9  # a share times its trials that is this close to a whole number is one
+# A share times its trials that is this close to a whole number is one: 0.1 * 3 * 10 is 3.0000000000000004.
+_WHOLE = 1e-9
 
 
 def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[float, float]:
@@ -27,7 +28,8 @@ def binomial_limits(right: float, total: int, *, level: float = 0.95) -> tuple[f
     """
     if total < 1 or not 0.0 <= right <= total:
         raise ValueError(f"{right} of {total} trials")
-    from scipy.special import betaincinv  # the quantile of the beta distribution, without the checks of scipy.stats
+    # The quantile of the beta distribution, without the second that importing scipy.stats takes.
+    from scipy.special import betaincinv
 
     least, most = math.floor(right + _WHOLE), math.ceil(right - _WHOLE)
     tail = (1.0 - level) / 2
@@ -72,22 +74,20 @@ class Improvement:
     interval: tuple[float, float]
 
 
-def improvement_in_pairs(diffs_N: Floats, *, level: float = 0.95) -> Improvement | None:
-    """Return the share of seeds with a positive difference, with exact binomial limits; None without seeds.
+def improvement_in_pairs(diffs_N: Floats, *, level: float = 0.95) -> Improvement:
+    """Return the share of seeds with a positive difference, with exact binomial limits; ValueError without seeds.
 
     A tie is a loss in the lower limit and a win in the upper one, so that they stay on the safe side.
     """
     num_seeds = diffs_N.size
-    if not num_seeds:
-        return None
     wins, ties = int(np.sum(diffs_N > 0)), int(np.sum(diffs_N == 0))
     low, _ = binomial_limits(wins, num_seeds, level=level)
     _, high = binomial_limits(wins + ties, num_seeds, level=level)
     return Improvement(probability=(wins + ties / 2) / num_seeds, interval=(low, high))
 
 
-def improvement_of_all_pairs(baseline_N: Floats, condition_M: Floats, *, level: float = 0.95) -> Improvement | None:
-    """Return P(X > Y) + P(X = Y) / 2 of a run X of the condition and a run Y of the baseline; None without runs.
+def improvement_of_all_pairs(baseline_N: Floats, condition_M: Floats, *, level: float = 0.95) -> Improvement:
+    """Return P(X > Y) + P(X = Y) / 2 of a run X of the condition and a run Y of the baseline, of each at least one.
 
     The Mann-Whitney statistic over the number of pairs, as rliable's `probability_of_improvement` (arXiv:2108.13264),
     whose bootstrap interval is [1, 1] whenever all runs of one side are above all of the other. This one is Newcombe's
@@ -95,8 +95,6 @@ def improvement_of_all_pairs(baseline_N: Floats, condition_M: Floats, *, level: 
     the standard deviation that Hanley and McNeil give for t, the sizes in it replaced by their mean. It takes both
     sides as independent; where same seeds are positively correlated it is too wide.
     """
-    if not baseline_N.size or not condition_M.size:
-        return None
     found = probability_of_improvement(baseline_N, condition_M)
     from scipy.optimize import brentq
     from scipy.stats import norm

@@ -78,6 +78,7 @@ def draw_components(squares: MeanSquares) -> Draws:
     if n < 2 or m < 2:
         raise ValueError(f"variance components need two seeds and two clusters, not {n} and {m}")
     stream = _STREAMS.stream("compare", "components")
+    # (2 / df + kurtosis / m) is the squared coefficient of variation of MS_E; a chi-square with this df has the same.
     df_clusters = 2.0 / (2.0 / squares.df_clusters + max(squares.kurtosis, 0.0) / m)
     dfs = n - 1.0, df_clusters, (n - 1.0) * squares.df_clusters
     seeds_D, clusters_D, rest_D = (
@@ -120,6 +121,7 @@ def half_widths(
     combined_D = of_seeds_D + of_clusters_D - of_rest_D
     dfs = n - 1.0, m - 1.0, (n - 1.0) * (m - 1.0)
     spread_D = of_seeds_D**2 / dfs[0] + of_clusters_D**2 / dfs[1] + of_rest_D**2 / dfs[2]
+    # Satterthwaite's df, with the bounds of `crossed`
     df_D = np.maximum(combined_D**2 / np.where(spread_D > 0.0, spread_D, 1.0), n - 1.0)
     z = float(ndtri(0.5 + level / 2.0))
     first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
@@ -146,6 +148,7 @@ def numbers_needed(draws: Draws, differences_D: Floats, *, of_seeds: bool, level
     now = float(draws.num_seeds if of_seeds else draws.num_clusters)
     low_D, high_D = np.full(differences_D.size, now), np.full(differences_D.size, float(max(MOST, now)))
     is_enough_D, is_never_D = found_D(low_D) <= differences_D, found_D(high_D) > differences_D
+    # Bisection of all draws at once; half-widths shrink with the number, so each draw has one edge.
     while (high_D - low_D > 1.0).any():
         middle_D = np.floor((low_D + high_D) / 2.0)
         is_wide_D = found_D(middle_D) > differences_D
@@ -170,7 +173,7 @@ def true_differences(draws: Draws, difference: float) -> Floats:
     n, m = draws.num_seeds, draws.num_clusters
     variance_D = draws.seed_D / n + draws.cluster_D / m + draws.rest_D / (n * m)
     noise_D = _STREAMS.stream("compare", "true difference").standard_normal(variance_D.size)
-    noise_D[0] = 0.0
+    noise_D[0] = 0.0  # the estimate is the observed difference itself
     return np.asarray(np.abs(difference + noise_D * np.sqrt(variance_D)))
 
 
@@ -180,8 +183,10 @@ def _interval(values_D: Floats, level: float) -> tuple[float, float]:
     return min(low, float(values_D[0])), max(high, float(values_D[0]))
 
 
-SURE = 0.8  # share of the draws in which a way must be the cheaper one to be called so
-CLEAR = 4  # an interval of a number needed is of no use beyond this factor
+# Share of the draws in which a way must be the cheaper one to be called so.
+SURE = 0.8
+# An interval of a number needed is of no use beyond this factor between its ends: "8 to 200 seeds" advises nothing.
+CLEAR = 4
 
 
 class Way(StrEnum):

@@ -13,7 +13,8 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 
-RIDGE = 1e-2  # on features of size 1 or less: rates
+# On features of size 1 or less, rates: it matters only where runs are few or their curves alike.
+RIDGE = 1e-2
 _ROUNDING = 1e-12
 
 
@@ -62,15 +63,10 @@ def forecast(
         weights_N[out_N] = 1.0 / ((len(labels) + 1) * out_N.sum())
     features_F = _features(curve_K)
     point = float(features_F[1] + features_F @ _fitted(features_NF, changes_N))
-    reach = weighted_quantile(scores_N, weights_N, level)
+    # The mass of the new run itself lies at infinity: its own error may be beyond all others.
+    masses_N, scores_N = np.append(weights_N, 1.0 / (len(labels) + 1)), np.append(scores_N, math.inf)
+    reach = float(np.quantile(scores_N, level - _ROUNDING, weights=masses_N, method="inverted_cdf"))
     return Forecast(point=point, low=point - reach, high=point + reach, level=level)
-
-
-def weighted_quantile(scores_N: Floats, weights_N: Floats, level: float) -> float:
-    """Return the smallest score at or below which at least `level` of the mass lies; infinity with too little mass."""
-    order_N = np.argsort(scores_N, kind="stable")
-    at = int(np.searchsorted(np.cumsum(weights_N[order_N]), level - _ROUNDING))
-    return float(scores_N[order_N[at]]) if at < len(scores_N) else math.inf
 
 
 def left_out(

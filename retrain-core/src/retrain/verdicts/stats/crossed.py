@@ -89,6 +89,7 @@ def crossed(diffs_NE: Floats, *, level: float = 0.95, clusters_E: Sequence[str] 
     terms = zip((squares.seeds, squares.clusters, squares.rest), dfs, strict=True)
     spread = sum(square**2 / df for square, df in terms if df > 0.0)
     df = max(combined**2 / spread, least_df) if spread else least_df  # Satterthwaite 1946
+    # By chance MS_R may exceed one of the others; new seeds and examples must not look more certain than either.
     variance = max(combined, squares.seeds, squares.clusters)
     return Crossed(
         mean=mean,
@@ -104,6 +105,7 @@ def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanS
     n, m = values_NC.shape
     mean, rows_N, columns_C = values_NC.mean(), values_NC.mean(axis=1), values_NC.mean(axis=0)
     rest_NC = values_NC - rows_N[:, None] - columns_C + mean
+    # Below it a sum of squares is one of rounding errors: equal values must not get an interval.
     least = (_ROUNDING * float(np.abs(values_NC).max())) ** 2 * values_NC.size
 
     def over(total: float, df: int) -> float:

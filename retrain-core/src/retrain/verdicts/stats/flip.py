@@ -58,6 +58,7 @@ class FlipTest:
         if (np.abs(units_N) > _rounding(units_N)).all():  # then no subset but the empty one is within rounding of zero
             smallest = float(np.mean(np.isinf(means_K)))
         else:
+            # A difference of zero ties whatever its sign, so the best case is that of equal signs.
             smallest = _p(_subset_means(np.abs(units_N), patterns))
         return cls(np.sort(means_K) * peak, smallest)
 
@@ -74,6 +75,7 @@ class FlipTest:
         both_M = np.concatenate([baseline_N, condition_N])
         if not np.isfinite(both_M).all():
             raise ValueError(f"values must be finite, not {both_M!r}")
+        # Exchanges do not depend on the origin, and sums of centred values keep their digits.
         both_M = both_M - both_M.mean()
         peak = float(np.abs(both_M).max()) or 1.0
         left_N, right_N = np.split(both_M / peak, 2)
@@ -96,6 +98,7 @@ class FlipTest:
         reach p <= 1 - level.
         """
         patterns = self.means_K.size // 2  # up to turning all signs, the observed one included
+        # Rounded down, so that coverage is never below the level.
         k = math.floor((1.0 - level) * patterns * (1.0 + COUNT_SLACK))
         return float(self.means_K[k]), float(self.means_K[-1 - k])
 

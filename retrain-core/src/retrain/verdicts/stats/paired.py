@@ -1,7 +1,7 @@
 """Two conditions over the same seeds: effect sizes, Student's interval, and power.
 
 `diffs_N` are differences (condition minus baseline), one per seed that both have. Power is the difference that a number
-of seeds can detect, and the seeds that a difference needs.
+of seeds can detect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def t_interval(values_N: Floats, *, level: float = 0.95) -> tuple[float, float] 
     """Return Student's t interval of the mean over seeds; None below two seeds."""
     if values_N.size < 2:
         return None
-    from scipy.special import stdtrit  # what `t.ppf` is, in a third of the time that scipy.stats takes to import
+    # what `t.ppf` is, in a third of the time that scipy.stats takes to import
+    from scipy.special import stdtrit
 
     mean, half = float(values_N.mean()), float(values_N.std(ddof=1) / np.sqrt(values_N.size))
     half *= float(stdtrit(values_N.size - 1, 0.5 + level / 2))
@@ -48,7 +49,6 @@ def spread(diffs_N: Floats) -> float | None:
 
 
 POWER = 0.8
-MOST_SEEDS = 10_000
 _NEVER = 1e3  # standard deviations; upper end of the search
 
 
@@ -69,6 +69,7 @@ def power_of(num_seeds: int, d_z: float, alpha: float) -> float:
     below = float(nct.cdf(-critical, num_seeds - 1, noncentrality))
     # Far from zero scipy returns NaN: there one tail has probability 1 and the other 0.
     chance = 1.0 if math.isnan(above) else above + (0.0 if math.isnan(below) else below)
+    # A single pattern pair below alpha: every difference must have the same sign.
     if num_seeds <= EXACT_SEEDS and math.floor(alpha * 2.0 ** (num_seeds - 1)) == 1:
         chance = min(chance, float(norm.cdf(d_z) ** num_seeds + norm.cdf(-d_z) ** num_seeds))
     return min(1.0, chance)
@@ -76,6 +77,7 @@ def power_of(num_seeds: int, d_z: float, alpha: float) -> float:
 
 def least_seeds(alpha: float) -> int:
     """Return the fewest seeds with which the sign-flip test can reach p <= alpha: 2 / 2^n <= alpha."""
+    # The slack keeps an alpha of 1 / 32, given as 0.03125, from asking for one seed more by rounding.
     return max(2, math.ceil(math.log2(2.0 / alpha) - 1e-9))
 
 
@@ -100,17 +102,3 @@ def detectable_d(num_seeds: int, alpha: float) -> float | None:
     from scipy.optimize import brentq
 
     return float(brentq(lambda d: power_of(num_seeds, d, alpha) - POWER, 0.0, 30.0, xtol=1e-6))
-
-
-def seeds_needed(d_z: float, alpha: float) -> int | None:
-    """Return the fewest seeds that find a true difference of `d_z` in 80 % of studies; None above 10,000."""
-    d_z = abs(d_z)
-    low, high = least_seeds(alpha) - 1, least_seeds(alpha)
-    while power_of(high, d_z, alpha) < POWER:
-        if high >= MOST_SEEDS:
-            return None
-        low, high = high, min(2 * high, MOST_SEEDS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power_of(middle, d_z, alpha) >= POWER else (middle, high)
-    return high

@@ -123,10 +123,12 @@ class SequentialFlip:
         is_alive_P = np.ones(total, dtype=bool)
         for look, share in enumerate(self.shares_K):
             alive_A = sums.sums_KP[look, is_alive_P]
+            # 1e-9: a whole number of patterns that came out a little low by rounding is still whole.
             left = math.floor(spent(alpha, share, self.spend) * total + 1e-9) - (total - alive_A.size)
             if left <= 0:
                 continue
-            kept = alive_A.size - left  # the largest sum that is kept sets the cut, so that ties share their fate
+            # The largest sum that is kept sets the cut, so that ties share their fate.
+            kept = alive_A.size - left
             cut = float(np.partition(alive_A, kept - 1)[kept - 1]) + sums.slack if kept > 0 else -1.0
             if sums.observed_K[look] > cut:
                 return look
@@ -167,6 +169,7 @@ def _patterns(n_max: int, drawn: int) -> Floats:
     return np.asarray(stream.integers(0, 2, (n_max, drawn)) * 2.0 - 1.0, dtype=np.float64)
 
 
+# Good to 3.5 percentage points; a campaign stops for futility below 5 %.
 FUTURES = 200
 DRAWN_OF_A_FUTURE = 999
 LEAST_SEEDS = 3  # fewer say nothing about the spread
@@ -240,6 +243,7 @@ def _limit(inside: float, far: float, outside: float | None, is_rejected: Callab
     return inside
 
 
+# In units of the spread so far: the small ones gain on weak effects over many seeds, the large ones on clear effects.
 BETS_B: Floats = np.array([0.4, 0.8, 1.6, 3.2, -0.4, -0.8, -1.6, -3.2])
 MOST_SEEDS = 200
 

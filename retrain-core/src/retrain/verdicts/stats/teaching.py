@@ -102,7 +102,8 @@ class RateBook:
         """Return weights of the grid's rates among prompts at `step`, with a sum of 1: [K]."""
         self._take_in(step)
         if self._fitted is None or self._fitted[0] != step:
-            in_order = sorted(self._seen)  # sums then are the same after a restore, whatever the order of the state
+            # Sorted, so that sums are the same to the bit after a restore, whatever the order of the state.
+            in_order = sorted(self._seen)
             self._fitted = (step, _fit(self._likelihood(in_order, step), self.settings))
         return self._fitted[1]
 
@@ -148,9 +149,11 @@ class RateBook:
         means_N = posterior_NK @ _RATES_K
         slopes_N = posterior_NK @ (_RATES_K * (1.0 - _RATES_K))
         spreads_N = posterior_NK @ _RATES_K**2 - means_N**2
+        # The drift itself changes: without this the filter would soon ignore new outcomes.
         self._variance += _DRIFT_STEP_SD**2
         for (example_id, correct, judged), mean, slope, spread in zip(known, means_N, slopes_N, spreads_N, strict=True):
             slope = judged * float(slope) * (step - self._seen[example_id].mean)
+            # The variance of a binomial count whose rate is itself uncertain, with the variance `spread`.
             noise = judged * float(mean * (1.0 - mean)) + judged * (judged - 1) * float(spread)
             gain = self._variance * slope / (self._variance * slope**2 + noise)
             self.drift += gain * (correct - judged * float(mean))
@@ -162,6 +165,7 @@ class RateBook:
         right_N, wrong_N, mean_N, at_N = np.array(found).reshape(-1, 4).T
         kept_N = self.settings.decay ** (step - at_N)
         odds_NK = _ODDS_K - self.drift * (step - mean_N)[:, None]
+        # Prompts that are never or always right stay so, however the policy drifts.
         odds_NK[:, [0, -1]] = _ODDS_K[[0, -1]]
         log_NK = (kept_N * right_N)[:, None] * odds_NK
         log_NK -= (kept_N * (right_N + wrong_N))[:, None] * np.logaddexp(0.0, odds_NK)

@@ -92,6 +92,7 @@ def components(
         others = _basis(np.hstack([fixed, *(each for other, each in designs.items() if other != name)]))
         unexplained = design - others @ (others.T @ design)
         eigenvalues: Floats = np.linalg.eigvalsh(unexplained.T @ unexplained).astype(np.float64)
+        # Zeros, up to rounding, belong to directions that the other factors explain.
         eigenvalues = eigenvalues[eigenvalues > _TINY * max(1, len(values_N))]
         if eigenvalues.size:
             explained = float(np.sum((whole.T @ within_N) ** 2) - np.sum((others.T @ within_N) ** 2))
@@ -150,6 +151,7 @@ def _parts(squares: Sequence[_Square], rest: float, df: int, level: float) -> tu
     found, drawn_R = [rest / df], [rest_R]
     for each in squares:
         chi_RL = rng.chisquare(1.0, (DRAWS, each.eigenvalues.size))
+        # sum = component * (chi . eigenvalues) + rest * chi, solved for the component draw by draw
         drawn_R.append(np.maximum(0.0, each.sum - rest_R * chi_RL.sum(axis=1)) / (chi_RL @ each.eigenvalues))
         found.append(max(0.0, each.sum - each.eigenvalues.size * rest / df) / float(each.eigenvalues.sum()))
     total, total_R = sum(found), np.maximum(np.sum(drawn_R, axis=0), np.finfo(float).tiny)
@@ -162,6 +164,7 @@ def _parts(squares: Sequence[_Square], rest: float, df: int, level: float) -> tu
         limits = float(low), float(high)
         parts.append(Component(name=name, variance=variance, share=share, interval=limits, df=degrees))
     first, *others = parts
-    if all(part.interval[0] == 0.0 for part in others):  # if no factor need add anything, the rest may be all there is
+    if all(part.interval[0] == 0.0 for part in others):
+        # No factor need add anything, so the rest may be all there is.
         first = replace(first, interval=(first.interval[0], 1.0))
     return (*others, first), total

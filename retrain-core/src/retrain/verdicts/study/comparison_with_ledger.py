@@ -11,15 +11,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.files import seal_of
 from retrain.records.record_names import METRICS
 from retrain.records.runs.source import Candidate, Source, find_runs
-from retrain.verdicts.ledger import disk
-from retrain.verdicts.ledger.campaigns import (
-    OnRecord,
-    check_campaign,
-    find_campaign,
-    not_given,
-    run_before,
-    unreadable,
-)
+from retrain.verdicts.ledger import campaigns, disk
 from retrain.verdicts.ledger.chain import NAME, append, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History, RunHistory, read_history
 from retrain.verdicts.ledger.looks import LOOK, UNRECORDED, VERDICT, Looks, is_on_record, looks_in
@@ -36,7 +28,7 @@ class _Ledger:
 
     history: History
     present: Sequence[disk.RunOnDisk]
-    campaign: OnRecord | None
+    campaign: campaigns.OnRecord | None
     problem: disk.Finding | None
     is_own: bool
 
@@ -44,8 +36,8 @@ class _Ledger:
         """Return the looks on record at the campaign, at any of the runs, or at records with this hash."""
         known = [each.known for each in self.present if each.known]
         runs = {each.name for each in self.present} | {each.name for each in known}
-        campaigns = self.campaign.names if self.campaign else {each.campaign for each in known if each.campaign}
-        return looks_in(self.history, campaigns=campaigns, runs=runs, data=data)
+        names = self.campaign.names if self.campaign else {each.campaign for each in known if each.campaign}
+        return looks_in(self.history, campaigns=names, runs=runs, data=data)
 
 
 def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_recorded: bool = True) -> Study:
@@ -96,9 +88,9 @@ def _opened(history: History, source: Source, runs: Sequence[disk.RunOnDisk], *,
     campaign, problem = None, None
     if source.campaign:
         try:
-            campaign = find_campaign(history, source.campaign, present)
+            campaign = campaigns.find_campaign(history, source.campaign, present)
         except ConfigError as error:
-            problem = unreadable(name_in(history.folder, source.campaign), error)
+            problem = campaigns.unreadable(name_in(history.folder, source.campaign), error)
     return _Ledger(history=history, present=present, campaign=campaign, problem=problem, is_own=is_own)
 
 
@@ -115,9 +107,12 @@ def _findings(ledger: _Ledger) -> list[disk.Finding]:
         return campaign.owns(run) if campaign else run.name in names and run.setup in alike
 
     elsewhere = disk.Elsewhere(history.folder)
-    found += check_campaign(history, campaign, present) if campaign else not_given(history, present)
+    if campaign:
+        found += campaigns.check_campaign(history, campaign, present)
+    else:
+        found += campaigns.not_given(history, present)
     if campaign and campaign.manifest.get("plan"):
-        found += run_before(campaign, present, elsewhere.unknown(history, campaign.folder))
+        found += campaigns.run_before(campaign, present, elsewhere.unknown(history, campaign.folder))
     found += disk.gone(history, present, in_scope, elsewhere)
     found += disk.changed(history, present) + disk.copied(history, present)
     return found + disk.unseen(history, present, campaign.opening if campaign else None)
@@ -146,6 +141,7 @@ def _recorded(
     reason = ""
     if not is_on_record(history.looks, look):
         reason = append(history.folder, LOOK, **look) if is_recorded else ""
+        # Counted even if it could not be written: this look was taken.
         history.looks.append(look)
     names = ("condition", "baseline", "difference", "interval", "p_holm")
     verdicts = [{n: getattr(each, n) for n in names} | {"verdict": each.verdict.value} for each in study.comparisons]

@@ -29,7 +29,8 @@ from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import Comparison, ExamplesView
 
 EVAL_SECONDS = "eval_time_s"
-TIMED_RUNS = 2  # of each condition; reading their times again costs little
+# Runs of each condition whose times are read: two show a cost well enough, and reading all would double the wait.
+TIMED_RUNS = 2
 
 
 def with_examples(
@@ -112,7 +113,8 @@ class _Reader:
         self._figure, self._metric, self._budget = figure, metric, budget
         self._timed = cache(self._time)
         self._found: dict[tuple[str, int], tuple[str, ExampleRates] | NoExamplesError] = {}
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}  # a thousand runs have one list of ids
+        # A thousand runs share one list of ids, so it is kept once.
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def rates(self, label: str, seed: int) -> tuple[str, ExampleRates]:
         """Return the run's name and its examples; NoExamplesError gives a reason without any."""
@@ -215,13 +217,14 @@ def two_evaluations(files: Sequence[Path], metric: Metric | None) -> TwoPolicies
     kinds = {HELD_OUT: "correct_rate", HELD_OUT_REWARD: "mean_reward"}
     if metric not in kinds:
         what, fix = f"files of `retrain eval` are not compared by {metric}", f"use {' or '.join(map(str, kinds))}"
-        raise ConfigError(Problem(where="--metric", what=what, fix=fix))
+        raise ConfigError(Problem(code="compare.metric-not-in-file", where="--metric", what=what, fix=fix))
     figure = PerExample(name="", kind=kinds[metric], k=0)
     try:
         return two_policies([(str(file), _rates(file, figure)) for file in files], metric)
     except NoExamplesError as error:
+        what = f"the files do not share their examples: {error}"
         fix = "evaluate both checkpoints on the same examples: `retrain eval RUN --checkpoint all`"
-        raise ConfigError(Problem(where=str(files[1]), what=str(error), fix=fix)) from error
+        raise ConfigError(Problem(code="compare.other-examples", where=str(files[1]), what=what, fix=fix)) from error
 
 
 def _rates(file: Path, figure: PerExample) -> ExampleRates:
@@ -236,7 +239,8 @@ def _rates(file: Path, figure: PerExample) -> ExampleRates:
             values.append(figure.of(record))
         except (KeyError, TypeError, ValueError) as error:
             what = f"is not an example of an evaluation: {error}"
-            raise ConfigError(Problem(where=f"{file}:{number}", what=what, fix=fix)) from error
+            where = f"{file}:{number}"
+            raise ConfigError(Problem(code="compare.no-evaluation", where=where, what=what, fix=fix)) from error
     if not values:
-        raise ConfigError(Problem(where=str(file), what="has no example", fix=fix))
+        raise ConfigError(Problem(code="compare.no-evaluation", where=str(file), what="has no example", fix=fix))
     return ExampleRates(ids=tuple(ids), clusters=tuple(clusters), values_E=np.array(values), lines=len(values))

@@ -63,6 +63,7 @@ def judge(pairings: Sequence[Pairing], *, alpha: float, direction: Direction) ->
         diffs_N, num_seeds, share = pairing.diffs_N, len(pairing.seeds), alpha / len(pairings)
         difference = float(diffs_N.mean()) if num_seeds else None
         smallest = 1.0 if test is None else test.smallest_p
+        # The best that this comparison could reach depends on the p values of the others, by Holm's correction.
         at_best = holm([*p_M[:index], smallest, *p_M[index + 1 :]])[index]
         can_decide = at_most(at_best, alpha)
         verdict, cause = Verdict.CANNOT_TELL, VerdictReason.NOT_SIGNIFICANT if can_decide else VerdictReason.TOO_FEW
@@ -156,7 +157,8 @@ def with_margin(
     return tuple(found)
 
 
-FEWEST = 3  # Student's t of two seeds is about six times as wide as of four
+# Student's t of two seeds is about six times as wide as of four, too wide to say anything.
+FEWEST = 3
 
 
 def with_few_seeds(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:

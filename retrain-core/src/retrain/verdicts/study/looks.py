@@ -70,18 +70,17 @@ class Looks:
         """Return the planned looks at two conditions that can have been taken: every run up to them has ended."""
         both = (baseline, condition)
         has_ended = [all((label, seed) in self.ended for label in both) for seed in self.seeds]
+        # In planned order: one seed that still runs holds up all later looks, so that no fast run decides early.
         first = has_ended.index(False) if False in has_ended else len(has_ended)
         return tuple(look for look in self.planned if look <= first)
 
     def view(self, comparison: Comparison, pairing: Pairing) -> Comparison:
         """Return the comparison with its looks, and the least seeds of the test that decided."""
         if self.design is not Design.PLANNED:
-            comparison = replace(
-                comparison, looks=LooksView(design=self.design, reason=self.reason, taken=self.earlier)
-            )
-            if self.design is not Design.ANYTIME:
-                return comparison
-            return replace(comparison, least_seeds=fewest_equal(comparison.alpha / comparison.num_comparisons))
+            least, looks = comparison.least_seeds, LooksView(design=self.design, reason=self.reason, taken=self.earlier)
+            if self.design is Design.ANYTIME:
+                least = fewest_equal(comparison.alpha / comparison.num_comparisons)
+            return replace(comparison, least_seeds=least, looks=looks)
         taken, decided = self.taken(comparison.baseline, comparison.condition), None
         test = pairing.test_of(pairing.seeds, pairing.diffs_N) if pairing.test_of else None
         if comparison.verdict is not Verdict.CANNOT_TELL and isinstance(test, SequentialFlip):

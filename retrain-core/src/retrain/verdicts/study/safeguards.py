@@ -96,6 +96,7 @@ def controls_in(source: Source) -> dict[str, tuple[str, Control]]:
     """
     planned = source.plan.conditions if source.plan else ()
     labels = dict.fromkeys([*source.conditions, *planned])
+    # A label may end like a control's by chance: the run itself must have recorded it.
     first = {each.condition: each.record for each in reversed(source.candidates) if each.record}
     named = ((control_label(of, control), of, control) for of in labels for control in Control)
     return {

@@ -99,7 +99,8 @@ def set_metrics(candidates: Iterable[Candidate], requested: Metric | None) -> di
     names = list(dict.fromkeys(name for table in tables for name in table if isinstance(name, str)))
     metric = requested or HELD_OUT
     measure = metric.field.removeprefix(EVAL_PREFIX)
-    is_of_a_set = not measure.startswith(OF_EVERY_SET)  # a set may be called `correct`
+    # A set may be called `correct`, so `correct_rate` is taken for a measure first; of two sets the longer name fits.
+    is_of_a_set = not measure.startswith(OF_EVERY_SET)
     for name in sorted(names, key=len, reverse=True):
         if is_of_a_set and measure.startswith(f"{name}_"):
             measure = measure.removeprefix(f"{name}_")
@@ -122,7 +123,8 @@ def sets_view(
     values = {name: by_label for name, by_label in values.items() if any(by_label.values())}
     if len(values) < 2:
         what = f"the runs were evaluated on {', '.join(values) or 'no set'}: there is nothing to combine"
-        raise ConfigError(Problem(where="--sets", what=what, fix="evaluate on several sets: [eval.sets.NAME]"))
+        fix = "evaluate on several sets: [eval.sets.NAME]"
+        raise ConfigError(Problem(code="compare.single-set", where="--sets", what=what, fix=fix))
     found: dict[str, tuple[tuple[int, ...], Floats]] = {}
     for label in labels:
         by_set = [by_label[label] for by_label in values.values()]
@@ -213,9 +215,9 @@ def interquartile_mean(scores_NM: Floats) -> Floats:
     return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
 
 
-def optimality_gap(scores_NM: Floats, gamma: float = 1.0) -> Floats:
-    """Return by how much scores fall short of `gamma` on average, those above counted as `gamma`."""
-    return np.asarray(gamma - np.minimum(scores_NM, gamma).mean(axis=(-2, -1)))
+def optimality_gap(scores_NM: Floats) -> Floats:
+    """Return by how much scores fall short of 1 on average, those above counted as 1."""
+    return np.asarray(1.0 - np.minimum(scores_NM, 1.0).mean(axis=(-2, -1)))
 
 
 def performance_profile(scores_NM: Floats, thresholds_T: Floats) -> Floats:
@@ -246,6 +248,7 @@ def bootstrap(
     num_runs, num_benchmarks = scores_NM.shape
     if num_runs < 2 or not num_benchmarks or not np.isfinite(scores_NM).all():
         raise ValueError(f"finite scores of two runs or more on one benchmark or more are needed, not {scores_NM!r}")
+    # One column of rows for all sets keeps the scores of a seed together.
     columns = num_benchmarks if is_stratified else 1
     rows_RNM = stream.integers(num_runs, size=(resamples, num_runs, columns))
     drawn_RNM = scores_NM[rows_RNM, np.arange(num_benchmarks)]

@@ -71,18 +71,16 @@ def options_of(
     **others: Any,
 ) -> Options:
     """Return options from a user's values; ConfigError names a bad one, as `called(name)` calls it."""
-
-    is_cut = at is not None and (at <= 0 or (align == Align.STEPS and not float(at).is_integer()))
-    for name, is_bad, what, fix in (
-        ("align", align not in list(Align), f"unknown budget {align!r}", f"use one of: {', '.join(Align)}"),
-        ("at", at is not None and not math.isfinite(at), f"{at} is not a finite number", "leave it out"),
-        ("alpha", alpha is not None and not math.isfinite(alpha), f"{alpha} is not a finite number", "leave it out"),
-        ("at", is_cut, f"{at} is not a positive (whole) number of {align}", "give a budget that the runs have reached"),
-        ("alpha", alpha is not None and not 0 < alpha < 0.5, f"{alpha} is not between 0 and 0.5", "leave it out"),
-        ("last", last is not None and last < 1, f"{last} is not a number of steps", "give at least 1"),
+    is_whole = align != Align.STEPS or at is None or float(at).is_integer()
+    for name, value, is_good, allowed in (
+        ("align", align, align in list(Align), f"one of: {', '.join(Align)}"),
+        ("at", at, at is None or (0 < at < math.inf and is_whole), f"a finite, positive (whole) number of {align}"),
+        ("alpha", alpha, alpha is None or 0 < alpha < 0.5, "a number between 0 and 0.5"),
+        ("last", last, last is None or last >= 1, "a number of steps, at least 1"),
     ):
-        if is_bad:
-            raise ConfigError(Problem(where=called(name), what=what, fix=fix))
+        if not is_good:
+            what, fix = f"{value} is not {allowed}", "give such a value, or leave it out"
+            raise ConfigError(Problem(code="compare.bad-option", where=called(name), what=what, fix=fix))
     return Options(
         metric=parse_metric(metric, where=called("metric")) if metric is not None else None,
         align=Align(align),
@@ -313,5 +311,6 @@ def _baseline(options: Options, source: Source, runs: Sequence[ComparedRun]) -> 
     baseline = options.baseline or (source.plan.baseline if source.plan else "") or first
     if baseline not in source.conditions:
         where, fix = "--baseline" if options.baseline else "plan", f"one of: {', '.join(source.conditions)}"
-        raise ConfigError(Problem(where=where, what=f"{baseline!r} is not a condition here", fix=fix))
+        what = f"{baseline!r} is not a condition here"
+        raise ConfigError(Problem(code="compare.unknown-baseline", where=where, what=what, fix=fix))
     return baseline

@@ -72,6 +72,7 @@ class Summaries:
         if not values_N.size:
             return Estimate(values=values, mean=None, interval=None)
         examples = min(self.values(label, EXAMPLES).values(), default=0.0) if metric.is_eval else 0.0
+        # A field may only be named like a rate.
         if not metric.is_rate or not ((values_N >= 0.0) & (values_N <= 1.0)).all():
             interval = t_interval(values_N)
         elif examples >= 1:

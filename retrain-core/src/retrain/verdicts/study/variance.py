@@ -72,7 +72,8 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
     if len(found) < LEAST_RUNS:
         what = f"{len(found)} finished runs are too few for shares of variance"
         fix = f"at least {LEAST_RUNS}, better 16: 4 data seeds x 4 initialisation seeds"
-        raise ConfigError(Problem(where=", ".join(map(str, paths[:3])), what=what, fix=fix))
+        where = ", ".join(map(str, paths[:3]))
+        raise ConfigError(Problem(code="compare.too-few-runs", where=where, what=what, fix=fix))
     chosen = chosen_metric(metric, [curves for *_, curves in found], where="--metric")
     spents = [along(curves, Align.STEPS) for *_, curves in found]
     budget = min(spent.total for spent in spents if spent)
@@ -92,7 +93,7 @@ def decompose(paths: Sequence[Path], metric: Metric | None = None, *, level: flo
         what = "no spread is left to compare with"
         why = "every run has a seed combination that its own sources explain, or all runs have the same number"
         fix = "add runs that cross the seeds, such as 4 data seeds x 4 initialisation seeds"
-        raise ConfigError(Problem(where="--variance", what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="compare.no-spread", where="--variance", what=what, why=why, fix=fix))
     noise = None
     if chosen == HELD_OUT and (noises := [each for each in map(_noise_of, folders) if each is not None]):
         variance = float(np.mean(noises))
@@ -123,7 +124,8 @@ def _noise_of(run: Path) -> float | None:
     right = [row["correct"] for row in rows if row["step"] == last and row["set"] == HELD_OUT_SET]
     if not right or min(map(len, right)) < 2:
         return None
-    noises_E = [float(np.var(each)) / (len(each) - 1) for each in right]  # p (1 - p) is the variance of zeros and ones
+    # p (1 - p) is the variance of zeros and ones.
+    noises_E = [float(np.var(each)) / (len(each) - 1) for each in right]
     return sum(noises_E) / len(right) ** 2
 
 

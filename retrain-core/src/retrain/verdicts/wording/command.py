@@ -122,9 +122,9 @@ def _variance(paths: Sequence[Path], metric: Metric | None) -> tuple[Any, Iterab
 
 
 def _policies(files: Sequence[Path], metric: Metric | None) -> tuple[Any, Iterable[str]]:
+    from retrain.verdicts.ledger.chain import plain_data
     from retrain.verdicts.study.examples import two_evaluations
     from retrain.verdicts.wording.sentences import policies_sentence
-    from retrain.verdicts.wording.show import plain_data
 
     InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(files)
     found = two_evaluations(files, metric)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,6 +13,7 @@ from retrain.records.runs.curves import PASS_PREFIX, Metric, shown, shown_differ
 from retrain.text.amounts import ABSENT
 from retrain.text.tables import escaped, markdown_table, rich_table
 from retrain.text.terminal_text import printable
+from retrain.verdicts.ledger.chain import plain_data
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
@@ -242,22 +238,3 @@ def study_data(study: Study) -> dict[str, Any]:
         ],
         "two_runs": study.two_runs and plain_data(study.two_runs) | {"metric": str(study.metric)},
     }
-
-
-def plain_data(value: Any) -> Any:
-    """Return a study's values as plain data: dataclasses by their fields; an infinite limit is null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain_data(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain_data(each) for key, each in value.items()}
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain_data(each) for each in value]
-    return value

@@ -13,17 +13,8 @@ from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
 from retrain.verdicts.study.looks import looks_sentence
 from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import NO_PLAN, Study
-from retrain.verdicts.wording.sentences import (
-    UNVERIFIED,
-    explanation,
-    looks_note,
-    over_seeds,
-    policies_sentence,
-    scope,
-    sized,
-    too_few_seeds,
-    verdict_words,
-)
+from retrain.verdicts.wording import sentences
+from retrain.verdicts.wording.sentences import over_seeds, scope, sized, too_few_seeds, verdict_words
 
 MOST_NAMED, MOST_SEEDS = 6, 5
 SUMMARY_CHARS = 240
@@ -31,22 +22,23 @@ SUMMARY_CHARS = 240
 
 def verdict_line(comparison: Comparison, study: Study) -> str:
     """`better: +11.7 pp (95 % interval 6.1 to 17.2), over 8 seeds, on these 64 examples. Worst seed of each: ...`"""
-    sentences = [f"{verdict_words(comparison)}: {_found(comparison, study)}"]
+    told = [f"{verdict_words(comparison)}: {_found(comparison, study)}"]
     if seeds := comparison.per_seed:
         left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
-        sentences.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
+        told.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
     if not study.exploratory:
-        standing = f"Planned{f', unverified: {UNVERIFIED}' if study.is_unverified else ''}"
+        standing = f"Planned{f', unverified: {sentences.UNVERIFIED}' if study.is_unverified else ''}"
     else:
         first, *others = ("no plan was registered" if each == NO_PLAN else each for each in study.exploratory)
         more = f", and {counted(len(others), 'more reason')}" if others else ""
         standing = f"Exploratory: {first[:SUMMARY_CHARS]}{more}"
-    sentences.append(standing + looks_note(study))
-    if certain := alarms(study):  # its doubts are listed once, below
+    told.append(standing + sentences.looks_note(study))
+    if certain := alarms(study):
+        # Its doubts are listed once, below all verdicts.
         first, *others = certain
         cut = first if len(first) <= SUMMARY_CHARS else f"{first[:SUMMARY_CHARS].rstrip()} …"
-        sentences.append(f"The ledger names: {cut}" + (f"; and {len(others)} more" if others else ""))
-    return " ".join(f"{each}." for each in sentences)
+        told.append(f"The ledger names: {cut}" + (f"; and {len(others)} more" if others else ""))
+    return " ".join(f"{each}." for each in told)
 
 
 def alarms(study: Study) -> list[str]:
@@ -57,7 +49,7 @@ def alarms(study: Study) -> list[str]:
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
     view = comparison.examples
     told = [
-        explanation(comparison, study),
+        sentences.explanation(comparison, study),
         looks_sentence(comparison.looks) if comparison.looks else "",
         seeds_sentence(comparison),
         lost_sentence(comparison, study),
@@ -101,7 +93,7 @@ NOTHING = "Only one condition: there is nothing to compare it with."
 def answer(study: Study) -> str:
     """Return verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
     if study.two_runs:
-        return f"{policies_sentence(study.two_runs)}."
+        return f"{sentences.policies_sentence(study.two_runs)}."
     if not study.comparisons:
         return NOTHING
     decided = any(each.verdict is not Verdict.CANNOT_TELL for each in study.comparisons)
