@@ -141,6 +141,12 @@ def test_an_earlier_look_at_fewer_seeds_is_paid_for(campaign: Made, earlier: Seq
     assert design(campaign([]), earlier) == wanted
 
 
+def test_earlier_looks_are_listed_once_in_order(campaign: Made) -> None:
+    looks = judged(campaign([]), earlier=(8, 1, 8)).looks
+    assert looks
+    assert (looks.taken, looks.reason) == ((1, 8), "an earlier look at 1, 8 seeds is on record")
+
+
 def test_looking_before_planned_looks_costs_nothing(campaign: Made) -> None:
     assert design(campaign([6, 8, 10]), earlier=[4, 5]) == "planned looks"
 

@@ -83,7 +83,7 @@ def test_the_unpaired_test_counts_every_deal(size: int, data: st.DataObject) -> 
     assert (low <= 0.0 <= high) == (test.p > 0.1)
 
 
-def test_drawn_deals_agree_with_all_of_them() -> None:
+def test_drawn_deals_agree_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     left_N, right_N = rng.normal(size=EXACT_EXCHANGES), rng.normal(0.8, size=EXACT_EXCHANGES)
     exact = FlipTest.of_exchanges(left_N, right_N)
@@ -92,6 +92,12 @@ def test_drawn_deals_agree_with_all_of_them() -> None:
     assert drawn.p == repeated.p
     assert drawn.p == pytest.approx(exact.p, abs=0.03)
     assert drawn.interval(0.95) == pytest.approx(exact.interval(0.95), abs=0.2)
+    few = FlipTest.of_exchanges(left_N[:3], right_N[:3])
+    monkeypatch.setattr("retrain.verdicts.stats.flip.EXACT_EXCHANGES", 1)
+    again = FlipTest.of_exchanges(left_N[:3], right_N[:3], patterns=4_000)  # a tenth of them are the observed deal
+    assert again.p == pytest.approx(few.p, abs=0.05)
+    assert again.interval(0.95) == few.interval(0.95) == (-np.inf, np.inf)
+    assert again.interval(0.75) == pytest.approx(few.interval(0.75))
 
 
 def test_three_seeds_give_an_estimate_and_no_verdict(tmp_path: Path, compare: Any, compare_json: Any) -> None:
