@@ -261,14 +261,7 @@ REFUSED = {
     "compare.unknown-baseline": (["c", "--baseline", "x"],),
     "compare.bad-option": (["--at", "nan"], ["--at", "inf", "--align", "tokens"], ["--alpha", "nan"], ["--at", "2.5"]),
     "compare.no-run-ready": (["c", "--at", "21"],),
-    "usage.bad-arguments": (
-        [],
-        ["--align", "money"],
-        ["--at", "0"],
-        ["--last", "0"],
-        ["--alpha", "0.5"],
-        ["c", "--json", "--markdown"],
-    ),
+    "usage.bad-arguments": ([], *(["--align", "money"], ["--at", "0"], ["--last", "0"], ["--json", "--markdown"])),
 }
 
 
