@@ -279,7 +279,7 @@ def test_an_option_that_cannot_be_is_named_as_in_python(tmp_path: Path) -> None:
         {"at": float("nan")},
         {"at": -1.0},
         {"at": 2.5},
-        {"alpha": 2.0},
+        {"alpha": 0.5},
         {"last": 0},
         {"metric": ""},
     )
