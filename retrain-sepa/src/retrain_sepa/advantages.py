@@ -158,7 +158,8 @@ def gdpo_advantages(
         missing = [name for name in weights if name not in named]
         if missing and rewards_G.size:
             what = f"gdpo: group {number} has completions without a reward {missing[0]!r}; all have {sorted(named)}"
-            raise CreditError(Problem(what=what, fix="name other rewards in [algorithm.advantage_params] weights"))
+            fix = "name other rewards in [algorithm.advantage_params] weights"
+            raise CreditError(Problem(code="credit.reward-missing", what=what, fix=fix))
         if rewards_G.size:
             parts = [(weight, named[name]) for name, weight in weights.items()] or [(1.0, rewards_G)]
             for weight, part_G in parts:

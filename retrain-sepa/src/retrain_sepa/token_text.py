@@ -156,7 +156,7 @@ def _refuse_negative(tokens_T: Tokens) -> None:
     if tokens_T.size and tokens_T.min() < 0:
         position = int(np.argmax(tokens_T < 0))
         what = f"token id {tokens_T[position]} at position {position} is negative"
-        raise CreditError(Problem(what=what, fix="give the token ids of the tokenizer"))
+        raise CreditError(Problem(code="credit.negative-token", what=what, fix="give the token ids of the tokenizer"))
 
 
 Step = Callable[[str], str | bytes]

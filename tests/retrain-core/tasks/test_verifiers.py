@@ -15,7 +15,8 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, SamplingParams
 from retrain.tasks.environment import EnvironmentProcess, EnvironmentVerifier
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.tasks import RewardVerifier
 from tests.kit.playing import Counting
 

@@ -131,7 +131,8 @@ class KlShaper:
             self.coef = self._next_coef = float(state[STATE]["coef"])
         except (KeyError, TypeError, ValueError) as error:
             what = f"the checkpoint has no coefficient of [kl]: {type(error).__name__}: {error}"
-            raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
+            fix = "resume from a checkpoint of this run"
+            raise ResumeError(Problem(code="resume.no-kl-coef", what=what, fix=fix)) from error
 
     def _carrying(self, group: Group, found: Mapping[int, Floats]) -> Group:
         completions = (
@@ -210,8 +211,8 @@ def given_logprobs(
         for part in completion.contexts:
             values_T[part] = next(answers)
         if not np.isfinite(values_T).all():
-            what = f"a log-probability of the {of} is not finite"
-            raise BackendError(Problem(where=where, what=what, fix="check the model's weights and dtype"))
+            what, fix = f"a log-probability of the {of} is not finite", "check the model's weights and dtype"
+            raise BackendError(Problem(code="model.not-finite", where=where, what=what, fix=fix))
         found.append(values_T)
     return found
 

@@ -17,7 +17,8 @@ from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Score
 from retrain.tasks.audit.findings import raise_on_failure
 from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
-from retrain.tasks.audit.verifier_audit import AuditReport, audit, audit_tasks
+from retrain.tasks.audit.report import AuditReport
+from retrain.tasks.audit.verifier_audit import audit, audit_tasks
 from retrain.tasks.scoring.verdict import verdict
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]

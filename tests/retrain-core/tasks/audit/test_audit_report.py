@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from retrain.kernel.errors import RewardError
-from retrain.tasks.audit.findings import AuditFinding, head, raise_on_failure, report_data
+from retrain.tasks.audit.findings import head, raise_on_failure, report_data
 from retrain.tasks.audit.probes import Severity
-from retrain.tasks.audit.verifier_audit import AuditReport, Tally
+from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally
 
 
 def finding(number: int, check: str = "echo", severity: Severity = "error") -> AuditFinding:

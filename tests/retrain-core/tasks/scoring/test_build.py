@@ -13,7 +13,7 @@ from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
-from retrain.tasks.scoring.service import NamedReward
+from retrain.tasks.scoring.pool import NamedReward
 
 
 class Verifier:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from retrain.kernel.types import Example, Score
-from retrain.tasks.scoring.batch import VerdictCache, key_of
+from retrain.tasks.scoring.service import VerdictCache, key_of
 
 
 def test_equal_questions_share_a_key_and_no_others() -> None:

@@ -329,7 +329,7 @@ def audit_contamination(
     with closing(tasks.verifier), _evaluated(tasks, context) as sets:
         if not sets:
             what, fix = "nothing is evaluated, so nothing can be contaminated", "set [eval] examples, or [eval.sets]"
-            raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix=fix))
+            raise ConfigError(Problem(code="eval.no-examples", where=config.place("eval.examples"), what=what, fix=fix))
         indices = [HeldOutIndex.of(name, found, words=words) for name, (found, _) in sets.items()]
         found = contamination(indices, (prompt.example for prompt in tasks.pool.train))
         probes = _probed(sets, context, examples or PROBED, open_backend, say) if open_backend else {}

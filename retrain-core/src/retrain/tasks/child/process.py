@@ -186,7 +186,7 @@ class Child:
             kind = type(self._target).__name__
             what = f"{self.name}: a {kind} cannot be sent to another process: {type(error).__name__}: {error}"
             fix = "hold plain data in it, and open files, locks and models in `prepare`"
-            raise PluginError(Problem(what=what, fix=fix)) from error
+            raise PluginError(Problem(code="plugin.not-picklable", what=what, fix=fix)) from error
 
     def _send(self, content: bytes, timeout_s: float) -> None:
         connection = self._connection
@@ -228,7 +228,7 @@ class Child:
         self.seconds = frame.get("seconds", 0.0)
         kind = getattr(errors, frame.get("kind", ""), None)
         if isinstance(kind, type) and issubclass(kind, RetrainError):
-            raise kind(*(Problem(**problem) for problem in frame["problems"]))
+            raise kind(*frame["problems"])
         raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
 
     def _death(self, *, has_started: bool) -> ChildDied:

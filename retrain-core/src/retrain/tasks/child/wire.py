@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
+from retrain.kernel.errors import Problem
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 
 RECORDS: dict[str, type[Any]] = {
-    record.__name__: record for record in (Example, Score, Observation, Action, EpisodeResult, LoadedData)
+    record.__name__: record for record in (Example, Score, Observation, Action, EpisodeResult, LoadedData, Problem)
 }
 ENUMS: Mapping[tuple[str, str], type[Outcome] | type[StopReason]] = {
     ("Score", "outcome"): Outcome,

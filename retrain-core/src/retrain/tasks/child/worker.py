@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 from retrain.kernel import errors
@@ -86,7 +85,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, errors.RetrainError):
         own_kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         report["kind"] = next(own_kinds)
-        report["problems"] = [asdict(problem) for problem in error.problems]
+        report["problems"] = list(error.problems)
     return report
 
 

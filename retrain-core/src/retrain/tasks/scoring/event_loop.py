@@ -44,14 +44,15 @@ class AsyncRewards:
         for number, reward in self.rewards.items():
             name = self._names[number]
             if getattr(reward, "concurrency", 1) < 1:
-                what = f"reward {name!r} has concurrency {reward.concurrency}"
-                raise PluginError(Problem(where="scoring", what=what, fix="make it 1 or more"))
+                what, fix = f"reward {name!r} has concurrency {reward.concurrency}", "make it 1 or more"
+                raise PluginError(Problem(code="reward.bad-concurrency", where="scoring", what=what, fix=fix))
             try:
                 if prepare := getattr(reward, "prepare", None):
                     prepare()
             except Exception as error:
                 what = f"reward {name!r} could not be prepared: {type(error).__name__}: {error}"
-                raise PluginError(Problem(where="scoring", what=what, fix="repair the reward")) from error
+                fix = "repair the reward"
+                raise PluginError(Problem(code="reward.cannot-prepare", where="scoring", what=what, fix=fix)) from error
 
     def submit(self, task: Task) -> None:
         if self._loop is None:
@@ -78,7 +79,8 @@ class AsyncRewards:
         names = ", ".join(repr(self._names[number]) for number in self.rewards)
         what = f"an `async def score` ({names}) blocks instead of awaiting, at {where}"
         fix = "await there, or make it a plain `def score`: its process can be killed"
-        return Problem(where="scoring", what=what, why="it cannot be cancelled at its time limit", fix=fix)
+        why = "it cannot be cancelled at its time limit"
+        return Problem(code="reward.blocks-loop", where="scoring", what=what, why=why, fix=fix)
 
     def metrics(self) -> dict[str, float]:
         """Return the rewards' own fields for the step's line; a reward whose `metrics()` raises adds none."""

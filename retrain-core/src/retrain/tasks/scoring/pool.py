@@ -61,6 +61,15 @@ class Task:
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedReward:
+    """A reward of a run under its name in the configuration, and its weight in the sum."""
+
+    name: str
+    reward: Reward
+    weight: float = 1.0
+
+
 class ScoringPool:
     """Processes that hold all synchronous rewards of a run; tasks start in order, and finish in any order."""
 
