@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
@@ -50,17 +50,14 @@ def flat(arrays_PG):
     return np.concatenate([np.zeros(0), *arrays_PG])
 
 
-def test_rloo_vector():
-    expected = [0.857143, -0.285714, -0.285714, 0.857143, -0.285714, -0.285714, -0.285714, -0.285714]
-    np.testing.assert_allclose(rloo_advantages(*rewards([1, 0, 0, 1, 0, 0, 0, 0])), expected, atol=6e-7)
+def test_advantages_that_compare_need_a_group():
     assert (RLOO.needs_group, DR_GRPO.needs_group, REINFORCE_PP.needs_group) == (True, True, False)
 
 
+@settings(max_examples=40)
 @given(arrays(np.float64, st.integers(0, 12), elements=st.floats(-100, 100)))
 def test_rloo_compares_each_completion_with_the_others(rewards_G):
-    others = [
-        rewards_G[i] - np.delete(rewards_G, i).mean() if rewards_G.size > 1 else 0.0 for i in range(len(rewards_G))
-    ]
+    others = [r - np.delete(rewards_G, i).mean() if rewards_G.size > 1 else 0.0 for i, r in enumerate(rewards_G)]
     np.testing.assert_allclose(rloo_advantages(rewards_G), others, atol=1e-9)
 
 
@@ -95,6 +92,7 @@ def test_a_step_of_equal_rewards_gets_exact_zeros(spec, value):
     assert spec.compute_step(context()) == []
 
 
+@settings(max_examples=40)
 @given(steps, st.data())
 def test_they_are_free_of_shift_and_scale_and_of_what_a_group_is_beside(step, data):
     shift, factor = data.draw(st.floats(-5, 5)), data.draw(st.floats(0.5, 4.0))
@@ -158,7 +156,7 @@ def test_gdpo_takes_the_sum_where_no_reward_has_a_name():
 
 def test_gdpo_names_the_reward_that_a_group_lacks():
     named = [{"a": np.zeros(4)}, {}, {"a": np.zeros(4)}]
-    with pytest.raises(CreditError, match=r"group 1 has completions without a reward 'a'; all have \[\]"):
+    with pytest.raises(CreditError, match=r"group 1 has completions .*\[credit.reward-missing\]"):
         GDPO.compute_step(context(*STEP, named=named, given={"b": 1.0, "c": 1.0}, weights={"a": 1.0}))
     empty = [{"a": np.arange(4.0)}, {}]
     assert GDPO.compute_step(context([0, 1, 2, 3], [], named=empty, weights={"a": 1.0}))[1].size == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from retrain.advantages import AdvantageSpec, TokenAdvantageContext, TransformSp
 from retrain.api import ConfigError, CreditError, Group, PluginError, Score, StopReason
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.checks import as_advantage
-from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.flow import build_flow
 from retrain.credit.overlong import MaskedOverlong
 from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.kernel.config.load import load_config
@@ -23,9 +22,8 @@ from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.registry import Owner
 from retrain.kernel.types import GroupStatus
 from retrain.testing.toys import scored_groups
+from tests.kit.credit_parts import make_credit_group, make_flow
 
-MakeFlow = Callable[..., CreditFlow]
-MakeCreditGroup = Callable[..., CreditGroup]
 REWARDS = [np.array([0.5, -1.0, 3.0]), np.array([2.0])]
 TEACHES = AdvantageSpec(
     name="by_token",
@@ -36,11 +34,11 @@ TEACHES = AdvantageSpec(
 
 
 @pytest.fixture
-def group(make_credit_group: MakeCreditGroup) -> CreditGroup:
+def group() -> CreditGroup:
     return make_credit_group([1, 0], [[-1, -2, -3], [-2]], token_rewards_G=REWARDS)
 
 
-def test_each_token_keeps_its_own_number(make_flow: MakeFlow, group: CreditGroup) -> None:
+def test_each_token_keeps_its_own_number(group: CreditGroup) -> None:
     (advs_G,) = assign_credit([group], make_flow(advantage=TEACHES)).token_advs
     assert [advs_T.tolist() for advs_T in advs_G] == [[1.0, -2.0, 6.0], [4.0]]
     clipped = assign_credit([group], make_flow(advantage=TEACHES, advantage_clip=3.0)).token_advs[0]
@@ -50,7 +48,7 @@ def test_each_token_keeps_its_own_number(make_flow: MakeFlow, group: CreditGroup
     assert_allclose(np.concatenate(normed), (flat - flat.mean()) / flat.std(), atol=1e-6)
 
 
-def test_stages_weigh_each_tokens_own_number(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_stages_weigh_each_tokens_own_number() -> None:
     planning = [[True, False, False], [False]]
     group = make_credit_group([1, 0], [[-1, -2, -3], [-2]], token_rewards_G=REWARDS, planning=planning)
     weighed = make_flow(advantage=TEACHES, transform=TransformSpec(name="t", use_gtpo=True), gtpo_beta=1.0)
@@ -61,7 +59,7 @@ def test_stages_weigh_each_tokens_own_number(make_flow: MakeFlow, make_credit_gr
     assert [advs_T.tolist() for advs_T in masked] == [[0.0, 0.0, 6.0], [0.0]]
 
 
-def test_untrained_groups_get_nothing_where_a_verdict_is_needed(make_flow: MakeFlow, group: CreditGroup) -> None:
+def test_untrained_groups_get_nothing_where_a_verdict_is_needed(group: CreditGroup) -> None:
     seen: list[Any] = []
 
     def compute(ctx: TokenAdvantageContext) -> Any:
@@ -84,7 +82,7 @@ def test_untrained_groups_get_nothing_where_a_verdict_is_needed(make_flow: MakeF
         (lambda ctx: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_a_wrong_answer_names_the_advantage(make_flow: MakeFlow, group: CreditGroup, answer: Any, what: str) -> None:
+def test_a_wrong_answer_names_the_advantage(group: CreditGroup, answer: Any, what: str) -> None:
     flow = make_flow(advantage=AdvantageSpec(name="mine", compute_tokens=answer))
     with pytest.raises(CreditError, match=what) as caught:
         assign_credit([group], flow)
@@ -110,9 +108,7 @@ def unjudged(group: CreditGroup, *scores: Score) -> Group:
         (Score.failed("broken"), Score.of(1.0)),
     ],
 )
-def test_every_group_teaches_where_no_verdict_is_needed(
-    make_flow: MakeFlow, group: CreditGroup, scores: tuple[Score, ...]
-) -> None:
+def test_every_group_teaches_where_no_verdict_is_needed(group: CreditGroup, scores: tuple[Score, ...]) -> None:
     algorithm = CreditAlgorithm(flow=make_flow(advantage=TEACHES))
     given = unjudged(group, *scores)
     credit = algorithm.assign(0, [given])
@@ -123,7 +119,7 @@ def test_every_group_teaches_where_no_verdict_is_needed(
     assert judging.assign(0, [given]).rows == ()
 
 
-def test_a_truncated_completion_without_a_verdict_is_masked_too(make_flow: MakeFlow, group: CreditGroup) -> None:
+def test_a_truncated_completion_without_a_verdict_is_masked_too(group: CreditGroup) -> None:
     given = unjudged(group)
     cut = replace(given.completions[0], stop_reason=StopReason.LENGTH)
     given = replace(given, completions=(cut, given.completions[1]))

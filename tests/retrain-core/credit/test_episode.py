@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.checks import as_advantage
-from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.pipeline import CreditGroup, assign_credit, named_rewards, normalised
+from retrain.credit.flow import build_flow
+from retrain.credit.pipeline import assign_credit, named_rewards, normalised
 from retrain.credit.specs import AdvantageSpec, StepAdvantageContext
 from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import CreditError, PluginError
@@ -28,9 +27,8 @@ from retrain.kernel.types import Group, GroupStatus, Score
 from retrain.records.completions import generation_records
 from retrain.run.tables import registered_tables
 from retrain.testing.toys import scored_groups
+from tests.kit.credit_parts import make_credit_group, make_flow
 
-MakeFlow = Callable[..., CreditFlow]
-MakeCreditGroup = Callable[..., CreditGroup]
 steps = st.lists(arrays(np.float64, st.integers(0, 5), elements=st.floats(-9, 9)), max_size=4)
 
 
@@ -43,9 +41,7 @@ def over_the_step(step: StepAdvantageContext) -> list[Any]:
 STEP_SPEC = AdvantageSpec(name="over_the_step", compute_step=over_the_step)
 
 
-def test_an_advantage_of_steps_sees_every_judged_completion(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_an_advantage_of_steps_sees_every_judged_completion() -> None:
     seen: list[StepAdvantageContext] = []
 
     def advantage(step: StepAdvantageContext) -> Any:
@@ -72,9 +68,7 @@ def test_an_advantage_of_steps_sees_every_judged_completion(
     assert_array_equal(result.token_advs[1][1], [1, 1, 1])
 
 
-def test_a_group_is_trained_when_the_step_gives_it_credit(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_a_group_is_trained_when_the_step_gives_it_credit() -> None:
     given_groups = scored_groups([make_credit_group([1, 1], [[-1, -2], [-1]]), make_credit_group([0, 1], [[-1], [-1]])])
     credit = CreditAlgorithm(flow=make_flow(advantage=STEP_SPEC)).assign(0, given_groups)
     assert credit.statuses_P == (GroupStatus.ALL_RIGHT, GroupStatus.INFORMATIVE)  # the rule for raw scores stays
@@ -106,9 +100,7 @@ def trained(groups: list[Group], credit: Any) -> list[bool]:
         (ValueError("no"), "advantage 'a' raised ValueError: no"),
     ],
 )
-def test_a_fault_names_advantage_and_group(
-    output: Any, fault: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_a_fault_names_advantage_and_group(output: Any, fault: str) -> None:
     def advantage(step: Any) -> Any:
         if isinstance(output, Exception):
             raise output
@@ -148,7 +140,7 @@ def test_normalised_has_mean_0_and_deviation_1(values_PG: list[Any]) -> None:
     assert_allclose([result.mean(), result.std()], [0.0, 1.0], atol=1e-4)
 
 
-def test_batch_norm_and_clip_follow_any_advantage(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_batch_norm_and_clip_follow_any_advantage() -> None:
     """The three groups of the published vector; a fourth without information keeps exact zeros and is counted."""
     step = [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
     groups = [make_credit_group(rewards, [[-1]] * 4) for rewards in step]
@@ -166,9 +158,7 @@ def test_batch_norm_and_clip_follow_any_advantage(make_flow: MakeFlow, make_cred
         assert_allclose(wider.token_advs[0][0], [1.643168 * np.sqrt(15 / 12)], atol=6e-7)
 
 
-def test_batch_norm_trains_no_group_without_information(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_batch_norm_trains_no_group_without_information() -> None:
     """An advantage of groups that is not centred: (0 - mean) / std is no reason to punish right answers."""
     flow = make_flow(advantage=AdvantageSpec(name="raw", compute=lambda ctx: ctx.rewards_G), batch_norm=True)
     groups = [make_credit_group([1, 0], [[-1], [-1]]), make_credit_group([1, 1], [[-1], [-1]])]
@@ -215,7 +205,7 @@ def test_one_call_takes_advantages_of_steps_and_several_rewards() -> None:
     assert [advs_T[0] for advs_T in clipped.token_advs] == [0.5, -0.5, 0.5, -0.5]
 
 
-def test_a_score_keeps_its_parts_for_the_advantage(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_a_score_keeps_its_parts_for_the_advantage() -> None:
     seen: list[Any] = []
     shapings: list[Any] = []
 

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.credit.flow import CreditFlow
-from retrain.credit.pipeline import CreditGroup, assign_credit
+from retrain.credit.pipeline import assign_credit
 from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
 from retrain.kernel.errors import CreditError
-
-MakeFlow = Callable[..., CreditFlow]
-MakeCreditGroup = Callable[..., CreditGroup]
+from tests.kit.credit_parts import make_credit_group, make_flow
 
 
 def constant(value: Any) -> Callable[..., Any]:
@@ -42,9 +39,7 @@ ADVANTAGE_FAULTS = [
 
 
 @pytest.mark.parametrize(("compute", "fragment"), ADVANTAGE_FAULTS, ids=[fragment for _, fragment in ADVANTAGE_FAULTS])
-def test_a_faulty_advantage_is_named(
-    compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_a_faulty_advantage_is_named(compute: Callable[..., Any], fragment: str) -> None:
     flow = make_flow(advantage=AdvantageSpec(name="bad", compute=compute))
     with pytest.raises(CreditError) as caught:
         assign_credit([make_credit_group([1, 0], [[-1], [-1]], name="step 3 group 1 (example e)")], flow)
@@ -53,7 +48,7 @@ def test_a_faulty_advantage_is_named(
     assert caught.value.exit_code == 1
 
 
-def test_the_line_that_raised_is_told(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_the_line_that_raised_is_told() -> None:
     flow = make_flow(advantage=AdvantageSpec(name="bad", compute=raising))
     with pytest.raises(CreditError, match=rf"test_faults\.py:{raising.__code__.co_firstlineno + 1}\)"):
         assign_credit([make_credit_group([1, 0], [[-1], [-1]])], flow)
@@ -70,7 +65,7 @@ TOKEN_FAULTS = [
 @pytest.mark.parametrize("stage", ["uncertainty", "entropy_transform", "post_process"])
 @pytest.mark.parametrize(("compute", "fragment"), TOKEN_FAULTS)
 def test_a_faulty_token_stage_is_named_with_its_completion(
-    stage: str, compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
+    stage: str, compute: Callable[..., Any], fragment: str
 ) -> None:
     flow = make_flow()
     if stage == "uncertainty":
@@ -86,7 +81,7 @@ def test_a_faulty_token_stage_is_named_with_its_completion(
     assert fragment in text
 
 
-def test_a_negative_uncertainty_is_refused(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_a_negative_uncertainty_is_refused() -> None:
     flow = make_flow(uncertainty=UncertaintySpec(name="bad", compute=lambda ctx: ctx.logprobs_T))
     with pytest.raises(CreditError, match=r"completion 1: uncertainty 'bad' is -2\.0 at position 1"):
         assign_credit([make_credit_group([1, 0], [[-0.0], [-0.0, -2.0]])], flow)
@@ -112,8 +107,6 @@ def test_a_faulty_whole_function_is_named(
     compute: Callable[..., Any],
     fragment: str,
     as_algorithm: bool,
-    make_flow: MakeFlow,
-    make_credit_group: MakeCreditGroup,
 ) -> None:
     if as_algorithm:
         flow = make_flow(algorithm=AlgorithmSpec(name="bad", compute_context=compute))
@@ -139,9 +132,7 @@ def test_a_faulty_whole_function_is_named(
         ({"rewards_G": np.array([1.0, np.nan])}, "reward is nan at position 1"),
     ],
 )
-def test_faulty_inputs_are_named(
-    changes: dict[str, Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_faulty_inputs_are_named(changes: dict[str, Any], fragment: str) -> None:
     group = replace(make_credit_group([1, 0], [[-1, -1], [-1]]), **changes)
     with pytest.raises(CreditError) as caught:
         assign_credit([group], make_flow())
@@ -149,9 +140,7 @@ def test_faulty_inputs_are_named(
     assert fragment in str(caught.value)
 
 
-def test_missing_entropies_are_told_before_anything_is_computed(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_missing_entropies_are_told_before_anything_is_computed() -> None:
     flow = make_flow(uncertainty=UncertaintySpec(name="h", compute=lambda ctx: ctx.entropies_T, needs_entropy=True))
     with pytest.raises(CreditError, match="uncertainty 'h' needs entropies"):
         assign_credit([make_credit_group([1, 0], [[-1], [-1]])], flow)

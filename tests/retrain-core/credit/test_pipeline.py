@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from retrain.credit.flow import CreditFlow
-from retrain.credit.pipeline import CreditGroup, assign_credit
+from retrain.credit.pipeline import assign_credit
 from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
-
-MakeFlow = Callable[..., CreditFlow]
-MakeCreditGroup = Callable[..., CreditGroup]
+from tests.kit.credit_parts import make_credit_group, make_flow
 
 
-def test_stages_run_in_their_documented_order(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_stages_run_in_their_documented_order() -> None:
     seen: list[str] = []
 
     def advantage(ctx: Any) -> Any:
@@ -66,9 +63,7 @@ def test_stages_run_in_their_documented_order(make_flow: MakeFlow, make_credit_g
     assert result.metrics["entropy_mask_fraction"] == pytest.approx(2 / 3)
 
 
-def test_without_gtpo_every_token_gets_its_completions_advantage(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_without_gtpo_every_token_gets_its_completions_advantage() -> None:
     result = assign_credit([make_credit_group([1, 0], [[-1, -9], [-3]])], make_flow(gtpo_beta=1.0))
     assert_array_equal(result.token_advs[0][0], [0.5, 0.5])
     assert_array_equal(result.token_advs[0][1], [-0.5])
@@ -76,9 +71,7 @@ def test_without_gtpo_every_token_gets_its_completions_advantage(
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: np.array(v, dtype=np.float32)])
-def test_lists_tuples_and_arrays_are_the_same(
-    form: Callable[[Any], Any], make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_lists_tuples_and_arrays_are_the_same(form: Callable[[Any], Any]) -> None:
     flow = make_flow(
         advantage=AdvantageSpec(name="a", compute=lambda ctx: form((2.0 * ctx.rewards_G).tolist())),
         uncertainty=UncertaintySpec(name="u", compute=lambda ctx: form((-ctx.logprobs_T).tolist())),
@@ -97,9 +90,7 @@ def test_lists_tuples_and_arrays_are_the_same(
 
 
 @pytest.mark.parametrize("as_output", [True, False])
-def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(
-    as_output: bool, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(as_output: bool) -> None:
     def whole(ctx: Any) -> Any:
         assert (ctx.sepa_lambda, ctx.gtpo_beta, ctx.hicra_alpha, ctx.params) == (0.5, 0.3, 0.4, {"p": 1})
         advs = [[a] * len(u) for a, u in zip(ctx.advantages_G, ctx.uncertainties_G, strict=True)]
@@ -118,9 +109,7 @@ def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(
     assert result.metrics == ({"size": 3.0} if as_output else {})
 
 
-def test_an_algorithm_replaces_everything_and_sees_raw_rewards(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_an_algorithm_replaces_everything_and_sees_raw_rewards() -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("the algorithm replaces this stage")
 
@@ -140,9 +129,7 @@ def test_an_algorithm_replaces_everything_and_sees_raw_rewards(
     assert flow.condition == "my_algorithm"
 
 
-def test_the_mask_is_taken_over_all_trained_tokens_of_the_step(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_the_mask_is_taken_over_all_trained_tokens_of_the_step() -> None:
     groups = [
         make_credit_group([1, 0], [[-1, -2], [-3]]),
         make_credit_group([1, 1], [[-100.0], [-200.0]]),  # not trained: takes no part in the threshold
@@ -160,17 +147,13 @@ def test_the_mask_is_taken_over_all_trained_tokens_of_the_step(
 
 
 @pytest.mark.parametrize("rho", [0.0, 1.0])
-def test_no_mask_and_a_full_mask_give_the_same_credit(
-    rho: float, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_no_mask_and_a_full_mask_give_the_same_credit(rho: float) -> None:
     result = assign_credit([make_credit_group([1, 0], [[-1, -2], [-3]])], make_flow(mask_rho=rho))
     assert [advs.tolist() for advs in result.token_advs[0]] == [[0.5, 0.5], [-0.5]]
     assert result.metrics == ({} if rho == 0.0 else {"entropy_mask_fraction": 1.0})
 
 
-def test_groups_that_are_not_trained_get_measured_but_no_credit(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_groups_that_are_not_trained_get_measured_but_no_credit() -> None:
     def refuse(ctx: Any) -> Any:
         raise AssertionError("no credit is asked for")
 
@@ -180,7 +163,7 @@ def test_groups_that_are_not_trained_get_measured_but_no_credit(
     assert [u.tolist() for u in result.uncertainties[0]] == [[1.0, 2.0], []]
 
 
-def test_no_groups_and_empty_completions_are_no_fault(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_no_groups_and_empty_completions_are_no_fault() -> None:
     assert assign_credit([], make_flow(mask_rho=0.2)).token_advs == ()
     result = assign_credit(
         [make_credit_group([1, 0], [[], [-1]])], make_flow(transform=TransformSpec(name="t", use_gtpo=True))
@@ -188,7 +171,7 @@ def test_no_groups_and_empty_completions_are_no_fault(make_flow: MakeFlow, make_
     assert [advs.tolist() for advs in result.token_advs[0]] == [[], [-0.5]]
 
 
-def test_inputs_are_never_changed(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_inputs_are_never_changed() -> None:
     group = make_credit_group([1, 0], [[-1, -2], [-3]], planning=[[True, False], [True]])
     for array in (group.rewards_G, *group.logprobs_G, *group.planning_G):
         array.flags.writeable = False

@@ -15,8 +15,7 @@ from retrain_sepa.token_text import (
     token_decoder,
 )
 
-same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-TEXT = "Wait, let me check: é is right. 等一下 That’s not right!"
+same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 id_lists = st.lists(st.integers(0, 400), max_size=40)
 
 
@@ -32,21 +31,12 @@ def readable(text):
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def test_text_is_what_the_tokenizer_decodes(tokenizer):
-    decoder = token_decoder(tokenizer)
-    ids = ids_of(tokenizer, TEXT)
-    decoded = decoder.decode(ids)
-    assert isinstance(decoder, TableDecoder)
-    assert decoder.trusted
-    assert decoded.text.lstrip() == plain_decode(tokenizer, ids.tolist()).lstrip()
-    assert decoded.ends_T[-1] == len(decoded.text)
-
-
 @same_fixture
 @given(id_lists)
 def test_any_ids_decode_as_the_tokenizer_does(tokenizer, ids):
     ids = [token for token in ids if token < len(tokenizer)]
     decoder = token_decoder(tokenizer)
+    assert isinstance(decoder, TableDecoder)
     decoded = decoder.decode(np.asarray(ids, dtype=np.int64))
     assert decoder.trusted
     ours, theirs = readable(decoded.text), plain_decode(tokenizer, ids)
@@ -88,14 +78,8 @@ def test_tokens_that_share_a_character_both_cover_it(families):
     smiley = [t for t in range(len(ids)) if decoded.starts_T[t] == 2]
     assert len(smiley) == 4
     assert all(decoded.ends_T[t] == 3 for t in smiley)
-
-
-def test_a_character_cut_at_the_end(families):
-    tokenizer = families["byte_level"]
-    ids = ids_of(tokenizer, "what if \U0001f600")[:-2]
-    decoded = token_decoder(tokenizer).decode(ids)
-    assert readable(decoded.text) == plain_decode(tokenizer, ids.tolist())
-    assert decoded.text.startswith("what if ")
+    cut = ids_of(tokenizer, "what if \U0001f600")[:-2]
+    assert readable(token_decoder(tokenizer).decode(cut).text) == plain_decode(tokenizer, cut.tolist())
 
 
 @pytest.mark.parametrize("tokens", [[], [10**9], [10**9, 5, 2**40]])
@@ -103,11 +87,8 @@ def test_ids_past_the_vocabulary_have_no_text(tokenizer, tokens):
     decoder = token_decoder(tokenizer)
     decoded = decoder.decode(np.asarray(tokens, dtype=np.int64))
     np.testing.assert_array_equal(decoded.ends_T > decoded.starts_T, [token == 5 for token in tokens])
-
-
-def test_negative_ids_are_refused(tokenizer):
-    with pytest.raises(CreditError, match="-3 at position 1"):
-        token_decoder(tokenizer).decode(np.array([5, -3]))
+    with pytest.raises(CreditError, match=f"-3 at position {len(tokens)} .*credit.negative-token"):
+        decoder.decode(np.array([*tokens, -3]))
 
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))

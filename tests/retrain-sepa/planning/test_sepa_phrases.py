@@ -1,9 +1,8 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.api import ConfigError
-from retrain_sepa.planning import DEFAULT_PHRASES, THEMES, PhraseFinder, parse_grams, words
+from retrain_sepa.planning import DEFAULT_PHRASES, PhraseFinder, parse_grams, words
 
 DEFAULT = PhraseFinder.of(DEFAULT_PHRASES)
 
@@ -14,21 +13,11 @@ def found(text, *phrases):
 
 
 def test_the_default_list():
-    assert {theme: len(phrases) for theme, phrases in THEMES.items()} == {
-        "hesitation": 3,
-        "verification": 4,
-        "backtracking": 5,
-        "alternatives": 3,
-        "metacognition": 3,
-    }
     assert len(set(DEFAULT_PHRASES)) == 18
     assert all(2 <= len(phrase.split()) <= 3 for phrase in DEFAULT_PHRASES)
-
-
-@pytest.mark.parametrize("phrase", DEFAULT_PHRASES)
-def test_each_default_phrase_is_found(phrase):
-    assert found(f"So, {phrase.upper()}: 3") == [phrase.upper()]
-    assert found(f"x{phrase}") == found(f"{phrase}s") == found(f"9{phrase}") == []
+    for phrase in DEFAULT_PHRASES:
+        assert found(f"So, {phrase.upper()}: 3") == [phrase.upper()]
+        assert found(f"x{phrase}") == found(f"{phrase}s") == found(f"9{phrase}") == []
 
 
 @pytest.mark.parametrize(
@@ -80,10 +69,7 @@ def test_longer_phrases_win_and_shorter_ones_still_count():
 )
 def test_phrases_of_ones_own(phrase, text):
     assert len(found(text, phrase)) == 1
-
-
-def test_marks_belong_to_words():
-    assert found("की फिर", "का फिर") == []
+    assert found("की फिर", "का फिर") == []  # marks belong to words
 
 
 @pytest.mark.parametrize(
@@ -99,12 +85,6 @@ def test_marks_belong_to_words():
 )
 def test_strategic_grams(text, phrases):
     assert parse_grams(text) == phrases
-
-
-@pytest.mark.parametrize("phrases", [(), ("wait let me", "...")])
-def test_nothing_to_look_for_is_an_error(phrases):
-    with pytest.raises(ConfigError):
-        PhraseFinder.of(phrases)
 
 
 def test_words_keep_inner_apostrophes_only():
@@ -154,6 +134,7 @@ gaps = st.sampled_from([" ", ", ", "\n", "-", " ... ", "_"])
 pieces = st.lists(st.tuples(st.sampled_from([*vocabulary, "x", "letme", "Wait", "3"]), gaps), max_size=25)
 
 
+@settings(max_examples=50)
 @given(pieces)
 def test_agrees_with_a_word_by_word_search(parts):
     text = "".join(word + gap for word, gap in parts)
