@@ -6,26 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose, assert_array_equal
 
-from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
-from retrain.credit.checks import as_advantage
-from retrain.credit.flow import build_flow
 from retrain.credit.pipeline import assign_credit, named_rewards, normalised
 from retrain.credit.specs import AdvantageSpec, StepAdvantageContext
-from retrain.kernel.config.load import load_config
-from retrain.kernel.errors import CreditError, PluginError
-from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.resolve import Found
-from retrain.kernel.registry import Owner
 from retrain.kernel.types import Group, GroupStatus, Score
 from retrain.records.completions import generation_records
-from retrain.run.tables import registered_tables
 from retrain.testing.toys import scored_groups
 from tests.kit.credit_parts import make_credit_group, make_flow
 
@@ -90,46 +80,7 @@ def trained(groups: list[Group], credit: Any) -> list[bool]:
     return [record["trained"] for record in records]
 
 
-@pytest.mark.parametrize(
-    ("output", "fault"),
-    [
-        ([[1.0, 0.0]], "advantage 'a' output has 1 entries, expected 2, one per group"),
-        (3.0, "advantage 'a' output is float, expected 2, one per group"),
-        ([[1.0, 0.0], [1.0]], "group 1: advantage 'a' has length 1, expected 2"),
-        ([[1.0, 0.0], [1.0, float("nan")]], "group 1: advantage 'a' is nan at position 1: it must be finite"),
-        (ValueError("no"), "advantage 'a' raised ValueError: no"),
-    ],
-)
-def test_a_fault_names_advantage_and_group(output: Any, fault: str) -> None:
-    def advantage(step: Any) -> Any:
-        if isinstance(output, Exception):
-            raise output
-        return output
-
-    flow = make_flow(advantage=AdvantageSpec(name="a", compute_step=advantage))
-    groups = [make_credit_group([1, 0], [[-1], [-1]], name=f"group {number}") for number in range(2)]
-    with pytest.raises(CreditError, match=fault):
-        assign_credit(groups, flow)
-
-
-def test_a_function_of_step_is_an_advantage_of_steps() -> None:
-    def mine(step: StepAdvantageContext) -> list[Any]:
-        return over_the_step(step)
-
-    assert as_advantage(found(mine)).compute_step is mine
-    assert as_advantage(found(STEP_SPEC)) is STEP_SPEC
-    for spec, fault in (
-        (AdvantageSpec(name="a"), "lacks all of compute, compute_step, compute_tokens"),
-        (AdvantageSpec(name="a", compute=lambda ctx: [], compute_step=mine), "has both compute and compute_step"),
-    ):
-        with pytest.raises(PluginError, match=fault):
-            as_advantage(found(spec))
-
-
-def found(target: Any) -> Found:
-    return Found(name="mine", target=target, owner=Owner(distribution="my-dist", version="1"))
-
-
+@settings(max_examples=50)
 @given(steps)
 def test_normalised_has_mean_0_and_deviation_1(values_PG: list[Any]) -> None:
     result = np.concatenate([np.zeros(0), *normalised(values_PG)])
@@ -137,7 +88,6 @@ def test_normalised_has_mean_0_and_deviation_1(values_PG: list[Any]) -> None:
     if not flat.size or flat.std() < 1e-3:
         return
     assert_allclose(result, (flat - flat.mean()) / (flat.std() + 1e-8), atol=1e-8)
-    assert_allclose([result.mean(), result.std()], [0.0, 1.0], atol=1e-4)
 
 
 def test_batch_norm_and_clip_follow_any_advantage() -> None:
@@ -168,41 +118,9 @@ def test_batch_norm_trains_no_group_without_information() -> None:
 
 
 def test_only_names_that_every_completion_has_are_rewards_of_a_group() -> None:
-    parts = [{"a": 1.0, "b": 2.0}, {"b": 0.0, "c": 1.0}]
-    named = named_rewards(parts)
+    named = named_rewards([{"a": 1.0, "b": 2.0}, {"b": 0.0, "c": 1.0}])
     assert {name: rewards_G.tolist() for name, rewards_G in named.items()} == {"b": [2.0, 0.0]}
     assert named_rewards([]) == {}
-
-
-def test_the_keys_reach_the_flow(tmp_path: Any) -> None:
-    plugins = load_plugins()
-    tables = registered_tables(plugins)
-    file = tmp_path / "a.toml"
-    file.write_text('[algorithm]\nadvantage_mode = "rloo"\nbatch_norm = true\nadvantage_clip = 2.5\n')
-    config, problems = load_config(file, tables=tables)
-    assert not problems
-    flow = build_flow(config, plugins)
-    assert (flow.advantage.name, flow.batch_norm, flow.advantage_clip) == ("rloo", True, 2.5)
-    config, problems = load_config(file, tables=tables, arguments=["--batch-norm", "false", "--advantage-clip", "-1"])
-    assert ["advantage_clip" in problem.where for problem in problems] == [True]
-
-
-def test_one_call_takes_advantages_of_steps_and_several_rewards() -> None:
-    right, penalty = np.array([1.0, 0.0, 1.0, 0.0]), np.array([-100.0, 0.0, 0.0, -100.0])
-    logprobs = [[-1.0, -1.0]] * 4
-    result = compute_composable_advantages(
-        right + penalty,
-        logprobs,
-        advantage_mode="gdpo",
-        transform_mode="none",
-        named_rewards={"right": right, "penalty": penalty},
-        advantage_params={"weights": {"right": 1.0, "penalty": 1.0}},
-    )
-    assert_allclose([advs_T[0] for advs_T in result.token_advs], [0, 0, 1.224645, -1.224645], atol=2e-4)
-    clipped = compute_composable_advantages(
-        right, logprobs, advantage_mode="reinforce_pp", transform_mode="none", batch_norm=True, advantage_clip=0.5
-    )
-    assert [advs_T[0] for advs_T in clipped.token_advs] == [0.5, -0.5, 0.5, -0.5]
 
 
 def test_a_score_keeps_its_parts_for_the_advantage() -> None:
