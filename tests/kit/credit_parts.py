@@ -13,6 +13,7 @@ from retrain.credit.pipeline import CreditGroup
 from retrain.credit.specs import AdvantageSpec, TransformSpec, UncertaintySpec
 from retrain.kernel.plugins.resolve import Found
 from retrain.kernel.registry import Owner
+from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 
 
 def make_flow(**changes: Any) -> CreditFlow:
@@ -37,6 +38,20 @@ def make_credit_group(rewards: Sequence[float], logprobs: Sequence[Sequence[floa
         planning_G=[np.array(mask, dtype=np.bool_) for mask in planning],
         **({"name": "group 0"} | more),
     )
+
+
+def completion(tokens: Sequence[int], logprobs: Sequence[float], **more: Any) -> Completion:
+    """A completion of these tokens, of which each 99 is one of a prompt."""
+    action_T = np.array([token != 99 for token in tokens])
+    logprobs_T = np.zeros(len(tokens))
+    logprobs_T[action_T] = logprobs
+    given = {"text": "", "stop_reason": StopReason.EOS, "policy_version": 0, "starts": (0,)} | more
+    return Completion(tokens_T=np.array(tokens), action_T=action_T, logprobs_T=logprobs_T, **given)
+
+
+def group(*completions: Completion, scores: Sequence[Score | float]) -> Group:
+    given = tuple(score if isinstance(score, Score) else Score.of(score) for score in scores)
+    return Group(example=Example(id="x", prompt="p", reference="r"), completions=completions, scores=given)
 
 
 def found(target: object) -> Found:

@@ -38,11 +38,8 @@ def test_an_advantage_of_steps_sees_every_judged_completion() -> None:
         seen.append(step)
         return [rewards_G.tolist() for rewards_G in step.rewards_PG]
 
-    flow = make_flow(
-        advantage=AdvantageSpec(name="a", compute_step=advantage),
-        advantage_params={"p": 1},
-        reward_weights={"x": 2.0, "y": 1.0},
-    )
+    spec = AdvantageSpec(name="a", compute_step=advantage)
+    flow = make_flow(advantage=spec, advantage_params={"p": 1}, reward_weights={"x": 2.0, "y": 1.0})
     groups = [
         make_credit_group([1, 0], [[-1, -1], [-1]], named_rewards={"x": np.array([0.5, 0.0])}),
         make_credit_group([1, 1], [[], [-1, -1, -1]]),

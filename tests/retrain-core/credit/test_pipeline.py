@@ -63,13 +63,6 @@ def test_stages_run_in_their_documented_order() -> None:
     assert result.metrics["entropy_mask_fraction"] == pytest.approx(2 / 3)
 
 
-def test_without_gtpo_every_token_gets_its_completions_advantage() -> None:
-    result = assign_credit([make_credit_group([1, 0], [[-1, -9], [-3]])], make_flow(gtpo_beta=1.0))
-    assert_array_equal(result.token_advs[0][0], [0.5, 0.5])
-    assert_array_equal(result.token_advs[0][1], [-0.5])
-    assert result.metrics == {}
-
-
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: np.array(v, dtype=np.float32)])
 def test_lists_tuples_and_arrays_are_the_same(form: Callable[[Any], Any]) -> None:
     flow = make_flow(
@@ -96,12 +89,8 @@ def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(as_output
         advs = [[a] * len(u) for a, u in zip(ctx.advantages_G, ctx.uncertainties_G, strict=True)]
         return TransformOutput(token_advs=advs, metrics={"size": len(ctx.rewards_G)}) if as_output else advs
 
-    flow = make_flow(
-        transform=TransformSpec(name="w", compute_context=whole),
-        gtpo_beta=0.3,
-        hicra_alpha=0.4,
-        transform_params={"p": 1},
-    )
+    spec = TransformSpec(name="w", compute_context=whole)
+    flow = make_flow(transform=spec, gtpo_beta=0.3, hicra_alpha=0.4, transform_params={"p": 1})
     groups = [make_credit_group([1, 0], [[-1, -1], [-1]]), make_credit_group([1, 0, 0, 0], [[-1], [-1], [-1], [-1]])]
     result = assign_credit(groups, flow, sepa_lambda=0.5)
     assert_array_equal(result.token_advs[0][0], [0.5, 0.5])

@@ -78,9 +78,7 @@ def test_a_misspelt_column_is_refused_with_those_that_exist(tokenizer: Any) -> N
     with pytest.raises(ConfigError) as error:
         solve([prompt("a", "7", steps="so 7 .\x1b[2J")], configured("step"), tokenizer, end_of_turn=0, context_length=9)
     (problem,) = error.value.problems
-    assert "[sft] answer" in problem.where
-    assert problem.what == "no example has an answer to train on in 'step'"
-    assert problem.why == "1 without an answer; columns: steps"
+    assert (problem.code, problem.why) == ("sft.no-answers", "1 without an answer; columns: steps")
 
 
 def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(
@@ -101,5 +99,5 @@ def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(
     tokenizer.chat_template = "{{ raise_exception('no assistant') }}"
     assert end_of_turn(tokenizer, config, plugins) == EOS
     tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match="would never end"):
+    with pytest.raises(ConfigError, match="no-end-token"):
         end_of_turn(tokenizer, config, plugins)
