@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, TimedScore
 from retrain.kernel.errors import RewardError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
+from tests.kit.problems import codes_in
 
 PROMPTS = tuple(
     Prompt(example=Example(id=f"e{i}", prompt=f"{i} + 1?", reference=str(i + 1)), tokens_T=np.arange(3))
@@ -44,40 +45,29 @@ class FixedVerifier:
         return [TimedScore(score=Score.of(self.value), seconds=0.0) for _ in pairs]
 
 
-class Loaded:
-    def __init__(self, verifier: FixedVerifier) -> None:
-        self.prompts = PROMPTS
-        self.verifier = verifier
-
-
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return load_plugins({})
-
-
-def notify(plugins: Plugins, verifier: FixedVerifier, audit: str = "stop") -> None:
+def notify(verifier: FixedVerifier, audit: str = "stop") -> None:
     config = Config(tables={"scoring": ScoringTable.model_validate({"audit": audit})})
+    plugins = load_plugins({})
     context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=Words())
-    plugins.notify("retrain_tasks_loaded", context=context, tasks=Loaded(verifier))
+    tasks = SimpleNamespace(prompts=PROMPTS, verifier=verifier)
+    plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
 
 
-def test_a_verifier_that_calls_everything_correct_refuses_the_run(plugins: Plugins) -> None:
-    with pytest.raises(RewardError, match="the reward failed its audit"):
-        notify(plugins, FixedVerifier(1.0))
-    notify(plugins, FixedVerifier(1.0), audit="warn")
+def test_a_verifier_that_calls_everything_correct_refuses_the_run_unless_the_policy_allows_it() -> None:
+    with pytest.raises(RewardError) as caught:
+        notify(FixedVerifier(1.0))
+    assert set(codes_in(caught)) == {"reward.failed-audit"}
+    notify(FixedVerifier(1.0), audit="warn")
+    untried = FixedVerifier(1.0)
+    notify(untried, audit="off")
+    assert untried.texts == []
 
 
-def test_right_answers_are_tried_with_rewards_only(plugins: Plugins, caplog: pytest.LogCaptureFixture) -> None:
+def test_right_answers_are_tried_with_rewards_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="retrain")
     environment = FixedVerifier(0.0)
-    notify(plugins, environment)
+    notify(environment)
     assert "gold not tried (4 without a known answer), 0 of " in caplog.text
     assert r"\boxed{11}" not in environment.texts
-    with pytest.raises(RewardError, match="the right answer scored 0"):
-        notify(plugins, FixedVerifier(0.0, rewards=(object(),)))
-
-
-def test_nothing_is_tried_when_the_audit_is_off(plugins: Plugins) -> None:
-    verifier = FixedVerifier(1.0)
-    notify(plugins, verifier, audit="off")
-    assert verifier.texts == []
+    with pytest.raises(RewardError, match="gold, 4 of 4 examples"):
+        notify(FixedVerifier(0.0, rewards=(object(),)))

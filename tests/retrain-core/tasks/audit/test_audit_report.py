@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 
 import pytest
 
@@ -11,18 +12,16 @@ from retrain.kernel.errors import RewardError
 from retrain.tasks.audit.findings import head, raise_on_failure, report_data
 from retrain.tasks.audit.probes import Severity
 from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally
+from tests.kit.problems import codes_in
+
+HACK = Tally(tried=24, correct=2, failed=1)
+CHECKS = {"gold": Tally(tried=8, correct=8), "echo": Tally(tried=16), "hack": HACK}
 
 
 def finding(number: int, check: str = "echo", severity: Severity = "error") -> AuditFinding:
-    return AuditFinding(
-        severity=severity,
-        check=check,
-        example_id=f"e{number}",
-        text=f"t{number}",
-        message=f"{check} counts (scored {number})",
-        fix="mend",
-        cause=f"{check} counts",
-    )
+    message, cause = f"{check} counts (scored {number})", f"{check} counts"
+    told = {"text": f"t{number}", "message": message, "fix": "mend", "cause": cause}
+    return AuditFinding(severity=severity, check=check, example_id=f"e{number}", **told)
 
 
 def report(*findings: AuditFinding, gold_tried: int = 8, gold_unknown: int = 0) -> AuditReport:
@@ -54,29 +53,14 @@ def test_the_line() -> None:
     assert "gold not tried (8 without a known answer)" in report(gold_tried=0, gold_unknown=8).line()
 
 
-def test_the_data_is_json() -> None:
-    content = json.loads(json.dumps(report_data(report(finding(0))), allow_nan=False))
+def test_the_data_is_json_and_reports_each_cause_once_errors_first() -> None:
+    found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
+    content = json.loads(json.dumps(report_data(report(*found)), allow_nan=False))
     assert content["ok"] is False
     assert content["gold"] == {"tried": 8, "correct": 8, "unknown": 0, "lowest": 1.0}
     assert content["others"] == {"tried": 40, "correct": 2, "no_verdict": 0, "failed": 1}
     assert content["checks"]["hack"] == {"tried": 24, "correct": 2, "no_verdict": 0, "failed": 1}
-    assert content["findings"] == [
-        {
-            "severity": "error",
-            "check": "echo",
-            "example_id": "e0",
-            "text": "t0",
-            "message": "echo counts (scored 0)",
-            "fix": "mend",
-            "cause": "echo counts",
-        }
-    ]
-
-
-def test_the_data_tells_each_cause_once_errors_first() -> None:
-    found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
-    content = report_data(report(*found))
-    assert len(content["findings"]) == 10
+    assert content["findings"] == [asdict(each) for each in found]
     assert content["causes"] == [
         {"severity": "error", "check": "echo", "cause": "echo counts", "fix": "mend", "examples": 8, "findings": 9},
         {"severity": "warning", "check": "time", "cause": "time counts", "fix": "mend", "examples": 1, "findings": 1},
@@ -87,9 +71,9 @@ def test_stop_raises_with_each_cause_once() -> None:
     many = [finding(n) for n in range(8)] + [finding(n, "hack") for n in range(8)] + [finding(4, "gold")]
     with pytest.raises(RewardError) as caught:
         raise_on_failure(report(*many), "stop", place="retrain.toml:7 [scoring] audit")
+    assert set(codes_in(caught)) == {"reward.failed-audit"}
     first, *shown = caught.value.problems
     assert first.where == "retrain.toml:7 [scoring] audit"
-    assert first.what == "the reward failed its audit: 3 errors"
     assert '[scoring] audit = "warn"' in first.fix
     assert [(problem.where, problem.what) for problem in shown] == [
         ("echo, 8 of 8 examples, first e0", "echo counts (scored 0)"),
@@ -98,14 +82,9 @@ def test_stop_raises_with_each_cause_once() -> None:
     ]
     raise_on_failure(report(finding(0, severity="warning")), "stop")
     raise_on_failure(report(), "stop")
-
-
-def test_stop_shows_five_causes_at_most() -> None:
-    with pytest.raises(RewardError) as caught:
+    with pytest.raises(RewardError, match="7 errors, 5 of them below") as caught:
         raise_on_failure(report(*(finding(0, f"check{n}") for n in range(7))), "stop")
-    first, *shown = caught.value.problems
-    assert first.what == "the reward failed its audit: 7 errors, 5 of them below"
-    assert len(shown) == 5
+    assert len(caught.value.problems) == 1 + 5
 
 
 def test_warn_tells_each_cause_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:

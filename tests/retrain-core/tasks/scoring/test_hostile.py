@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.types import Example, Outcome
+from retrain.tasks.child.system import descendants
 from retrain.tasks.scoring.service import ScoringService
 
 Make = Callable[..., ScoringService]
@@ -69,15 +71,16 @@ def test_details_say_what_happened(service: Make, rewards: Any, example: Example
 
 
 def test_nothing_is_left_when_the_service_is_closed(service: Make, rewards: Any, example: Example) -> None:
-    hostile = service(rewards.Hostile(), workers=2, timeout_s=0.5, retries=0, max_failed_frac=1.0)
+    before = descendants(os.getpid())
+    hostile = service(rewards.Hostile(), workers=2, timeout_s=0.1, retries=0, max_failed_frac=1.0)
     with hostile.batch() as batch:
         for word in ("leave_process", "fork_and_hang", "fork_and_return", "sleep", "stop"):
             batch.submit(example, word)
         batch.collect()
-    pool = hostile._pool
-    assert pool is not None
-    groups = [child.pid for child in pool._children if child.pid]
+    started = descendants(os.getpid()) - before
+    assert started
     hostile.close()
-    listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-    alive = {int(line.split()[0]) for line in listed.splitlines() if not line.split()[1].startswith("Z")}
-    assert not alive & set(groups)
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    alive = {int(number) for *numbers, state in rows if not state.startswith("Z") for number in numbers}
+    assert not alive & started

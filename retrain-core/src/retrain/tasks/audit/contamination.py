@@ -328,7 +328,7 @@ def audit_contamination(
     tasks = load_tasks(context)
     with closing(tasks.verifier), _evaluated(tasks, context) as sets:
         if not sets:
-            what, fix = "nothing is evaluated, so nothing can be contaminated", "set [eval] examples, or [eval.sets]"
+            what, fix = "nothing is evaluated, so nothing can be contaminated", "set [eval.sets], or [eval] examples"
             raise ConfigError(Problem(code="eval.no-examples", where=config.place("eval.examples"), what=what, fix=fix))
         indices = [HeldOutIndex.of(name, found, words=words) for name, (found, _) in sets.items()]
         found = contamination(indices, (prompt.example for prompt in tasks.pool.train))

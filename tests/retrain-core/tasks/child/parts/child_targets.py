@@ -44,7 +44,7 @@ class Target:
         return {1, 2}
 
     def raise_problems(self):
-        raise OwnError(Problem(where="here", what="this", why="that", fix="so"), Problem(what="more"))
+        raise OwnError(Problem(code="a.b", where="here", what="this", why="that", fix="so"), Problem(what="more"))
 
     def raise_silly(self):
         class SillyError(Exception):
