@@ -31,12 +31,12 @@ def test_whatever_goes_wrong_is_a_failed_score(
     monkeypatch.setattr("retrain.tasks.scoring.event_loop.JOIN_S", 0.2)  # one call ignores its cancellation
     wanted = {
         "busy": "RuntimeError: 429: too many requests",
-        "hang": "timed out after 0.1 s",
-        "ignore": "timed out after 0.1 s",
+        "hang": "timed out after 0.2 s",
+        "ignore": "timed out after 0.2 s",
         "exit": "SystemExit: 1",
         "nan": "the reward returned nan, not a finite number",
     }
-    acts = service(rewards.AsyncActs(), timeout_s=0.1, retries=1, max_failed_frac=1.0)
+    acts = service(rewards.AsyncActs(), timeout_s=0.2, retries=1, max_failed_frac=1.0)
     with acts.batch() as batch:
         for text in (*wanted, "fine"):
             batch.submit(example, text)
