@@ -123,13 +123,8 @@ def test_a_completion_without_a_verdict_takes_no_part(make_group: MakeGroup) -> 
 def test_only_informative_groups_are_trained(make_group: MakeGroup) -> None:
     groups = (make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(1, None))
     credit = CreditAlgorithm(flow=flow()).assign(0, groups)
-    assert [s.name for s in credit.statuses_P] == ["INFORMATIVE", "ALL_RIGHT", "ALL_WRONG", "TIED", "NO_VERDICT"]
-        "INFORMATIVE",
-        "ALL_RIGHT",
-        "ALL_WRONG",
-        "TIED",
-        "NO_VERDICT",
-    ]
+    names = ["INFORMATIVE", "ALL_RIGHT", "ALL_WRONG", "TIED", "NO_VERDICT"]
+    assert [status.name for status in credit.statuses_P] == names
     assert len(credit.rows) == 2
 
 

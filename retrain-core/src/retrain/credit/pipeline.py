@@ -71,11 +71,7 @@ class CreditResult:
 
 
 def assign_credit(
-    groups: Sequence[CreditGroup],
-    flow: CreditFlow,
-    *,
-    sepa_lambda: float = 0.0,
-    trained: Sequence[bool] | None = None,
+    groups: Sequence[CreditGroup], flow: CreditFlow, *, sepa_lambda: float = 0.0, trained: Sequence[bool] | None = None
 ) -> CreditResult:
     """Token advantages for the groups of a step.
 

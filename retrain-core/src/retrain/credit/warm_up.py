@@ -82,9 +82,7 @@ def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prom
         fields |= {name: DataTable.model_fields[name].default for name in ("prompt_key", "answer_key", "messages_key")}
     moved = {f"data.{name}": config.origin(f"sft.{name}") for name in ours}
     read = replace(
-        config,
-        tables={**config.tables, "data": DataTable(**fields, **ours)},
-        origins={**config.origins, **moved},
+        config, tables={**config.tables, "data": DataTable(**fields, **ours)}, origins={**config.origins, **moved}
     )
     reading = replace(context, config=read)
     source = build_part(Kind.DATA_SOURCE, table.source, "sft.source", reading, table.options, "sft.options")

@@ -111,9 +111,7 @@ def test_wrong_answers_in_the_form_of_a_box() -> None:
     assert found["restated"] == [r"\boxed{2 + 3}"]
     assert found["echo"] == ["What is 2 + 3?", r"\boxed{What is 2 + 3?}"]
     assert found["listed"] == [r"\boxed{4, 5, 6}", r"\boxed{7, 5, 9}"]
-    assert found["hedged"] == [
-        *(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}"),
-    ]
+    assert found["hedged"] == [*(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}")]
     assert found["negated"] == [r"\boxed{\neq 5}", r"\boxed{not 5}", r"\boxed{4 = 5}"]
     assert found["scaled"] == [r"\boxed{5\text{ million}}"]
 
