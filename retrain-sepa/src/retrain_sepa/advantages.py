@@ -36,7 +36,8 @@ def grpo_advantages(rewards_G: Floats, *, scale: str = "", ddof: int = 0) -> Flo
     with ddof 0, TRL with 1. The default has no division, as the numerator of Dr. GRPO (arXiv:2503.20783); neither has
     a KL term.
     """
-    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():  # exact zeros: a rounded mean would leave a residue
+    # Exact zeros: the mean of equal rewards is rounded, and the residue over a tiny deviation would be credit.
+    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():
         return np.zeros(rewards_G.shape)
     centred_G: Floats = rewards_G - rewards_G.mean()
     if scale == "std":

@@ -88,11 +88,13 @@ class PhraseFinder:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return character ranges `[start, end)`, by start; the longest of phrases that start together."""
-        lowered = text.replace("\u0130", "i").lower()  # the one character whose lower case is two characters long
+        # The one character whose lower case is two characters long would shift all offsets after it.
+        lowered = text.replace("\u0130", "i").lower()
         found, position = [], 0
         while match := self.pattern.search(lowered, position):
             found.append(match.span())
-            position = match.start() + 1  # the next phrase may start inside this one: "wait, let me think"
+            # The next phrase may start inside this one: "wait, let me think".
+            position = match.start() + 1
         return found
 
 

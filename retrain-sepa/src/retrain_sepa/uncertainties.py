@@ -14,7 +14,8 @@ ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
 def surprisal(ctx: UncertaintyContext) -> Floats:
     """-log p of the sampled token, nats in [0, 50], `[T]`; the clamp takes -inf too. CreditError when log p > 0."""
     surprisal_T = -_logprobs(ctx)
-    np.maximum(surprisal_T, 0.0, out=surprisal_T)  # rounding can make the log p of a certain token slightly positive
+    # Rounding can make the log p of a certain token slightly positive.
+    np.maximum(surprisal_T, 0.0, out=surprisal_T)
     is_bounded = surprisal_T.max(initial=0.0) <= MAX_SURPRISAL  # the test costs less than half of clamping
     return surprisal_T if is_bounded else np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
 

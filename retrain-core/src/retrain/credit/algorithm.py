@@ -171,7 +171,8 @@ class CreditAlgorithm:
         if self.controller is None:
             return None
         executing_A = _joined(u for u_G in result.uncertainties for u in u_G)[~planning_A]
-        unselected = [group for group in groups if not group.round]  # no later round was drawn because of these scores
+        # First rounds only: a refill is drawn because of earlier scores, so its rate is biased.
+        unselected = [group for group in groups if not group.round]
         total = sum(len(group.completions) for group in unselected)
         return ControllerView(
             step=step,

@@ -167,10 +167,8 @@ def _weight_problems(config: Config) -> Iterable[Problem]:
     """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
     bounds, cap = config.algorithm.is_bounds, config.algorithm.tis_cap
     if bounds and cap > 0.0:
-        what, why = (
-            "is set together with tis_cap",
-            "both weigh the mismatch of sampler and trainer: it would count twice",
-        )
+        what = "is set together with tis_cap"
+        why = "both weigh the mismatch of sampler and trainer: it would count twice"
         fix = f"remove one: tis_cap = {cap:g} is is_bounds = [0.0, {cap:g}]"
         yield Problem(code="loss.two-weights", where=config.place("algorithm.is_bounds"), what=what, why=why, fix=fix)
     for path, default in IS_KEYS.items():

@@ -105,6 +105,7 @@ def assign_credit(
     metrics = _average(extras)
     if flow.mask_rho > 0.0:
         counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
+        # One threshold for the step, by the uncertainty before pooling: pooling makes execution tokens alike.
         threshold = float(call_part(f"stage {TOP_RHO!r}", flow.stages[TOP_RHO], counted, flow.mask_rho))
         token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
         metrics |= mask_metrics

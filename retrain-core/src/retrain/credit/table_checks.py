@@ -43,9 +43,8 @@ def _unsupported(config: Config, plugins: Plugins, kl: KlTable) -> Iterator[Prob
     for name in wanted.keys() - offered:
         path, backend = wanted[name], config.backend.backend
         needed = "reference log-probabilities" if name == "kl_reward" else f"the term {name!r} of the loss"
-        what = (
-            f"{path.partition('.')[2]} = {config.value(path, 0.0)} needs {needed}, and backend {backend!r} lacks that"
-        )
+        setting = f"{path.partition('.')[2]} = {config.value(path, 0.0)}"
+        what = f"{setting} needs {needed}, and backend {backend!r} lacks that"
         fix = "set it to 0, or use a backend that has it, such as local"
         if name == "kl_loss" and "kl_reward" in offered:
             fix = 'set where = "reward", or coef = 0'
@@ -72,10 +71,8 @@ def _of_kl(config: Config, kl: KlTable) -> Iterator[Problem]:
 def _of_covariances(config: Config, entropy: EntropyTable) -> Iterator[Problem]:
     where = config.place("entropy.kl_cov")
     if entropy.kl_cov and entropy.clip_cov:
-        what, why = (
-            "kl_cov and clip_cov are both on",
-            "both act on the same tokens, and clip_cov takes away their gradient",
-        )
+        what = "kl_cov and clip_cov are both on"
+        why = "both act on the same tokens, and clip_cov takes away their gradient"
         yield Problem(code="entropy.two-terms", where=where, what=what, why=why, fix="set one of them to 0")
     if entropy.clip_cov and not entropy.clip_cov_low < entropy.clip_cov_high:
         what = f"clip_cov_low = {entropy.clip_cov_low} is not below clip_cov_high = {entropy.clip_cov_high}"

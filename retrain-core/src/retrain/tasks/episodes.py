@@ -106,7 +106,8 @@ class _EpisodeBatch:
             fix = "repair the environment's plugin"
             raise BackendError(Problem(code="environment.wrong-results", where="[environment]", what=what, fix=fix))
         for episode in episodes:
-            if not episode.transcript.tokens_T:  # it failed before its first observation
+            # An episode that failed before its first observation still needs tokens for its record.
+            if not episode.transcript.tokens_T:
                 self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
         results = iter(self._results)
         return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
@@ -183,7 +184,8 @@ class _EpisodeBatch:
 
         drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, count)
         tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
-        self._progress.add(tokens=before + tokens - self._progress.tokens)  # those that were not delivered early
+        # Samples that were delivered early are counted already.
+        self._progress.add(tokens=before + tokens - self._progress.tokens)
         return {
             number: Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
             for members, samples in zip(shared.values(), drawn, strict=True)

@@ -72,11 +72,8 @@ def build_pool(
     tokens_of = {examples[index].id: encoded[index] for index in kept}
     usable = [examples[index] for index in kept]
     train, held_out = split_examples(usable, config, seeds, by_text=not is_environment)
-    pool = PromptPool(
-        train=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in train),
-        held_out=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in held_out),
-        seeds=seeds,
-    )
+    sides = [[Prompt(example=e, tokens_T=tokens_of[e.id]) for e in side] for side in (train, held_out)]
+    pool = PromptPool(train=tuple(sides[0]), held_out=tuple(sides[1]), seeds=seeds)
     notes, batch_size = (*notes, *more), config.training.batch_size
     if config.training.max_examples == 0 and (twins := len(usable) - len(train) - len(held_out)):
         notes += (f"{twins} training examples left out: a held-out one has the same prompt",)
@@ -165,6 +162,7 @@ def split_examples(
         what, fix = "the data source gave no examples", "check its options"
         raise ConfigError(Problem(code="data.no-examples", where=config.place("data.source"), what=what, fix=fix))
     wanted, split = config.eval.examples, Seeds(config.eval.seed)
+    # A keyed hash per id, and no shuffle: an example that is added or removed moves no other one across the split.
     ranked = sorted(examples, key=lambda example: split.derive("held-out", example.id)) if wanted else []
     held_out = tuple(ranked[:wanted])
     held_ids = {example.id for example in held_out}
@@ -177,6 +175,7 @@ def split_examples(
     limit = config.training.max_examples
     if 0 < limit < len(train):
         order = seeds.stream("max_examples").permutation(len(train))[:limit]
+        # Back in the source's order, so that only the choice depends on the seed.
         train = [train[index] for index in sorted(order)]
     return tuple(train), held_out
 

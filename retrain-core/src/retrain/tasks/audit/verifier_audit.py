@@ -24,7 +24,8 @@ from retrain.tasks.tasks import RewardVerifier
 LOG = logging.getLogger("retrain")
 SHADOW = "Shadow"  # first word of the lines about its audit
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
-DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` has the run's findings
+# The same examples whatever the run's seed, so that `retrain audit` has the findings that the run had.
+DRAW = Seeds(0)
 
 Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
 
@@ -142,6 +143,7 @@ def _try(
             yield [*_wrong(example, gold.confirmed(correct), rendered, plausible)]
 
     for stage in stages():
+        # The very first text goes alone: it pays for imports, and a reward that hangs costs one time limit.
         for part in (stage,) if done else (stage[:1], stage[1:]):
             done += zip(part, scored(part), strict=True)
             if any(first.score.outcome is Outcome.FAILED for _, first in done):

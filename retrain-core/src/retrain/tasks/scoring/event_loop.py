@@ -92,7 +92,8 @@ class AsyncRewards:
                     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                         raise ValueError(f"{name} = {value!r} is no finite number")
                 fields |= found
-            except Exception as error:  # a plugin may raise anything, and training does not depend on its figures
+            # A plugin may raise anything, and training does not depend on its figures.
+            except Exception as error:
                 text = "metrics() of reward %r raised %s: %s"
                 LOG.warning(text, self._names[number], type(error).__name__, error)
         return fields
@@ -165,7 +166,8 @@ class AsyncScorers:
     def _end(self, task: Task, call: asyncio.Task[None]) -> None:
         self._calls.pop(task, None)
         if not task.is_cancelled and (call.cancelled() or call.exception() is not None):
-            while not task.settle(STRAY):  # user code cancelled our call: the batch must not wait for it for ever
+            # User code cancelled our call. Use up the retries, or the batch would wait for ever.
+            while not task.settle(STRAY):
                 pass
 
     def _cancel(self) -> None:

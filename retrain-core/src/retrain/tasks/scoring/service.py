@@ -135,9 +135,8 @@ class ScoringService(AbstractContextManager["ScoringService"]):
         return self.asynchronous.metrics() if self.asynchronous is not None else {}
 
     def _cannot_start(self, error: ChildFailure) -> Problem:
-        names = ", ".join(
-            repr(each.name) for each in self.rewards if not inspect.iscoroutinefunction(each.reward.score)
-        )
+        in_pool = [each for each in self.rewards if not inspect.iscoroutinefunction(each.reward.score)]
+        names = ", ".join(repr(each.name) for each in in_pool)
         what = f"a scoring process with reward {names} could not be started: {error}"
         if isinstance(error, ChildError):
             last = error.traceback.strip().splitlines()[-3:-1]
@@ -236,6 +235,7 @@ class ScoringBatch:
                     problem = asynchronous.give_up(self._outstanding, where)
                     self.collect(within_budget=False)
                     raise RewardError(problem) from None
+        # Only now: whether a text is scored must not depend on which of its batch finished first.
         if self._cache is not None:
             for key, task in self._by_key.items():
                 self._cache.put(key, task.score)
@@ -253,7 +253,8 @@ class ScoringBatch:
         """Collect a shadow's scores: failures end nothing, and a warning reports them above `max_failed_frac`."""
         try:
             scores = self.collect(within_budget=False)
-        except RewardError as error:  # it blocks the event loop; all its scores have failed by now
+        except RewardError as error:
+            # The reward blocks the event loop, and `give_up` has failed all its scores, so collecting again ends.
             LOG.warning("the shadow: %s", error.problems[0].what)
             scores = self.collect(within_budget=False)
         failed = [score.detail for score in scores if score.outcome is Outcome.FAILED]
