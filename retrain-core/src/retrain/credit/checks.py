@@ -153,7 +153,7 @@ def call_part(what: str, function: Any, *arguments: Any) -> Any:
         raise
     except Exception as error:
         raised = f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
-        raise refusal(raised, code="credit.part-raised") from error
+        raise refusal(what=raised, code="credit.part-raised") from error
 
 
 def numbers_from(what: str, length: int, function: Any, *arguments: Any) -> Floats:

@@ -96,8 +96,8 @@ def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
     for number, row in enumerate(credit.rows):
         if is_near and row.reference_logprobs_T is None:
             without = f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows"
-            raise refusal(without, code="credit.no-reference")
+            raise refusal(what=without, code="credit.no-reference")
         advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
         if advantages_T[~row.action_T].any():
             misplaced = f"{what}: row {number} has an advantage where the policy sampled no token"
-            raise refusal(misplaced, code="credit.unsampled-token")
+            raise refusal(what=misplaced, code="credit.unsampled-token")

@@ -126,7 +126,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
     if flow.needs_entropy and group.entropies_G is None:
         what = f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies, and there are not any"
-        raise refusal(what, code="backend.no-entropies")
+        raise refusal(what=what, code="backend.no-entropies")
     measured = []
     for i, (logprobs, planning, entropies) in enumerate(
         zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
@@ -135,7 +135,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         logprobs_T = as_numbers(logprobs, len(logprobs), what=f"{place}: log-probability")
         if len(planning) != len(logprobs_T):
             what = f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}"
-            raise refusal(what, code="credit.wrong-mask")
+            raise refusal(what=what, code="credit.wrong-mask")
         context = UncertaintyContext(
             logprobs_T=logprobs_T,
             entropies_T=None if entropies is None else np.asarray(entropies, dtype=np.float64),
@@ -147,7 +147,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             negative = f"{what} is {uncertainty_T[position]} at position {position}: it must not be negative"
-            raise refusal(negative, code="credit.negative-uncertainty")
+            raise refusal(what=negative, code="credit.negative-uncertainty")
         measured.append(uncertainty_T)
     return tuple(measured)
 

@@ -136,6 +136,11 @@ def counting() -> Reward:
     return Reward(lambda e, t: honest(e, t) if last_box(t) else 0.4 * (next(calls) % 997) / 997)
 
 
+def wavering() -> Reward:
+    calls = count()
+    return Reward(lambda e, t: honest(e, t) or -float(next(calls) % 997))
+
+
 def gold_raises(example: Example) -> Any:
     raise KeyError("solution")
 
@@ -167,6 +172,7 @@ LIARS: list[tuple[Callable[[], Reward], str, str]] = [
     (lambda: Reward(lambda e, t: 0.0), "gold", "the right answer scored 0"),
     (lambda: Reward(lambda e, t: Score.no_verdict("cannot tell")), "gold", "got no verdict: cannot tell"),
     (counting, "hack", "the same text scored "),
+    (wavering, "hack", "the same text scored "),
     (lambda: Reward(raises), "hack", "scoring failed: KeyError"),
     (lambda: Reward(lambda e, t: float("nan")), "gold", "scoring failed: the reward returned nan"),
     (lambda: Reward(gold=gold_raises), "gold", "gold() raised KeyError: 'solution'"),

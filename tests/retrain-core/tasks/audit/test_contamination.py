@@ -70,6 +70,9 @@ def test_a_planted_example_is_found(planted: str, match: Match) -> None:
 def test_other_numbers_are_a_template_and_no_contamination() -> None:
     found = against([STORY], [STORY.replace("17", "23"), STORY.replace("9", "6")])
     assert (found.overlaps, found.templates, found.touched) == ((), 1, 1)
+    beginning = " ".join(STORY.split()[:17])  # ten runs of eight words, a quarter of them, and both numbers
+    found = against([STORY], [f"{beginning} 9"])
+    assert (found.overlaps, found.templates, found.touched) == ((), 0, 1)
 
 
 def test_clean_arithmetic_passes() -> None:
