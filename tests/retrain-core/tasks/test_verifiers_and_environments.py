@@ -109,7 +109,7 @@ def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_
 def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
     host: Any, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrain.tasks.environment.GRACE_S", 1.0 if fault == "hangs" else 20.0)
+    monkeypatch.setattr("retrain.tasks.environment.GRACE_S", 0.5 if fault == "hangs" else 20.0)
     hosted = host(Counting(fault=fault), timeout_s=0.0)
     data = hosted.load()
     observations = hosted.reset(list(data.examples))

@@ -117,8 +117,9 @@ def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
     before = descendants(os.getpid())
     scoring = service(rewards.Hostile(), timeout_s=10.0, retries=0)
     scoring.start()
-    for process in descendants(os.getpid()) - before:
-        os.kill(process, signal.SIGSTOP)
+    (guard,) = (pid for pid in descendants(os.getpid()) - before if descendants(pid))
+    for worker in descendants(guard):
+        os.kill(worker, signal.SIGSTOP)
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
 
 
