@@ -146,6 +146,7 @@ def test_garbage_in_our_own_line_ends_the_child(child: Child) -> None:
 
 @pytest.mark.parametrize("method", ["terminate", "chatter", "set_alarm", "close_streams", "fork_and_return"])
 def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.CaptureFixture[str]) -> None:
+    child.start()  # afresh: another test may have closed its outputs
     child.call(method, timeout_s=LONG_S)
     assert child.call("nap", 0.06, timeout_s=LONG_S) == 0.06  # as long as the alarm, and more
     assert child.seconds >= 0.06
