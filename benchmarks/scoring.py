@@ -23,7 +23,8 @@ from typing import Any
 
 from retrain.api import Example
 from retrain.kernel.config.schema import ScoringTable
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 
 COMPLETIONS, SAMPLING_S, SCORE_S = 64, 1.0, 0.005
 SCORES = 2000

@@ -48,7 +48,7 @@ def slow(module, name, phase):
     setattr(module, name, call)
 
 from retrain.tasks import rollout
-from retrain.tasks.scoring.batch import ScoringBatch
+from retrain.tasks.scoring.service import ScoringBatch
 slow(rollout, "draw_samples", "sampling")
 slow(rollout, "draw_samples", "eval")
 slow(ScoringBatch, "collect", "scoring")

@@ -36,7 +36,7 @@ import time
 from retrain.run.steps.overlapped import Overlapped
 from retrain.kernel.run import Trainer as Loop
 from retrain.tasks import rollout
-from retrain.tasks.scoring.batch import ScoringBatch
+from retrain.tasks.scoring.service import ScoringBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.training.trainer import Trainer
 

@@ -1,81 +1,120 @@
+"""The maths of token credit against its formulas: pooling, GTPO weight, HICRA, top-rho mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.testing import assert_allclose, assert_array_equal
 
-from retrain.advantages import gtpo_weights
 from retrain.api import CreditError
 from retrain_sepa import transforms
-from retrain_sepa.transforms import pool_execution
+from retrain_sepa.transforms import amplify_planning, gtpo_weights, pool_execution, top_rho_threshold
+from tests.kit.problems import codes_in
 
 U = np.array([0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2])
 PLANNING = np.isin(np.arange(10), [2, 6])
 sizes = st.shared(st.integers(1, 40), key="tokens")
-uncertainties = arrays(np.float64, sizes, elements=st.floats(0.0, 50.0))
+uncertainties = arrays(np.float64, sizes, elements=st.floats(0.0, 60.0))
 masks = arrays(np.bool_, sizes)
-lambdas = st.floats(0.0, 1.0)
+some = settings(max_examples=50)
 
 
-def test_half_pooled():
+def test_pooling_of_the_worked_example() -> None:
+    before = U.copy()
     pooled = pool_execution(U, PLANNING, 0.5)
     expected = [0.243750, 0.293750, 1.8, 0.193750, 0.593750, 0.243750, 2.1, 0.293750, 0.193750, 0.243750]
-    np.testing.assert_allclose(pooled, expected, atol=5e-7)
-    assert U[~PLANNING].mean() == pytest.approx(0.2875)
-    assert U[~PLANNING].var() == pytest.approx(0.058594, abs=5e-7)
+    assert_allclose(pooled, expected, atol=5e-7)
     assert pooled[~PLANNING].var() == pytest.approx(0.014648, abs=5e-7)
-    weights = [0.939315, 0.947379, 1.190323, 0.931250, 0.995766, 0.939315, 1.238710, 0.947379, 0.931250, 0.939315]
-    np.testing.assert_allclose(gtpo_weights(pooled, 0.1), weights, atol=5e-7)
-
-
-def test_fully_pooled():
-    weights = gtpo_weights(pool_execution(U, PLANNING, 1.0), 0.1)
-    np.testing.assert_allclose(weights[~PLANNING], 0.946371, atol=5e-7)
-    np.testing.assert_allclose(weights[PLANNING], [1.190323, 1.238710], atol=5e-7)
-
-
-def test_lambda_is_clamped_and_the_input_is_left_alone():
-    before = U.copy()
-    assert (pool_execution(U, PLANNING, 7.0) == pool_execution(U, PLANNING, 1.0)).all()
+    full = gtpo_weights(pool_execution(U, PLANNING, 1.0), 0.1)
+    assert_allclose(full[~PLANNING], 0.946371, atol=5e-7)
+    assert_allclose(full[PLANNING], [1.190323, 1.238710], atol=5e-7)
+    assert_array_equal(pool_execution(U, PLANNING, 7.0), pool_execution(U, PLANNING, 1.0))
     copied = pool_execution(U, PLANNING, -1.0)
-    assert (copied == U).all()
+    assert_array_equal(copied, U)
     assert not np.shares_memory(copied, U)
-    assert (before == U).all()
+    assert_array_equal(pool_execution(U, np.ones(10, bool), 1.0), U)
+    assert pool_execution(np.zeros(0), np.zeros(0, bool), 0.5).size == 0
+    assert_array_equal(U, before)
 
 
-def test_edges():
-    nothing = np.zeros(0)
-    assert pool_execution(nothing, nothing.astype(bool), 0.5).size == 0
-    assert (pool_execution(U, np.ones(10, bool), 1.0) == U).all()
-    with pytest.raises(CreditError, match="9 entries for 10 tokens"):
-        pool_execution(U, PLANNING[:9], 0.5)
-    with pytest.raises(CreditError, match="lambda"):
-        pool_execution(U, PLANNING, float("nan"))
+@pytest.mark.parametrize(
+    ("function", "arguments", "code"),
+    [
+        (pool_execution, (U, PLANNING[:9], 0.5), "credit.wrong-mask"),
+        (pool_execution, (U, PLANNING, float("nan")), "credit.bad-lambda"),
+        *((amplify_planning, (np.ones(5), np.ones(n, bool), 0.2), "credit.wrong-mask") for n in (0, 1, 4, 6)),
+    ],
+)
+def test_a_mask_or_lambda_that_does_not_fit_is_refused(function: Any, arguments: Any, code: str) -> None:
+    with pytest.raises(CreditError) as caught:
+        function(*arguments)
+    assert codes_in(caught) == [code]
 
 
-@given(uncertainties, masks, lambdas)
-def test_planning_and_means_stay_and_variance_shrinks(uncertainty, planning, strength):
+@some
+@given(uncertainties, masks, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_pooling_keeps_planning_tokens_and_means_and_shrinks_the_variance(
+    uncertainty: np.ndarray, planning: np.ndarray, strength: float, beta: float
+) -> None:
+    uncertainty = np.minimum(uncertainty, 50.0)
     pooled = pool_execution(uncertainty, planning, strength)
-    assert (pooled[planning] == uncertainty[planning]).all()
-    assert pooled.mean() == pytest.approx(uncertainty.mean(), abs=1e-9)
-    if not planning.all():
-        assert pooled[~planning].mean() == pytest.approx(uncertainty[~planning].mean(), abs=1e-9)
-        assert pooled[~planning].var() == pytest.approx((1 - strength) ** 2 * uncertainty[~planning].var(), abs=1e-8)
+    assert_array_equal(pooled[planning], uncertainty[planning])
+    execution = uncertainty[~planning]
+    expected = strength * execution.mean() + (1 - strength) * execution if execution.size else execution
+    assert_allclose(pooled[~planning], expected, atol=1e-9)
+    weights = gtpo_weights(pooled, beta)
+    assert weights.mean() == pytest.approx(1.0, abs=1e-9)
+    if uncertainty.mean() > 1e-3:
+        assert_allclose(weights[planning], gtpo_weights(uncertainty, beta)[planning], rtol=1e-9, atol=1e-12)
 
 
-@given(uncertainties, masks, lambdas)
-def test_weights_of_planning_tokens_do_not_depend_on_lambda(uncertainty, planning, strength):
-    assume(uncertainty.mean() > 1e-3)
-    weights = gtpo_weights(pool_execution(uncertainty, planning, strength), 0.1)
-    np.testing.assert_allclose(weights[planning], gtpo_weights(uncertainty, 0.1)[planning], rtol=1e-9)
+@some
+@given(uncertainties, st.floats(0.0, 20.0))
+def test_gtpo_weighs_by_uncertainty_over_its_mean(uncertainty: np.ndarray, beta: float) -> None:
+    bounded = np.minimum(uncertainty, 50.0)
+    is_flat = bounded.mean() < 1e-7
+    expected = np.ones(bounded.shape) if is_flat else np.maximum(1 + beta * (bounded / bounded.mean() - 1), 0.0)
+    assert_allclose(gtpo_weights(uncertainty, beta), expected, rtol=1e-9, atol=1e-9)
 
 
-@given(uncertainties, masks, lambdas, st.floats(0.0, 1.0))
-def test_weights_average_to_one(uncertainty, planning, strength, beta):
-    assert gtpo_weights(pool_execution(uncertainty, planning, strength), beta).mean() == pytest.approx(1.0, abs=1e-9)
+@pytest.mark.parametrize("uncertainty", [np.full(4, 9e-8), np.zeros(4), U[:1], np.zeros(0)])
+def test_without_uncertainty_or_with_one_token_weights_are_uniform(uncertainty: np.ndarray) -> None:
+    assert_allclose(gtpo_weights(uncertainty, 0.7), np.ones(len(uncertainty)), rtol=1e-15)
 
 
-def test_stages_of_each_transform():
+@pytest.mark.parametrize(
+    ("alpha", "expected"), [(0.2, [1.2, -0.8, 0.5, -0.4, 0]), (1.0, [2, 0, 0.5, 0, 0]), (0.0, [1, -1, 0.5, -0.5, 0])]
+)
+def test_hicra_of_the_worked_example(alpha: float, expected: list[float]) -> None:
+    advantages_T = np.array([1, -1, 0.5, -0.5, 0])
+    assert_allclose(amplify_planning(advantages_T, np.array([1, 1, 0, 1, 1], dtype=bool), alpha), expected)
+    assert_array_equal(advantages_T, [1, -1, 0.5, -0.5, 0])
+
+
+@pytest.mark.parametrize(
+    ("rho", "threshold"), [(0.2, 1.8), (0.3, 0.9), (0.25, 1.8), (0.05, 2.1), (0.5, 0.3), (0.0, -np.inf), (1.0, -np.inf)]
+)
+def test_top_rho_of_the_worked_example(rho: float, threshold: float) -> None:
+    assert top_rho_threshold([U[:4], U[4:4], U[4:]], rho) == threshold
+    assert top_rho_threshold([], rho) == top_rho_threshold([np.zeros(0)], rho) == -np.inf
+
+
+@some
+@given(st.lists(uncertainties, min_size=1, max_size=5), st.floats(0.001, 0.999))
+def test_top_rho_keeps_the_wanted_share_and_ties(drawn: list[np.ndarray], rho: float) -> None:
+    flat = np.concatenate(drawn)
+    threshold = top_rho_threshold(drawn, rho)
+    rank = max(1, int(np.floor(len(flat) * rho + 1e-9)))
+    assert threshold in flat
+    assert np.count_nonzero(flat > threshold) < rank <= np.count_nonzero(flat >= threshold)
+
+
+def test_stages_of_each_transform() -> None:
     used = {
         spec.name: (spec.use_gtpo, spec.needs_planning, spec.uses_sepa_controller, spec.apply_hicra)
         for spec in (transforms.NONE, transforms.GTPO, transforms.GTPO_HICRA, transforms.GTPO_SEPA)

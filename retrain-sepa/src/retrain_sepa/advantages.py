@@ -36,7 +36,8 @@ def grpo_advantages(rewards_G: Floats, *, scale: str = "", ddof: int = 0) -> Flo
     with ddof 0, TRL with 1. The default has no division, as the numerator of Dr. GRPO (arXiv:2503.20783); neither has
     a KL term.
     """
-    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():  # exact zeros: a rounded mean would leave a residue
+    # Exact zeros: the mean of equal rewards is rounded, and the residue over a tiny deviation would be credit.
+    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max():
         return np.zeros(rewards_G.shape)
     centred_G: Floats = rewards_G - rewards_G.mean()
     if scale == "std":
@@ -158,7 +159,8 @@ def gdpo_advantages(
         missing = [name for name in weights if name not in named]
         if missing and rewards_G.size:
             what = f"gdpo: group {number} has completions without a reward {missing[0]!r}; all have {sorted(named)}"
-            raise CreditError(Problem(what=what, fix="name other rewards in [algorithm.advantage_params] weights"))
+            fix = "name other rewards in [algorithm.advantage_params] weights"
+            raise CreditError(Problem(code="credit.reward-missing", what=what, fix=fix))
         if rewards_G.size:
             parts = [(weight, named[name]) for name, weight in weights.items()] or [(1.0, rewards_G)]
             for weight, part_G in parts:

@@ -95,6 +95,7 @@ class SepaController:
     def _mismatches(self, state: Mapping[str, Any]) -> list[Problem]:
         return [
             Problem(
+                code="resume.sepa-differs",
                 where=self.place(f"sepa.{name}"),
                 what=f"is {getattr(self.settings, name)!r}, but the checkpoint was made with {state[saved]!r}",
                 why="the schedule would differ from the interrupted run's",
@@ -115,6 +116,7 @@ class SepaController:
         }
         return [
             Problem(
+                code="resume.sepa-damaged",
                 where=f"checkpoint, sepa.{name}",
                 what=f"is {state.get(name, 'missing')!r}",
                 fix="resume from another checkpoint",

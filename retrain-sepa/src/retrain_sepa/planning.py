@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from retrain_sepa.token_text import TokenDecoder, token_decoder
 def regex_detector(context: PluginContext) -> PlanningDetector:
     """Build the detector of `[logging] strategic_grams`; ConfigError for phrases without words."""
     if context.tokenizer is None:
-        raise ConfigError(Problem(what="the regex planning detector needs a tokenizer", fix="give the context one"))
+        what, fix = "the regex planning detector needs a tokenizer", "give the context one"
+        raise ConfigError(Problem(code="planning.no-tokenizer", what=what, fix=fix))
     try:
         finder = PhraseFinder.of(parse_grams(context.config.table("logging", PlanningPhrases).strategic_grams))
     except ConfigError as error:
         where = context.config.place("logging.strategic_grams")
         fix = "give at least one phrase of words, or remove the key for the default list"
-        raise ConfigError(*(Problem(where=where, what=problem.what, fix=fix) for problem in error.problems)) from None
+        raise ConfigError(*(replace(problem, where=where, fix=fix) for problem in error.problems)) from None
     return RegexPlanningDetector(decoder=token_decoder(context.tokenizer), finder=finder)
 
 
@@ -80,18 +81,20 @@ class PhraseFinder:
         """Compile the phrases; ConfigError for no phrases, or a phrase without a word."""
         empty = [phrase for phrase in phrases if not words(phrase)]
         if empty or not phrases:
-            texts = [f"planning phrase {phrase!r} contains no word" for phrase in empty]
+            what = f"a planning phrase contains no word: {', '.join(map(repr, empty)) or 'none is given'}"
             fix = "write phrases of words in [logging] strategic_grams, or remove the key"
-            raise ConfigError(*(Problem(what=text, fix=fix) for text in texts or ["no planning phrase is given"]))
+            raise ConfigError(Problem(code="planning.empty-phrase", what=what, fix=fix))
         return cls(re.compile(phrase_pattern(phrases)))
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return character ranges `[start, end)`, by start; the longest of phrases that start together."""
-        lowered = text.replace("\u0130", "i").lower()  # the one character whose lower case is two characters long
+        # The one character whose lower case is two characters long would shift all offsets after it.
+        lowered = text.replace("\u0130", "i").lower()
         found, position = [], 0
         while match := self.pattern.search(lowered, position):
             found.append(match.span())
-            position = match.start() + 1  # the next phrase may start inside this one: "wait, let me think"
+            # The next phrase may start inside this one: "wait, let me think".
+            position = match.start() + 1
         return found
 
 
@@ -205,13 +208,13 @@ def semantic_detector(context: PluginContext) -> PlanningDetector:
 
         fix = f'{install_line("retrain-sepa", "semantic")}, or use [planning] detector = "regex"'
         what = f"the semantic detector needs sentence-transformers: {error}"
-        raise ConfigError(Problem(where=where, what=what, fix=fix)) from error
+        raise ConfigError(Problem(code="planning.not-installed", where=where, what=what, fix=fix)) from error
     try:
         model = SentenceTransformer(table.model, device="cpu")
     except Exception as error:  # the library raises many exception types for a name or folder it cannot load
         reason = " ".join(str(error).split())[:300]
         what, fix = f"no sentence model {table.model!r}", "give a local folder or a hub id that can be reached"
-        raise ConfigError(Problem(where=where, what=what, why=reason, fix=fix)) from error
+        raise ConfigError(Problem(code="planning.no-model", where=where, what=what, why=reason, fix=fix)) from error
     return SemanticPlanningDetector(
         decoder=token_decoder(context.tokenizer),
         model=model,

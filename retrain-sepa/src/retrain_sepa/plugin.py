@@ -140,12 +140,13 @@ def retrain_check_config(config: Config) -> list[Problem]:
     if not config.teacher.is_set:
         what, why = "there is no teacher", "advantage 'distillation' takes its rewards from the model of [teacher]"
         fix = "set [teacher] model, adapter or engine"
-        problems.append(Problem(where=config.place("algorithm.advantage_mode"), what=what, why=why, fix=fix))
+        where = config.place("algorithm.advantage_mode")
+        problems.append(Problem(code="teacher.missing", where=where, what=what, why=why, fix=fix))
     if config.algorithm.loss == "gspo":
         what = "gspo does not go with 'distillation'"
         why = "its one ratio per completion gives every token the same share"
         where, fix = config.place("algorithm.loss"), 'use loss = "importance_sampling", "ppo" or "cispo"'
-        problems.append(Problem(where=where, what=what, why=why, fix=fix))
+        problems.append(Problem(code="loss.not-for-distillation", where=where, what=what, why=why, fix=fix))
     return problems
 
 

@@ -17,7 +17,8 @@ from retrain.api import CreditError, Mask, Problem, Tokens
 Offsets = NDArray[np.int64]
 REPLACEMENT = "\ufffd"
 LONE = re.compile("[\udc80-\udcff]")  # `surrogateescape` turns a byte that is not valid UTF-8 into one
-MAX_PENDING = 8  # tokens that may wait for the rest of one character; a character has at most four bytes
+# Tokens that may wait for the rest of one character; it has at most four bytes, so more are broken for good.
+MAX_PENDING = 8
 MAX_CONTEXT = 16  # preceding tokens decoded again as context of the next one
 log = logging.getLogger("retrain.credit")
 
@@ -63,7 +64,8 @@ class TableDecoder:
     """
 
     def __init__(self, bytes_of_id: dict[int, bytes], incremental: IncrementalDecoder) -> None:
-        self.unknown = max(bytes_of_id, default=-1) + 1  # ids past the vocabulary (padded embeddings) decode to nothing
+        # One entry past the vocabulary stands for all ids of padded embeddings: they decode to nothing.
+        self.unknown = max(bytes_of_id, default=-1) + 1
         self.token_bytes = [bytes_of_id.get(index, b"") for index in range(self.unknown + 1)]
         self.lengths = np.array([len(data) for data in self.token_bytes], dtype=np.int64)
         self.verified = np.zeros(self.unknown + 1, np.bool_)
@@ -96,7 +98,8 @@ class TableDecoder:
     def _agrees(self, ids_T: Tokens, data: bytes) -> bool:
         joined = data.decode("utf-8", "replace")
         if REPLACEMENT in joined:
-            return True  # decoders render broken characters differently: these tokens are checked later
+            # Decoders render broken characters differently. The tokens stay unverified until they come whole.
+            return True
         decoded = self.incremental.decode_text(ids_T[ids_T < self.unknown].tolist())
         agrees = decoded.endswith(joined.lstrip())  # some decoders keep the leading space, others do not
         self.verified[ids_T] |= agrees
@@ -156,7 +159,7 @@ def _refuse_negative(tokens_T: Tokens) -> None:
     if tokens_T.size and tokens_T.min() < 0:
         position = int(np.argmax(tokens_T < 0))
         what = f"token id {tokens_T[position]} at position {position} is negative"
-        raise CreditError(Problem(what=what, fix="give the token ids of the tokenizer"))
+        raise CreditError(Problem(code="credit.negative-token", what=what, fix="give the token ids of the tokenizer"))
 
 
 Step = Callable[[str], str | bytes]

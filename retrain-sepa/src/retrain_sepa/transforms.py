@@ -28,9 +28,10 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     """
     if uncertainty_T.shape != planning_T.shape:
         lengths = f"{len(planning_T)} entries for {len(uncertainty_T)} tokens"
-        raise CreditError(Problem(what=f"planning mask has {lengths}", fix="give one entry per token"))
+        fix = "give one entry per token"
+        raise CreditError(Problem(code="credit.wrong-mask", what=f"planning mask has {lengths}", fix=fix))
     if np.isnan(sepa_lambda):
-        raise CreditError(Problem(what="lambda is not a number", fix="give one in [0, 1]"))
+        raise CreditError(Problem(code="credit.bad-lambda", what="lambda is not a number", fix="give one in [0, 1]"))
     strength = min(max(sepa_lambda, 0.0), 1.0)
     weights_T = 1.0 - planning_T  # products and sums are several times faster than boolean indexing
     count = weights_T.sum()
@@ -70,7 +71,7 @@ def amplify_planning(advantages_T: Floats, planning_T: Mask, alpha: float) -> Fl
     """
     if np.shape(planning_T) != np.shape(advantages_T):
         what = f"planning mask has shape {np.shape(planning_T)}, expected {np.shape(advantages_T)}"
-        raise CreditError(Problem(what=what, fix="give one entry per token"))
+        raise CreditError(Problem(code="credit.wrong-mask", what=what, fix="give one entry per token"))
     return np.where(planning_T, advantages_T + alpha * np.abs(advantages_T), advantages_T)
 
 

@@ -14,7 +14,8 @@ ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
 def surprisal(ctx: UncertaintyContext) -> Floats:
     """-log p of the sampled token, nats in [0, 50], `[T]`; the clamp takes -inf too. CreditError when log p > 0."""
     surprisal_T = -_logprobs(ctx)
-    np.maximum(surprisal_T, 0.0, out=surprisal_T)  # rounding can make the log p of a certain token slightly positive
+    # Rounding can make the log p of a certain token slightly positive.
+    np.maximum(surprisal_T, 0.0, out=surprisal_T)
     is_bounded = surprisal_T.max(initial=0.0) <= MAX_SURPRISAL  # the test costs less than half of clamping
     return surprisal_T if is_bounded else np.minimum(surprisal_T, MAX_SURPRISAL, out=surprisal_T)
 
@@ -28,12 +29,9 @@ def predictive_variance(ctx: UncertaintyContext) -> Floats:
 def shannon_entropy(ctx: UncertaintyContext) -> Floats:
     """Entropy of the sampling distribution at the token, nats >= 0, `[T]`; CreditError without or below zero."""
     if ctx.entropies_T is None:
-        raise CreditError(
-            Problem(
-                what="shannon_entropy needs entropies, and the sampler gave none",
-                fix='use an engine that reports them, or uncertainty_kind = "surprisal"',
-            )
-        )
+        what = "shannon_entropy needs entropies, and the sampler gave none"
+        fix = 'use an engine that reports them, or uncertainty_kind = "surprisal"'
+        raise CreditError(Problem(code="backend.no-entropies", what=what, fix=fix))
     _refuse(ctx.entropies_T < -ROUNDING, ctx.entropies_T, "an entropy is never negative")
     return np.maximum(ctx.entropies_T, 0.0)
 
@@ -47,7 +45,8 @@ def _refuse(bad_T: np.ndarray[tuple[int], np.dtype[np.bool_]], values_T: Floats,
     if bad_T.any():
         position = int(np.argmax(bad_T))
         what = f"{values_T[position]} at token {position}: {rule}"
-        raise CreditError(Problem(what=what, fix="correct the backend or engine that reported it"))
+        fix = "correct the backend or engine that reported it"
+        raise CreditError(Problem(code="engine.impossible-number", what=what, fix=fix))
 
 
 SURPRISAL = UncertaintySpec(name="surprisal", compute=surprisal)

@@ -21,6 +21,7 @@ from retrain.kernel.errors import ConfigError, CreditError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Group
+from tests.kit.problems import codes_in
 
 BATCH_MEAN = """
 import numpy as np
@@ -113,13 +114,8 @@ def test_its_traits_make_it_a_whole_algorithm(
     assert (built.needs_entropy, built.needs_planning, built.controller) == (True, False, "")
     algorithm = build_algorithm(built, context)
     assert algorithm.needs == Needs(entropy=True)
-    assert dict(algorithm.labels) == {
-        "algorithm_mode": "batch_mean",
-        "advantage_mode": "",
-        "transform_mode": "",
-        "uncertainty_kind": "",
-        "condition": "batch_mean",
-    }
+    names = {"algorithm_mode": "batch_mean", "condition": "batch_mean"}
+    assert dict(algorithm.labels) == {**names, "advantage_mode": "", "transform_mode": "", "uncertainty_kind": ""}
     groups = [make_group(1, 0), make_group(1, 1)]
     credit = algorithm.assign(3, groups)
     assert [t.advantages_A.tolist() for tokens_G in credit.tokens_PG for t in tokens_G] == [[0.5], [-1.5], [0.5], [0.5]]
@@ -130,14 +126,11 @@ def test_its_traits_make_it_a_whole_algorithm(
     assert resumed.assign(4, groups).metrics["steps_seen"] == 1
 
 
-def test_there_is_no_flow_of_stages_to_compute(install: Install, flow: BuildFlow) -> None:
+def test_it_has_no_stages_to_compute_and_its_parameters_are_checked(install: Install, flow: BuildFlow) -> None:
     install()
-    with pytest.raises(CreditError, match="algorithm 'batch_mean' assigns credit itself"):
+    with pytest.raises(CreditError) as caught:
         assign_credit([], flow()[0])
-
-
-def test_its_parameters_are_checked_before_it_is_built(install: Install, flow: BuildFlow) -> None:
-    install()
+    assert codes_in(caught) == ["credit.own-algorithm"]
     with pytest.raises(ConfigError, match="unknown option 'scael'"):
         flow("--algorithm-params", '{"scael": 2.0}')
 
@@ -145,54 +138,51 @@ def test_its_parameters_are_checked_before_it_is_built(install: Install, flow: B
 @pytest.mark.parametrize("labels", [{}, {"name": "x"}, {"condition": 1}, "batch_mean"])
 def test_labels_without_a_condition_are_refused(labels: object, install: Install, flow: BuildFlow) -> None:
     install(labels=labels)
-    with pytest.raises(PluginError, match="algorithm 'batch_mean' has no label 'condition'"):
+    with pytest.raises(PluginError) as caught:
         build_algorithm(*flow())
+    assert codes_in(caught) == ["plugin.no-condition"]
 
 
 @pytest.mark.parametrize(
-    ("factor", "message"),
-    [
-        ("np.nan", "advantages of group 0 completion 0 is nan at position 0"),
-        ("np.inf", "advantages of group 0 completion 0 is inf at position 0"),
-        ("None", "raised TypeError"),
-    ],
+    ("factor", "code"),
+    [("np.nan", "credit.not-finite"), ("np.inf", "credit.not-finite"), ("None", "credit.part-raised")],
 )
 def test_faulty_credit_is_named(
-    factor: str, message: str, install: Install, flow: BuildFlow, make_group: Callable[..., Group]
+    factor: str, code: str, install: Install, flow: BuildFlow, make_group: Callable[..., Group]
 ) -> None:
     install(factor=factor)
-    with pytest.raises(CreditError) as caught:
+    with pytest.raises(CreditError, match="step 5: algorithm 'batch_mean'") as caught:
         build_algorithm(*flow()).assign(5, [make_group(1, 0)])
-    assert str(caught.value).startswith("step 5: algorithm 'batch_mean'")
-    assert message in str(caught.value)
+    assert codes_in(caught) == [code]
 
 
-def test_rows_without_the_reference_that_the_loss_needs_are_named(
+def test_credit_and_rows_of_another_shape_are_named(
     install: Install, flow: BuildFlow, make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install()
     group, algorithm = make_group(1, 0), build_algorithm(*flow())
-    near = replace(
-        group,
-        completions=tuple(
-            replace(c, reference_logprobs_T=np.zeros(len(c.tokens_T)), kl_coef=0.1) for c in group.completions
-        ),
-    )
+    completions = [replace(c, reference_logprobs_T=np.zeros(len(c.tokens_T)), kl_coef=0.1) for c in group.completions]
+    near = replace(group, completions=tuple(completions))
     assert all(row.kl_coef == 0.1 for row in algorithm.assign(5, [near]).rows)
-    bare = algorithm.assign(5, [group])
-    monkeypatch.setattr(algorithm.algorithm, "assign", lambda step, groups: bare)  # type: ignore[attr-defined]
-    with pytest.raises(
-        CreditError, match=r"row 0 has no reference log-probabilities for \[kl\]: build it with train_rows"
+    sound = algorithm.assign(5, [group])
+    first, *rest = sound.rows
+    elsewhere = replace(first, advantages_T=np.ones(len(first.tokens_T)))
+    for answer, given, code in (
+        (sound, near, "credit.no-reference"),
+        ("credit", group, "credit.not-credit"),
+        (replace(sound, statuses_P=()), group, "credit.wrong-count"),
+        (replace(sound, tokens_PG=(sound.tokens_PG[0][:1],)), group, "credit.wrong-count"),
+        (replace(sound, rows=(elsewhere, *rest)), group, "credit.unsampled-token"),
     ):
-        algorithm.assign(5, [near])
+        monkeypatch.setattr(algorithm.algorithm, "assign", lambda step, groups, a=answer: a)  # type: ignore[attr-defined]
+        with pytest.raises(CreditError) as caught:
+            algorithm.assign(5, [given])
+        assert codes_in(caught) == [code]
 
 
-def test_a_run_trains_with_it(install: Install, command: Any, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_run_trains_with_it(install: Install, command: Any, toy_arguments: list[str], tmp_path: Path) -> None:
     install()
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "3", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--algorithm-mode", "batch_mean"]
-    result = command(*base)
+    result = command(*toy_arguments, "--max-steps", "3", "--algorithm-mode", "batch_mean")
     assert (result.code, result.err) == (0, "")
     folder = tmp_path / "logs" / "train"
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Faults of plugins and of inputs, each named with its plugin, group, completion and position."""
+"""Faults of plugins and of inputs: each has its code, and names its plugin, group, completion and position."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.credit.flow import CreditFlow
 from retrain.credit.pipeline import CreditGroup, assign_credit
 from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
 from retrain.kernel.errors import CreditError
+from tests.kit.credit_parts import make_credit_group, make_flow
+from tests.kit.problems import codes_in
 
-MakeFlow = Callable[..., CreditFlow]
-MakeCreditGroup = Callable[..., CreditGroup]
+NAN = float("nan")
 
 
-def constant(value: Any) -> Callable[..., Any]:
+def answers(value: Any) -> Callable[..., Any]:
     """A stage that answers the same to anything."""
     return lambda *_: value
 
@@ -27,133 +27,123 @@ def raising(*_: Any) -> Any:
     raise KeyError("scale")
 
 
-ADVANTAGE_FAULTS = [
-    (constant([1.0]), "advantage 'bad' has length 1, expected 2"),
-    (constant([[1.0], [2.0]]), "advantage 'bad' has shape (2, 1), expected 2"),
-    (constant(1.0), "advantage 'bad' is one number, expected 2"),
-    (constant([1.0, float("nan")]), "advantage 'bad' is nan at position 1: it must be finite"),
-    (constant([float("-inf"), 1.0]), "advantage 'bad' is -inf at position 0"),
-    (constant(None), "advantage 'bad'"),
-    (constant([None, 1.0]), "advantage 'bad'"),
-    (constant(["x", 1.0]), "advantage 'bad' is not a list of numbers"),
-    (constant([[1.0], [1.0, 2.0]]), "advantage 'bad' is not a list of numbers"),
-    (raising, "advantage 'bad' raised KeyError: 'scale'"),
-]
-
-
-@pytest.mark.parametrize(("compute", "fragment"), ADVANTAGE_FAULTS, ids=[fragment for _, fragment in ADVANTAGE_FAULTS])
-def test_a_faulty_advantage_is_named(
-    compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
-    flow = make_flow(advantage=AdvantageSpec(name="bad", compute=compute))
+def refused(flow: Any, groups: CreditGroup | list[CreditGroup], code: str) -> str:
     with pytest.raises(CreditError) as caught:
-        assign_credit([make_credit_group([1, 0], [[-1], [-1]], name="step 3 group 1 (example e)")], flow)
-    assert str(caught.value).startswith("step 3 group 1 (example e): ")
-    assert fragment in str(caught.value)
-    assert caught.value.exit_code == 1
+        assign_credit(groups if isinstance(groups, list) else [groups], flow)
+    assert codes_in(caught) == [code]
+    return str(caught.value)
 
 
-def test_the_line_that_raised_is_told(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
-    flow = make_flow(advantage=AdvantageSpec(name="bad", compute=raising))
-    with pytest.raises(CreditError, match=rf"test_faults\.py:{raising.__code__.co_firstlineno + 1}\)"):
-        assign_credit([make_credit_group([1, 0], [[-1], [-1]])], flow)
-
-
-TOKEN_FAULTS = [
-    (constant([1.0]), "has length 1, expected 2"),
-    (constant([1.0, float("inf")]), "is inf at position 1"),
-    (constant(None), ""),
-    (raising, "raised KeyError: 'scale'"),
+OF_NUMBERS = [  # answers where two numbers are wanted
+    ([1.0], "credit.wrong-length"),
+    ([[1.0], [2.0]], "credit.wrong-length"),
+    (1.0, "credit.wrong-length"),
+    ([1.0, NAN], "credit.not-finite"),
+    ([float("-inf"), 1.0], "credit.not-finite"),
+    (None, "credit.not-numbers"),
+    ([None, 1.0], "credit.not-numbers"),
+    (["1.5", 1.0], "credit.not-numbers"),
+    ([[1.0], [1.0, 2.0]], "credit.not-numbers"),
+    (raising, "credit.part-raised"),
 ]
 
 
-@pytest.mark.parametrize("stage", ["uncertainty", "entropy_transform", "post_process"])
-@pytest.mark.parametrize(("compute", "fragment"), TOKEN_FAULTS)
-def test_a_faulty_token_stage_is_named_with_its_completion(
-    stage: str, compute: Callable[..., Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
-    flow = make_flow()
-    if stage == "uncertainty":
-        flow = replace(flow, uncertainty=UncertaintySpec(name="bad", compute=compute))
+@pytest.mark.parametrize(("value", "code"), OF_NUMBERS)
+@pytest.mark.parametrize("stage", ["advantage", "uncertainty", "entropy_transform", "post_process"])
+def test_a_faulty_part_is_named_with_its_place(stage: str, value: Any, code: str) -> None:
+    compute = raising if value is raising else answers(value)
+    if stage == "advantage":
+        flow, place = make_flow(advantage=AdvantageSpec(name="bad", compute=compute)), "step 3: "
+    elif stage == "uncertainty":
+        flow, place = make_flow(uncertainty=UncertaintySpec(name="bad", compute=compute)), "step 3 completion 0: "
     else:
-        flow = replace(flow, transform=TransformSpec(name="bad", **{stage: compute}))
-    with pytest.raises(CreditError) as caught:
-        assign_credit([make_credit_group([1, 0], [[-1, -1], [-2, -2]])], flow)
-    text = str(caught.value)
-    assert text.startswith("group 0 completion 0: ")
+        flow, place = make_flow(transform=TransformSpec(name="bad", **{stage: compute})), "step 3 completion 0: "
+    text = refused(flow, make_credit_group([1, 0], [[-1, -1], [-2, -2]], name="step 3"), code)
+    assert text.startswith(place)
     assert stage in text
     assert "'bad'" in text
-    assert fragment in text
+    assert code != "credit.not-finite" or f"at position {int(value[0] == 1.0)}" in text
+    assert value is not raising or f"test_faults.py:{raising.__code__.co_firstlineno + 1})" in text
 
 
-def test_a_negative_uncertainty_is_refused(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
+def test_a_negative_uncertainty_is_refused() -> None:
     flow = make_flow(uncertainty=UncertaintySpec(name="bad", compute=lambda ctx: ctx.logprobs_T))
-    with pytest.raises(CreditError, match=r"completion 1: uncertainty 'bad' is -2\.0 at position 1"):
-        assign_credit([make_credit_group([1, 0], [[-0.0], [-0.0, -2.0]])], flow)
+    text = refused(flow, make_credit_group([1, 0], [[-0.0], [-0.0, -2.0]]), "credit.negative-uncertainty")
+    assert "completion 1: uncertainty 'bad' is -2.0 at position 1" in text
 
 
-WHOLE_FAULTS = [
-    (constant([[1.0, 1.0]]), "has 1 entries, expected 2, one per completion"),
-    (constant([[1.0, 1.0], [1.0, 1.0]]), "completion 1 has length 2, expected 1"),
-    (constant([[1.0, 1.0], [float("nan")]]), "completion 1 is nan at position 0"),
-    (constant(None), "is NoneType, expected 2"),
-    (constant(3.0), "is float, expected 2"),
-    (constant(iter([])), "expected 2"),
-    (constant(TransformOutput(token_advs=[])), "has 0 entries, expected 2"),
-    (constant(TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": float("nan")})), "metric 'm' is nan"),
-    (constant(TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": "text"})), "metric 'm'"),
-    (raising, "raised KeyError: 'scale'"),
+OF_GROUPS = [  # answers where two and one numbers are wanted
+    ([[1.0, 1.0]], "credit.wrong-count", "one per completion"),
+    ([[1.0, 1.0], [1.0, 1.0]], "credit.wrong-length", "completion 1"),
+    ([[1.0, 1.0], [NAN]], "credit.not-finite", "completion 1 is nan at position 0"),
+    (None, "credit.wrong-count", "is NoneType"),
+    (3.0, "credit.wrong-count", "is float"),
+    (iter([]), "credit.wrong-count", ""),
+    (raising, "credit.part-raised", "KeyError: 'scale'"),
+]
+OF_OUTPUTS = [
+    (TransformOutput(token_advs=[]), "credit.wrong-count", "has 0 entries"),
+    (TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": NAN}), "credit.not-finite", "metric 'm'"),
+    (TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": "text"}), "credit.not-numbers", "metric 'm'"),  # type: ignore[dict-item]
 ]
 
 
-@pytest.mark.parametrize("as_algorithm", [True, False])
-@pytest.mark.parametrize(("compute", "fragment"), WHOLE_FAULTS, ids=[fragment for _, fragment in WHOLE_FAULTS])
-def test_a_faulty_whole_function_is_named(
-    compute: Callable[..., Any],
-    fragment: str,
-    as_algorithm: bool,
-    make_flow: MakeFlow,
-    make_credit_group: MakeCreditGroup,
-) -> None:
-    if as_algorithm:
-        flow = make_flow(algorithm=AlgorithmSpec(name="bad", compute_context=compute))
+@pytest.mark.parametrize("whole", ["algorithm", "transform", "advantage by token"])
+@pytest.mark.parametrize(("value", "code", "fragment"), [*OF_GROUPS, *OF_OUTPUTS])
+def test_a_faulty_function_of_a_group_is_named(whole: str, value: Any, code: str, fragment: str) -> None:
+    compute = raising if value is raising else answers(value)
+    if whole == "algorithm":
+        flow, named = make_flow(algorithm=AlgorithmSpec(name="bad", compute_context=compute)), "algorithm 'bad'"
+    elif whole == "transform":
+        flow, named = make_flow(transform=TransformSpec(name="bad", compute_context=compute)), "'toy_centre+bad'"
+    elif isinstance(value, TransformOutput):
+        return
     else:
-        flow = make_flow(transform=TransformSpec(name="bad", compute_context=compute))
-    with pytest.raises(CreditError) as caught:
-        assign_credit([make_credit_group([1, 0], [[-1, -1], [-2]])], flow)
-    assert fragment in str(caught.value)
-    assert ("algorithm 'bad'" if as_algorithm else "transform 'toy_centre+bad'") in str(caught.value)
+        flow, named = make_flow(advantage=AdvantageSpec(name="bad", compute_tokens=compute)), "advantage 'bad'"
+    text = refused(flow, make_credit_group([1, 0], [[-1, -1], [-2]]), code)
+    assert text.startswith("group 0: ")
+    assert fragment in text
+    assert named in text
 
 
 @pytest.mark.parametrize(
-    ("changes", "fragment"),
+    ("value", "code", "place"),
     [
-        (
-            {"logprobs_G": [np.array([-1.0, np.nan]), np.array([-1.0])]},
-            "completion 0: log-probability is nan at position 1",
-        ),
-        ({"logprobs_G": [np.array([-1.0, -np.inf]), np.array([-1.0])]}, "log-probability is -inf at position 1"),
-        ({"logprobs_G": [np.array([-1.0, -1.0])]}, "log-probabilities has 1 entries, expected 2"),
-        ({"planning_G": [np.array([True, False])]}, "planning masks has 1 entries, expected 2"),
-        ({"planning_G": [np.array([True]), np.array([True])]}, "completion 0: planning mask has length 1, expected 2"),
-        ({"rewards_G": np.array([1.0, np.nan])}, "reward is nan at position 1"),
+        ([[1.0, 0.0]], "credit.wrong-count", "one per group"),
+        (3.0, "credit.wrong-count", "is float"),
+        ([[1.0, 0.0], [1.0]], "credit.wrong-length", "group 1: "),
+        ([[1.0, 0.0], [1.0, NAN]], "credit.not-finite", "group 1: "),
+        (raising, "credit.part-raised", ""),
     ],
 )
-def test_faulty_inputs_are_named(
-    changes: dict[str, Any], fragment: str, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
-    group = replace(make_credit_group([1, 0], [[-1, -1], [-1]]), **changes)
-    with pytest.raises(CreditError) as caught:
-        assign_credit([group], make_flow())
-    assert "group 0" in str(caught.value)
-    assert fragment in str(caught.value)
+def test_a_faulty_advantage_of_steps_is_named(value: Any, code: str, place: str) -> None:
+    compute = raising if value is raising else answers(value)
+    flow = make_flow(advantage=AdvantageSpec(name="a", compute_step=compute))
+    groups = [make_credit_group([1, 0], [[-1], [-1]], name=f"group {number}") for number in range(2)]
+    text = refused(flow, groups, code)
+    assert "advantage 'a'" in text
+    assert place in text
 
 
-def test_missing_entropies_are_told_before_anything_is_computed(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+@pytest.mark.parametrize(
+    ("changes", "code", "place"),
+    [
+        ({"logprobs_G": [np.array([-1.0, np.nan]), np.array([-1.0])]}, "credit.not-finite", "completion 0"),
+        ({"logprobs_G": [np.array([-1.0, -1.0]), np.array([-np.inf])]}, "credit.not-finite", "completion 1"),
+        ({"logprobs_G": [np.array([-1.0, -1.0])]}, "credit.wrong-count", "log-probabilities"),
+        ({"planning_G": [np.array([True, False])]}, "credit.wrong-count", "planning masks"),
+        ({"planning_G": [np.array([True]), np.array([True])]}, "credit.wrong-mask", "completion 0"),
+        ({"rewards_G": np.array([1.0, np.nan])}, "credit.not-finite", "reward is nan at position 1"),
+    ],
+)
+def test_faulty_inputs_are_named(changes: dict[str, Any], code: str, place: str) -> None:
+    text = refused(make_flow(), replace(make_credit_group([1, 0], [[-1, -1], [-1]]), **changes), code)
+    assert text.startswith("group 0")
+    assert place in text
+
+
+def test_missing_entropies_are_reported_before_anything_is_computed() -> None:
     flow = make_flow(uncertainty=UncertaintySpec(name="h", compute=lambda ctx: ctx.entropies_T, needs_entropy=True))
-    with pytest.raises(CreditError, match="uncertainty 'h' needs entropies"):
-        assign_credit([make_credit_group([1, 0], [[-1], [-1]])], flow)
+    refused(flow, make_credit_group([1, 0], [[-1], [-1]]), "backend.no-entropies")
     group = make_credit_group([1, 0], [[-1], [-1]], entropies_G=[np.array([0.5]), np.array([0.7])])
     assert assign_credit([group], flow).uncertainties[0][1].tolist() == [0.7]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.flow import CreditFlow
-from retrain.credit.pipeline import CreditGroup
 from retrain.credit.specs import AlgorithmSpec, TransformContext, TransformSpec
 from retrain.inspect.credit_command import replay
 from retrain.kernel.contracts.algorithm import Needs
@@ -23,9 +21,8 @@ from retrain.kernel.types import Group
 from retrain.records.run import StoredStep
 from retrain.testing import conformance
 from retrain.testing.toys import scored_groups
+from tests.kit.credit_parts import make_credit_group, make_flow
 
-MakeFlow = Callable[..., CreditFlow]
-MakeCreditGroup = Callable[..., CreditGroup]
 WORDS = {1: "\\bo", 2: "xed{4", 3: "2}", 4: " so", 5: "é"}
 
 
@@ -36,7 +33,7 @@ class Tokenizer:
         return "".join(WORDS[int(token)] for token in tokens)
 
 
-def group_of(make_credit_group: MakeCreditGroup, *ids_G: list[int]) -> Group:
+def group_of(*ids_G: list[int]) -> Group:
     """A group with these sampled tokens and rewards 1, 0, 1, ..."""
     rewards = [float(number % 2 == 0) for number in range(len(ids_G))]
     (group,) = scored_groups([make_credit_group(rewards, [[-1.0] * len(ids) for ids in ids_G])])
@@ -61,27 +58,23 @@ def seen_by(flow: CreditFlow, group: Group, tokenizer: Any) -> list[TransformCon
 
 
 @pytest.mark.parametrize("spec", [TransformSpec, AlgorithmSpec])
-def test_a_part_that_asks_sees_the_sampled_tokens_and_their_texts(
-    spec: Any, make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
+def test_a_part_that_asks_sees_the_sampled_tokens_and_their_texts(spec: Any) -> None:
     part = spec(name="t", needs_text=True)
     flow = make_flow(**({"transform": part} if spec is TransformSpec else {"algorithm": part}))
-    (ctx,) = seen_by(flow, group_of(make_credit_group, [1, 2, 3], [4]), Tokenizer())
+    (ctx,) = seen_by(flow, group_of([1, 2, 3], [4]), Tokenizer())
     assert ctx.tokens_G is not None
     assert [tokens.tolist() for tokens in ctx.tokens_G] == [[1, 2, 3], [4]]  # the prompt's are not among them
     assert ctx.texts_G == [["\\bo", "xed{4", "2}"], [" so"]]
     assert ctx.token_rewards_G is None
 
 
-def test_nothing_is_decoded_unless_a_part_asks(make_flow: MakeFlow, make_credit_group: MakeCreditGroup) -> None:
-    (ctx,) = seen_by(make_flow(), group_of(make_credit_group, [1], [2]), None)
+def test_nothing_is_decoded_unless_a_part_asks() -> None:
+    (ctx,) = seen_by(make_flow(), group_of([1], [2]), None)
     assert (ctx.tokens_G, ctx.texts_G, ctx.token_rewards_G) == (None, None, None)
 
 
-def test_rewards_of_single_tokens_reach_a_part_that_asks(
-    make_flow: MakeFlow, make_credit_group: MakeCreditGroup
-) -> None:
-    group = group_of(make_credit_group, [1, 2], [3])
+def test_rewards_of_single_tokens_reach_a_part_that_asks() -> None:
+    group = group_of([1, 2], [3])
     first = replace(group.completions[0], rewards_T=np.array([7.0, 7.0, 0.5, -0.25]))
     flow = make_flow(transform=TransformSpec(name="t", needs_token_rewards=True))
     (ctx,) = seen_by(flow, replace(group, completions=(first, group.completions[1])), None)

@@ -29,7 +29,8 @@ from retrain.kernel.types import (
 )
 from retrain.observe.metrics.evaluate import eval_metrics
 from retrain.tasks.episodes import Episodes
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 from tests.kit.playing import Counting
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)

@@ -1,8 +1,10 @@
-"""Which tasks are trained on and in which order; which are held out; how a task becomes tokens."""
+"""Which examples of a source are used, held out and trained on, in which order, and how a task becomes tokens."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,61 +13,43 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config import plugin_tables
+from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.schema import DataTable, EvalTable, TrainingTable
 from retrain.kernel.contracts.tasks import LoadedData, Prompt
-from retrain.kernel.errors import ConfigError
+from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Example
-from retrain.tasks.prompts import PromptPool, build_pool, encode_prompts, split_examples
+from retrain.kernel.types import Example, Score
+from retrain.tasks.prompts import PromptPool, build_pool, encode_prompts, split_examples, usable_examples
+from retrain.tasks.scoring.build import uses_own_verifier
+from tests.kit.problems import codes_in
 
 
-def encode_prompt(example: Example, tokenizer: Any, config: Config) -> Any:
-    """Token ids of one example's prompt."""
-    return encode_prompts([example], tokenizer, config)[0]
+def drawn_from(size: int, root: int, cursor: int, count: int) -> list[tuple[str, int]]:
+    """Id and epoch of `count` prompts of a pool of `size`."""
+    pool = PromptPool(train=PROMPTS[:size], held_out=(), seeds=Seeds(root))
+    return [(prompt.example.id, prompt.epoch) for prompt in pool.draw(cursor, count)]
 
 
-def make_pool(size: int, root: int = 0) -> PromptPool:
-    """A pool of `size` prompts."""
-    prompts = [
-        Prompt(example=Example(id=f"e{i}", prompt="p", reference=""), tokens_T=np.array([i])) for i in range(size)
-    ]
-    return PromptPool(train=tuple(prompts), held_out=(), seeds=Seeds(root))
-
-
-def ids(prompts: list[Prompt]) -> list[tuple[str, int]]:
-    """What was drawn."""
-    return [(prompt.example.id, prompt.epoch) for prompt in prompts]
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 99))
-def test_the_order_does_not_depend_on_the_batch_size(size: int, batches: list[int], root: int) -> None:
-    pool, cursor, drawn = make_pool(size, root), 0, []
-    for count in batches:
-        drawn += ids(pool.draw(cursor, count))
-        cursor += count
-    assert drawn == ids(pool.draw(0, cursor))
-    assert len(drawn) == cursor
+PROMPTS = [Prompt(example=Example(id=f"e{i}", prompt="p", reference=""), tokens_T=np.array([i])) for i in range(20)]
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 12), st.integers(0, 50))
-def test_every_epoch_holds_each_task_once(size: int, epoch: int) -> None:
-    drawn = ids(make_pool(size).draw(epoch * size, size))
-    assert Counter(drawn) == Counter((f"e{i}", epoch) for i in range(size))
+@given(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 99), st.integers(0, 50))
+def test_the_order_does_not_depend_on_the_batch_size_and_every_epoch_holds_each_task_once(
+    size: int, batches: list[int], root: int, epoch: int
+) -> None:
+    cursor, drawn = 0, []
+    for count in batches:
+        drawn += drawn_from(size, root, cursor, count)
+        cursor += count
+    assert drawn == drawn_from(size, root, 0, cursor)
+    assert len(drawn) == cursor
+    assert Counter(drawn_from(size, root, epoch * size, size)) == Counter((f"e{i}", epoch) for i in range(size))
 
 
-def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
-    orders = [
-        tuple(name for name, _ in ids(make_pool(20, root).draw(20 * e, 20))) for root in range(3) for e in range(3)
-    ]
-    assert len(set(orders)) == 9
-
-
-def config(**tables: Any) -> Config:
-    """A configuration of these tables."""
-    return Config(tables=tables)
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
+    assert len({tuple(id_ for id_, _ in drawn_from(20, r, 20 * e, 20)) for r in range(3) for e in range(3)}) == 9
 
 
 def examples(*prompts: str) -> list[Example]:
@@ -73,86 +57,82 @@ def examples(*prompts: str) -> list[Example]:
     return [Example(id=f"e{i}", prompt=prompt, reference="") for i, prompt in enumerate(prompts)]
 
 
-@settings(max_examples=80)
+def split(
+    tasks: list[Example], held_out: int = 0, *, seed: int = 0, root: int = 0, limit: int = 0
+) -> tuple[list[Example], list[Example]]:
+    tables = {"eval": EvalTable(examples=held_out, seed=seed), "training": TrainingTable(max_examples=limit)}
+    train, held = split_examples(tasks, Config(tables=tables), Seeds(root))
+    return list(train), list(held)
+
+
+def ids(tasks: list[Example]) -> list[str]:
+    return [each.id for each in tasks]
+
+
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=3, max_size=20), st.data())
 def test_no_task_and_no_prompt_text_is_on_both_sides(prompts: list[str], data: st.DataObject) -> None:
     tasks = examples(*prompts)
     wanted = data.draw(st.integers(1, len(tasks) - 1))
-    seed = data.draw(st.integers(0, 5))
     try:
-        train, held_out = split_examples(tasks, config(eval=EvalTable(examples=wanted, seed=seed)), Seeds(0))
+        train, held_out = split(tasks, wanted, seed=data.draw(st.integers(0, 5)))
     except ConfigError:  # every prompt text that is left is held out too
         reject()
     assert len(held_out) == wanted
     assert train
-    assert not {e.id for e in train} & {e.id for e in held_out}
+    assert not {*ids(train)} & {*ids(held_out)}
     assert not {e.prompt for e in train} & {e.prompt for e in held_out}
-    assert {e.id for e in (*train, *held_out)} <= {e.id for e in tasks}
+    assert {*ids(train), *ids(held_out)} <= {*ids(tasks)}
 
 
 @settings(max_examples=30)
 @given(st.permutations(range(12)), st.integers(0, 3), st.integers(0, 2**31 - 1))
 def test_held_out_tasks_depend_on_ids_and_the_seed_of_the_split_alone(order: list[int], seed: int, root: int) -> None:
     tasks = examples(*"abcdefghijkl")
-    settings_ = config(eval=EvalTable(examples=4, seed=seed))
-    _, expected = split_examples(tasks, settings_, Seeds(0))
-    _, found = split_examples([tasks[i] for i in order], settings_, Seeds(root))
-    assert [e.id for e in found] == [e.id for e in expected]
+    assert ids(split([tasks[i] for i in order], 4, seed=seed, root=root)[1]) == ids(split(tasks, 4, seed=seed)[1])
 
 
 def test_another_seed_of_the_split_holds_out_others() -> None:
     tasks = examples(*map(str, range(60)))
-    found = {
-        frozenset(e.id for e in split_examples(tasks, config(eval=EvalTable(examples=10, seed=s)), Seeds(0))[1])
-        for s in range(5)
-    }
-    assert len(found) == 5
+    assert len({frozenset(ids(split(tasks, 10, seed=seed)[1])) for seed in range(5)}) == 5
 
 
-def test_chats_are_compared_by_their_content() -> None:
-    chat = [{"role": "user", "content": "same"}]
-    tasks = [Example(id=f"e{i}", prompt=list(chat), reference="") for i in range(2)]
-    with pytest.raises(ConfigError, match="no training example is left"):
-        split_examples(tasks, config(eval=EvalTable(examples=1)), Seeds(0))
-
-
-def test_max_examples_keeps_a_seeded_sample_and_not_a_prefix() -> None:
+def test_max_examples_keeps_a_seeded_sample() -> None:
     tasks = examples(*map(str, range(100)))
-    limited = config(training=TrainingTable(max_examples=10), eval=EvalTable(examples=5))
-    first, held_out = split_examples(tasks, limited, Seeds(1))
-    again, _ = split_examples(tasks, limited, Seeds(1))
-    other, held_out_too = split_examples(tasks, limited, Seeds(2))
+    (first, held_out), (again, _), (other, held_out_too) = (split(tasks, 5, root=root, limit=10) for root in (1, 1, 2))
     assert len(first) == 10
-    assert [e.id for e in first] == [e.id for e in again]
-    assert [e.id for e in first] != [e.id for e in other]
-    assert any(int(e.id[1:]) > 30 for e in first)
-    assert [e.id for e in held_out] == [e.id for e in held_out_too]
+    assert ids(first) == ids(again) != ids(other)
+    assert ids(held_out) == ids(held_out_too)
+    for limit in (0, 3, 99):
+        assert ids(split(tasks[:3], limit=limit)[0]) == ["e0", "e1", "e2"]
 
 
 def test_max_examples_draws_from_the_whole_of_sorted_data() -> None:
     tasks = [Example(id=f"{part}{i}", prompt=f"{part}{i}", reference="1") for part in "abcde" for i in range(40)]
-    limited = config(training=TrainingTable(max_examples=20))
-    drawn = Counter(e.id for seed in range(200) for e in split_examples(tasks, limited, Seeds(seed))[0])
+    drawn = Counter(id_ for root in range(200) for id_ in ids(split(tasks, root=root, limit=20)[0]))
     by_part = Counter(id_[0] for id_ in drawn.elements())
     assert len(drawn) == 200  # every example is drawn for some seed
     assert all(700 < by_part[part] < 900 for part in "abcde")  # 800 expected, standard deviation 24
     assert max(drawn.values()) < 45  # 20 expected, standard deviation 4
 
 
-@pytest.mark.parametrize("limit", [0, 3, 99])
-def test_max_examples_beyond_the_data_changes_nothing(limit: int) -> None:
-    train, _ = split_examples(examples("a", "b", "c"), config(training=TrainingTable(max_examples=limit)), Seeds(0))
-    assert [e.id for e in train] == ["e0", "e1", "e2"]
+CHAT = [{"role": "user", "content": "same"}]
 
 
 @pytest.mark.parametrize(
-    ("prompts", "wanted", "fragment"),
-    [((), 0, "gave no examples"), (("a", "b"), 2, "2 held-out examples wanted, but the data source has 2")],
+    ("tasks", "held_out", "code", "key"),
+    [
+        ([], 0, "data.no-examples", "[data] source"),
+        (examples("a", "b"), 2, "eval.too-many-examples", "[eval] examples"),
+        (examples("a", "b"), 3, "eval.too-many-examples", "[eval] examples"),
+        ([Example(id=n, prompt=[*CHAT], reference="") for n in "ab"], 1, "eval.too-many-examples", "[eval] examples"),
+    ],
 )
-def test_too_little_data_is_a_config_error(prompts: tuple[str, ...], wanted: int, fragment: str) -> None:
-    with pytest.raises(ConfigError, match=fragment) as caught:
-        split_examples(examples(*prompts), config(eval=EvalTable(examples=wanted)), Seeds(0))
-    assert "(default)" in caught.value.problems[0].where
+def test_too_little_data_is_a_config_error(tasks: list[Example], held_out: int, code: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split(tasks, held_out)
+    assert codes_in(caught) == [code]
+    assert caught.value.problems[0].where.startswith(key)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +144,8 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 def decoded(tokenizer: Any, example: Example, **data: Any) -> str:
     """The prompt of an example, back as text."""
-    return str(tokenizer.decode(encode_prompt(example, tokenizer, config(data=DataTable(**data)))))
+    (tokens_T,) = encode_prompts([example], tokenizer, Config(tables={"data": DataTable(**data)}))
+    return str(tokenizer.decode(tokens_T))
 
 
 def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer: Any) -> None:
@@ -177,9 +158,8 @@ def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer: Any) -> None:
 def test_a_chat_template_is_used_and_a_chat_stays_as_it_is(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} . {% endfor %}so")
     plain = Example(id="e", prompt="what is 1", reference="")
-    chat = Example(
-        id="e", prompt=[{"role": "system", "content": "wait"}, {"role": "user", "content": "2"}], reference=""
-    )
+    messages = [{"role": "system", "content": "wait"}, {"role": "user", "content": "2"}]
+    chat = Example(id="e", prompt=messages, reference="")
     assert decoded(tokenizer, plain, instruction="", system_prompt="ok") == "ok . what is 1 . so"
     assert decoded(tokenizer, chat, instruction="7", system_prompt="ok") == "wait . 2 . so"
 
@@ -188,14 +168,12 @@ def tasks_of_words(*lengths: int) -> LoadedData:
     """Prompts of so many tokens, all different."""
     digits = (f"{i:0>8b}".replace("", " ").split() for i in range(len(lengths)))
     prompts = [" ".join((word * length)[:length]) for word, length in zip(digits, lengths, strict=True)]
-    return LoadedData(
-        examples=tuple(Example(id=f"e{i}", prompt=prompt, reference="1") for i, prompt in enumerate(prompts))
-    )
+    return LoadedData(examples=tuple(replace(each, reference="1") for each in examples(*prompts)))
 
 
 def pool_of(loaded: LoadedData, tokenizer: Any, context_length: int | None = None, **tables: Any) -> Any:
     tables = {"data": DataTable(instruction=""), "training": TrainingTable(batch_size=2, max_tokens=4)} | tables
-    return build_pool(loaded, config(**tables), tokenizer, Seeds(0), context_length=context_length)
+    return build_pool(loaded, Config(tables=tables), tokenizer, Seeds(0), context_length=context_length)
 
 
 def test_a_pool_holds_every_prompt_with_its_tokens(tokenizer: Any) -> None:
@@ -206,15 +184,16 @@ def test_a_pool_holds_every_prompt_with_its_tokens(tokenizer: Any) -> None:
     assert by_id == {"e0": 8, "e1": 9, "e2": 10, "e3": 11}
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any, seed: int) -> None:
+def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any) -> None:
     data = tasks_of_words(8, 30, 9, 30, 10, 31)
-    pool, notes = pool_of(data, tokenizer, 30, eval=EvalTable(examples=2, seed=seed))
-    assert len(pool.held_out) == 2
-    assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
-    assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
-    with pytest.raises(ConfigError, match="3 held-out examples wanted, but the data source has 3"):
+    for seed in range(6):
+        pool, notes = pool_of(data, tokenizer, 30, eval=EvalTable(examples=2, seed=seed))
+        assert len(pool.held_out) == 2
+        assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
+        assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
+    with pytest.raises(ConfigError) as caught:
         pool_of(data, tokenizer, 30, eval=EvalTable(examples=3))
+    assert codes_in(caught) == ["eval.too-many-examples"]
     with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
         pool_of(data, tokenizer, 8)
 
@@ -247,14 +226,128 @@ def test_training_examples_with_a_held_out_prompt_are_counted(tokenizer: Any) ->
             assert len(pool.train) == 4
 
 
-def test_no_examples_at_all(tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="the data source gave no examples"):
-        pool_of(LoadedData(examples=()), tokenizer, 30)
-
-
 def test_chats_that_miss_the_instruction_are_told(tokenizer: Any) -> None:
     chats = [Example(id=f"c{i}", prompt=[{"role": "user", "content": f"what is {i}"}], reference="1") for i in range(2)]
     data = LoadedData(examples=(*chats, *tasks_of_words(8).examples))
     _, notes = pool_of(data, tokenizer, data=DataTable())
     assert notes == ("2 prompts are whole chats: [data] system_prompt and instruction are not added to them",)
     assert pool_of(data, tokenizer)[1] == ()
+
+
+class RewardTable(plugin_tables.RewardTable):
+    """With the default that retrain-rewards gives."""
+
+    type: str = "match"
+
+
+class Verifier:
+    def score(self, example: Example, text: str) -> Score:
+        return Score.of(1.0)
+
+
+def config(**reward: Any) -> Config:
+    """A configuration whose `[reward]` was written in a file."""
+    origins = {f"reward.{name}": Origin(layer=Layer.FILE, place="retrain.toml:3") for name in reward}
+    return Config(tables={"reward": RewardTable(**reward), "data": DataTable(source="math")}, origins=origins)
+
+
+def usable(data: LoadedData, config: Config, **more: Any) -> Any:
+    """The usable examples where `match` and `math`, and they alone, compare with the reference."""
+    names = set(config.reward.weights) or {config.reward.type}
+    return usable_examples(data, config, comparing=names & {"match", "math"}, **more)
+
+
+def task(name: str, reference: str = "1", prompt: Any = "p", **more: Any) -> Example:
+    return Example(id=name, prompt=prompt, reference=reference, **more)
+
+
+def data(*examples: Any, reward: Any = None) -> LoadedData:
+    return LoadedData(examples=tuple(examples), reward=reward)
+
+
+def test_repeated_examples_are_dropped_and_counted() -> None:
+    chat = [{"role": "user", "content": "a"}]
+    kept, notes = usable(
+        data(task("a"), task("b", prompt=chat), task("a"), task("b", prompt=tuple(chat)), task("c")), config()
+    )
+    assert [e.id for e in kept] == ["a", "b", "c"]
+    assert notes == ("math: 2 repeated examples dropped",)
+
+
+@pytest.mark.parametrize("other", [{"reference": "2"}, {"prompt": "q\x1b"}, {"info": {"k": 1}}, {"task": "t"}])
+def test_one_id_for_two_tasks_is_an_error_that_shows_both(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        usable(data(task("a"), task("a", **other)), config())
+    (problem,) = caught.value.problems
+    assert problem.code == "data.id-twice"
+    assert problem.why.startswith("'p' and ")
+    assert "\x1b" not in str(problem)
+
+
+@pytest.mark.parametrize("reward", [{}, {"type": "match"}, {"type": "math"}, {"weights": {"math": 1.0, "len": 0.1}}])
+def test_silence_must_not_become_correct(reward: dict[str, Any]) -> None:
+    kept, notes = usable(data(task("a"), task("b", ""), task("c", " \n")), config(**reward))
+    assert [e.id for e in kept] == ["a"]
+    assert "2 of 3 examples have no reference answer (first: b): left out" in notes[0]
+    with pytest.raises(ConfigError) as caught:
+        usable(data(task("b", ""), task("c", "")), config(**reward))
+    assert codes_in(caught) == ["data.no-references"]
+
+
+@pytest.mark.parametrize("reward", [{"type": "judge"}, {"type": "my.own"}, {"weights": {"custom": 1.0}}])
+def test_a_reward_that_needs_no_reference_keeps_them_and_says_so(reward: dict[str, Any]) -> None:
+    kept, notes = usable(data(task("a"), task("b", "")), config(**reward))
+    assert len(kept) == 2
+    assert notes == ("math: 1 of 2 examples have no reference answer (first: b)",)
+
+
+def test_a_verifier_of_the_sources_own_needs_no_reference() -> None:
+    judged = data(task("a", ""), task("b"), reward=Verifier())
+    assert usable(judged, config()) == (list(judged.examples), ())
+    assert uses_own_verifier(judged, config())
+    assert not uses_own_verifier(judged, config(type="match"))
+    assert not uses_own_verifier(judged, config(weights={"match": 1.0}))
+    assert not uses_own_verifier(data(task("a")), config())
+    assert len(usable(data(task("a", "")), config(type="match"), is_environment=True)[0]) == 1
+
+
+@pytest.mark.parametrize(("reward", "key"), [({"type": "match"}, "type"), ({"weights": {"math": 1.0}}, "weights")])
+def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scoring(
+    reward: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        usable(data(task("a"), task("b", ""), reward=Verifier()), config(**reward))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("reward.needs-references", f"retrain.toml:3 [reward] {key}")
+    complete = data(task("a"), task("b"), reward=Verifier())
+    assert len(usable(complete, config(**reward))[0]) == 2
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        {"id": "a"},
+        task(5),  # type: ignore[arg-type]
+        task(""),
+        task("a", 7),  # type: ignore[arg-type]
+        task("a", prompt=7),
+        task("a", prompt=[]),
+        task("a", prompt=["x"]),
+        task("a", prompt=[{"role": "user"}]),
+    ],
+)
+def test_what_is_no_example_is_the_plugins_fault(example: Any) -> None:
+    shown = re.escape(repr(example)[:50])
+    with pytest.raises(PluginError, match=f"example 1 of .*{shown}") as caught:
+        usable(data(task("first"), example), config())
+    assert codes_in(caught) == ["data.not-an-example"]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["", "1"])), max_size=12))
+def test_what_is_kept_is_unique_in_order_and_has_a_reference(drawn: list[tuple[str, str]]) -> None:
+    tasks = [task(name + reference, reference) for name, reference in drawn]
+    if tasks and not any(e.reference for e in tasks):
+        return
+    kept, _ = usable(data(*tasks), config())
+    assert [e.id for e in kept] == list(dict.fromkeys(e.id for e in tasks if e.reference))

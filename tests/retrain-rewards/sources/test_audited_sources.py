@@ -13,7 +13,8 @@ import pytest
 from retrain.api import Config, Example, Kind, PluginContext, Plugins, Reward, Seeds, resolve
 from retrain.kernel.contracts.tasks import TimedScore
 from retrain.tasks.audit.probes import gold_of
-from retrain.tasks.audit.verifier_audit import AuditReport, audit
+from retrain.tasks.audit.report import AuditReport
+from retrain.tasks.audit.verifier_audit import audit
 from retrain.tasks.scoring.verdict import verdict
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.math_reward import make_math

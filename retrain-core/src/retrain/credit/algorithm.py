@@ -171,7 +171,8 @@ class CreditAlgorithm:
         if self.controller is None:
             return None
         executing_A = _joined(u for u_G in result.uncertainties for u in u_G)[~planning_A]
-        unselected = [group for group in groups if not group.round]  # no later round was drawn because of these scores
+        # First rounds only: a refill is drawn because of earlier scores, so its rate is biased.
+        unselected = [group for group in groups if not group.round]
         total = sum(len(group.completions) for group in unselected)
         return ControllerView(
             step=step,
@@ -187,7 +188,8 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
     its group in the step.
     """
     if len(advantages_A) != completion.num_actions:
-        raise refusal(f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}")
+        what = f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}"
+        raise refusal(what=what, code="credit.wrong-length")
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advantages_A
 

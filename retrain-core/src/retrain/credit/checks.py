@@ -82,7 +82,8 @@ def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
 
 
 def wrong_shape(found: Found, spec: type, what: str, wanted: str) -> PluginError:
-    return PluginError(Problem(what=f"{_kind(spec)} {found.name!r} of {found.owner} {what}", fix=f"make it {wanted}"))
+    what, fix = f"{_kind(spec)} {found.name!r} of {found.owner} {what}", f"make it {wanted}"
+    return PluginError(Problem(code="plugin.wrong-shape", what=what, fix=fix))
 
 
 def _made(found: Found, spec: type) -> Any:
@@ -92,7 +93,7 @@ def _made(found: Found, spec: type) -> Any:
         raise
     except Exception as error:
         what = f"{_kind(spec)} {found.name!r} of {found.owner} raised {type(error).__name__}: {error}{raised_at(error)}"
-        raise PluginError(Problem(what=what, fix="correct that line")) from error
+        raise PluginError(Problem(code="plugin.raised", what=what, fix="correct that line")) from error
 
 
 def _kind(spec: type) -> str:
@@ -106,8 +107,8 @@ def _positional(target: Callable[..., Any]) -> list[str]:
     ]
 
 
-def refusal(what: str) -> CreditError:
-    return CreditError(Problem(what=what, fix="correct the plugin or the data that this came from"))
+def refusal(what: str, *, code: str) -> CreditError:
+    return CreditError(Problem(code=code, what=what, fix="correct the plugin or the data that this came from"))
 
 
 def as_numbers(values: Any, length: int, *, what: str) -> Floats:
@@ -115,26 +116,27 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
-        raise refusal(f"{what} is not a list of numbers: {error}") from error
+        raise refusal(f"{what} is not a list of numbers: {error}", code="credit.not-numbers") from error
     if array.dtype.kind not in "biuf":  # text such as "1.5" is refused too
-        raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}")
+        raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}", code="credit.not-numbers")
     array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
         shapes = ("is one number", f"has length {array.size}")
         got = shapes[array.ndim] if array.ndim < len(shapes) else f"has shape {array.shape}"
-        raise refusal(f"{what} {got}, expected {length}")
+        raise refusal(f"{what} {got}, expected {length}", code="credit.wrong-length")
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()  # finite only if every entry is: one pass suffices for valid arrays
     if not np.isfinite(total) and not (finite := np.isfinite(array)).all():
         position = int(np.argmin(finite))
-        raise refusal(f"{what} is {array[position]} at position {position}: it must be finite")
+        found = f"{what} is {array[position]} at position {position}"
+        raise refusal(f"{found}: it must be finite", code="credit.not-finite")
     return array
 
 
 def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "completion") -> None:
     got = f"has {len(values)} entries" if hasattr(values, "__len__") else f"is {type(values).__name__}"
     if not hasattr(values, "__len__") or len(values) != count:
-        raise refusal(f"{what} {got}, expected {count}, one per {each}")
+        raise refusal(f"{what} {got}, expected {count}, one per {each}", code="credit.wrong-count")
 
 
 def as_arrays(values: Any, lengths: Sequence[int], *, what: str) -> list[Floats]:
@@ -150,7 +152,8 @@ def call_part(what: str, function: Any, *arguments: Any) -> Any:
     except RetrainError:
         raise
     except Exception as error:
-        raise refusal(f"{what} raised {type(error).__name__}: {error}{raised_at(error)}") from error
+        raised = f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
+        raise refusal(what=raised, code="credit.part-raised") from error
 
 
 def numbers_from(what: str, length: int, function: Any, *arguments: Any) -> Floats:

@@ -57,7 +57,7 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
     is_refused = any("dual_clip" in problem.where for problem in found)
     if config.algorithm.dual_clip and spec and not is_refused and not _traits(spec).dual_clip:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
-        found.append(Problem(where=config.place("algorithm.dual_clip"), what=what, fix=fix))
+        found.append(Problem(code="loss.no-dual-clip", where=config.place("algorithm.dual_clip"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
 
 
@@ -78,7 +78,7 @@ def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
         which = f"the loss {name!r}"
     what = f"has no effect: {which} does not clip"
     fix = 'write loss = "ppo" (or "cispo") as well, or remove it'
-    return [Problem(where=config.place(path), what=what, fix=fix) for path in given]
+    return [Problem(code="loss.no-clip", where=config.place(path), what=what, fix=fix) for path in given]
 
 
 def selected_loss(config: Config, plugins: Plugins) -> str:
@@ -122,7 +122,7 @@ def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
         able = [spec.name for spec in backends if name in getattr(spec.traits, "loss_keys", ())]
         what = f"{name} = {value!r} would have no effect: backend {config.backend.backend!r} does not apply it"
         fix = "remove it" + (f', or use backend = "{able[0]}"' if able else "")
-        yield Problem(where=config.place(f"algorithm.{name}"), what=what, fix=fix)
+        yield Problem(code="backend.ignored-key", where=config.place(f"algorithm.{name}"), what=what, fix=fix)
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:
@@ -146,7 +146,7 @@ def _inapplicable(config: Config, plugins: Plugins, spec: PluginSpec | None) -> 
     what = f"backend {backend!r} cannot apply the loss {name!r}"
     why = f"it can apply {_listed(losses)}; {name!r} is for {_listed(sorted(able), 'backend ')}"
     fix = f'use loss = "{nearest}"' + (f', or [backend] backend = "{min(able)}"' if able else "")
-    return Problem(where=config.place(KEY), what=what, why=why, fix=fix)
+    return Problem(code="loss.not-for-backend", where=config.place(KEY), what=what, why=why, fix=fix)
 
 
 def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
@@ -155,9 +155,11 @@ def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
         model = spec.load_params() if spec else None
     except Exception as error:  # a fault of that plugin
         what = f"the parameters of loss {name!r} failed to load: {type(error).__name__}: {error}"
-        return [Problem(where=where, what=what, fix="repair or reinstall the distribution that provides it")]
+        fix = "repair or reinstall the distribution that provides it"
+        return [Problem(code="plugin.broken-params", where=where, what=what, fix=fix)]
     if given and model is None and (spec is not None or "." not in name):
-        return [Problem(where=where, what=f"the loss {name!r} takes no parameters", fix="remove them")]
+        what, fix = f"the loss {name!r} takes no parameters", "remove them"
+        return [Problem(code="loss.takes-no-params", where=where, what=what, fix=fix)]
     return validated_params(model, given, where=where)[1]
 
 
@@ -165,17 +167,15 @@ def _weight_problems(config: Config) -> Iterable[Problem]:
     """Problems with the importance weight: `is_level` and `is_mode` need `is_bounds`, and `tis_cap` excludes it."""
     bounds, cap = config.algorithm.is_bounds, config.algorithm.tis_cap
     if bounds and cap > 0.0:
-        what, why = (
-            "is set together with tis_cap",
-            "both weigh the mismatch of sampler and trainer: it would count twice",
-        )
+        what = "is set together with tis_cap"
+        why = "both weigh the mismatch of sampler and trainer: it would count twice"
         fix = f"remove one: tis_cap = {cap:g} is is_bounds = [0.0, {cap:g}]"
-        yield Problem(where=config.place("algorithm.is_bounds"), what=what, why=why, fix=fix)
+        yield Problem(code="loss.two-weights", where=config.place("algorithm.is_bounds"), what=what, why=why, fix=fix)
     for path, default in IS_KEYS.items():
         if not bounds and config.value(path, default) != default:
             why = "tis_cap is by token and truncates" if cap > 0.0 else ""
             what, fix = "has no effect without is_bounds", "set is_bounds = [0.0, 2.0], or remove it"
-            yield Problem(where=config.place(path), what=what, why=why, fix=fix)
+            yield Problem(code="loss.needs-bounds", where=config.place(path), what=what, why=why, fix=fix)
 
 
 def _spec(plugins: Plugins, name: str) -> PluginSpec | None:

@@ -61,7 +61,7 @@ class CustomAlgorithm(WrappedAlgorithm):
         what = f"step {step}: algorithm {self.name!r}"
         credit = call_part(what, self.algorithm.assign, step, groups)
         if not isinstance(credit, Credit):
-            raise refusal(f"{what} returned {type(credit).__name__}, not Credit")
+            raise refusal(f"{what} returned {type(credit).__name__}, not Credit", code="credit.not-credit")
         _check_credit(credit, groups, what)
         return credit
 
@@ -80,14 +80,13 @@ def build_custom(name: str, context: PluginContext, condition: str = "") -> Cust
     if not isinstance(labels, Mapping) or not isinstance(labels.get(CONDITION), str):
         what = f"algorithm {name!r} has no label {CONDITION!r}, the name of the run in its records"
         where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
-        raise PluginError(Problem(where=where, what=what, fix=fix))
+        raise PluginError(Problem(code="plugin.no-condition", where=where, what=what, fix=fix))
     return CustomAlgorithm(name, algorithm, condition)
 
 
 def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
     for name in ("statuses_P", "tokens_PG"):
-        if len(getattr(credit, name)) != len(groups):
-            raise refusal(f"{what}: {name} has {len(getattr(credit, name))} entries, expected {len(groups)} groups")
+        check_count(getattr(credit, name), len(groups), what=f"{what}: {name}", each="group")
     for number, (group, tokens_G) in enumerate(zip(groups, credit.tokens_PG, strict=True)):
         check_count(tokens_G, len(group.completions), what=f"{what}: credit of group {number}")
         for index, (completion, tokens) in enumerate(zip(group.completions, tokens_G, strict=True)):
@@ -96,7 +95,9 @@ def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
     is_near = any(completion.kl_coef for group in groups for completion in group.completions)
     for number, row in enumerate(credit.rows):
         if is_near and row.reference_logprobs_T is None:
-            raise refusal(f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows")
+            without = f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows"
+            raise refusal(what=without, code="credit.no-reference")
         advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
         if advantages_T[~row.action_T].any():
-            raise refusal(f"{what}: row {number} has an advantage where the policy sampled no token")
+            misplaced = f"{what}: row {number} has an advantage where the policy sampled no token"
+            raise refusal(what=misplaced, code="credit.unsampled-token")

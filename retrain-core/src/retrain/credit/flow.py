@@ -201,7 +201,8 @@ def _by_token_problems(found: Found, transform: TransformSpec, where: str) -> li
     if as_advantage(found).compute_tokens is None:
         return []
     what = f"transform {transform.name!r} takes one advantage per completion, and {found.name!r} gives one per token"
-    return [Problem(where=where, what=what, fix='use transform_mode = "none", or one made of stages, such as "gtpo"')]
+    fix = 'use transform_mode = "none", or one made of stages, such as "gtpo"'
+    return [Problem(code="credit.transform-by-group", where=where, what=what, fix=fix)]
 
 
 def _stages(
@@ -240,7 +241,7 @@ def find_stage(plugins: Plugins, name: str, *, where: str, needed_by: str) -> Cr
     if stage is None:
         what = f"transform {carrier!r} of {found.owner} carries no stage {name!r}"
         fix = f"give its TransformSpec stages={{{name!r}: CreditStage(...)}}, or leave out {found.owner.distribution}"
-        raise PluginError(Problem(where=where, what=what, fix=fix))
+        raise PluginError(Problem(code="plugin.no-stage", where=where, what=what, fix=fix))
     return stage
 
 
@@ -274,7 +275,8 @@ def group_problem(config: Config, flow: CreditFlow) -> Problem | None:
         return None
     what = f"advantage {flow.advantage.name!r} compares the completions of a group, and group_size is 1"
     why = "every advantage would be 0, so nothing would be trained"
-    return Problem(where=config.place("training.group_size"), what=what, why=why, fix="set group_size to 2 or more")
+    fix = "set group_size to 2 or more"
+    return Problem(code="credit.group-of-one", where=config.place("training.group_size"), what=what, why=why, fix=fix)
 
 
 def uncertainty_name(config: Config) -> tuple[str, str]:

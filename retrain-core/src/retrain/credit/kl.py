@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,18 +33,9 @@ def shaper_of(
     is_asked = table.log and not logs and "kl_reward" in offered and config.origin("kl.log") != DEFAULT_ORIGIN
     if not (table.coef or logs or is_asked):
         return []
-    return [
-        KlShaper(
-            table=table,
-            backend=backend,
-            temperature=config.training.temperature,
-            logs=logs or is_asked,
-            is_asked=is_asked,
-            by_token=by_token,
-            needs_verdict=needs_verdict,
-            coef=table.coef,
-        )
-    ]
+    log = {"logs": logs or is_asked, "is_asked": is_asked}
+    credit = {"by_token": by_token, "needs_verdict": needs_verdict}
+    return [KlShaper(table=table, backend=backend, temperature=config.training.temperature, **log, **credit)]
 
 
 def steered(coef: float, kl: float, *, target: float, count: int, horizon: int) -> float:
@@ -73,11 +64,11 @@ class KlShaper:
     is_asked: bool  # the user switched the log on, for a backend that does not offer it by itself
     by_token: bool
     needs_verdict: bool
-    coef: float
-    _next_coef: float = 0.0
+    coef: float = field(init=False)
+    _next_coef: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._next_coef = self.coef
+        self.coef = self._next_coef = self.table.coef
 
     def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
         """Return the groups with their KL, and its fields; no state changes: a step may be taken again."""
@@ -110,6 +101,7 @@ class KlShaper:
         judged = self._measured(groups.groups)
         if self.coef or report is None or not self.logs or not judged:
             return {}
+        # Spread over the step, so that every group is about as likely to be measured.
         some = judged[:: min(STRIDE, len(judged))]
         logs_A = map(difference, some, self._reference(some))
         return means(list(logs_A), "kl")
@@ -131,7 +123,8 @@ class KlShaper:
             self.coef = self._next_coef = float(state[STATE]["coef"])
         except (KeyError, TypeError, ValueError) as error:
             what = f"the checkpoint has no coefficient of [kl]: {type(error).__name__}: {error}"
-            raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
+            fix = "resume from a checkpoint of this run"
+            raise ResumeError(Problem(code="resume.no-kl-coef", what=what, fix=fix)) from error
 
     def _carrying(self, group: Group, found: Mapping[int, Floats]) -> Group:
         completions = (
@@ -177,6 +170,7 @@ def k1(d_A: Floats) -> Floats:
 
 def k3(d_A: Floats) -> Floats:
     """e^d - 1 - d per token: unbiased too, never negative, and of less variance near the other model."""
+    # Clamp before the exponential: one token of a very different reference would drown all others.
     clamped_A = np.clip(d_A, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     result: Floats = np.expm1(clamped_A) - clamped_A
     return result
@@ -210,8 +204,8 @@ def given_logprobs(
         for part in completion.contexts:
             values_T[part] = next(answers)
         if not np.isfinite(values_T).all():
-            what = f"a log-probability of the {of} is not finite"
-            raise BackendError(Problem(where=where, what=what, fix="check the model's weights and dtype"))
+            what, fix = f"a log-probability of the {of} is not finite", "check the model's weights and dtype"
+            raise BackendError(Problem(code="model.not-finite", where=where, what=what, fix=fix))
         found.append(values_T)
     return found
 

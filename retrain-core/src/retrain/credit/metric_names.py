@@ -10,25 +10,10 @@ NO_TEACHER = "without [teacher]; on a rejected step"
 METRICS = tuple(
     MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent)
     for name, meaning, unit, absent in (
-        (
-            "kl_mean",
-            "Mean over action tokens of k3 between the sampling policy and its reference: an estimate >= 0 of the KL.",
-            "nats",
-            UNMEASURED,
-        ),
-        (
-            "kl_k1_mean",
-            "Mean of log p - log p_ref over the same tokens: the KL too, of either sign, with a shorter tail.",
-            "nats",
-            UNMEASURED,
-        ),
+        ("kl_mean", "KL of the sampling policy to its reference: mean of k3 over tokens, >= 0.", "nats", UNMEASURED),
+        ("kl_k1_mean", "The same KL as the mean of log p - log p_ref: of either sign.", "nats", UNMEASURED),
         ("kl_coef", "Weight of the KL in this step.", "", "with [kl] coef = 0"),
-        (
-            "kl_penalty_mean",
-            "Amount that the KL takes off a completion's reward, mean over completions with a verdict.",
-            "",
-            'unless [kl] where = "reward"',
-        ),
+        ("kl_penalty_mean", "Mean amount that the KL takes off a judged reward.", "", 'unless [kl] where = "reward"'),
         ("phase", "`sft`: a supervised step of [sft]. The fields below belong only to such lines.", "text", NO_SFT),
         ("sft_loss", "Minus the mean log-probability of the answers' tokens; null if rejected.", "nats", NO_SFT),
         ("sft_tokens", "Tokens of the answers, each with its end-of-turn token.", "tokens", NO_SFT),
@@ -36,18 +21,8 @@ METRICS = tuple(
         ("sft_lr", "Learning rate, where the backend reports it.", "", NO_SFT),
         ("sft_left_out", "Examples whose answer is missing or too long: not trained on.", "examples", NO_SFT),
         ("sft_time_s", "Time of the supervised step.", "s", NO_SFT),
-        (
-            "teacher_kl_mean",
-            "Mean over action tokens of k3 between policy and teacher: an estimate >= 0 of the KL.",
-            "nats",
-            NO_TEACHER,
-        ),
-        (
-            "teacher_kl_k1_mean",
-            "Mean of log p - log p_teacher: the KL too, of either sign; minus the mean reward.",
-            "nats",
-            NO_TEACHER,
-        ),
+        ("teacher_kl_mean", "KL of policy to teacher: mean of k3 over action tokens, >= 0.", "nats", NO_TEACHER),
+        ("teacher_kl_k1_mean", "The same KL as the mean of log p - log p_teacher.", "nats", NO_TEACHER),
         ("teacher_time_s", "Time of the teacher's log-probabilities, part of step_time_s.", "s", NO_TEACHER),
     )
 )

@@ -59,6 +59,7 @@ def longest_turn(completion: Completion) -> int:
 def _runs(completion: Completion) -> Iterable[np.ndarray]:
     positions = np.flatnonzero(completion.action_T)
     is_start = np.isin(positions, completion.starts)
+    # A run also ends where a fresh context begins, although its positions are adjacent.
     return np.split(positions, np.flatnonzero((np.diff(positions) > 1) | is_start[1:]) + 1)
 
 

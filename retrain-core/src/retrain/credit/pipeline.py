@@ -71,11 +71,7 @@ class CreditResult:
 
 
 def assign_credit(
-    groups: Sequence[CreditGroup],
-    flow: CreditFlow,
-    *,
-    sepa_lambda: float = 0.0,
-    trained: Sequence[bool] | None = None,
+    groups: Sequence[CreditGroup], flow: CreditFlow, *, sepa_lambda: float = 0.0, trained: Sequence[bool] | None = None
 ) -> CreditResult:
     """Token advantages for the groups of a step.
 
@@ -86,7 +82,8 @@ def assign_credit(
     """
     if flow.is_custom:
         what = f"algorithm {flow.name!r} assigns credit itself: it has no stages to compute"
-        raise CreditError(Problem(what=what, fix="choose an algorithm that is made of stages"))
+        fix = "choose an algorithm that is made of stages"
+        raise CreditError(Problem(code="credit.own-algorithm", what=what, fix=fix))
     chosen = [True] * len(groups) if trained is None else list(trained)
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
@@ -108,6 +105,7 @@ def assign_credit(
     metrics = _average(extras)
     if flow.mask_rho > 0.0:
         counted = [u for raw_G, is_trained in zip(measured, chosen, strict=True) if is_trained for u in raw_G]
+        # One threshold for the step, by the uncertainty before pooling: pooling makes execution tokens alike.
         threshold = float(call_part(f"stage {TOP_RHO!r}", flow.stages[TOP_RHO], counted, flow.mask_rho))
         token_advs, mask_metrics = _mask(token_advs, measured, chosen, threshold)
         metrics |= mask_metrics
@@ -127,7 +125,8 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     check_count(group.planning_G, count, what=f"{group.name}: planning masks")
     entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
     if flow.needs_entropy and group.entropies_G is None:
-        raise refusal(f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies, and there are not any")
+        what = f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies, and there are not any"
+        raise refusal(what=what, code="backend.no-entropies")
     measured = []
     for i, (logprobs, planning, entropies) in enumerate(
         zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
@@ -135,7 +134,8 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         place = f"{group.name} completion {i}"
         logprobs_T = as_numbers(logprobs, len(logprobs), what=f"{place}: log-probability")
         if len(planning) != len(logprobs_T):
-            raise refusal(f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}")
+            what = f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}"
+            raise refusal(what=what, code="credit.wrong-mask")
         context = UncertaintyContext(
             logprobs_T=logprobs_T,
             entropies_T=None if entropies is None else np.asarray(entropies, dtype=np.float64),
@@ -146,8 +146,8 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         uncertainty_T = numbers_from(what, len(logprobs_T), flow.uncertainty.compute, context)
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
-            value = uncertainty_T[position]
-            raise refusal(f"{what} is {value} at position {position}: it must not be negative")
+            negative = f"{what} is {uncertainty_T[position]} at position {position}: it must not be negative"
+            raise refusal(what=negative, code="credit.negative-uncertainty")
         measured.append(uncertainty_T)
     return tuple(measured)
 

@@ -62,7 +62,8 @@ def find_recipe(plugins: Plugins, name: str, *, where: str, search_paths: Sequen
     values = found.target
     if not isinstance(values, Mapping) or not all(isinstance(path, str) for path in values):
         what = f"recipe {name!r} of {found.owner} is {type(values).__name__}, not a mapping"
-        raise PluginError(Problem(where=where, what=what, fix='write {"table.key": value, ...}'))
+        fix = 'write {"table.key": value, ...}'
+        raise PluginError(Problem(code="recipe.not-a-mapping", where=where, what=what, fix=fix))
     return Recipe(name=found.name, owner=str(found.owner), values=values)
 
 
@@ -108,15 +109,18 @@ def _problems_of(recipe: Recipe, tables: Mapping[str, TableEntry]) -> list[Probl
     for path in recipe.values:
         key = keys.get(path)
         if key is None:
-            what, fix = "unknown key", "`retrain explain --keys` lists every key"
+            fix = "`retrain explain --keys` lists every key"
+            found = Problem(code="config.unknown-key", what="unknown key", fix=fix)
         elif path == KEY:
             what, fix = "a recipe cannot name another one", "write its values here"
+            found = Problem(code="recipe.names-recipe", what=what, fix=fix)
         elif key.free_on_resume or tables[key.table].traits.starts_runs:
             what, fix = "is about carrying out a run, not about learning: no recipe sets it", "remove it"
+            found = Problem(code="recipe.key-of-run", what=what, fix=fix)
         else:
             continue
-        problems.append(Problem(where=_where(recipe, path), what=what, fix=fix))
-    return [replace(problem, why=told(recipe)) for problem in problems]
+        problems.append(replace(found, where=_where(recipe, path), why=told(recipe)))
+    return problems
 
 
 def told(recipe: Recipe) -> str:
@@ -152,8 +156,8 @@ def mode_problems(config: Config, plugins: Plugins) -> list[Problem]:
     recipe, mode = configured_recipe(config, plugins), config.algorithm.algorithm_mode
     if recipe is None or not recipe.is_replaced_by(mode):
         return []
-    what = f"{mode!r} replaces the advantage and the transform of {recipe.place}"
-    return [Problem(where=config.place("algorithm.algorithm_mode"), what=what, fix="remove one of the two")]
+    what, fix = f"{mode!r} replaces the advantage and the transform of {recipe.place}", "remove one of the two"
+    return [Problem(code="recipe.replaced", where=config.place("algorithm.algorithm_mode"), what=what, fix=fix)]
 
 
 def departures(config: Config, recipe: Recipe, plugins: Plugins) -> dict[str, Any]:

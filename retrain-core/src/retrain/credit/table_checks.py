@@ -43,13 +43,12 @@ def _unsupported(config: Config, plugins: Plugins, kl: KlTable) -> Iterator[Prob
     for name in wanted.keys() - offered:
         path, backend = wanted[name], config.backend.backend
         needed = "reference log-probabilities" if name == "kl_reward" else f"the term {name!r} of the loss"
-        what = (
-            f"{path.partition('.')[2]} = {config.value(path, 0.0)} needs {needed}, and backend {backend!r} lacks that"
-        )
+        setting = f"{path.partition('.')[2]} = {config.value(path, 0.0)}"
+        what = f"{setting} needs {needed}, and backend {backend!r} lacks that"
         fix = "set it to 0, or use a backend that has it, such as local"
         if name == "kl_loss" and "kl_reward" in offered:
             fix = 'set where = "reward", or coef = 0'
-        yield Problem(where=config.place(path), what=what, fix=fix)
+        yield Problem(code="backend.lacks-term", where=config.place(path), what=what, fix=fix)
 
 
 def _of_kl(config: Config, kl: KlTable) -> Iterator[Problem]:
@@ -57,40 +56,40 @@ def _of_kl(config: Config, kl: KlTable) -> Iterator[Problem]:
         what = f"estimator = {kl.estimator!r} is refused in the reward"
         why = "as a reward only k1 has the gradient of the KL divergence from the reference"
         fix = 'set estimator = "k1", or where = "loss"'
-        yield Problem(where=config.place("kl.estimator"), what=what, why=why, fix=fix)
+        yield Problem(code="kl.bad-estimator", where=config.place("kl.estimator"), what=what, why=why, fix=fix)
     if bool(kl.target) != bool(kl.horizon):
         given, missing = ("target", "horizon") if kl.target else ("horizon", "target")
         what, why = f"{given} is set and {missing} is not", "both steer the coefficient"
-        yield Problem(where=config.place(f"kl.{given}"), what=what, why=why, fix=f"set {missing} too, or {given} = 0")
+        fix = f"set {missing} too, or {given} = 0"
+        yield Problem(code="kl.half-steered", where=config.place(f"kl.{given}"), what=what, why=why, fix=fix)
     if kl.target and not kl.coef:
         what, why = f"target = {kl.target} has no effect with coef = 0", "steering multiplies the coefficient"
-        yield Problem(where=config.place("kl.target"), what=what, why=why, fix="start from a coef such as 0.01")
+        fix = "start from a coef such as 0.01"
+        yield Problem(code="kl.no-coef", where=config.place("kl.target"), what=what, why=why, fix=fix)
 
 
 def _of_covariances(config: Config, entropy: EntropyTable) -> Iterator[Problem]:
     where = config.place("entropy.kl_cov")
     if entropy.kl_cov and entropy.clip_cov:
-        what, why = (
-            "kl_cov and clip_cov are both on",
-            "both act on the same tokens, and clip_cov takes away their gradient",
-        )
-        yield Problem(where=where, what=what, why=why, fix="set one of them to 0")
+        what = "kl_cov and clip_cov are both on"
+        why = "both act on the same tokens, and clip_cov takes away their gradient"
+        yield Problem(code="entropy.two-terms", where=where, what=what, why=why, fix="set one of them to 0")
     if entropy.clip_cov and not entropy.clip_cov_low < entropy.clip_cov_high:
         what = f"clip_cov_low = {entropy.clip_cov_low} is not below clip_cov_high = {entropy.clip_cov_high}"
         fix = "set clip_cov_low below clip_cov_high, such as 1 and 5"
-        yield Problem(where=config.place("entropy.clip_cov_low"), what=what, fix=fix)
+        yield Problem(code="entropy.empty-range", where=config.place("entropy.clip_cov_low"), what=what, fix=fix)
     if not entropy.kl_cov:
         return
     if config.algorithm.loss != "importance_sampling":
         what = f"kl_cov is refused with loss = {config.algorithm.loss!r}"
         fix = 'set loss = "importance_sampling", or use clip_cov'
-        yield Problem(where=where, what=what, why="it takes the place of a clipped ratio", fix=fix)
+        why = "it takes the place of a clipped ratio"
+        yield Problem(code="entropy.clipped-loss", where=where, what=what, why=why, fix=fix)
     updates = config.training.minibatches * config.training.epochs
     if updates == 1 and "," not in config.backend.devices:
         what, why = "kl_cov has no effect with one update per step", "the policy is then still the one that sampled"
-        yield Problem(
-            where=where, what=what, why=why, fix="set [training] minibatches or epochs above 1, or kl_cov = 0"
-        )
+        fix = "set [training] minibatches or epochs above 1, or kl_cov = 0"
+        yield Problem(code="entropy.one-update", where=where, what=what, why=why, fix=fix)
 
 
 def _of_sft(config: Config, plugins: Plugins) -> Iterator[Problem]:
@@ -101,11 +100,11 @@ def _of_sft(config: Config, plugins: Plugins) -> Iterator[Problem]:
         backends = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
         able = [name for name in backends if LIKELIHOOD in applicable_losses(plugins, name)]
         fix = "set steps = 0, or use [backend] backend = " + " or ".join(f'"{name}"' for name in able)
-        yield Problem(where=config.place("sft.steps"), what=what, why=why, fix=fix)
+        yield Problem(code="sft.not-supported", where=config.place("sft.steps"), what=what, why=why, fix=fix)
     for name in ("path", "options"):
         if getattr(table, name) and not table.source:
             what, fix = "says where another source is read, but source is empty", "set [sft] source, or remove it"
-            yield Problem(where=config.place(f"sft.{name}"), what=what, fix=fix)
+            yield Problem(code="sft.no-source", where=config.place(f"sft.{name}"), what=what, fix=fix)
 
 
 def _of_teacher(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
@@ -119,7 +118,7 @@ def _of_teacher(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[
     elif config.teacher.url or config.teacher.api_key_env:
         where = config.place("teacher.url" if config.teacher.url else "teacher.api_key_env")
         fix = 'set engine = "vllm" or "sglang", or remove it'
-        yield Problem(where=where, what="has no effect: [teacher] names no server", fix=fix)
+        yield Problem(code="teacher.no-server", where=where, what="has no effect: [teacher] names no server", fix=fix)
 
 
 def _of_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
@@ -127,7 +126,7 @@ def _of_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
         given: Any = config.value(path, value if value == 0 else "")
         if (given == value) is bool(value):
             what = f"{path.partition('.')[2]} = {given!r} does not go with advantage {flow.advantage.name!r}"
-            yield Problem(where=config.place(path), what=what, why=why, fix=fix)
+            yield Problem(code="credit.needs-no-verdict", where=config.place(path), what=what, why=why, fix=fix)
 
 
 def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
@@ -136,11 +135,11 @@ def _without_verifier(config: Config, flow: CreditFlow) -> Iterator[Problem]:
         where = config.place("reward.weights" if config.reward.weights else "reward.type")
         what, why = "no completion would be judged", f"{flow.condition} learns only from scores"
         fix = 'choose a reward, or set [algorithm] advantage_mode = "distillation" with a [teacher]'
-        yield Problem(where=where, what=what, why=why, fix=fix)
+        yield Problem(code="credit.nothing-teaches", where=where, what=what, why=why, fix=fix)
     if config.eval.examples:
         what, why = f"examples = {config.eval.examples} needs an evaluation", "with no reward nothing is judged"
         fix = "set examples = 0, or choose a reward: with a teacher its scores are recorded and not trained on"
-        yield Problem(where=config.place("eval.examples"), what=what, why=why, fix=fix)
+        yield Problem(code="eval.no-reward", where=config.place("eval.examples"), what=what, why=why, fix=fix)
 
 
 def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
@@ -149,12 +148,13 @@ def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Prob
     if not flow.needs_token_rewards:
         what, why = "the teacher would have no effect", f"{flow.condition} takes no rewards of single tokens"
         fix = 'set [algorithm] advantage_mode = "distillation", or remove [teacher]'
-        yield Problem(where=where, what=what, why=why, fix=fix)
+        yield Problem(code="teacher.no-effect", where=where, what=what, why=why, fix=fix)
     capabilities = declared_capabilities(config, plugins)
     if capabilities is not None and not capabilities.preserves_token_advantages:
         what = f"backend {config.backend.backend!r} trains all tokens of a completion alike"
         why = "a teacher gives each token a separate reward"
-        yield Problem(where=where, what=what, why=why, fix='use [backend] backend = "local"')
+        fix = 'use [backend] backend = "local"'
+        yield Problem(code="teacher.no-token-credit", where=where, what=what, why=why, fix=fix)
 
 
 def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
@@ -164,17 +164,19 @@ def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
     if table.engine not in teaching:
         if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # an unknown name is reported as such
             what = f"engine {table.engine!r} gives no log-probabilities of given tokens"
-            yield Problem(where=where, what=what, fix=f"use one of: {', '.join(sorted(teaching))}")
+            fix = f"use one of: {', '.join(sorted(teaching))}"
+            yield Problem(code="teacher.bad-engine", where=where, what=what, fix=fix)
         elif table.engine == HERE:
             what, fix = "no installed distribution runs a teacher in this process", "pip install retrain-local"
-            yield Problem(where=where, what=what, fix=fix)
+            yield Problem(code="teacher.not-installed", where=where, what=what, fix=fix)
         return
     if table.engine != HERE and table.adapter:
         what, fix = "a server is given no adapter", "start it with the adapter merged, or under a name: [teacher] model"
-        yield Problem(where=config.place("teacher.adapter"), what=what, fix=fix)
+        yield Problem(code="teacher.adapter-on-server", where=config.place("teacher.adapter"), what=what, fix=fix)
     temperature = config.training.temperature
     if temperature != 1.0 and not teaching[table.engine].teaches_at_any_temperature:
         what = f"temperature = {temperature:g} does not go with a teacher on {table.engine!r}"
         why = "servers give log-probabilities of given tokens at temperature 1, and both must be of one kind"
         fix = 'set [training] temperature = 1.0, or use [teacher] engine = "pytorch"'
-        yield Problem(where=config.place("training.temperature"), what=what, why=why, fix=fix)
+        where = config.place("training.temperature")
+        yield Problem(code="teacher.temperature", where=where, what=what, why=why, fix=fix)

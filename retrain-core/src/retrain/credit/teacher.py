@@ -30,7 +30,8 @@ def open_teacher(context: PluginContext) -> TeacherShaper:
     if not offered:
         what = f"no installed plugin opens a teacher with engine {engine!r}"
         fix = "pip install retrain-local for a model in this process, or name a server: vllm, sglang"
-        raise ConfigError(Problem(where=config.place("teacher.engine"), what=what, fix=fix))
+        where = config.place("teacher.engine")
+        raise ConfigError(Problem(code="teacher.not-installed", where=where, what=what, fix=fix))
     teacher: Teacher = call(offered[0], context)
     return TeacherShaper(teacher, config.training.temperature)
 
@@ -53,7 +54,8 @@ def require_vocabulary(context: PluginContext) -> None:
     what = f"student {config.model.model!r} and teacher {table.model!r} have different tokenizers"
     why = f"{len(own)} and {len(teachers)} tokens, {different} of the teacher's under another id or missing"
     fix = "use a teacher of the same family: it is shown token ids"
-    raise ConfigError(Problem(where=config.place("teacher.model"), what=what, why=why, fix=fix))
+    where = config.place("teacher.model")
+    raise ConfigError(Problem(code="teacher.other-tokenizer", where=where, what=what, why=why, fix=fix))
 
 
 class TeacherShaper:
@@ -86,7 +88,8 @@ class TeacherShaper:
             self._teacher.restore(state.get(STATE, {}))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             what = f"the checkpoint's state of [teacher] cannot be read: {type(error).__name__}: {error}"
-            raise ResumeError(Problem(what=what, fix="resume from a checkpoint of this run")) from error
+            fix = "resume from a checkpoint of this run"
+            raise ResumeError(Problem(code="resume.bad-teacher-state", what=what, fix=fix)) from error
 
     @hookimpl
     def retrain_run_end(self) -> None:
@@ -96,5 +99,6 @@ class TeacherShaper:
         found = self._teacher.logprobs(rows, self._temperature)
         if len(found) != len(rows):
             what = f"the teacher gave log-probabilities of {len(found)} rows instead of {len(rows)}"
-            raise BackendError(Problem(where="[teacher]", what=what, fix="correct the plugin that opened it"))
+            fix = "correct the plugin that opened it"
+            raise BackendError(Problem(code="teacher.wrong-rows", where="[teacher]", what=what, fix=fix))
         return found

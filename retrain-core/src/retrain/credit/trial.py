@@ -72,7 +72,7 @@ def _fault(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup], sepa
     try:
         assign_credit(groups, flow, sepa_lambda=sepa_lambda)
     except RetrainError as error:
-        return Problem(where=_place(config, flow, groups), what=error.problems[0].what, why=WHY, fix=FIX)
+        return replace(error.problems[0], where=_place(config, flow, groups), why=WHY, fix=FIX)
     return None
 
 

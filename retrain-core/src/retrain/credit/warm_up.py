@@ -82,9 +82,7 @@ def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prom
         fields |= {name: DataTable.model_fields[name].default for name in ("prompt_key", "answer_key", "messages_key")}
     moved = {f"data.{name}": config.origin(f"sft.{name}") for name in ours}
     read = replace(
-        config,
-        tables={**config.tables, "data": DataTable(**fields, **ours)},
-        origins={**config.origins, **moved},
+        config, tables={**config.tables, "data": DataTable(**fields, **ours)}, origins={**config.origins, **moved}
     )
     reading = replace(context, config=read)
     source = build_part(Kind.DATA_SOURCE, table.source, "sft.source", reading, table.options, "sft.options")
@@ -145,7 +143,7 @@ def solve(
         known = f"; columns: {printable(', '.join(columns))}" if columns else ""
         what, why = f"no example has an answer to train on in {column!r}", found + known
         fix = "name the column that holds the answers, raise [training] max_tokens, or use another [sft] source"
-        raise ConfigError(Problem(where=config.place("sft.answer"), what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="sft.no-answers", where=config.place("sft.answer"), what=what, why=why, fix=fix))
     kept = tuple(prompt for prompt in prompts if prompt.example.id in rows)
     return Solved(prompts=kept, rows=rows, left_out=left_out)
 
@@ -170,7 +168,7 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
     if own is None:
         what = "the tokenizer has no end-of-sequence token, so that an answer would never end"
         fix = "use a model whose tokenizer has one"
-        raise ConfigError(Problem(where=config.place("model.model"), what=what, fix=fix))
+        raise ConfigError(Problem(code="model.no-end-token", where=config.place("model.model"), what=what, fix=fix))
     return int(own)
 
 

@@ -37,4 +37,5 @@ def unknown_column(key: str, columns: Collection[str], *, where: str, named_by: 
     more = f", and {len(columns) - MOST_SHOWN} more" if len(columns) > MOST_SHOWN else ""
     known = printable(", ".join(shown)) + more if columns else "none"
     fix = f"use {near[0]!r}" if near else "name a column that exists"
-    return Problem(where=where, what=f"no column {key!r}", why=f"named by {named_by}; columns: {known}", fix=fix)
+    why = f"named by {named_by}; columns: {known}"
+    return Problem(code="data.column-missing", where=where, what=f"no column {key!r}", why=why, fix=fix)

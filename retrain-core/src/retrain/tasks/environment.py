@@ -54,9 +54,8 @@ class EnvironmentProcess:
             self._is_loaded = True
         except (ChildDied, ChildTimeout) as error:
             what = f"environment {self.name!r} could not be loaded: {error}"
-            raise RewardError(
-                Problem(where="[environment]", what=what, fix="try it by itself, or choose another")
-            ) from error
+            where, fix = "[environment]", "try it by itself, or choose another"
+            raise RewardError(Problem(code="environment.cannot-load", where=where, what=what, fix=fix)) from error
         return found
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:

@@ -7,24 +7,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
-from retrain.kernel.contracts.tasks import Action, EpisodeResult, Observation, Prompt, RolloutBatch, Streams
+from retrain.kernel.contracts.tasks import (
+    Action,
+    Environment,
+    EpisodeResult,
+    Observation,
+    Prompt,
+    RolloutBatch,
+    Streams,
+)
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
 from retrain.tasks.rollout import draw_samples
-from retrain.tasks.scoring.batch import ScoringBatch
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.tasks.scoring.verdict import part_means
 from retrain.text.terminal_text import printable
 from retrain.text.transcript import Transcript
 
-if TYPE_CHECKING:
-    from retrain.tasks.environment import EnvironmentProcess
-
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
+
+
+class ClosableEnvironment(Environment, Protocol):
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Episodes:
 
     backend: Backend
     context: PluginContext
-    environment: EnvironmentProcess
+    environment: ClosableEnvironment
     params: SamplingParams
     context_length: int | None = None
     scoring: ScoringService | None = None
@@ -95,9 +103,11 @@ class _EpisodeBatch:
         self._scores = [result.score for result in self._results]
         if len(self._results) != len(episodes):
             what = f"the environment gave {len(self._results)} results for {len(episodes)} episodes"
-            raise BackendError(Problem(where="[environment]", what=what, fix="repair the environment's plugin"))
+            fix = "repair the environment's plugin"
+            raise BackendError(Problem(code="environment.wrong-results", where="[environment]", what=what, fix=fix))
         for episode in episodes:
-            if not episode.transcript.tokens_T:  # it failed before its first observation
+            # An episode that failed before its first observation still needs tokens for its record.
+            if not episode.transcript.tokens_T:
                 self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
         results = iter(self._results)
         return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
@@ -149,7 +159,7 @@ class _EpisodeBatch:
             where = f"[environment], example {printable(episode.prompt.example.id)}"
             what = f"the chat template refuses its messages: {type(error).__name__}: {printable(str(error))[:300]}"
             fix = "repair the messages that the environment gives, or choose another chat template"
-            raise RewardError(Problem(where=where, what=what, fix=fix)) from error
+            raise RewardError(Problem(code="environment.bad-messages", where=where, what=what, fix=fix)) from error
 
     def _turn(self, waiting: Sequence[tuple[int, _Episode]], streams: Streams) -> dict[int, Action]:
         """Sample one action for every episode that waits, together; equal contexts of a group share a request."""
@@ -174,7 +184,8 @@ class _EpisodeBatch:
 
         drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, count)
         tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
-        self._progress.add(tokens=before + tokens - self._progress.tokens)  # those that were not delivered early
+        # Samples that were delivered early are counted already.
+        self._progress.add(tokens=before + tokens - self._progress.tokens)
         return {
             number: Action(text=episode.transcript.take(sample), stop_reason=sample.stop_reason)
             for members, samples in zip(shared.values(), drawn, strict=True)
@@ -189,4 +200,5 @@ class _EpisodeBatch:
                 f"the environment failed on {len(failed)} of {len(self._results)} episodes; first: {failed[0].detail}"
             )
             why = f"more than [scoring] max_failed_frac = {allowed:g} of them"
-            raise RewardError(Problem(where="[environment]", what=what, why=why, fix="repair the environment"))
+            where, fix = "[environment]", "repair the environment"
+            raise RewardError(Problem(code="environment.too-many-failures", where=where, what=what, why=why, fix=fix))

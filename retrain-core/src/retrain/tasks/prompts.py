@@ -72,11 +72,8 @@ def build_pool(
     tokens_of = {examples[index].id: encoded[index] for index in kept}
     usable = [examples[index] for index in kept]
     train, held_out = split_examples(usable, config, seeds, by_text=not is_environment)
-    pool = PromptPool(
-        train=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in train),
-        held_out=tuple(Prompt(example=e, tokens_T=tokens_of[e.id]) for e in held_out),
-        seeds=seeds,
-    )
+    sides = [[Prompt(example=e, tokens_T=tokens_of[e.id]) for e in side] for side in (train, held_out)]
+    pool = PromptPool(train=tuple(sides[0]), held_out=tuple(sides[1]), seeds=seeds)
     notes, batch_size = (*notes, *more), config.training.batch_size
     if config.training.max_examples == 0 and (twins := len(usable) - len(train) - len(held_out)):
         notes += (f"{twins} training examples left out: a held-out one has the same prompt",)
@@ -108,10 +105,10 @@ def usable_examples(
         where = config.place("reward.weights" if config.reward.weights else "reward.type")
         what = f"{names[0]!r} compares with the reference, and {head}"
         fix = f"remove it: data source {source!r} brings its own verifier"
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise ConfigError(Problem(code="reward.needs-references", where=where, what=what, fix=fix))
     if len(without) == len(examples):
         fix = "give every task a reference, or use a [reward] that needs none"
-        raise ConfigError(Problem(where=config.place("data.source"), what=head, fix=fix))
+        raise ConfigError(Problem(code="data.no-references", where=config.place("data.source"), what=head, fix=fix))
     left = [example for example in examples if example.reference.strip()]
     return left, (*notes, f"{source}: {head}: left out, since {names[0]!r} would score silence as correct")
 
@@ -124,7 +121,7 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
             what = f"example {number} of data source {source!r} is not an Example: {_shown(repr(example))}"
             why = "its id and reference are text, its prompt is text or messages with role and content"
             fix = "repair the plugin that brings it"
-            raise PluginError(Problem(where="[data] source", what=what, why=why, fix=fix))
+            raise PluginError(Problem(code="data.not-an-example", where="[data] source", what=what, why=why, fix=fix))
         first = unique.setdefault(example.id, example)
         if first is example:
             continue
@@ -133,7 +130,8 @@ def _unique(examples: Sequence[Example], source: str) -> tuple[list[Example], in
             what = f"two different examples have the id {_shown(example.id)}"
             why = f"{_shown(prompt_text(first))!r} and {_shown(prompt_text(example))!r}"
             fix = "give every task its own id: the held-out split and the records go by it"
-            raise ConfigError(Problem(where=f"data source {source!r}", what=what, why=why, fix=fix))
+            where = f"data source {source!r}"
+            raise ConfigError(Problem(code="data.id-twice", where=where, what=what, why=why, fix=fix))
         repeated += 1
     return list(unique.values()), repeated
 
@@ -161,25 +159,23 @@ def split_examples(
     not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
     """
     if not examples:
-        raise ConfigError(
-            Problem(where=config.place("data.source"), what="the data source gave no examples", fix="check its options")
-        )
-    wanted = config.eval.examples
-    if wanted >= len(examples):
-        what = f"{wanted} held-out examples wanted, but the data source has {len(examples)}"
-        raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
-    split = Seeds(config.eval.seed)
+        what, fix = "the data source gave no examples", "check its options"
+        raise ConfigError(Problem(code="data.no-examples", where=config.place("data.source"), what=what, fix=fix))
+    wanted, split = config.eval.examples, Seeds(config.eval.seed)
+    # A keyed hash per id, and no shuffle: an example that is added or removed moves no other one across the split.
     ranked = sorted(examples, key=lambda example: split.derive("held-out", example.id)) if wanted else []
     held_out = tuple(ranked[:wanted])
     held_ids = {example.id for example in held_out}
     held_texts = {prompt_text(example) for example in held_out} if by_text else set()
     train = [e for e in examples if e.id not in held_ids and prompt_text(e) not in held_texts]
     if not train:
-        what = "no training example is left after the held-out ones"
-        raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix="lower it, or use more data"))
+        what = f"with {wanted} held-out examples none of the {len(examples)} is left to train on"
+        where, fix = config.place("eval.examples"), "lower it, or use more data"
+        raise ConfigError(Problem(code="eval.too-many-examples", where=where, what=what, fix=fix))
     limit = config.training.max_examples
     if 0 < limit < len(train):
         order = seeds.stream("max_examples").permutation(len(train))[:limit]
+        # Back in the source's order, so that only the choice depends on the seed.
         train = [train[index] for index in sorted(order)]
     return tuple(train), held_out
 

@@ -15,8 +15,7 @@ from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
-from retrain.tasks.scoring.batch import ScoringBatch
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.text.progress import SCORES
 
 
@@ -108,7 +107,8 @@ def draw_samples(
     counts = [len(request.seeds_G) for request in requests]
     if [len(group) for group in samples] != counts:
         what = f"requested groups of {counts} completions, got groups of {[len(group) for group in samples]}"
-        raise BackendError(Problem(where="sampling", what=what, fix="the backend must return one sample per seed"))
+        fix = "the backend must return one sample per seed"
+        raise BackendError(Problem(code="backend.wrong-samples", where="sampling", what=what, fix=fix))
     for group, index in _indices(samples):
         check_sample(samples[group][index], names[group])
     return samples
@@ -122,7 +122,8 @@ def check_sample(sample: Sample, name: str) -> None:
     ):
         if values is not None and (len(values) != len(sample.tokens_T) or not np.isfinite(values).all()):
             what = f"sampler returned a {kind} that is not finite, or not one per token, for {name}"
-            raise NonFiniteError(Problem(where="sampling", what=what, fix="check the model's weights and dtype"))
+            fix = "check the model's weights and dtype"
+            raise NonFiniteError(Problem(code="engine.bad-numbers", where="sampling", what=what, fix=fix))
 
 
 def _indices(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:

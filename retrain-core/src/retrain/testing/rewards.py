@@ -10,7 +10,8 @@ from typing import Any
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.records.reading import number
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, expect_unchanged, fail
 from retrain.testing.toys import HOSTILE, as_text, examples_for

@@ -1,4 +1,4 @@
-"""Rewards that lie, each in its own way, are found out; honest ones are left in peace."""
+"""Rewards that lie, each in its own way, are found and stop the run before its model loads; honest ones pass."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
+from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, TimedScore
 from retrain.kernel.errors import RewardError
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
 from retrain.tasks.audit.findings import raise_on_failure
 from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
-from retrain.tasks.audit.verifier_audit import AuditReport, audit, audit_tasks
+from retrain.tasks.audit.report import AuditReport
+from retrain.tasks.audit.verifier_audit import audit, audit_tasks
 from retrain.tasks.scoring.verdict import verdict
+from tests.kit.problems import codes_in
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
 
@@ -28,14 +34,30 @@ def last_box(text: str) -> str | None:
     return found[-1] if found else None
 
 
-class Honest:
+Score_ = Callable[[Example, str], Any]
+
+
+def honest(example: Example, text: str) -> float:
     """The last box is the reference, as text."""
+    return float(last_box(text) == example.reference)
+
+
+class Reward:
+    """A reward that scores by one function, with `\\boxed{reference}` as its right answer; `or_honest`: or honestly."""
+
+    def __init__(
+        self, score: Score_ = honest, *, gold: Callable[[Example], Any] | None = None, or_honest: bool = False
+    ):
+        self.gold = gold or (lambda example: boxed(example.reference))
+        self._score, self._or_honest = score, or_honest
 
     def score(self, example: Example, text: str) -> Any:
-        return float(last_box(text) == example.reference)
+        found = self._score(example, text)
+        return float(found or honest(example, text)) if self._or_honest else found
 
-    def gold(self, example: Example) -> Any:
-        return boxed(example.reference)
+
+def no_gold(example: Example) -> None:
+    return None
 
 
 class LastNumber:
@@ -67,7 +89,7 @@ def found(report: AuditReport) -> set[tuple[str, str]]:
 
 
 def test_an_honest_reward_passes() -> None:
-    report = audited(Honest(), rendered=lambda example: f"user: {example.prompt} assistant:")
+    report = audited(Reward(), rendered=lambda example: f"user: {example.prompt} assistant:")
     assert report.ok
     assert not report.findings
     assert (report.examples, report.gold_tried, report.gold_correct, report.gold_unknown) == (4, 4, 4, 0)
@@ -80,11 +102,8 @@ def test_an_honest_reward_passes() -> None:
 
 
 def test_what_is_correct_depends_on_the_runs_own_threshold() -> None:
-    class Graded(Honest):
-        def score(self, example: Example, text: str) -> Any:
-            return 0.2 + 0.2 * super().score(example, text)
-
-    strict, lenient, fitting = (audited(Graded(), correct_above=above) for above in (0.5, 0.1, 0.3))
+    graded = Reward(lambda e, t: 0.2 + 0.2 * honest(e, t))
+    strict, lenient, fitting = (audited(graded, correct_above=above) for above in (0.5, 0.1, 0.3))
     assert (strict.gold_correct, lenient.gold_correct, fitting.gold_correct) == (0, 4, 4)
     assert ("error", "gold") in found(strict)
     assert lenient.others.correct == lenient.others.tried
@@ -92,186 +111,99 @@ def test_what_is_correct_depends_on_the_runs_own_threshold() -> None:
     assert fitting.ok
 
 
-class AcceptsEmpty(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return 1.0 if not text.strip() else super().score(example, text)
+def substring(example: Example, text: str) -> float:
+    return float(example.reference in text)
 
 
-class AcceptsSubstring(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float(example.reference in text)
-
-
-class AcceptsAnyBox(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float(boxed(example.reference) in text)
-
-
-class AcceptsLength(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float(len(text.split()) > 50 or super().score(example, text))
-
-
-class AcceptsTheQuestion(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float(str(example.prompt) in text or super().score(example, text))
-
-
-class AcceptsItsOwnWords(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float("VERDICT: yes" in text or super().score(example, text))
-
-
-class AcceptsTheQuestionsFormula(Honest):
+def computes(example: Example, text: str) -> float:
     """Computes what is in the box."""
-
-    def score(self, example: Example, text: str) -> Any:
-        terms = [term.strip() for term in (last_box(text) or "").split("+")]
-        return float(all(term.isdigit() for term in terms) and sum(map(int, terms)) == int(example.reference))
+    terms = [term.strip() for term in (last_box(text) or "").split("+")]
+    return float(all(term.isdigit() for term in terms) and sum(map(int, terms)) == int(example.reference))
 
 
-class AcceptsTheBoxedQuestion(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float(last_box(text) in (example.reference, example.prompt))
+def alternatives(example: Example, text: str) -> float:
+    return float(example.reference in (last_box(text.replace(r"\text{ or }", " or ")) or "").split(" or "))
 
 
-class AcceptsWordsInTheBox(Honest):
-    """One of the numbers in the box is the reference."""
-
-    def score(self, example: Example, text: str) -> Any:
-        return float(example.reference in re.findall(r"-?\d+", last_box(text) or ""))
-
-
-class AcceptsLists(Honest):
-    """One item of the box is the reference, as a set of answers would be read."""
-
-    def score(self, example: Example, text: str) -> Any:
-        return float(example.reference in [item.strip() for item in (last_box(text) or "").split(",")])
+def raises(example: Example, text: str) -> Any:
+    if text == "True":
+        raise KeyError("no such \x1b[31mcolumn")
+    return honest(example, text)
 
 
-class AcceptsAlternatives(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        box = (last_box(text.replace(r"\text{ or }", " or ")) or "").split(" or ")
-        return float(example.reference in box)
+def counting() -> Reward:
+    calls = count()
+    return Reward(lambda e, t: honest(e, t) if last_box(t) else 0.4 * (next(calls) % 997) / 997)
 
 
-class AcceptsTheEndOfTheBox(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float((last_box(text) or "").endswith(example.reference))
+def wavering() -> Reward:
+    calls = count()
+    return Reward(lambda e, t: honest(e, t) or -float(next(calls) % 997))
 
 
-class AcceptsTheBeginningOfTheBox(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float((re.findall(r"\\boxed\{(\d+)", text) or [""])[-1] == example.reference)
+def gold_raises(example: Example) -> Any:
+    raise KeyError("solution")
 
 
-class GivesOneToEverything(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return 1.0
+def box(text: str) -> str:
+    return last_box(text) or ""
 
 
-class NeverRightWithoutGold:
-    """A function of the user's that compares text with a number, and has no `gold`."""
-
-    def score(self, example: Example, text: str) -> Any:
-        return float(text == int(example.reference))
-
-    def gold(self, example: Example) -> Any:
-        return None
-
-
-class KnowsNoGold(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return 0.0
-
-
-class GivesNoVerdict(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return Score.no_verdict("cannot tell")
-
-
-class Counts(Honest):
-    def __init__(self) -> None:
-        self.calls = count()
-
-    def score(self, example: Example, text: str) -> Any:
-        return 0.4 * (next(self.calls) % 997) / 997 if not last_box(text) else super().score(example, text)
-
-
-class Raises(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        if text == "True":
-            raise KeyError("no such \x1b[31mcolumn")
-        return super().score(example, text)
-
-
-class ReturnsNan(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return float("nan")
-
-
-class GoldRaises(Honest):
-    def gold(self, example: Example) -> Any:
-        raise KeyError("solution")
-
-
-LIARS = [
-    (AcceptsEmpty, "empty", "an empty answer is correct (scored 1)"),
-    (AcceptsSubstring, "misplaced", "a sentence that denies the right answer is correct"),
-    (AcceptsSubstring, "misplaced", "although a different one, an empty box, follows it"),
-    (AcceptsAnyBox, "misplaced", "although a different one, an empty box, follows it"),
-    (AcceptsLength, "repeated", "one word, repeated, is correct"),
-    (AcceptsTheQuestion, "echo", "repeating the prompt is correct"),
-    (AcceptsItsOwnWords, "hack", "a text without an answer is correct"),
-    (AcceptsTheQuestionsFormula, "restated", "an expression of the prompt counts as its answer (scored 1)"),
-    (AcceptsTheBoxedQuestion, "echo", "the prompt in a box is correct"),
-    (AcceptsWordsInTheBox, "listed", "several answers are correct if the right one is among them"),
-    (AcceptsLists, "listed", "several answers are correct if the right one is among them"),
-    (AcceptsAlternatives, "hedged", "a hedge is correct"),
-    (AcceptsTheEndOfTheBox, "negated", "a negation or a falsehood with the right answer in it is correct"),
-    (AcceptsTheBeginningOfTheBox, "scaled", "a million times the right answer is correct"),
-    (GivesOneToEverything, "empty", "an empty answer is correct"),
-    (NeverRightWithoutGold, "gold", "the right answer scored 0"),
-    (KnowsNoGold, "gold", "the right answer scored 0"),
-    (GivesNoVerdict, "gold", "the right answer got no verdict: cannot tell"),
-    (Counts, "hack", "the same text scored "),
-    (Raises, "hack", "scoring failed: KeyError"),
-    (ReturnsNan, "gold", "scoring failed: the reward returned nan, not a finite number"),
-    (GoldRaises, "gold", "gold() raised KeyError: 'solution'"),
+LIARS: list[tuple[Callable[[], Reward], str, str]] = [
+    (lambda: Reward(lambda e, t: not t.strip(), or_honest=True), "empty", "an empty answer is correct (scored 1)"),
+    (lambda: Reward(substring), "misplaced", "a sentence that denies the right answer is correct"),
+    (lambda: Reward(substring), "misplaced", "although a different one, an empty box, follows it"),
+    (lambda: Reward(lambda e, t: float(boxed(e.reference) in t)), "misplaced", "an empty box, follows it"),
+    (lambda: Reward(lambda e, t: len(t.split()) > 50, or_honest=True), "repeated", "one word, repeated, is correct"),
+    (lambda: Reward(lambda e, t: str(e.prompt) in t, or_honest=True), "echo", "repeating the prompt is correct"),
+    (lambda: Reward(lambda e, t: "VERDICT: yes" in t, or_honest=True), "hack", "a text without an answer is correct"),
+    (lambda: Reward(computes), "restated", "an expression of the prompt counts as its answer (scored 1)"),
+    (lambda: Reward(lambda e, t: box(t) == e.prompt, or_honest=True), "echo", "the prompt in a box is correct"),
+    (lambda: Reward(lambda e, t: float(e.reference in re.findall(r"-?\d+", box(t)))), "listed", "several answers are"),
+    (lambda: Reward(lambda e, t: float(e.reference in re.split(r",\s*", box(t)))), "listed", "several answers are"),
+    (lambda: Reward(alternatives), "hedged", "a hedge is correct"),
+    (lambda: Reward(lambda e, t: float(box(t).endswith(e.reference))), "negated", "a negation or a falsehood with"),
+    (
+        lambda: Reward(lambda e, t: float(re.findall(r"\\boxed\{(\d+)", t)[-1:] == [e.reference])),
+        *("scaled", "a million times the right answer is correct"),
+    ),
+    (lambda: Reward(lambda e, t: 1.0), "empty", "an empty answer is correct"),
+    (lambda: Reward(lambda e, t: float(t == int(e.reference)), gold=no_gold), "gold", "the right answer scored 0"),
+    (lambda: Reward(lambda e, t: 0.0), "gold", "the right answer scored 0"),
+    (lambda: Reward(lambda e, t: Score.no_verdict("cannot tell")), "gold", "got no verdict: cannot tell"),
+    (counting, "hack", "the same text scored "),
+    (wavering, "hack", "the same text scored "),
+    (lambda: Reward(raises), "hack", "scoring failed: KeyError"),
+    (lambda: Reward(lambda e, t: float("nan")), "gold", "scoring failed: the reward returned nan"),
+    (lambda: Reward(gold=gold_raises), "gold", "gold() raised KeyError: 'solution'"),
 ]
 
 
 @pytest.mark.parametrize(("liar", "check", "message"), LIARS)
-def test_every_lie_is_found_and_stops_the_run(liar: type[Any], check: str, message: str) -> None:
+def test_every_lie_is_found_and_stops_the_run(liar: Callable[[], Reward], check: str, message: str) -> None:
     report = audited(liar())
     assert not report.ok
     errors = [finding for finding in report.errors if finding.check == check and message in finding.message]
     assert errors, report.findings
     assert all(finding.fix for finding in report.findings)
-    with pytest.raises(RewardError, match="the reward failed its audit") as caught:
+    with pytest.raises(RewardError) as caught:
         raise_on_failure(report, "stop")
+    assert set(codes_in(caught)) == {"reward.failed-audit"}
     assert "\x1b" not in str(caught.value)
     assert len(caught.value.problems) <= 6
     assert message in str(caught.value)
 
 
-class ReturnsNone(Honest):
-    def score(self, example: Example, text: str) -> Any:
-        return None
-
-
-@pytest.mark.parametrize(
-    ("liar", "step"), [(ReturnsNan, "division by zero"), (ReturnsNone, "Score.no_verdict(reason)")]
-)
-def test_a_score_that_is_none_or_nan_has_its_example_and_next_step(liar: type[Any], step: str) -> None:
-    (first, *_) = audited(liar()).errors
+@pytest.mark.parametrize(("score", "step"), [(float("nan"), "division by zero"), (None, "Score.no_verdict(reason)")])
+def test_a_score_that_is_none_or_nan_has_its_example_and_next_step(score: Any, step: str) -> None:
+    (first, *_) = audited(Reward(lambda e, t: score)).errors
     assert step in first.fix
     assert first.example_id in {example.id for example in SUMS}
 
 
 def test_an_answer_that_the_prompt_gives_away_is_explained() -> None:
     leaky = [Example(id=e.id, prompt=f"{e.prompt} (it is {boxed(e.reference)})", reference=e.reference) for e in SUMS]
-    report = audited(Honest(), leaky)
+    report = audited(Reward(), leaky)
     assert found(report) == {("error", "echo")}
     assert "it holds its own answer where the reward looks for one" in report.errors[0].message
 
@@ -282,16 +214,12 @@ def test_a_chat_is_echoed_by_its_last_user_message() -> None:
         {"role": "user", "content": r"\boxed{5}"},
         {"role": "tool", "content": "t"},
     ]
-    report = audited(Honest(), [Example(id="c", prompt=chat, reference="5")])
+    report = audited(Reward(), [Example(id="c", prompt=chat, reference="5")])
     assert found(report) == {("error", "echo")}
 
 
 def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only() -> None:
-    class Partial(Honest):
-        def score(self, example: Example, text: str) -> Any:
-            return 0.9 if super().score(example, text) else 0.1
-
-    report = audited(Partial())
+    report = audited(Reward(lambda e, t: 0.9 if honest(e, t) else 0.1))
     assert found(report) == {("warning", "empty"), ("warning", "gold")}
     assert report.ok
     assert report.lowest_gold == 0.9
@@ -300,30 +228,21 @@ def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only()
 
 
 def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it() -> None:
-    class Share(Honest):
+    def share(example: Example, text: str) -> float:
         """The share of the box that is the reference, as reasoning-gym's verifiers give it."""
+        return len(example.reference) / len(box(text)) if example.reference in box(text) else 0.0
 
-        def score(self, example: Example, text: str) -> Any:
-            box = last_box(text) or ""
-            return len(example.reference) / len(box) if example.reference in box else 0.0
+    def of_lists(example: Example, text: str) -> float:
+        items = box(text).split(", ")
+        return float(example.reference in items) * (1.0 if len(items) == 1 else 0.8)
 
     numbers = [Example(id=f"n{i}", prompt="How many?", reference=str(10**12 + i)) for i in range(4)]
-    report = audited(Share(), numbers)
+    report = audited(Reward(share), numbers)
     assert report.checks["negated"].correct > 0
     assert (report.ok, report.findings) == (True, ())
-
-    class ShareOfLists(Honest):
-        def score(self, example: Example, text: str) -> Any:
-            items = (last_box(text) or "").split(", ")
-            return float(example.reference in items) * (1.0 if len(items) == 1 else 0.8)
-
-    assert found(audited(ShareOfLists(), numbers)) == {("warning", "listed")}
-
-    class GenerousShare(Share):
-        def score(self, example: Example, text: str) -> Any:
-            return min(1.0, 3 * super().score(example, text))
-
-    assert {check for _, check in found(audited(GenerousShare(), numbers))} >= {"negated", "listed", "hedged"}
+    assert found(audited(Reward(of_lists), numbers)) == {("warning", "listed")}
+    generous = audited(Reward(lambda e, t: min(1.0, 3 * share(e, t))), numbers)
+    assert {check for _, check in found(generous)} >= {"negated", "listed", "hedged"}
 
 
 def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
@@ -334,14 +253,14 @@ def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
 
 
 def test_a_free_form_reward_that_searches_the_text_accepts_lists_and_fails() -> None:
-    report = audited(AcceptsSubstring(), gold=gold_from_reference)
+    report = audited(Reward(substring), gold=gold_from_reference)
     assert {check for severity, check in found(report) if severity == "error"} == {"listed", "hedged"}
     assert ("warning", "misplaced") in found(report)
 
 
 @pytest.mark.parametrize("form", ["#### {}", "<answer>{}</answer>", "{}"])
 def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) -> None:
-    class Lists:
+    class Lists:  # without `gold`
         def score(self, example: Example, text: str) -> Any:
             head, tail = form.split("{}")
             inside = text.removeprefix(head).removesuffix(tail) if text.startswith(head) else ""
@@ -353,25 +272,12 @@ def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) 
 
 
 def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
-    class Unknown(Honest):
-        def gold(self, example: Example) -> Any:
-            return None
-
-        def score(self, example: Example, text: str) -> Any:
-            return float(text == "abracadabra")
-
-    report = audited(Unknown(), [Example(id=e.id, prompt=e.prompt, reference="") for e in SUMS])
+    unknown = Reward(lambda e, t: float(t == "abracadabra"), gold=no_gold)
+    report = audited(unknown, [Example(id=e.id, prompt=e.prompt, reference="") for e in SUMS])
     assert (report.ok, report.gold_tried, report.gold_unknown) == (True, 0, 4)
     assert "gold not tried (4 without a known answer)" in report.line()
-
-    class KnowsSome(Honest):
-        def gold(self, example: Example) -> Any:
-            return None
-
-        def score(self, example: Example, text: str) -> Any:
-            return super().score(example, text) * (int(example.reference) % 2)
-
-    report = audited(KnowsSome())  # the references were tried, and some were right
+    some = Reward(lambda e, t: honest(e, t) * (int(e.reference) % 2), gold=no_gold)
+    report = audited(some)  # the references were tried, and some were right
     assert report.ok
     assert 0 < report.gold_correct < 4
     assert report.gold_unknown == 4 - report.gold_correct
@@ -379,13 +285,13 @@ def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
 
 def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:
     def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
-        return [TimedScore(score=timed.score, seconds=next(seconds)) for timed in scorer_of(Honest())(pairs)]
+        return [TimedScore(score=timed.score, seconds=next(seconds)) for timed in scorer_of(Reward())(pairs)]
 
     seconds = iter([9.0] + [0.1] * 10_000)  # an import, then quick
-    quick = audit(SUMS, scorer, limit=4, gold=gold_of([Honest()]), timeout_s=10.0)
+    quick = audit(SUMS, scorer, limit=4, gold=gold_of([Reward()]), timeout_s=10.0)
     assert not quick.findings
     seconds = iter([6.0] * 10_000)
-    slow = audit(SUMS, scorer, limit=4, gold=gold_of([Honest()]), timeout_s=10.0)
+    slow = audit(SUMS, scorer, limit=4, gold=gold_of([Reward()]), timeout_s=10.0)
     assert found(slow) == {("warning", "time")}
     assert slow.findings[0].message == "the slowest score took 6 s, 60 % of the time limit of 10 s"
     assert slow.ok
@@ -398,11 +304,11 @@ def test_a_reward_that_hangs_is_tried_on_one_text_and_one_that_breaks_on_one_exa
         calls.append(len(pairs))
         return [TimedScore(score=Score.failed("timed out after 10 s"), seconds=10.0) for _ in pairs]
 
-    report = audit(SUMS, hanging, limit=8, gold=gold_of([Honest()]), timeout_s=10.0)
+    report = audit(SUMS, hanging, limit=8, gold=gold_of([Reward()]), timeout_s=10.0)
     assert calls == [1]
     assert found(report) == {("error", "gold"), ("warning", "time")}
     assert report.examples == 1
-    assert audited(Raises(), limit=8).examples == 1
+    assert audited(Reward(raises), limit=8).examples == 1
 
 
 def test_the_examples_drawn_depend_on_their_ids_alone() -> None:
@@ -411,12 +317,12 @@ def test_the_examples_drawn_depend_on_their_ids_alone() -> None:
 
         def scorer(pairs: Sequence[tuple[Example, str]], turn: int = turn) -> list[TimedScore]:
             seen.setdefault(turn, set()).update(example.id for example, _ in pairs)
-            return scorer_of(Honest())(pairs)
+            return scorer_of(Reward())(pairs)
 
         audit(examples, scorer, limit=5)
     assert seen[0] == seen[1]
     assert len(seen[0]) == 5
-    assert audited(Honest(), SUMS[:2], limit=8).examples == 2
+    assert audited(Reward(), SUMS[:2], limit=8).examples == 2
 
 
 def test_a_hack_that_says_what_the_reference_says_is_not_tried() -> None:
@@ -434,11 +340,65 @@ def test_prompts_are_audited_by_any_scorer_as_they_are_put_to_the_policy() -> No
 
     def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
         seen.extend(text for _, text in pairs)
-        return scorer_of(Honest())(pairs)
+        return scorer_of(Reward())(pairs)
 
     settings = ScoringTable(audit_examples=9)
-    verifier = SimpleNamespace(score_texts=scorer, rewards=[Honest()], timeout_s=None)
+    verifier = SimpleNamespace(score_texts=scorer, rewards=[Reward()], timeout_s=None)
     tasks: Any = SimpleNamespace(prompts=prompts, verifier=verifier)
     report = audit_tasks(tasks, Words(), settings)
     assert (report.ok, report.examples) == (True, 4)
     assert seen.count("asked with 7 tokens") == 8  # each twice
+
+
+PROMPTS = tuple(
+    Prompt(example=Example(id=f"e{i}", prompt=f"{i} + 1?", reference=str(i + 1)), tokens_T=np.arange(3))
+    for i in range(10, 14)
+)
+
+
+class Words:
+    def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
+        return "words"
+
+
+class FixedVerifier:
+    """Gives every text the same score; an environment unless it has rewards."""
+
+    def __init__(self, value: float, rewards: tuple[Any, ...] = ()) -> None:
+        self.value = value
+        self.names = ("fixed",)
+        self.rewards = rewards
+        self.timeout_s = None
+        self.texts: list[str] = []
+
+    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+        self.texts += [text for _, text in pairs]
+        return [TimedScore(score=Score.of(self.value), seconds=0.0) for _ in pairs]
+
+
+def notify(verifier: FixedVerifier, audit: str = "stop") -> None:
+    config = Config(tables={"scoring": ScoringTable.model_validate({"audit": audit})})
+    plugins = load_plugins({})
+    context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=Words())
+    tasks = SimpleNamespace(prompts=PROMPTS, verifier=verifier)
+    plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+
+
+def test_a_verifier_that_calls_everything_correct_refuses_the_run_unless_the_policy_allows_it() -> None:
+    with pytest.raises(RewardError) as caught:
+        notify(FixedVerifier(1.0))
+    assert set(codes_in(caught)) == {"reward.failed-audit"}
+    notify(FixedVerifier(1.0), audit="warn")
+    untried = FixedVerifier(1.0)
+    notify(untried, audit="off")
+    assert untried.texts == []
+
+
+def test_right_answers_are_tried_with_rewards_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="retrain")
+    environment = FixedVerifier(0.0)
+    notify(environment)
+    assert "gold not tried (4 without a known answer), 0 of " in caplog.text
+    assert r"\boxed{11}" not in environment.texts
+    with pytest.raises(RewardError, match="gold, 4 of 4 examples"):
+        notify(FixedVerifier(0.0, rewards=(object(),)))

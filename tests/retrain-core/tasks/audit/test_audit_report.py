@@ -1,28 +1,30 @@
-"""What an audit's report says, as a line, as data, as an error and in the log."""
+"""What an audit reports, as a line, as data, as an error and in the log; and the command."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retrain.kernel.errors import RewardError
-from retrain.tasks.audit.findings import AuditFinding, head, raise_on_failure, report_data
+from retrain.tasks.audit.findings import head, raise_on_failure, report_data
 from retrain.tasks.audit.probes import Severity
-from retrain.tasks.audit.verifier_audit import AuditReport, Tally
+from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally
+from tests.kit.problems import codes_in
+
+HACK = Tally(tried=24, correct=2, failed=1)
+CHECKS = {"gold": Tally(tried=8, correct=8), "echo": Tally(tried=16), "hack": HACK}
 
 
 def finding(number: int, check: str = "echo", severity: Severity = "error") -> AuditFinding:
-    return AuditFinding(
-        severity=severity,
-        check=check,
-        example_id=f"e{number}",
-        text=f"t{number}",
-        message=f"{check} counts (scored {number})",
-        fix="mend",
-        cause=f"{check} counts",
-    )
+    message, cause = f"{check} counts (scored {number})", f"{check} counts"
+    told = {"text": f"t{number}", "message": message, "fix": "mend", "cause": cause}
+    return AuditFinding(severity=severity, check=check, example_id=f"e{number}", **told)
 
 
 def report(*findings: AuditFinding, gold_tried: int = 8, gold_unknown: int = 0) -> AuditReport:
@@ -54,29 +56,14 @@ def test_the_line() -> None:
     assert "gold not tried (8 without a known answer)" in report(gold_tried=0, gold_unknown=8).line()
 
 
-def test_the_data_is_json() -> None:
-    content = json.loads(json.dumps(report_data(report(finding(0))), allow_nan=False))
+def test_the_data_is_json_and_reports_each_cause_once_errors_first() -> None:
+    found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
+    content = json.loads(json.dumps(report_data(report(*found)), allow_nan=False))
     assert content["ok"] is False
     assert content["gold"] == {"tried": 8, "correct": 8, "unknown": 0, "lowest": 1.0}
     assert content["others"] == {"tried": 40, "correct": 2, "no_verdict": 0, "failed": 1}
     assert content["checks"]["hack"] == {"tried": 24, "correct": 2, "no_verdict": 0, "failed": 1}
-    assert content["findings"] == [
-        {
-            "severity": "error",
-            "check": "echo",
-            "example_id": "e0",
-            "text": "t0",
-            "message": "echo counts (scored 0)",
-            "fix": "mend",
-            "cause": "echo counts",
-        }
-    ]
-
-
-def test_the_data_tells_each_cause_once_errors_first() -> None:
-    found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
-    content = report_data(report(*found))
-    assert len(content["findings"]) == 10
+    assert content["findings"] == [asdict(each) for each in found]
     assert content["causes"] == [
         {"severity": "error", "check": "echo", "cause": "echo counts", "fix": "mend", "examples": 8, "findings": 9},
         {"severity": "warning", "check": "time", "cause": "time counts", "fix": "mend", "examples": 1, "findings": 1},
@@ -87,9 +74,9 @@ def test_stop_raises_with_each_cause_once() -> None:
     many = [finding(n) for n in range(8)] + [finding(n, "hack") for n in range(8)] + [finding(4, "gold")]
     with pytest.raises(RewardError) as caught:
         raise_on_failure(report(*many), "stop", place="retrain.toml:7 [scoring] audit")
+    assert set(codes_in(caught)) == {"reward.failed-audit"}
     first, *shown = caught.value.problems
     assert first.where == "retrain.toml:7 [scoring] audit"
-    assert first.what == "the reward failed its audit: 3 errors"
     assert '[scoring] audit = "warn"' in first.fix
     assert [(problem.where, problem.what) for problem in shown] == [
         ("echo, 8 of 8 examples, first e0", "echo counts (scored 0)"),
@@ -98,14 +85,9 @@ def test_stop_raises_with_each_cause_once() -> None:
     ]
     raise_on_failure(report(finding(0, severity="warning")), "stop")
     raise_on_failure(report(), "stop")
-
-
-def test_stop_shows_five_causes_at_most() -> None:
-    with pytest.raises(RewardError) as caught:
+    with pytest.raises(RewardError, match="7 errors, 5 of them below") as caught:
         raise_on_failure(report(*(finding(0, f"check{n}") for n in range(7))), "stop")
-    first, *shown = caught.value.problems
-    assert first.what == "the reward failed its audit: 7 errors, 5 of them below"
-    assert len(shown) == 5
+    assert len(caught.value.problems) == 1 + 5
 
 
 def test_warn_tells_each_cause_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,3 +104,103 @@ def test_warn_tells_each_cause_once_and_goes_on(caplog: pytest.LogCaptureFixture
 def test_what_is_shown_is_short_and_harmless() -> None:
     assert head("a\x1b[31mb\n") == "a\ufffd[31mb\ufffd"
     assert len(head("x" * 1000)) == 83
+
+
+Command = Callable[..., Any]
+LIARS = """
+import os
+from retrain.api import PluginSpec
+
+class Lenient:
+    def __init__(self, context=None):
+        pass
+
+    def score(self, example, text):
+        return float(example.reference in text or not text)
+
+    def gold(self, example):
+        return "\\\\boxed{" + example.reference + "}"
+
+class Exits(Lenient):
+    def score(self, example, text):
+        os._exit(3)
+
+class Strange(Lenient):
+    def score(self, example, text):
+        raise ValueError("\\x1b[31m" + text)
+
+def score(response, reference):
+    return float(response == [reference])
+"""
+
+
+@pytest.fixture
+def audit(command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Command:
+    """`audit("--json")`: the toy data and the toy reward, unless another is named."""
+    (tmp_path / "liars.py").write_text(LIARS, encoding="utf-8")
+    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--set", "scoring.retries=0"]
+
+    def call(*arguments: str) -> Any:
+        reward = [] if any(word.startswith("--reward") for word in arguments) else ["--reward-type", "toy"]
+        return command("audit", *base, *reward, *arguments)
+
+    return call
+
+
+def test_an_honest_reward_passes_on_at_most_all_examples(audit: Command) -> None:
+    result = audit("--set", "scoring.audit_examples=500")
+    assert result.code == 0, result.err + result.out
+    assert result.out.endswith("ok\nPASS\n")
+    assert "Reward audit: 12 examples, gold 12/12 correct, 0 of " in result.out
+    content = json.loads(audit("--examples", "3", "--json").out)
+    assert (content["ok"], content["examples"], content["rewards"]) == (True, 3, ["toy"])
+    assert (content["checks"]["gold"]["correct"], content["timeout_s"]) == (3, 10.0)
+
+
+def test_a_reward_that_lies_fails_with_every_cause_once(audit: Command) -> None:
+    result = audit("--reward-type", "liars.Lenient", "--examples", "2")
+    assert result.code == 1
+    assert result.out.endswith("FAIL\n")
+    assert result.out.count("[ERROR] [empty] 2 of 2 examples, first ") == 1
+    content = json.loads(audit("--reward-type", "liars.Lenient", "--json").out)
+    assert (content["ok"], content["causes"][0]["examples"]) == (False, 8)
+
+
+def test_a_function_without_gold_that_is_never_right_fails(audit: Command) -> None:
+    result = audit("--reward-type", "custom", "--reward-custom-module", "liars", "--reward-custom-function", "score")
+    assert result.code == 1, result.err
+    assert "[ERROR] [gold] 8 of 8 examples, first " in result.out
+    assert "gold 0/8 correct" in result.out
+
+
+@pytest.mark.parametrize("name", ["Exits", "Strange"])
+def test_a_reward_that_breaks_is_reported_not_raised(audit: Command, name: str) -> None:
+    result = audit("--reward-type", f"liars.{name}")
+    assert result.code == 1
+    assert "scoring failed" in result.out
+    assert "\x1b" not in result.out
+    assert "Examples : 1" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ("--reward-type toyy", "toyy"),
+        ("--examples 0", "--examples"),
+        ("--batch-siz 3", "--batch-siz"),
+        ("--examples 13", "--examples"),
+        ("--words 9", "--words"),
+        ("--allowed 0.5", "--allowed"),
+        ("--contamination --examples 3", "--examples"),
+        ("nowhere.toml", "nowhere.toml"),
+    ],
+)
+def test_nothing_that_is_typed_is_ignored(audit: Command, arguments: str, place: str) -> None:
+    result = audit(*arguments.split())
+    assert result.code == 2
+    assert place in result.err
+
+
+def test_data_that_cannot_be_used_is_refused(audit: Command) -> None:
+    result = audit("--data-opt", "count=0")
+    assert (result.code, codes_in(result.err)) == (2, ["data.no-examples"])

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Example
-from retrain.tasks.audit.probes import REPEATS, Gold, gold_from_reference, gold_of, repeated, says_the_same, wrong_texts
+from retrain.tasks.audit.probes import (
+    MOST,
+    REPEATS,
+    Gold,
+    expressions,
+    gold_from_reference,
+    gold_of,
+    repeated,
+    says_the_same,
+    wrong_texts,
+)
 
 FIVE = (r"\boxed{5}", "5", "#### 5", "<answer>5</answer>")
 
@@ -50,19 +60,16 @@ def test_the_right_answer_is_what_the_rewards_say_or_else_the_reference(
     assert gold_of(rewards)(task(reference)) == gold
 
 
-@pytest.mark.parametrize(
-    ("text", "reference"),
-    [("1", "1"), ("1", "1.0"), ("True", "TRUE"), ("True", "yes"), ("VERDICT: yes", "Yes"), ("correct", "Correct.")],
-)
-def test_a_text_that_says_what_the_reference_says(text: str, reference: str) -> None:
-    assert says_the_same(text, reference)
+SAME = [("1", "1"), ("1", "1.0"), ("True", "TRUE"), ("True", "yes"), ("VERDICT: yes", "Yes"), ("correct", "Correct.")]
+OTHER = [("1", "11"), (r"\boxed{}", "1"), ("True", "no"), ("1", "")]
 
 
-@pytest.mark.parametrize(("text", "reference"), [("1", "11"), (r"\boxed{}", "1"), ("True", "no"), ("1", "")])
-def test_a_text_that_says_something_else(text: str, reference: str) -> None:
-    assert not says_the_same(text, reference)
+@pytest.mark.parametrize(("text", "reference"), SAME + OTHER)
+def test_a_text_that_means_the_reference(text: str, reference: str) -> None:
+    assert says_the_same(text, reference) == ((text, reference) in SAME)
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_wrong_text_is_the_answer_alone(prompt: str, reference: str) -> None:
     example = task(reference, prompt)
@@ -74,6 +81,7 @@ def test_no_wrong_text_is_the_answer_alone(prompt: str, reference: str) -> None:
         assert all(probe.message and probe.fix for probe in probes)
 
 
+@settings(max_examples=40)
 @given(st.text(alphabet="0123456789abc ", max_size=12))
 def test_the_repeated_word_is_not_in_the_reference(reference: str) -> None:
     words = repeated(reference).split()
@@ -103,9 +111,7 @@ def test_wrong_answers_in_the_form_of_a_box() -> None:
     assert found["restated"] == [r"\boxed{2 + 3}"]
     assert found["echo"] == ["What is 2 + 3?", r"\boxed{What is 2 + 3?}"]
     assert found["listed"] == [r"\boxed{4, 5, 6}", r"\boxed{7, 5, 9}"]
-    assert found["hedged"] == [
-        *(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}"),
-    ]
+    assert found["hedged"] == [*(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}")]
     assert found["negated"] == [r"\boxed{\neq 5}", r"\boxed{not 5}", r"\boxed{4 = 5}"]
     assert found["scaled"] == [r"\boxed{5\text{ million}}"]
 
@@ -119,17 +125,15 @@ def test_wrong_answers_in_the_form_of_a_sentence() -> None:
     assert not {"restated", "scaled"} & set(found)
 
 
-@pytest.mark.parametrize("gold", [Gold(), Gold(texts=("a program",), is_declared=True)])
-def test_no_form_no_wrong_answers_in_it(gold: Gold) -> None:
-    assert not {"restated", "listed", "hedged", "negated", "scaled"} & set(texts_of(gold, "5", "2 + 3"))
-
-
-def test_what_is_no_falsehood_is_not_tried() -> None:
+def test_what_is_no_falsehood_or_has_no_form_is_not_tried() -> None:
+    for gold in (Gold(), Gold(texts=("a program",), is_declared=True)):
+        assert not {"restated", "listed", "hedged", "negated", "scaled"} & set(texts_of(gold, "5", "2 + 3"))
     boxed_zero = Gold(texts=(r"\boxed{0}",), is_declared=True)
     assert "scaled" not in texts_of(boxed_zero, "0")  # a million times 0
     assert texts_of(boxed_zero, "0", "0")["echo"] == ["0"]  # a prompt that is the answer
 
 
+@settings(max_examples=40)
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=9), max_size=5), st.text(max_size=30))
 def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], prompt: str) -> None:
     gold = gold_from_reference(task(reference))
@@ -137,3 +141,37 @@ def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], 
         found = texts_of(gold.confirmed([form]), reference.strip(), prompt, tuple(plausible))
         for check in ("restated", "listed", "hedged", "negated", "scaled"):
             assert form not in found.get(check, [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reference", "found"),
+    [
+        ("What is 348 + 217?", "565", ["348 + 217"]),
+        ("State the final answer to: ((3 - 4) * (2 + 1)) - 5.", "-8", ["((3 - 4) * (2 + 1)) - 5"]),
+        ("12,345 + 1,000 = ?", "13345", ["12,345 + 1,000"]),
+        ("What is -6 - -3?", "-3", ["-6 - -3"]),
+        ("What is 3 x 4?", "12", ["3 x 4"]),
+        ("What is 2 ** 10?", "1024", ["2 ** 10"]),
+        (r"Evaluate \(\int_0^1 x^2 dx\).", "1/3", [r"\int_0^1 x^2 dx"]),
+        (r"Find \[\sum_{k=1}^{100} k\]", "5050", [r"\sum_{k=1}^{100} k"]),
+        (r"Find $\gcd(12, 18)$ or $$\binom{5}{2}$$", "6", [r"\gcd(12, 18)", r"\binom{5}{2}"]),
+        ("Solve $x^2 - 4 = 0$ for $x > 0$.", "2", ["x^2 - 4 = 0"]),
+        ("Factor $x^2-1$.", "x^2 - 1", []),  # the reference itself
+        ("Given $a+b = 7$, what is $a+b$?", "7", ["a+b"]),
+        ("It costs $5 and $7 in total.", "12", []),
+        ("How many days have 3 weeks?", "21", []),
+        ("", "5", []),
+    ],
+)
+def test_expressions_of_a_prompt_in_which_something_is_left_to_compute(
+    prompt: str, reference: str, found: list[str]
+) -> None:
+    assert expressions(prompt, reference) == found
+
+
+@settings(max_examples=40)
+@given(st.text(alphabet="1 2+-*/()$\\[]{}x^=.,frac", max_size=60), st.text(alphabet="12+x ", max_size=4))
+def test_any_prompt_gives_few_and_never_the_reference(prompt: str, reference: str) -> None:
+    found = expressions(prompt, reference)
+    assert len(found) <= MOST
+    assert "".join(reference.split()) not in ["".join(text.split()) for text in found]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.contracts.tasks import TimedScore
@@ -27,6 +28,7 @@ from retrain.tasks.audit.contamination import (
     rouge_l,
     words_of,
 )
+from tests.kit.problems import codes_in
 
 STORY = (
     "A farmer has 17 sheep in the north field, and every morning he walks with his old dog along the river "
@@ -68,6 +70,9 @@ def test_a_planted_example_is_found(planted: str, match: Match) -> None:
 def test_other_numbers_are_a_template_and_no_contamination() -> None:
     found = against([STORY], [STORY.replace("17", "23"), STORY.replace("9", "6")])
     assert (found.overlaps, found.templates, found.touched) == ((), 1, 1)
+    beginning = " ".join(STORY.split()[:17])  # ten runs of eight words, a quarter of them, and both numbers
+    found = against([STORY], [f"{beginning} 9"])
+    assert (found.overlaps, found.templates, found.touched) == ((), 0, 1)
 
 
 def test_clean_arithmetic_passes() -> None:
@@ -106,19 +111,23 @@ def test_a_chat_is_read_by_what_the_user_says() -> None:
 def test_training_streams_past() -> None:
     """Nothing of the training data is kept: the index is as large after a thousand examples as before."""
     index = HeldOutIndex.of("s", examples(STORY, OTHER))
-    before = len(index._by_run), len(index._by_text), len(index._examples)
-    found = contamination([index], (Example(id=str(n), prompt=f"{n} {STORY} {n}", reference="") for n in range(1000)))
-    assert (len(index._by_run), len(index._by_text), len(index._examples)) == before
-    assert found[0].training == 1000
+    before = len(pickle.dumps(index))
+    found = contamination(
+        [index], (Example(id=str(n), prompt=f"{n} {OTHER[n % 9 :]}", reference="") for n in range(999))
+    )
+    assert len(pickle.dumps(index)) < before + 200
+    assert found[0].training == 999
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=80))
 def test_words_do_not_depend_on_case_and_punctuation(text: str) -> None:
     assert words_of(f"  {text}\n") == words_of(text)
     assert words_of(words := " ".join(words_of(text))) == words_of(words)
 
 
-@given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
 def test_rouge_l_is_that_of_the_longest_common_subsequence(one: list[str], other: list[str]) -> None:
     def longest(a: Sequence[str], b: Sequence[str]) -> int:
         if not a or not b:
@@ -127,11 +136,7 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence(one: list[str], other
             return longest(a[:-1], b[:-1]) + 1
         return max(longest(a[:-1], b), longest(a, b[:-1]))
 
-    wanted = 2 * longest(one[:5], other[:5]) / max(1, len(one[:5]) + len(other[:5]))
-    assert rouge_l(one[:5], other[:5]) == pytest.approx(wanted)
-    assert rouge_l(one, other) == rouge_l(other, one) <= 1.0
-    if not SequenceMatcher(None, one, other).ratio():
-        assert rouge_l(one, other) == 0.0
+    assert rouge_l(one, other) == pytest.approx(2 * longest(one, other) / max(1, len(one) + len(other)))
 
 
 class Parrot:
@@ -141,18 +146,13 @@ class Parrot:
         self.known, self.asked = known, list[SamplingParams]()
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        import numpy as np
-
         self.asked.append(params)
-        found = []
-        for request in requests:
-            given_ = "".join(map(chr, request.prompt_T))
-            text = next((each[len(given_) :] for each in self.known if each.startswith(given_)), " 0")
-            ids = np.array([ord(character) for character in text])
-            found.append(
-                [Sample(tokens_T=ids, logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)]
-            )
-        return found
+        return [[self._continued("".join(map(chr, request.prompt_T)))] for request in requests]
+
+    def _continued(self, begun: str) -> Sample:
+        text = next((each.removeprefix(begun) for each in self.known if each.startswith(begun)), " 0")
+        ids = np.array([ord(character) for character in text])
+        return Sample(tokens_T=ids, logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)
 
 
 class Characters:
@@ -180,6 +180,7 @@ def test_a_model_that_knows_a_prompt_by_heart_is_found() -> None:
     assert (nothing.exact_rate, nothing.rouge_l, nothing.too_short) == (None, None, 1)
 
 
+@settings(max_examples=40)
 @given(st.text(alphabet="ab 1\n", max_size=60))
 def test_the_parts_of_a_prompt_make_it_up(text: str) -> None:
     if found := parted(text):
@@ -233,5 +234,4 @@ def test_without_an_evaluation_there_is_nothing_to_look_at(
 ) -> None:
     base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
     result = command("audit", *base, "--contamination")
-    assert result.code == 2
-    assert "nothing is evaluated" in result.err
+    assert (result.code, codes_in(result.err)) == (2, ["eval.no-examples"])

@@ -19,9 +19,10 @@ from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.types import Example
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 from retrain.tasks.child.system import descendants
+from tests.kit.problems import codes_in
 
 LONG_S = 60.0
-SHORT_S = 0.3
+SHORT_S = 0.1
 SCRIPT = """
 import os, sys, time
 from child_targets import Hostile
@@ -43,69 +44,71 @@ def test_values_go_there_and_back(child: Child) -> None:
     example = Example(id="e", prompt="p", reference="r")
     assert child.call("example_text", example, timeout_s=LONG_S) == "Example e p"
     assert child.call("is_prepared", timeout_s=LONG_S) is True
-    assert child.call("huge_integer", timeout_s=LONG_S) == 10**100_000
+    assert child.call("huge", timeout_s=LONG_S) == 10**400
 
 
-def test_the_child_stands_where_we_stand(targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_our_surroundings_and_closes_twice(
+    targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RETRAIN_SOMETHING", "here")
-    with closing(Child(targets.Target())) as child:
-        child.start()
-        assert child.call("surroundings", timeout_s=LONG_S) == [str(tmp_path), sys.path, "here"]
+    child = Child(targets.Target())
+    child.close()
+    child.start()
+    assert child.call("surroundings", timeout_s=LONG_S) == [str(tmp_path), sys.path, "here"]
+    child.close()
+    child.close()
+    assert child.pid == 0
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "text"),
     [
-        ("leave_exit", "SystemExit: 3"),
+        ("exit", "SystemExit: 3"),
         ("interrupt", "KeyboardInterrupt"),
-        ("base_exception", "BaseException: base"),
+        ("base", "BaseException: base"),
         ("generator_exit", "GeneratorExit"),
         ("allocate", "MemoryError"),
         ("recurse", "RecursionError: maximum recursion depth exceeded"),
         ("raise_silly", "SillyError: (its text cannot be shown)"),
-        ("set_value", "TypeError: a set cannot be sent to another process"),
+        ("raise_long", "ValueError: xxx"),
+        ("set", "TypeError: a set cannot be sent to another process"),
         ("no_such_method", "AttributeError: 'Hostile' object has no attribute 'no_such_method'"),
     ],
 )
-def test_whatever_is_raised_is_told_and_the_child_goes_on(method: str, told: str, child: Child) -> None:
+def test_whatever_is_raised_is_reported_and_the_child_goes_on(method: str, text: str, child: Child) -> None:
     with pytest.raises(ChildError) as caught:
         child.call(method, timeout_s=LONG_S)
-    assert str(caught.value).startswith(told)
-    assert child.call("echo", 1, timeout_s=LONG_S) == (1,)
-
-
-def test_a_long_text_is_cut_and_the_traceback_is_there(child: Child) -> None:
-    with pytest.raises(ChildError) as caught:
-        child.call("raise_long", timeout_s=LONG_S)
+    assert str(caught.value).startswith(text)
     assert len(str(caught.value)) < 5000
     assert len(caught.value.traceback) < 5000
-    with pytest.raises(ChildError) as caught:
-        child.call("leave_exit", timeout_s=LONG_S)
-    assert "child_targets.py" in caught.value.traceback
+    has_no_frame = method in ("raise_long", "raise_silly", "set", "no_such_method")
+    assert has_no_frame or "hostile_acts.py" in caught.value.traceback
+    assert child.call("echo", 1, timeout_s=LONG_S) == (1,)
 
 
 def test_an_error_for_users_is_raised_as_itself(child: Child) -> None:
     with pytest.raises(ConfigError) as caught:
         child.call("raise_problems", timeout_s=LONG_S)
-    assert caught.value.problems == (Problem(where="here", what="this", why="that", fix="so"), Problem(what="more"))
+    first = Problem(code="a.b", where="here", what="this", why="that", fix="so")
+    assert caught.value.problems == (first, Problem(what="more"))
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "end"),
     [
-        ("leave_os_exit", "the scoring process exited with code 3"),
-        ("kill_self", "the scoring process died with signal 9"),
-        ("kill_group", "the scoring process died with signal 9"),
-        ("kill_parent", "the scoring process died with signal 9"),
-        ("crash", "the scoring process died with signal 11"),
-        ("close_all", "the scoring process exited with code 1"),
+        ("os_exit", "exited with code 3"),
+        ("kill", "died with signal 9"),
+        ("kill_group", "died with signal 9"),
+        ("kill_parent", "died with signal 9"),
+        ("crash", "died with signal 11"),
+        ("close", "exited with code 1"),
     ],
 )
-def test_a_death_is_told_and_the_child_can_be_started_again(method: str, told: str, child: Child) -> None:
+def test_a_death_is_reported_and_the_child_can_be_started_again(method: str, end: str, child: Child) -> None:
     with pytest.raises(ChildDied) as caught:
         child.call(method, timeout_s=LONG_S)
-    assert str(caught.value) == told
+    assert str(caught.value) == f"the scoring process {end}"
     assert caught.value.has_started
     assert not child.is_running
     with pytest.raises(ChildDied, match="is not running"):
@@ -114,35 +117,39 @@ def test_a_death_is_told_and_the_child_can_be_started_again(method: str, told: s
     assert child.call("echo", 1, timeout_s=LONG_S) == (1,)
 
 
-@pytest.mark.parametrize("method", ["stop_self", "spin_in_c", "tower"])
+@pytest.mark.parametrize("method", ["stop", "spin", "tower"])
 def test_what_never_ends_is_killed_at_its_limit(method: str, child: Child, gone: Callable[..., bool]) -> None:
     pid = child.pid
-    with pytest.raises(ChildTimeout, match=r"^timed out after 0.3 s$"):
+    with pytest.raises(ChildTimeout, match="timed out after"):
         child.call(method, timeout_s=SHORT_S)
     assert gone(pid)
 
 
-def test_a_stopped_child_is_dead_after_the_limit_of_its_call(child: Child, gone: Callable[..., bool]) -> None:
-    """Stopped while idle, it used to cost a minute."""
+def test_a_child_that_is_stopped_while_idle_is_dead_after_the_limit_of_its_call(
+    child: Child, gone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain.tasks.child.process.HANDOVER_S", (SHORT_S, 60.0))
     (worker,) = descendants(child.pid)
     os.kill(worker, signal.SIGSTOP)
-    with pytest.raises(ChildDied, match="did not take a call within 1 s") as caught:
-        child.call("echo", 1, timeout_s=0.5)
+    with pytest.raises(ChildDied, match="did not take a call") as caught:
+        child.call("echo", 1, timeout_s=0.05)
     assert not caught.value.has_started
     assert gone(worker)
 
 
 def test_garbage_in_our_own_line_ends_the_child(child: Child) -> None:
     with pytest.raises(ChildFailure):
-        child.call("write_into_descriptors", timeout_s=LONG_S)
+        child.call("garbage", timeout_s=LONG_S)
     child.start()
     assert child.call("echo", timeout_s=LONG_S) == ()
 
 
-@pytest.mark.parametrize("method", ["terminate_self", "chatter", "set_alarm", "close_streams", "fork_and_return"])
+@pytest.mark.parametrize("method", ["terminate", "chatter", "set_alarm", "close_streams", "fork_and_return"])
 def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.CaptureFixture[str]) -> None:
+    child.start()  # afresh: another test may have closed its outputs
     child.call(method, timeout_s=LONG_S)
-    assert child.call("nap", 0.1, timeout_s=LONG_S) == 0.1
+    assert child.call("nap", 0.06, timeout_s=LONG_S) == 0.06  # as long as the alarm, and more
+    assert child.seconds >= 0.06
     assert capfd.readouterr() == ("", "")
 
 
@@ -150,14 +157,14 @@ def test_the_last_words_of_the_dead_are_kept(child: Child) -> None:
     child.start()  # afresh: another test has closed its outputs
     child.call("chatter", timeout_s=LONG_S)
     with pytest.raises(ChildDied) as caught:
-        child.call("leave_os_exit", timeout_s=LONG_S)
+        child.call("os_exit", timeout_s=LONG_S)
     assert caught.value.output.endswith("x" * 1000)
     assert len(caught.value.output) <= 4096
 
 
 def test_forked_copies_end_with_the_call(child: Child, gone: Callable[..., bool]) -> None:
-    first = child.call("fork_and_return", timeout_s=LONG_S)
-    assert child.call("fork_and_return", timeout_s=LONG_S) == first  # the same process answers
+    first = child.call("pid_after", "fork_and_return", timeout_s=LONG_S)
+    assert child.call("pid_after", "fork_and_return", timeout_s=LONG_S) == first  # the same process answers
     assert gone(child.call("fork_and_hang", timeout_s=LONG_S))
     assert gone(*child.call("leave_processes", timeout_s=LONG_S))
 
@@ -169,14 +176,6 @@ def test_a_helper_from_the_beginning_stays_until_the_end(targets: Any, gone: Cal
         assert child.call("helper_pid", timeout_s=LONG_S) == helper
         os.kill(helper, 0)
     assert gone(helper)
-
-
-@pytest.mark.slow
-def test_grandchildren_end_with_the_child(child: Child, tmp_path: Path, gone: Callable[..., bool]) -> None:
-    file = tmp_path / "pids"
-    with pytest.raises(ChildTimeout):
-        child.call("leave_processes_and_hang", str(file), timeout_s=3.0)
-    assert gone(*map(int, file.read_text().split()))
 
 
 def test_nothing_outlives_a_parent_that_is_killed(targets: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
@@ -199,29 +198,17 @@ def test_nothing_outlives_a_parent_that_is_killed(targets: Any, tmp_path: Path, 
     os.kill(copy, signal.SIGKILL)
 
 
-def test_a_target_that_cannot_be_sent_is_named(targets: Any) -> None:
-    with pytest.raises(PluginError, match=r"scoring: a Locked cannot be sent to another process(.|\n)*`prepare`"):
-        Child(targets.Locked(), name="scoring").start()
-
-
-def test_a_target_that_cannot_prepare_is_told(targets: Any) -> None:
+def test_a_target_that_cannot_prepare_is_reported(targets: Any) -> None:
     child = Child(targets.Broken())
     with pytest.raises(ChildError, match="ImportError: no module named sympathy"):
         child.start()
     assert not child.is_running
 
 
-def test_a_start_has_its_own_limit(targets: Any, gone: Callable[..., bool]) -> None:
-    with pytest.raises(ChildTimeout, match="did not start within 1 s"):
-        Child(targets.Sleepy()).start(timeout_s=1.0)
-
-
-def test_closing_twice_and_never_started(targets: Any) -> None:
-    child = Child(targets.Target())
-    child.close()
-    child.start()
-    child.close()
-    child.close()
+def test_a_start_has_its_own_limit(targets: Any) -> None:
+    child = Child(targets.Sleepy())
+    with pytest.raises(ChildTimeout, match="did not start within"):
+        child.start(timeout_s=SHORT_S)
     assert child.pid == 0
 
 
@@ -244,7 +231,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 
 
 def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> None:
-    with interrupted_after(0.2), pytest.raises(Stop):
+    with interrupted_after(0.05), pytest.raises(Stop):
         child.call("nap", 100.0, timeout_s=LONG_S)
     assert not child.is_running
     child.start()
@@ -252,41 +239,32 @@ def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> 
 
 
 def test_a_kill_from_another_thread_ends_the_call(child: Child) -> None:
-    timer = threading.Timer(0.3, child.kill)
+    timer = threading.Timer(0.05, child.kill)
     timer.start()
     with pytest.raises(ChildDied, match=r"the scoring process (was killed|died|exited)"):
         child.call("nap", 100.0, timeout_s=LONG_S)
     timer.join()
 
 
-def test_seconds_are_those_of_the_method(child: Child) -> None:
-    child.call("nap", 0.2, timeout_s=LONG_S)
-    assert child.seconds >= 0.2
-
-
 def test_a_launched_child_is_the_one_that_starts(targets: Any) -> None:
-    child = Child(targets.Target())
-    try:
+    with closing(Child(targets.Target())) as child:
         child.launch()
         launched = child.pid
         assert launched
         assert not child.is_running  # it holds no target yet
         child.start()
-        assert child.is_running
-        assert child.pid == launched
+        assert (child.is_running, child.pid) == (True, launched)
         assert child.call("is_prepared", timeout_s=LONG_S) is True
         child.start()  # once more is another process
         assert child.pid != launched
         assert child.call("is_prepared", timeout_s=LONG_S) is True
-    finally:
-        child.close()
 
 
 def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_path: Path) -> None:
     """A target sent at the launch is not sent again; one too large for the socket is sent at the start."""
     small, large = tmp_path / "small", tmp_path / "large"
     child, other = Child(targets.Prepared(small)), Child(targets.Prepared(large, ballast=2**16))
-    try:
+    with closing(child), closing(other):
         for each in (child, other):
             each.launch()
             assert not each.is_running
@@ -299,9 +277,6 @@ def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_pat
             each.start()
             assert each.call("is_prepared", timeout_s=LONG_S) is True
             assert file.read_text() == "prepared\n"
-    finally:
-        child.close()
-        other.close()
 
 
 def test_a_launched_child_ends_when_it_is_killed_or_launched_again(targets: Any) -> None:
@@ -316,9 +291,6 @@ def test_a_launched_child_ends_when_it_is_killed_or_launched_again(targets: Any)
         with pytest.raises(ProcessLookupError):
             os.killpg(pid, 0)
     assert not child.is_running
-    child.start()
-    assert child.call("is_prepared", timeout_s=LONG_S) is True
-    child.close()
 
 
 def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
@@ -332,10 +304,10 @@ def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
     child.close()
 
 
-def test_what_cannot_be_sent_is_told_at_the_start_not_at_the_launch() -> None:
-    child = Child(lambda: None, name="scoring")
+def test_what_cannot_be_sent_is_reported_at_the_start_not_at_the_launch(targets: Any) -> None:
+    child = Child(targets.Locked(), name="scoring")
     child.launch()
-    with pytest.raises(PluginError, match="cannot be sent to another process"):
+    with pytest.raises(PluginError, match="scoring: a Locked cannot be sent") as caught:
         child.start()
-    assert not child.is_running
-    assert child.pid == 0
+    assert codes_in(caught) == ["plugin.not-picklable"]
+    assert (child.is_running, child.pid) == (False, 0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import socket
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
+from retrain.kernel.errors import Problem
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 from retrain.tasks.child import wire
 
@@ -29,11 +29,13 @@ def same(first: Any, second: Any) -> bool:
     return repr(first) == repr(second)  # NaN equals itself here, and 1, 1.0 and True differ
 
 
+@settings(max_examples=50)
 @given(DATA)
 def test_plain_data_arrives_as_it_was_sent(value: Any) -> None:
     assert same(wire.loads(wire.dumps(value)), value)
 
 
+@settings(max_examples=25)
 @given(TEXTS, DATA)
 def test_records_arrive_as_they_were_sent(text: str, data: Any) -> None:
     example = Example(id=text, prompt=[{"role": "user", "content": text}], reference=text, info={"data": data})
@@ -46,6 +48,7 @@ def test_records_arrive_as_they_were_sent(text: str, data: Any) -> None:
         Action(text=text, stop_reason=StopReason.TURNS),
         EpisodeResult(score=score, hit_turn_limit=True),
         LoadedData(examples=(example,), notes=(text,)),
+        Problem(code="a.b", what=text, fix=text),
     ]
     arrived = wire.loads(wire.dumps({1: records}))[1]
     assert [repr(each) for each in arrived] == [repr(each) for each in records]
@@ -53,27 +56,23 @@ def test_records_arrive_as_they_were_sent(text: str, data: Any) -> None:
     assert arrived[4].stop_reason is StopReason.TURNS
 
 
-@pytest.mark.parametrize("value", [np.float32(1.5), np.float64("nan"), np.int64(7), np.bool_(True), np.str_("x")])
-def test_numpy_scalars_arrive_as_python_ones(value: Any) -> None:
-    assert same(wire.loads(wire.dumps(value)), value.item())
-
-
-def test_what_json_has_looks_like_json() -> None:
+def test_what_json_has_looks_like_json_and_the_rest_arrives_as_plain_python() -> None:
     assert json.loads(wire.dumps({"a": [1, 2.5, "x", None, True]})) == {"a": [1, 2.5, "x", None, True]}
     assert wire.loads(wire.dumps(MappingProxyType({"!a": 1}))) == {"!a": 1}
     assert wire.loads(wire.dumps(10**6000)) == 10**6000
-    assert math.isinf(wire.loads(wire.dumps(float("-inf"))))
+    for value in (np.float32(1.5), np.float64("nan"), np.int64(7), np.bool_(True), np.str_("x")):
+        assert same(wire.loads(wire.dumps(value)), value.item())
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"x", object(), np.zeros(2), 1j, np.complex64(1), print, [{"a": {3}}]])
+WITH_REWARD = LoadedData(examples=(), reward=object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, b"x", object(), np.zeros(2), 1j, np.complex64(1), print, [{"a": {3}}], WITH_REWARD]
+)
 def test_what_cannot_travel_is_named(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be sent to another process"):
         wire.dumps(value)
-
-
-def test_a_verifier_in_the_data_is_refused() -> None:
-    with pytest.raises(TypeError, match="LoadedData with a reward"):
-        wire.dumps(LoadedData(examples=(), reward=object()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +113,11 @@ def test_frames_of_any_size_and_the_end() -> None:
         assert wire.receive(theirs, timeout_s=5.0) is None
 
 
-def test_a_header_that_lies_allocates_nothing() -> None:
+def test_a_header_that_lies_allocates_nothing_and_a_full_line_times_out() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(b"\xff" * 8)
         with pytest.raises(wire.WireError, match="a frame of"):
             wire.receive(theirs, timeout_s=5.0)
-
-
-def test_a_full_line_times_out() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(TimeoutError):
-        wire.send(ours, b"x" * 10_000_000, timeout_s=0.05)
+        with pytest.raises(TimeoutError):
+            wire.send(theirs, b"x" * 10_000_000, timeout_s=0.01)

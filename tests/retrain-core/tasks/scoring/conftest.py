@@ -12,7 +12,8 @@ import pytest
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 
 PARTS = Path(__file__).parent / "parts"
 

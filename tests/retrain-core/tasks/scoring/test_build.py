@@ -13,7 +13,7 @@ from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
-from retrain.tasks.scoring.service import NamedReward
+from retrain.tasks.scoring.pool import NamedReward
 
 
 class Verifier:
@@ -37,17 +37,16 @@ def built(load: Callable[..., Any], toys: Path) -> Callable[..., dict[str, tuple
     return build
 
 
-def test_the_type_or_the_verifier_of_the_source(built: Callable[..., Any]) -> None:
+def test_the_type_or_the_verifier_of_the_source_and_weights_in_place_of_both(built: Callable[..., Any]) -> None:
     assert built("") == {"match": ("MatchReward", 1.0)}
     assert built("", Verifier()) == {"toy": ("Verifier", 1.0)}
     assert built('[reward]\ntype = "toy"', Verifier()) == {"toy": ("ToyReward", 1.0)}
-
-
-def test_weights_replace_both(built: Callable[..., Any]) -> None:
     text = "[reward.weights]\nmatch = 1.0\ntoy = -0.5"
     wanted = {"match": ("MatchReward", 1.0), "toy": ("ToyReward", -0.5)}
     assert built(text) == built(text, Verifier()) == wanted
     assert list(built(text)) == ["match", "toy"]
+    with pytest.raises(PluginError, match=r"\[reward\] weights(.|\n)*no reward named 'mtach'"):
+        built("[reward.weights]\nmtach = 1.0")
 
 
 def test_rewards_that_compare_say_so_themselves() -> None:
@@ -56,11 +55,6 @@ def test_rewards_that_compare_say_so_themselves() -> None:
 
     named = [NamedReward(name="mine", reward=Comparing()), NamedReward(name="other", reward=Verifier())]
     assert comparing_rewards(named) == {"mine"}
-
-
-def test_an_unknown_name_is_told_with_its_place(built: Callable[..., Any]) -> None:
-    with pytest.raises(PluginError, match=r"\[reward\] weights(.|\n)*no reward named 'mtach'"):
-        built("[reward.weights]\nmtach = 1.0")
 
 
 @pytest.mark.parametrize(

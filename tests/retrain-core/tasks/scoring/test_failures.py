@@ -12,6 +12,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Example
 from retrain.tasks.scoring import failures
 from retrain.tasks.scoring.failures import FailureRecord, read_failures, write_failures
+from tests.kit.problems import codes_in
 
 
 def record(text: str = "x", **more: Any) -> FailureRecord:
@@ -29,11 +30,8 @@ def test_a_record_comes_back_as_it_was(text: str, tmp_path: Path) -> None:
     assert json.loads(file.read_bytes())["reward"] == "math"
     assert (back.text, back.example.info, back.example.prompt) == (text, own.example.info, own.example.prompt)
     assert (back.reward, back.detail, back.attempts, back.report) == ("math", "d", 2, "r")
-
-
-def test_what_cannot_be_sent_is_kept_as_text(tmp_path: Path) -> None:
     write_failures(tmp_path, "s", [record(info={"a": {1}, "b": 2})])
-    assert read_failures(tmp_path)[0][1].example.info == {"a": "{1}", "b": 2}
+    assert read_failures(tmp_path)[0][1].example.info == {"a": "{1}", "b": 2}, "what cannot be sent is kept as text"
 
 
 def test_a_step_that_is_tried_again_replaces_its_own(tmp_path: Path) -> None:
@@ -72,12 +70,10 @@ def test_a_disk_that_refuses_stops_nothing(tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"reward": "r"}', "\x00", '{"example": 3}', "[" * 100_000])
 def test_what_is_no_record_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"a\.json: is not a record of a failed score"):
-        read_failures(tmp_path)
-
-
-def test_nothing_to_read_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_failures(tmp_path / "failures")
-    with pytest.raises(ConfigError, match="no failed scores in this folder"):
-        read_failures(tmp_path)
+    (tmp_path / "empty").mkdir()
+    places = {"": "replay.unreadable", "empty": "replay.empty-folder", "nowhere": "replay.missing"}
+    for place, code in places.items():
+        with pytest.raises(ConfigError) as caught:
+            read_failures(tmp_path / place)
+        assert codes_in(caught) == [code]
+        assert (place or "a.json") in caught.value.problems[0].where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from retrain.kernel.config.schema import DataTable, ScoringTable
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example
+from retrain.tasks.child.system import descendants
 from retrain.tasks.scoring import trial
 from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.tasks import RewardVerifier
@@ -42,45 +44,34 @@ def try_out(monkeypatch: pytest.MonkeyPatch, service: Callable[..., ScoringServi
     return run
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        ("Raising", "first: KeyError: 'no such key'"),
-        ("NotANumber", "nan"),
-        ("Text", "the reward returned str 'good', not a number"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "fault"), [("Raising", "first: KeyError: 'no such key'"), ("NotANumber", "nan")])
 def test_a_reward_that_fails_on_every_text_is_refused(try_out: Any, kind: str, fault: str) -> None:
     with pytest.raises(RewardError) as refused:
         try_out(kind, audit="warn")
     (problem,) = refused.value.problems
-    assert problem.where.startswith("[reward] type")
-    assert "reward 'the_reward' failed on all 9 texts that it was tried on" in problem.what
+    assert (problem.code, problem.where.startswith("[reward] type")) == ("reward.always-fails", True)
+    assert "all 9 texts" in problem.what
     assert fault in problem.what
+
+
+KINDS = ("Sound", "OnlyEmpty", "Gold", "Slow", "Heavy", "Remote")
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
-        ("Sound", {}),
-        ("OnlyEmpty", {}),
-        ("Gold", {}),
-        ("Slow", {}),
-        ("Heavy", {}),
-        ("Remote", {}),
-        ("Raising", {"audit": "off"}),
-        ("Raising", {"max_failed_frac": 1.0}),
-    ],
+    [*((kind, {}) for kind in KINDS), ("Raising", {"audit": "off"}), ("Raising", {"max_failed_frac": 1.0})],
 )
 def test_any_other_reward_is_left_to_the_run_as_it_was(
     try_out: Any, kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "TRIAL_S", 0.3)
-    reward, service = try_out(kind, **settings)
+    before = descendants(os.getpid())
+    reward, _ = try_out(kind, **settings)
     assert reward.calls == 0
-    assert not service._is_started  # no process was waited for
+    assert descendants(os.getpid()) <= before, "no scoring process was started"
 
 
-def test_what_works_in_its_own_process_alone_is_not_refused(try_out: Any) -> None:
-    _, service = try_out("OnlyInItsProcess")
-    assert service._is_started
+def test_a_reward_that_works_in_its_scoring_process_is_not_refused(try_out: Any) -> None:
+    before = descendants(os.getpid())
+    try_out("OnlyInItsProcess")
+    assert descendants(os.getpid()) - before

@@ -34,7 +34,8 @@ from retrain.text.tokenizer import load_tokenizer
 WORDS = 8  # words of a run; 8 to 13 are in use (13: GPT-3, arXiv:2005.14165)
 # Share of a held-out example's runs in one training example: two changed words of forty leave more than half.
 NEAR = 0.5
-LEAST_COMMON = 8  # runs that a near match needs unless it has them all: a short text may differ in the word that counts
+# Runs that a near match needs unless it has them all: a short text may differ in the one word that counts.
+LEAST_COMMON = 8
 TEMPLATE_SHARE = 0.1  # a run in more of the held-out examples belongs to their template
 LEAST_TEMPLATE = 3
 _WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[-+*/=<>^%()×÷]")
@@ -159,7 +160,8 @@ class HeldOutIndex:
         is_near = share >= NEAR and (count >= LEAST_COMMON or share == 1.0)
         if not is_near or (each.best and each.best.share >= share):
             return
-        if each.numbers <= numbers:  # each of its numbers, as often
+        # Equal words around other numbers are the same template with another task, as in generated arithmetic.
+        if each.numbers <= numbers:
             each.best = Overlap(example_id=each.example_id, training_id=example.id, match=Match.NEAR, share=share)
         else:
             each.is_template = True
@@ -243,6 +245,7 @@ def probe(
     """Let the policy complete each prompt greedily, in at most `max_tokens` tokens; `scorer` judges the answers."""
     parts = [(example, found) for example in examples if (found := parted(task_text(example)))]
     texts: list[str] = []
+    # Greedy: a text that is known by heart is the most likely one, and sampling would hide it.
     params = SamplingParams(max_tokens=max_tokens, temperature=1.0, greedy=True)
     for start in range(0, len(parts), BATCH):
         given = [beginning for _, (beginning, _) in parts[start : start + BATCH]]
@@ -328,8 +331,8 @@ def audit_contamination(
     tasks = load_tasks(context)
     with closing(tasks.verifier), _evaluated(tasks, context) as sets:
         if not sets:
-            what, fix = "nothing is evaluated, so nothing can be contaminated", "set [eval] examples, or [eval.sets]"
-            raise ConfigError(Problem(where=config.place("eval.examples"), what=what, fix=fix))
+            what, fix = "nothing is evaluated, so nothing can be contaminated", "set [eval.sets], or [eval] examples"
+            raise ConfigError(Problem(code="eval.no-examples", where=config.place("eval.examples"), what=what, fix=fix))
         indices = [HeldOutIndex.of(name, found, words=words) for name, (found, _) in sets.items()]
         found = contamination(indices, (prompt.example for prompt in tasks.pool.train))
         probes = _probed(sets, context, examples or PROBED, open_backend, say) if open_backend else {}
@@ -373,9 +376,8 @@ def _evaluated(tasks: Tasks, context: PluginContext) -> Iterator[dict[str, _Set]
         sets[HELD_OUT] = [prompt.example for prompt in tasks.pool.held_out], tasks.verifier
     evaluation = context.plugins.notify("retrain_evaluation", context=context, tasks=tasks)
     try:
-        for each in getattr(
-            evaluation, "sets", ()
-        ):  # from `use/evaluate`; another plugin's evaluation may have no sets
+        # The evaluation is that of `use/evaluate`; another plugin's need not have sets.
+        for each in getattr(evaluation, "sets", ()):
             sets[each.name] = [prompt.example for prompt in each.prompts], each.verifier
         yield sets
     finally:

@@ -4,65 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.audit.probes import Severity
+from retrain.tasks.audit.report import AuditFinding, AuditReport, Cause, Tried
 from retrain.tasks.scoring.failures import next_step
 from retrain.text.amounts import counted
 from retrain.text.secrets import hide_text
 from retrain.text.terminal_text import printable
-
-if TYPE_CHECKING:
-    from retrain.tasks.audit.verifier_audit import AuditReport, Tried
 
 LOG = logging.getLogger("retrain")
 SHOWN = 5  # causes in an error; the command shows all
 HEAD_CHARS = 80
 DETAIL_CHARS = 300
 NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFinding:
-    """A fault of the reward: `text` is the beginning of the scored text, `check` its kind.
-
-    `cause` is the message without the details of this text: findings of one cause are reported once.
-    """
-
-    severity: Severity
-    check: str
-    example_id: str
-    text: str
-    message: str
-    fix: str
-    cause: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    findings: tuple[AuditFinding, ...]
-
-    @property
-    def first(self) -> AuditFinding:
-        return self.findings[0]
-
-    @property
-    def examples(self) -> int:
-        return len({finding.example_id for finding in self.findings})
-
-    def as_data(self) -> dict[str, Any]:
-        first, counts = self.first, {"examples": self.examples, "findings": len(self.findings)}
-        return {"severity": first.severity, "check": first.check, "cause": first.cause, "fix": first.fix, **counts}
-
-
-def grouped(findings: Iterable[AuditFinding]) -> tuple[Cause, ...]:
-    groups: dict[tuple[str, str], list[AuditFinding]] = {}
-    for finding in sorted(findings, key=lambda finding: finding.severity):  # "error" < "warning"
-        groups.setdefault((finding.severity, finding.cause), []).append(finding)
-    return tuple(Cause(findings=tuple(group)) for group in groups.values())
 
 
 def report_data(report: AuditReport) -> dict[str, Any]:
@@ -92,6 +50,7 @@ def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring
         fix = 'repair the reward (`retrain audit` tries it without a run), or set [scoring] audit = "warn"'
         shown = [
             Problem(
+                code="reward.failed-audit",
                 where=f"{cause.first.check}, {where_found(cause, report.examples)}",
                 what=cause.first.message,
                 why=f"text: {cause.first.text!r}",
@@ -99,7 +58,7 @@ def raise_on_failure(report: AuditReport, policy: str, *, place: str = "[scoring
             )
             for cause in errors[:SHOWN]
         ]
-        raise RewardError(Problem(where=place, what=what, fix=fix), *shown)
+        raise RewardError(Problem(code="reward.failed-audit", where=place, what=what, fix=fix), *shown)
     for cause in report.causes:
         first, where = cause.first, where_found(cause, report.examples)
         text = f" ({first.text!r})" if first.check != "time" else ""

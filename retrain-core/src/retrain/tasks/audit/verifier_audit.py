@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PluginContext
@@ -18,17 +17,15 @@ from retrain.kernel.declared import CORRECT_ABOVE
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome
 from retrain.tasks.audit.probes import Gold, GoldOf, Probe, gold_from_reference, gold_of, wrong_texts
+from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally, Tried
 from retrain.tasks.scoring.build import judges
 from retrain.tasks.tasks import RewardVerifier
-from retrain.text.amounts import counted, duration
-
-if TYPE_CHECKING:
-    from retrain.tasks.audit.findings import AuditFinding, Cause
 
 LOG = logging.getLogger("retrain")
 SHADOW = "Shadow"  # first word of the lines about its audit
 SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
-DRAW = Seeds(0)  # the same examples whatever the run's seed, so that `retrain audit` has the run's findings
+# The same examples whatever the run's seed, so that `retrain audit` has the findings that the run had.
+DRAW = Seeds(0)
 
 Scorer = Callable[[Sequence[tuple[Example, str]]], Sequence[TimedScore]]
 
@@ -71,99 +68,6 @@ def audit_tasks(
         timeout_s=verifier.timeout_s,
         correct_above=settings.correct_above,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """The outcomes of one check's texts; `correct` is a score above 0.5."""
-
-    tried: int = 0
-    correct: int = 0
-    no_verdict: int = 0
-    failed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
-    """The outcome of an audit.
-
-    `gold_tried` examples had a right answer to try, and `gold_correct` of them scored as correct; for `gold_unknown` no
-    answer is known. `lowest_gold` is the lowest score of a right answer. Seconds are the faster of two tries.
-    """
-
-    examples: int
-    gold_tried: int
-    gold_correct: int
-    gold_unknown: int
-    lowest_gold: float | None
-    checks: Mapping[str, Tally]
-    seconds_mean: float
-    seconds_max: float
-    timeout_s: float | None
-    findings: tuple[AuditFinding, ...]
-
-    @property
-    def errors(self) -> tuple[AuditFinding, ...]:
-        return tuple(finding for finding in self.findings if finding.severity == "error")
-
-    @property
-    def causes(self) -> tuple[Cause, ...]:
-        """Findings grouped by severity and cause, errors first."""
-        if not self.findings:
-            return ()
-        from retrain.tasks.audit.findings import grouped
-
-        return grouped(self.findings)
-
-    @property
-    def ok(self) -> bool:
-        return not self.errors
-
-    @property
-    def others(self) -> Tally:
-        rest = [tally for check, tally in self.checks.items() if check != "gold"]
-        return Tally(**{name: sum(getattr(tally, name) for tally in rest) for name in Tally.__slots__})
-
-    def line(self, of: str = "Reward") -> str:
-        gold = f"gold {self.gold_correct}/{self.gold_tried} correct" if self.gold_tried else "gold not tried"
-        unknown = f" ({self.gold_unknown} without a known answer)" if self.gold_unknown else ""
-        others = f"{self.others.correct} of {self.others.tried} others correct"
-        parts = [f"{self.examples} examples", gold + unknown, others, f"{duration(self.seconds_mean)} a score"]
-        severities = [cause.first.severity for cause in self.causes]
-        counts = [counted(severities.count(word), word) for word in dict.fromkeys(severities)]
-        verdict = (["ok"] if self.ok else []) + counts
-        return f"{of} audit: {', '.join(parts)}: {', '.join(verdict)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    probe: Probe
-    first: TimedScore
-    second: TimedScore
-    correct_above: float
-
-    @property
-    def values(self) -> list[float]:
-        return [t.score.value for t in (self.first, self.second) if t.score.value is not None]
-
-    @property
-    def is_correct(self) -> bool:
-        return any(value > self.correct_above for value in self.values)
-
-    @property
-    def seconds(self) -> float:
-        return min(self.first.seconds, self.second.seconds)
-
-    @property
-    def is_sound(self) -> bool:
-        """True if no finding is possible: scored twice alike, and a wrong text neither correct nor above 0."""
-        one, other = self.first.score, self.second.score
-        is_stable = (one.outcome, one.value) == (other.outcome, other.value) and not self.has(Outcome.FAILED)
-        is_wrong = not self.is_correct and not any(value > 0 for value in self.values)
-        return is_stable and (self.probe.check == "gold" or is_wrong)
-
-    def has(self, outcome: Outcome) -> bool:
-        return outcome in (self.first.score.outcome, self.second.score.outcome)
 
 
 def audit(
@@ -239,6 +143,7 @@ def _try(
             yield [*_wrong(example, gold.confirmed(correct), rendered, plausible)]
 
     for stage in stages():
+        # The very first text goes alone: it pays for imports, and a reward that hangs costs one time limit.
         for part in (stage,) if done else (stage[:1], stage[1:]):
             done += zip(part, scored(part), strict=True)
             if any(first.score.outcome is Outcome.FAILED for _, first in done):

@@ -75,7 +75,8 @@ def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     tail = b""
     watched = [life_line, output, woken]
-    status = _ended(worker)  # it may have ended before the handler was installed
+    # It may have ended before the handler was installed, and then no signal would wake `select`.
+    status = _ended(worker)
     while status is None:
         ready = select.select(watched, [], [], PARENT_S)[0]
         if life_line in ready or os.getppid() != parent:
@@ -100,7 +101,8 @@ def watch(worker: int, life_line: int, output: int, *, parent: int) -> NoReturn:
         with suppress(OSError):
             os.write(life_line, message.encode("ascii"))
     kill_descendants()
-    os.killpg(0, signal.SIGKILL)  # ourselves, and orphans of the group where the system lets us adopt none
+    # Ourselves, and the orphans of our group where the system lets us adopt none.
+    os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

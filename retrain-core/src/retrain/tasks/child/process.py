@@ -24,10 +24,12 @@ from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.tasks.child import wire
 
 START_TIMEOUT_S = 120.0
-HANDOVER_S = (1.0, 60.0)  # an idle worker takes a call at once, but the machine may be very busy
+# Least and most seconds for taking a call: an idle worker does so at once, but the machine may be very busy.
+HANDOVER_S = (1.0, 60.0)
 LAST_WORDS_S = 5.0
 KILL_S = 2.0
-AHEAD_BYTES = 2**15  # of a target that is sent at the launch: less than a socket holds, so that `launch` never waits
+# Largest target that is sent at the launch: less than a socket's buffer holds, so that `launch` never waits.
+AHEAD_BYTES = 2**15
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from retrain.tasks.child.main import main; main()"
 
 
@@ -152,7 +154,8 @@ class Child:
         try:
             self._hand_over(content, min(max(timeout_s, HANDOVER_S[0]), HANDOVER_S[1]))
             frame = self._receive(timeout_s, f"timed out after {timeout_s:g} s", has_started=True)
-        except BaseException:  # an interrupt too: a late answer would be taken for the next call's
+        # An interrupt too: a late answer would be taken for the next call's.
+        except BaseException:
             self.kill()
             raise
         return self._value(frame)
@@ -186,7 +189,7 @@ class Child:
             kind = type(self._target).__name__
             what = f"{self.name}: a {kind} cannot be sent to another process: {type(error).__name__}: {error}"
             fix = "hold plain data in it, and open files, locks and models in `prepare`"
-            raise PluginError(Problem(what=what, fix=fix)) from error
+            raise PluginError(Problem(code="plugin.not-picklable", what=what, fix=fix)) from error
 
     def _send(self, content: bytes, timeout_s: float) -> None:
         connection = self._connection
@@ -228,7 +231,7 @@ class Child:
         self.seconds = frame.get("seconds", 0.0)
         kind = getattr(errors, frame.get("kind", ""), None)
         if isinstance(kind, type) and issubclass(kind, RetrainError):
-            raise kind(*(Problem(**problem) for problem in frame["problems"]))
+            raise kind(*frame["problems"])
         raise ChildError(frame["error"], frame["text"], frame["traceback"], frame["place"])
 
     def _death(self, *, has_started: bool) -> ChildDied:

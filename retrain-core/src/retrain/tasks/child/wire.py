@@ -17,16 +17,18 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.contracts.tasks import Action, EpisodeResult, LoadedData, Observation
+from retrain.kernel.errors import Problem
 from retrain.kernel.types import Example, Outcome, Score, StopReason
 
 RECORDS: dict[str, type[Any]] = {
-    record.__name__: record for record in (Example, Score, Observation, Action, EpisodeResult, LoadedData)
+    record.__name__: record for record in (Example, Score, Observation, Action, EpisodeResult, LoadedData, Problem)
 }
 ENUMS: Mapping[tuple[str, str], type[Outcome] | type[StopReason]] = {
     ("Score", "outcome"): Outcome,
     ("Action", "stop_reason"): StopReason,
 }
-PLAIN_BITS = 53  # integers up to here are the same in every JSON reader, and far from the limit of int(text)
+# Integers up to 2**53 are the same in every JSON reader; larger ones go as hex, which has no limit of digits.
+PLAIN_BITS = 53
 MAX_FRAME_BYTES = 2**30
 HEADER_BYTES = 8
 CHUNK_BYTES = 2**20
@@ -37,7 +39,8 @@ class WireError(Exception):
 
 
 def dumps(value: object) -> bytes:
-    return json.dumps(encode(value)).encode("ascii")  # lone surrogates and null bytes travel as escapes
+    # ASCII only: lone surrogates and null bytes travel as escapes.
+    return json.dumps(encode(value)).encode("ascii")
 
 
 def loads(content: bytes) -> Any:

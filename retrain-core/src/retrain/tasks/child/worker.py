@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 from retrain.kernel import errors
@@ -21,7 +20,8 @@ from retrain.tasks.child.system import descendants, has_children, kill_descendan
 MAX_TEXT = 2000  # characters of an exception's text
 MAX_FRAMES = 8  # of a traceback: user code may have recursed
 MAX_TRACEBACK = 4000
-SETS_UP = "load"  # of an environment: processes that this call starts, such as tool servers, serve the later ones
+# The call of an environment whose processes, such as tool servers, serve later calls and are not killed after it.
+SETS_UP = "load"
 
 
 def serve(descriptor: int) -> NoReturn:
@@ -61,7 +61,8 @@ def serve(descriptor: int) -> NoReturn:
             answer = wire.dumps(failure(error) | {"seconds": time.perf_counter() - started})
         _stay_alone(own)
         with suppress(OSError):
-            signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm set by this call must not end the next
+            # An alarm that this call has set must not end the next one.
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         if has_children():
             if call["method"] == SETS_UP:
                 helpers = frozenset(descendants(own))
@@ -86,7 +87,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, errors.RetrainError):
         own_kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         report["kind"] = next(own_kinds)
-        report["problems"] = [asdict(problem) for problem in error.problems]
+        report["problems"] = list(error.problems)
     return report
 
 

@@ -13,7 +13,8 @@ from retrain.kernel.contracts.tasks import LoadedData, Reward
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 
 LOG = logging.getLogger("retrain")
 DEFAULT_REWARD, NO_REWARD = "match", "none"

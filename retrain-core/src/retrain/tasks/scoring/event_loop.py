@@ -44,14 +44,15 @@ class AsyncRewards:
         for number, reward in self.rewards.items():
             name = self._names[number]
             if getattr(reward, "concurrency", 1) < 1:
-                what = f"reward {name!r} has concurrency {reward.concurrency}"
-                raise PluginError(Problem(where="scoring", what=what, fix="make it 1 or more"))
+                what, fix = f"reward {name!r} has concurrency {reward.concurrency}", "make it 1 or more"
+                raise PluginError(Problem(code="reward.bad-concurrency", where="scoring", what=what, fix=fix))
             try:
                 if prepare := getattr(reward, "prepare", None):
                     prepare()
             except Exception as error:
                 what = f"reward {name!r} could not be prepared: {type(error).__name__}: {error}"
-                raise PluginError(Problem(where="scoring", what=what, fix="repair the reward")) from error
+                fix = "repair the reward"
+                raise PluginError(Problem(code="reward.cannot-prepare", where="scoring", what=what, fix=fix)) from error
 
     def submit(self, task: Task) -> None:
         if self._loop is None:
@@ -78,7 +79,8 @@ class AsyncRewards:
         names = ", ".join(repr(self._names[number]) for number in self.rewards)
         what = f"an `async def score` ({names}) blocks instead of awaiting, at {where}"
         fix = "await there, or make it a plain `def score`: its process can be killed"
-        return Problem(where="scoring", what=what, why="it cannot be cancelled at its time limit", fix=fix)
+        why = "it cannot be cancelled at its time limit"
+        return Problem(code="reward.blocks-loop", where="scoring", what=what, why=why, fix=fix)
 
     def metrics(self) -> dict[str, float]:
         """Return the rewards' own fields for the step's line; a reward whose `metrics()` raises adds none."""
@@ -90,7 +92,8 @@ class AsyncRewards:
                     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                         raise ValueError(f"{name} = {value!r} is no finite number")
                 fields |= found
-            except Exception as error:  # a plugin may raise anything, and training does not depend on its figures
+            # A plugin may raise anything, and training does not depend on its figures.
+            except Exception as error:
                 text = "metrics() of reward %r raised %s: %s"
                 LOG.warning(text, self._names[number], type(error).__name__, error)
         return fields
@@ -163,7 +166,8 @@ class AsyncScorers:
     def _end(self, task: Task, call: asyncio.Task[None]) -> None:
         self._calls.pop(task, None)
         if not task.is_cancelled and (call.cancelled() or call.exception() is not None):
-            while not task.settle(STRAY):  # user code cancelled our call: the batch must not wait for it for ever
+            # User code cancelled our call. Use up the retries, or the batch would wait for ever.
+            while not task.settle(STRAY):
                 pass
 
     def _cancel(self) -> None:

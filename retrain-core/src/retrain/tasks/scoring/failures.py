@@ -8,23 +8,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.config.toml_file import open_regular
-from retrain.kernel.errors import ConfigError, Problem, RewardError
-from retrain.kernel.types import Example, Outcome, Score
+from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.types import Example
 from retrain.records.files import write_bytes
 from retrain.tasks.child import wire
-from retrain.tasks.scoring.pool import Task
+from retrain.tasks.scoring.pool import NamedReward, Task
 from retrain.text.secrets import hide_text, redacted
-from retrain.text.terminal_text import printable
-
-if TYPE_CHECKING:
-    from retrain.kernel.config.resolved import Config
-    from retrain.kernel.config.schema import ScoringTable
-    from retrain.tasks.scoring.batch import ScoringBatch
-    from retrain.tasks.scoring.service import NamedReward, ScoringService
 
 LOG = logging.getLogger("retrain")
 FOLDER = "failures"
@@ -69,21 +62,6 @@ def next_step(detail: str, name: str = "NAME") -> str:
     return next((step.format(name=name) for cause, step in _NEXT_STEPS.items() if cause in detail), "")
 
 
-def tolerated(batch: ScoringBatch) -> list[Score]:
-    """Return the scores of a shadow: failures end nothing, and a warning reports them above `max_failed_frac`."""
-    service = batch.service
-    try:
-        scores = batch.collect(within_budget=False)
-    except RewardError as error:  # it blocks the event loop; all its scores have failed by now
-        LOG.warning("the shadow: %s", error.problems[0].what)
-        scores = batch.collect(within_budget=False)
-    failed = [score.detail for score in scores if score.outcome is Outcome.FAILED]
-    if len(failed) > service.limits[0].max_failed_frac * len(scores):
-        text, first = "shadow %r failed on %d of %d completions; first: %s", printable(hide_text(failed[0]))
-        LOG.warning(text, service.names[0], len(failed), len(scores), first)
-    return scores
-
-
 def records_of(failed: Mapping[Task, int], rewards: Sequence[NamedReward]) -> list[FailureRecord]:
     return [
         FailureRecord(
@@ -111,30 +89,8 @@ def over_budget(name: str, limits: ScoringTable, failed: Sequence[Task], *, tota
     if kept:
         why += f"; the texts are in {kept}"
         fix += f" (`retrain audit --replay {kept}` scores them again)"
-    return Problem(where="scoring", what=what, why=why, fix=f"{fix}, or raise [scoring] max_failed_frac")
-
-
-def refuse_faulty(
-    service: ScoringService, number: int, pairs: Sequence[tuple[Example, str]], path: str, config: Config
-) -> None:
-    """RewardError if a reward fails on all texts in its scoring process too; `path` is the key that names it.
-
-    A text that takes too long ends the trial, since the next may not.
-    """
-    service.start()
-    name, finished, details = service.names[number], SimpleQueue[Task](), list[str]()
-    for example, text in pairs:
-        limits = service.limits[number]
-        service.submit(Task(reward=number, example=example, text=text, limits=limits, finished=finished))
-        task = finished.get()
-        if task.score.outcome is not Outcome.FAILED or task.last.is_timeout:
-            return
-        details.append(task.score.detail)
-    where = config.place(path) + (f" {name}" if path == "reward.weights" else "")
-    what = f"reward {name!r} failed on all {len(pairs)} texts that it was tried on; first: {details[0]}"
-    why = f"they are right answers, and the empty text, for {len({e.id for e, _ in pairs})} rows of the data"
-    fix = "repair the reward; `retrain audit` tries it without a run"
-    raise RewardError(Problem(where=where, what=what, why=why, fix=fix))
+    fix = f"{fix}, or raise [scoring] max_failed_frac"
+    return Problem(code="reward.too-many-failures", where="scoring", what=what, why=why, fix=fix)
 
 
 def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -> bool:
@@ -163,10 +119,12 @@ def write_failures(folder: Path, label: str, records: Sequence[FailureRecord]) -
 def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
     """Return the record of a file, or all of a folder in order; ConfigError names a file that is not a record."""
     if not path.exists():
-        raise ConfigError(Problem(where=str(path), what="does not exist", fix="give a file or folder of failed scores"))
+        fix = "give a file or folder of failed scores"
+        raise ConfigError(Problem(code="replay.missing", where=str(path), what="does not exist", fix=fix))
     files = sorted(path.glob("*.json"), key=_order) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(Problem(where=str(path), what="no failed scores in this folder", fix="give another"))
+        what, fix = "no failed scores in this folder", "give another"
+        raise ConfigError(Problem(code="replay.empty-folder", where=str(path), what=what, fix=fix))
     records = []
     for file in files:
         try:
@@ -178,7 +136,8 @@ def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
                 raise TypeError("text must be text")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = f"is not a record of a failed score: {type(error).__name__}: {error}"
-            raise ConfigError(Problem(where=str(file), what=what, fix="give a file that a run wrote")) from error
+            fix = "give a file that a run wrote"
+            raise ConfigError(Problem(code="replay.unreadable", where=str(file), what=what, fix=fix)) from error
         records.append((file, record))
     return records
 

@@ -61,6 +61,15 @@ class Task:
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedReward:
+    """A reward of a run under its name in the configuration, and its weight in the sum."""
+
+    name: str
+    reward: Reward
+    weight: float = 1.0
+
+
 class ScoringPool:
     """Processes that hold all synchronous rewards of a run; tasks start in order, and finish in any order."""
 
@@ -82,6 +91,7 @@ class ScoringPool:
             return
         self._is_closing = False
         self._tasks = SimpleQueue()
+        # Here and not in a thread: a reward that cannot be prepared has to end `start` with its error.
         self._children[0].start()
         for number in range(len(self._children)):
             thread = threading.Thread(target=self._drive, args=(number,), name=f"scoring-{number}", daemon=True)
@@ -110,7 +120,8 @@ class ScoringPool:
         for thread in threads:
             thread.join(JOIN_S)
         for child in self._children:
-            child.kill()  # a thread may have started it again
+            # A thread may have started it again between the first kill and the join.
+            child.kill()
 
     def _drive(self, number: int) -> None:
         child = self._children[number]

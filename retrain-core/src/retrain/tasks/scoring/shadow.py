@@ -11,7 +11,8 @@ from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.resolve import build_part
-from retrain.tasks.scoring.service import NamedReward, ScoringService
+from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.service import ScoringService
 
 LOG = logging.getLogger("retrain")
 SHADOW, SHADOW_PARAMS = "reward.shadow", "reward.shadow_params"

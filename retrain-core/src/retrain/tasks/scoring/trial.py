@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt, Verifier
+from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.types import Example, Outcome
 from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import names_a_reward
+from retrain.tasks.scoring.pool import Task
 from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.scoring.verdict import verdict
 from retrain.tasks.tasks import RewardVerifier
@@ -46,11 +49,9 @@ def _refuse(service: ScoringService, prompts: Sequence[Prompt], config: Config, 
             continue
         pairs = [(prompt.example, text) for prompt in prompts[:ROWS] for text in _texts(reward, prompt.example)]
         if _fails_in_copy(reward, pairs, config):
-            from retrain.tasks.scoring.failures import refuse_faulty
-
             is_of_source = named.name == config.data.source and not names_a_reward(config)
             path = "reward.weights" if config.reward.weights else "data.source" if is_of_source else "reward.type"
-            refuse_faulty(service, number, pairs, "reward.shadow" if of_shadow else path, config)
+            _refuse_faulty(service, number, pairs, "reward.shadow" if of_shadow else path, config)
 
 
 def _fails_in_copy(reward: Any, pairs: Pairs, config: Config) -> bool:
@@ -75,3 +76,24 @@ def _texts(reward: Any, example: Example) -> list[str]:
         if isinstance(gold := reward.gold(example), str):
             texts.insert(0, gold)
     return list(dict.fromkeys(texts))
+
+
+def _refuse_faulty(service: ScoringService, number: int, pairs: Pairs, path: str, config: Config) -> None:
+    """RewardError if a reward fails on all texts in its scoring process too; `path` is the key that names it.
+
+    A text that takes too long ends the trial, since the next may not.
+    """
+    service.start()
+    name, finished, details = service.names[number], SimpleQueue[Task](), list[str]()
+    for example, text in pairs:
+        limits = service.limits[number]
+        service.submit(Task(reward=number, example=example, text=text, limits=limits, finished=finished))
+        task = finished.get()
+        if task.score.outcome is not Outcome.FAILED or task.last.is_timeout:
+            return
+        details.append(task.score.detail)
+    where = config.place(path) + (f" {name}" if path == "reward.weights" else "")
+    what = f"reward {name!r} failed on all {len(pairs)} texts that it was tried on; first: {details[0]}"
+    why = f"they are right answers, and the empty text, for {len({e.id for e, _ in pairs})} rows of the data"
+    fix = "repair the reward; `retrain audit` tries it without a run"
+    raise RewardError(Problem(code="reward.always-fails", where=where, what=what, why=why, fix=fix))

@@ -18,9 +18,8 @@ from retrain.kernel.errors import ConfigError, Problem, RewardError
 from retrain.kernel.plugins.resolve import validated_params
 from retrain.kernel.types import Completion, Outcome, SamplingParams, Score
 from retrain.tasks.child.process import Child, ChildError, ChildFailure
-from retrain.tasks.scoring.batch import ScoringBatch
 from retrain.tasks.scoring.build import judges
-from retrain.tasks.scoring.service import ScoringService
+from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.use.agents.episode import Episode, Rules
 from retrain.use.agents.programs import CommandAgent, FunctionAgent, Program
 from retrain.use.serving.batcher import Batcher

@@ -1,15 +1,12 @@
 """Objects for child processes: well-behaved ones and every way of not behaving."""
 
-import contextlib
-import ctypes
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
 
 from retrain.api import ConfigError, Example, Problem
+from tests.kit.hostile_acts import ATTACKS, HARMLESS, OTHERS, leave_processes
 
 
 class OwnError(ConfigError):
@@ -40,11 +37,8 @@ class Target:
         time.sleep(seconds)
         return seconds
 
-    def set_value(self):
-        return {1, 2}
-
     def raise_problems(self):
-        raise OwnError(Problem(where="here", what="this", why="that", fix="so"), Problem(what="more"))
+        raise OwnError(Problem(code="a.b", where="here", what="this", why="that", fix="so"), Problem(what="more"))
 
     def raise_silly(self):
         class SillyError(Exception):
@@ -72,75 +66,8 @@ class Prepared(Target):
 class Hostile(Target):
     """Each method is an attack; those that return are no failure."""
 
-    def leave_exit(self):
-        sys.exit(3)
-
-    def leave_os_exit(self):
-        os._exit(3)
-
-    def interrupt(self):
-        raise KeyboardInterrupt
-
-    def base_exception(self):
-        raise BaseException("base")
-
-    def generator_exit(self):
-        raise GeneratorExit
-
-    def kill_self(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def kill_group(self):
-        os.kill(0, signal.SIGKILL)
-
-    def kill_parent(self):
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-
-    def terminate_self(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return "alive"
-
-    def stop_self(self):
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    def spin_in_c(self):
-        re.match(r"(a+)+$", "a" * 64 + "b")
-
-    def tower(self):
-        return len(str(10**10**9))
-
-    def allocate(self):
-        return len(bytearray(50 * 2**30))
-
-    def recurse(self):
-        return self.recurse()
-
-    def huge_integer(self):
-        return 10**100_000
-
-    def crash(self):
-        ctypes.string_at(0)
-
-    def close_all(self):
-        os.closerange(0, 512)
-
-    def write_into_descriptors(self):
-        for descriptor in range(3, 512):
-            with contextlib.suppress(OSError):
-                os.write(descriptor, b"\xff" * 64)
-        return 1
-
-    def chatter(self):
-        print("y" * 10**6)
-        os.write(1, b"x" * 10**6)
-        os.write(2, b"x" * 10**6)
-        return 1
-
-    def fork_and_return(self):
-        os.fork()
+    def pid_after(self, act):
+        getattr(self, act)()
         return os.getpid()
 
     def fork_and_hang(self):
@@ -150,27 +77,17 @@ class Hostile(Target):
         return pid
 
     def leave_processes(self):
-        plain = subprocess.Popen(["sleep", "1000"])
-        apart = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        line = "sleep 1000 >/dev/null 2>&1 & echo $!"
-        orphan = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, text=True, check=True)
-        return [plain.pid, apart.pid, int(orphan.stdout)]
+        return leave_processes()
 
     def leave_processes_and_hang(self, file):
         with open(file, "w") as stream:
-            stream.write(" ".join(map(str, self.leave_processes())))
-        self.spin_in_c()
+            stream.write(" ".join(map(str, leave_processes())))
+        time.sleep(1000)
 
-    def set_alarm(self):
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        return 1
 
-    def close_streams(self):
-        sys.stdout.close()
-        sys.stderr.close()
-        os.close(1)
-        os.close(2)
-        return 1
+for name, act in (ATTACKS | HARMLESS | OTHERS).items():
+    if not hasattr(Hostile, name):
+        setattr(Hostile, name, staticmethod(act))
 
 
 class Broken:

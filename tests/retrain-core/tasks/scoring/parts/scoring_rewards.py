@@ -3,16 +3,11 @@
 import asyncio
 import contextlib
 import os
-import re
-import signal
-import subprocess
 import sys
 import time
-from fractions import Fraction
 
-import numpy as np
-
-from retrain.api import Example, Outcome, Score
+from retrain.api import Example, Score
+from tests.kit.hostile_acts import ATTACKS, HARMLESS
 
 
 class Match:
@@ -79,101 +74,19 @@ class Prepared:
         return float(self.ready)
 
 
-class Unprepared:
-    """Cannot prepare."""
-
+class Unprepared(Prepared):
     def prepare(self):
         raise ImportError("no module named sympathy")
 
-    def score(self, example, text):
-        return 1.0
 
-
-class Hungry:
-    """Dies while it is being prepared."""
-
+class Hungry(Prepared):
     def prepare(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def score(self, example, text):
-        return 1.0
+        ATTACKS["kill"]()
 
 
-class Locked:
-    """Cannot be pickled."""
-
+class Locked(Prepared):
     def __init__(self):
         self.stream = open(os.devnull)  # noqa: SIM115
-
-    def score(self, example, text):
-        return 1.0
-
-
-def recurse():
-    return recurse()
-
-
-def leave_process():
-    subprocess.Popen(["sleep", "1000"])
-    return 1.0
-
-
-def fork_and_hang():
-    if os.fork() == 0:
-        time.sleep(1000)
-    return 1.0
-
-
-def fork_and_return():
-    os.fork()
-    return 1.0
-
-
-def chatter():
-    print("y" * 10**6)
-    os.write(1, b"x" * 10**6)
-    return 1.0
-
-
-def raise_(error):
-    raise error
-
-
-ATTACKS = {
-    "exit": lambda: sys.exit(3),
-    "os_exit": lambda: os._exit(3),
-    "sleep": lambda: time.sleep(1000),
-    "spin": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),
-    "tower": lambda: len(str(10**10**9)),
-    "allocate": lambda: len(bytearray(50 * 2**30)),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "kill_group": lambda: os.kill(0, signal.SIGKILL),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "close": lambda: os.closerange(0, 512),
-    "recurse": recurse,
-    "base": lambda: raise_(BaseException("base")),
-    "interrupt": lambda: raise_(KeyboardInterrupt()),
-    "nan": lambda: float("nan"),
-    "none": lambda: None,
-    "text": lambda: "1.0",
-    "huge": lambda: 10**400,
-    "array": lambda: np.ones(3),
-    "set": lambda: {1},
-    "parts": lambda: Score(outcome=Outcome.SCORED, value=1.0, parts={"a": float("inf")}),
-    "by_hand": lambda: Score(outcome=Outcome.SCORED, value=float("nan")),
-    "empty": lambda: Score(outcome=Outcome.SCORED),
-    "outcome": lambda: Score(outcome="perfect", value=1.0),
-}
-HARMLESS = {
-    "leave_process": leave_process,
-    "fork_and_hang": fork_and_hang,
-    "fork_and_return": fork_and_return,
-    "chatter": chatter,
-    "true": lambda: True,
-    "fraction": lambda: Fraction(1, 1),
-    "numpy": lambda: np.float32(1.0),
-    "scalar_array": lambda: np.array(1.0),
-}
 
 
 class Hostile:

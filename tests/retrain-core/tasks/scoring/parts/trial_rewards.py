@@ -29,11 +29,6 @@ class NotANumber(Sound):
         return float("nan")
 
 
-class Text(Sound):
-    def score(self, example, text):
-        return "good"
-
-
 class OnlyEmpty(Sound):
     """It works on one kind of text alone."""
 

@@ -1,4 +1,4 @@
-"""The KL of a run: what rewards lose, what the loss is given, what is recorded, and how the coefficient moves."""
+"""Shapers of a run: the KL, and a teacher: what rewards lose or gain, what the loss is given, what is recorded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from retrain.api import BackendError, Completion, Example, Group, Outcome, ResumeError, Score, StopReason
+from retrain.api import (
+    BackendError,
+    ConfigError,
+    EngineTraits,
+    Group,
+    Outcome,
+    PluginContext,
+    ResumeError,
+    Score,
+    Seeds,
+)
 from retrain.credit.algorithm import train_rows
 from retrain.credit.kl import KlShaper, k1, k3, shaper_of, steered
-from retrain.kernel.config.plugin_tables import KlTable
+from retrain.credit.teacher import TeacherShaper, open_teacher
+from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import KlTable, TeacherTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import GroupStatus, group_status, num_correct
+from tests.kit.credit_parts import completion, group
+from tests.kit.problems import codes_in
 
 LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
 REPORT: Any = SimpleNamespace()
@@ -46,27 +61,6 @@ class Backend:
         return found
 
 
-def completion(tokens: Sequence[int], logprobs: Sequence[float], starts: tuple[int, ...] = (0,)) -> Completion:
-    """A prompt of one token, 99, before each start's tokens."""
-    action_T = np.array([token != 99 for token in tokens])
-    logprobs_T = np.zeros(len(tokens))
-    logprobs_T[action_T] = logprobs
-    return Completion(
-        tokens_T=np.array(tokens),
-        action_T=action_T,
-        logprobs_T=logprobs_T,
-        text="",
-        stop_reason=StopReason.EOS,
-        policy_version=0,
-        starts=starts,
-    )
-
-
-def group(*completions: Completion, scores: Sequence[Score | float]) -> Group:
-    given = tuple(score if isinstance(score, Score) else Score.of(score) for score in scores)
-    return Group(example=Example(id="x", prompt="p", reference="r"), completions=completions, scores=given)
-
-
 @pytest.fixture
 def backend() -> Backend:
     return Backend(by_token=dict(enumerate(REFERENCE)))
@@ -79,14 +73,15 @@ def pair() -> Group:
     return group(completion([99, 0, 1, 2], LOGPROBS.tolist()), near, scores=(1.0, 0.0))
 
 
-def shaper(backend: Backend, **keys: Any) -> KlShaper:
-    (made,) = shaper_of(config(**keys), backend)  # type: ignore[arg-type]
-    return made
-
-
-def config(**keys: Any) -> Config:
+def shapers(backend: Any, by_token: bool = False, **keys: Any) -> list[KlShaper]:
     tables = {"kl": KlTable(**keys), "training": TrainingTable(temperature=0.7)}
-    return Config(tables=tables, origins={f"kl.{name}": object() for name in keys})  # type: ignore[dict-item]
+    origins: Any = {f"kl.{name}": object() for name in keys}
+    return shaper_of(Config(tables=tables, origins=origins), backend, by_token=by_token)
+
+
+def shaper(backend: Backend, **keys: Any) -> KlShaper:
+    (made,) = shapers(backend, **keys)
+    return made
 
 
 def test_documented_vectors() -> None:
@@ -102,25 +97,21 @@ def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: 
         {"kl_mean": (0.021403 + 0.07032) / 6, "kl_k1_mean": 0.2 / 6, "kl_coef": 0.5, "kl_penalty_mean": 0.05}, abs=1e-6
     )
     assert num_correct(shaped) == 1
+    tied = group(*pair.completions, scores=(1.0, 1.0))
+    (shaped,), _ = shaper(backend, coef=0.5, where="reward").shape(3, [tied])
+    assert shaped.scores[0].value != shaped.scores[1].value
+    assert group_status(shaped) is GroupStatus.ALL_RIGHT, "a penalty does not make a group informative"
     assert all(c.reference_logprobs_T is None for c in shaped.completions)
 
 
 def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend, pair: Group) -> None:
     earned = replace(pair.completions[0], rewards_T=np.array([0.0, 1.0, 0.0, 0.0]))
-    (made,) = shaper_of(config(coef=0.5, where="reward"), backend, by_token=True)  # type: ignore[arg-type]
     given = replace(pair, completions=(earned, *pair.completions[1:]))
-    (shaped,), fields = made.shape(3, [given])
+    (shaped,), fields = shaper(backend, by_token=True, coef=0.5, where="reward").shape(3, [given])
     assert shaped.scores == pair.scores
     assert shaped.completions[0].rewards_T == pytest.approx(np.array([0.0, 1.1, -0.2, 0.0]))
     assert earned.rewards_T.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert fields["kl_penalty_mean"] == pytest.approx(0.05)
-
-
-def test_a_penalty_does_not_make_a_group_informative(backend: Backend, pair: Group) -> None:
-    tied = group(*pair.completions, scores=(1.0, 1.0))
-    (shaped,), _ = shaper(backend, coef=0.5, where="reward").shape(3, [tied])
-    assert shaped.scores[0].value != shaped.scores[1].value
-    assert group_status(shaped) is GroupStatus.ALL_RIGHT
 
 
 def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: Backend, pair: Group) -> None:
@@ -167,7 +158,7 @@ def test_every_context_of_an_episode_is_a_row_of_its_own(backend: Backend) -> No
 
 
 def test_a_reference_that_is_not_finite_is_no_reward(pair: Group) -> None:
-    with pytest.raises(BackendError, match="reference is not finite"):
+    with pytest.raises(BackendError, match=r"reference is not finite .*\[model.not-finite\]"):
         shaper(Backend(by_token={1: -np.inf}), coef=1.0, where="reward").shape(0, [pair])
 
 
@@ -184,10 +175,8 @@ def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: B
 
 def test_nothing_is_measured_where_nobody_asked_or_it_is_dear() -> None:
     dear = Backend(regularisers=frozenset({"kl_reward"}))
-    assert shaper_of(config(log=False), Backend()) == []  # type: ignore[arg-type]
-    assert shaper_of(config(), dear) == []  # type: ignore[arg-type]
-    assert len(shaper_of(config(log=True), dear)) == 1  # type: ignore[arg-type]
-    assert shaper_of(config(log=True), Backend(regularisers=frozenset())) == []  # type: ignore[arg-type]
+    assert shapers(Backend(), log=False) == shapers(dear) == shapers(Backend(regularisers=frozenset()), log=True) == []
+    assert len(shapers(dear, log=True)) == 1
 
 
 def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: Group) -> None:
@@ -219,8 +208,118 @@ def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backe
     resumed.retrain_load_state(state)
     for each in (made, resumed):
         assert each.shape(1, [pair])[1]["kl_coef"] == 0.1 * (1.0 - 0.2 * 2 / 10)
-    with pytest.raises(ResumeError, match="no coefficient"):
+    with pytest.raises(ResumeError, match="no-kl-coef"):
         resumed.retrain_load_state({})
     fixed = shaper(backend, coef=0.1)
     assert fixed.retrain_save_state() == {}
     fixed.retrain_load_state({})
+
+
+@dataclass
+class Toy:
+    """A teacher for whom token n has log-probability -n / 10."""
+
+    asked: list[list[int]] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
+    wrong: float | None = None
+    is_closed: bool = False
+
+    def logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+        assert temperature == 0.7
+        self.asked += [row.tokens_T.tolist() for row in rows]
+        found = [np.where(row.action_T, -row.tokens_T / 10, 0.0) for row in rows]
+        if self.wrong is not None:
+            found[0][-1] = self.wrong
+        return found
+
+    def state(self) -> dict[str, int]:
+        return self.limits
+
+    def restore(self, state: Any) -> None:
+        self.limits = {name: int(value) for name, value in state.items()}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None:
+    toy = Toy()
+    before = np.array([0.0, 1.0, 0.0, 0.0])
+    judged = completion([99, 1, 2, 3], [-0.2, -0.2, -0.2], rewards_T=before)
+    others = [completion([99, 99, 5], [-0.9]), completion([99, 4], [-0.4])]
+    scores = [Score.of(1.0), Score.no_verdict("?"), Score.failed("!")]
+    groups = (group(judged, *others, scores=scores), group(completion([99, 10], [-0.5]), scores=scores[:1]))
+    shaped, fields = TeacherShaper(toy, 0.7).shape(0, groups)
+    rewards = [c.rewards_T.tolist() for each in shaped for c in each.completions if c.rewards_T is not None]
+    for got, wanted in zip(rewards, [[0, 1.1, 0.0, -0.1], [0, 0, 0.4], [0, 0.0], [0, -0.5]], strict=True):
+        assert_allclose(got, wanted, atol=1e-12)
+    d_A = np.array([0.1, 0.0, -0.1, 0.4, 0.0, -0.5])
+    assert fields["teacher_kl_k1_mean"] == pytest.approx(-d_A.mean())
+    assert fields["teacher_kl_mean"] == pytest.approx((np.exp(d_A) - 1 - d_A).mean())
+    assert fields["teacher_time_s"] >= 0.0
+    assert [each.scores for each in shaped] == [each.scores for each in groups]
+    assert before.tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_a_teacher_sees_every_context_of_an_episode() -> None:
+    toy = Toy()
+    episode = completion([99, 1, 99, 2, 3], [-1.0, -1.0, -1.0], starts=(0, 2))
+    ((shaped,), _) = TeacherShaper(toy, 0.7).shape(0, [group(episode, scores=[Score.of(0.0)])])
+    assert toy.asked == [[99, 1], [99, 2, 3]]
+    assert_allclose(shaped.completions[0].rewards_T, [0, 0.9, 0, 0.8, 0.7])
+
+
+class Silent(Toy):
+    def logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("toy", "code"),
+    [
+        (Toy(wrong=float("nan")), "model.not-finite"),
+        (Toy(wrong=float("-inf")), "model.not-finite"),
+        (Silent(), "teacher.wrong-rows"),
+    ],
+)
+def test_an_answer_without_numbers_ends_the_step(toy: Toy, code: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        TeacherShaper(toy, 0.7).shape(0, [group(completion([99, 1], [-1.0]), scores=[0.0])])
+    assert codes_in(caught) == [code]
+
+
+def test_what_a_teacher_settled_on_survives_a_resume() -> None:
+    shaper, resumed = TeacherShaper(Toy(limits={"pack_tokens": 512}), 0.7), TeacherShaper(other := Toy(), 0.7)
+    resumed.retrain_load_state(shaper.retrain_save_state() | {"health": {}})
+    assert other.limits == {"pack_tokens": 512}
+    assert TeacherShaper(Toy(), 0.7).retrain_save_state() == {}
+    with pytest.raises(ResumeError, match="bad-teacher-state"):
+        resumed.retrain_load_state({"teacher": {"pack_tokens": "many"}})
+    resumed.retrain_run_end()
+    assert other.is_closed
+
+
+def context(student: dict[str, int], answer: object = None, **teacher: Any) -> PluginContext:
+    tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
+    engine = SimpleNamespace(spec=SimpleNamespace(traits=EngineTraits(open_teacher=lambda context: answer)))
+    plugins: Any = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
+    tokenizer = SimpleNamespace(get_vocab=lambda: student)
+    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=plugins, tokenizer=tokenizer)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(config: Config, plugins: Any) -> Any:
+        assert config.model.model == "big"
+        return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": 2})
+
+    monkeypatch.setattr("retrain.credit.teacher.load_tokenizer", load)
+    toy = Toy()
+    assert open_teacher(context({"a": 0, "b": 1, "c": 2}, toy, model="big"))
+    with pytest.raises(ConfigError) as caught:
+        open_teacher(context({"a": 0, "b": 2, "c": 1}, toy, model="big"))
+    assert codes_in(caught) == ["teacher.other-tokenizer"]
+    assert "3 and 3 tokens, 2 of" in caught.value.problems[0].why
+    assert open_teacher(context({}, toy, adapter="logs/a")), "the same model has the same tokens"
+    with pytest.raises(ConfigError) as caught:
+        open_teacher(context({}, engine="vllm"))
+    assert codes_in(caught) == ["teacher.not-installed"]
