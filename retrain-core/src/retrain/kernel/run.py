@@ -111,9 +111,9 @@ class Trainer:
         progress.bad_steps_in_a_row = progress.bad_steps_in_a_row + 1 if "rejected" in line else 0
         if not limit or progress.bad_steps_in_a_row < limit:
             return None
-        what = f"{limit} steps in a row were rejected; the last: {line['rejected']}"
+        where, what = f"step {line['step']}", f"{limit} steps in a row were rejected; the last: {line['rejected']}"
         fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are unchanged"
-        return BackendError(Problem(where=f"step {line['step']}", what=what, fix=fix))
+        return BackendError(Problem(code="run.steps-rejected", where=where, what=what, fix=fix))
 
     def _save(self, name: str) -> None:
         run = self.run

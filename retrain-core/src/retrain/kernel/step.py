@@ -93,7 +93,8 @@ class Step:
         """Prompts of a step: the number sampled already, otherwise the pacer's choice; PluginError when that is < 1."""
         size = self.overlap.batch_size or self.run.parts.pacer.batch_size(step)
         if size < 1:
-            raise PluginError(Problem(what=f"the pacer wants {size} prompts at step {step}", fix="return at least 1"))
+            what = f"the pacer wants {size} prompts at step {step}"
+            raise PluginError(Problem(code="plugin.bad-batch-size", what=what, fix="return at least 1"))
         return size
 
     def backs_off(self, step: int, batch_size: int) -> bool:

@@ -38,7 +38,7 @@ def hub_options(name: str, *, where: str) -> dict[str, Any]:
         what = f"{name!r} is no folder here and not in the cache, and the hub is out of reach: {fault}"
         way = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect once"
         fix = f"correct the name, give a local folder, or {way} so that it is downloaded"
-        raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise ConfigError(Problem(code="model.hub-unreachable", where=where, what=what, fix=fix))
     return {"local_files_only": True}
 
 

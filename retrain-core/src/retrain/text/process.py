@@ -38,8 +38,8 @@ def prepare_process() -> bool:
         load_dotenv(".env", override=False)
         LEARNED.learn_environ(dotenv_values(".env"))  # a variable that is set already hides its line of the file
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value with a NUL
-        problem = Problem(what=f".env cannot be used: {error}", fix="write it in UTF-8, as lines of NAME=value")
-        raise ConfigError(problem) from error
+        what, fix = f".env cannot be used: {error}", "write it in UTF-8, as lines of NAME=value"
+        raise ConfigError(Problem(code="config.bad-env-file", what=what, fix=fix)) from error
     return True
 
 
