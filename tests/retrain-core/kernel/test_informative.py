@@ -38,7 +38,7 @@ def test_the_cause_of_a_group(
     assert group_status(make_group(*values)) is status
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(st.one_of(st.none(), st.just("broken"), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-2, 2))))
 def test_informative_means_two_different_verdicts(values: list[float | str | None], make_group: MakeGroup) -> None:
     group = make_group(*values)
