@@ -13,37 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.kit.overlapped import outcome, steps
+from tests.kit.overlapped import ACTING, act, outcome, steps
 from tests.kit.shared import slow_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
-# Does what `act.json` says at the phase and step that it names, once.
-ACTING = """
-import json, os, signal
-from pathlib import Path
-from retrain.api import Watcher, hookimpl
-
-class Acting(Watcher):
-    def phase(self, step, phase):
-        file = Path("act.json")
-        wanted = json.loads(file.read_text()) if file.exists() else {}
-        if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
-            file.unlink()
-            if wanted["action"] == "raise":
-                raise RuntimeError("broken")
-            os.kill(os.getpid(), getattr(signal, wanted["action"]))
-
-@hookimpl
-def retrain_watch_run(context): return Acting()
-"""
 PLACES = [("eval", -1), ("eval", 1), ("eval", 4), ("checkpoint", 2)]
 PLACES += [(phase, step) for phase in ("sampling", "scoring", "training", "recording") for step in (0, 1, 2, 4)]
 CASES = [(*place, "SIGTERM") for place in PLACES]
 CASES += [
     (*place, "raise") for place in (("sampling", 2), ("scoring", 4), ("training", 2), ("recording", 1), ("eval", 1))
 ]
-STEPS = 5
 TIMEOUT_S = 30
 
 
@@ -90,18 +70,7 @@ def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
 
 
-@pytest.mark.long
-def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: Command, tmp_path: Path) -> None:
-    assert run_overlapped("--log-dir", "never", "--eval-examples", "0").code == 0
-    assert run_overlapped("--log-dir", "longer", "--eval-examples", "0", "--max-steps", "3").code == 0
-    assert command("--resume", "longer", "--max-steps", str(STEPS)).code == 0
-    assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
-
-
-QUICK = [("sampling", 2, "SIGTERM"), ("scoring", 4, "raise")]
-
-
-@pytest.mark.parametrize(("phase", "step", "action"), slow_or_long(CASES, *QUICK))
+@pytest.mark.parametrize(("phase", "step", "action"), slow_or_long(CASES, ("scoring", 4, "raise")))
 def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     run_overlapped: Run,
     command: Command,
@@ -114,7 +83,7 @@ def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     distribution("retrain-acting", {"acting": ACTING})
     arguments = ("--eval-examples", "2", "--eval-every", "2", "--save-every", "2")
     assert run_overlapped("--log-dir", "never", *arguments).code == 0
-    (tmp_path / "act.json").write_text(json.dumps({"phase": phase, "step": step, "action": action}))
+    act(tmp_path, phase, step, action=action)
     result = run_overlapped("--log-dir", "stopped", *arguments)
     assert result.code == (75 if action == "SIGTERM" else 1), result.err
     assert not (tmp_path / "act.json").exists()
