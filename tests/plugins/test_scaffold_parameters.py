@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ from retrain.run.configure import load_checked
 from retrain.tasks.scoring.build import build_rewards, load_data
 from retrain_local.devices.torch_devices import Devices
 from retrain_local.sampling.split import create_engine, find_engine
+from tests.kit.problems import codes_in
 
 BASE = {"model": 'model = "builtin:tiny"', "backend": 'devices = "cpu"', "data": 'source = "arithmetic"'}
 FILE = "own.toml"
@@ -282,16 +284,21 @@ def test_a_value_in_the_toml_changes_what_the_part_does(kind: str, capsys: pytes
         assert seen == list(expected)
 
 
-@pytest.mark.parametrize("kind", ["reward", "inference-engine", "planning-detector"])
-def test_a_wrong_parameter_is_refused_with_its_key(kind: str) -> None:
-    from retrain.kernel.errors import ConfigError
-
-    table, lines, (value, _), observe, _ = CASES[kind]
+@pytest.mark.parametrize("kind", ["reward", "inference-engine", "planning-detector", "transform", "data-source"])
+def test_a_wrong_parameter_is_refused_with_its_key(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    table, lines, (value, _), *_ = CASES[kind]
     name = lines.rpartition("{{ ")[2].partition(" ")[0]
     configured(kind, value)
     Path(FILE).write_text(Path(FILE).read_text(encoding="utf-8").replace(name, f"{name}s"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"{FILE}:\d+ \[{table}\] .*\b{name}"):
-        observe()
+    assert run([FILE, "--max-steps", "1"]) == 2
+    assert re.search(rf"{FILE}:\d+ \[{table}\] .*\b{name}s", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("transform", "2"), ("backend", "-1.0")])
+def test_a_value_out_of_range_is_refused(kind: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configured(kind, value)
+    assert run([FILE, "--max-steps", "1"]) == 2
+    assert "plugin.bad-option" in codes_in(capsys.readouterr().err)
 
 
 def test_every_scaffold_with_parameters_is_tried() -> None:

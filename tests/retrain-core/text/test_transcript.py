@@ -112,25 +112,20 @@ def test_plain_text_prompts_pass_no_template(tokenizer: Any) -> None:
     assert tokenizer.decode(transcript.context_T) == "2 + 3 = 5, and 4 + 4 ="
 
 
-def test_no_room_leaves_the_row_as_it_was(tokenizer: Any) -> None:
+def test_no_room_leaves_the_row_unchanged_and_a_first_prompt_without_room_has_no_action(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
     assert transcript.observe([TASK], (), limit=200)
     transcript.take(said(tokenizer, r"\boxed{3}<|im_end|>"))
     before = transcript.length
     assert not transcript.observe([TASK, assistant(r"\boxed{3}"), LOW], (), limit=before + 3)
-    assert transcript.length == before
-    assert transcript.completion(StopReason.LENGTH).turns == 1
-
-
-def test_a_first_prompt_without_room_is_a_row_without_actions(tokenizer: Any) -> None:
+    assert (transcript.length, transcript.completion(StopReason.LENGTH).turns) == (before, 1)
     transcript = Transcript(tokenizer=tokenizer)
     assert not transcript.observe([TASK], (), limit=4)
     row = transcript.completion(StopReason.LENGTH)
-    assert row.num_actions == 0
-    assert row.turns == 0
+    assert (row.num_actions, row.turns) == (0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.DataObject) -> None:
     transcript = Transcript(tokenizer=tokenizer)
@@ -141,12 +136,8 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
         ids = data.draw(st.lists(st.integers(3, 500), min_size=1, max_size=12))
         if data.draw(st.booleans()):
             ids.append(tokenizer.eos_token_id)
-        sample = Sample(
-            tokens_T=np.array(ids),
-            logprobs_T=np.full(len(ids), -0.5),
-            stop_reason=StopReason.EOS,
-            policy_version=turn,
-        )
+        stop, logprobs_T = StopReason.EOS, np.full(len(ids), -0.5)
+        sample = Sample(tokens_T=np.array(ids), logprobs_T=logprobs_T, stop_reason=stop, policy_version=turn)
         messages = [*messages, assistant(transcript.take(sample)), LOW]
         everything += ids
     row = transcript.completion(StopReason.EOS)
