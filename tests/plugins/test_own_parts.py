@@ -90,17 +90,6 @@ def test_search_paths_decide_where_a_name_is_found(
         assert max(row["credit_max"] for row in rows) == pytest.approx(largest)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"])
-def test_built_in_algorithms_equal_their_pairs(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    advantage, _, transform = algorithm.partition("_")
-    monkeypatch.chdir(tmp_path)
-    whole = traced(capsys, "--algorithm-mode", algorithm)
-    assert whole["example"] == traced(capsys, "--advantage-mode", advantage, "--transform-mode", transform)["example"]
-    assert whole["flow"]["condition_label"] == algorithm
-
-
 @pytest.mark.slow
 def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Path) -> None:
     tiny(*QUICK, "--sepa-delay-steps", "0", "--sepa-correct-rate-gate", "0.0", cwd=tmp_path)

@@ -79,17 +79,19 @@ def on(name: str) -> tuple[str, ...]:
     return ("--bp-enabled", "--bp-pacer", f"pacers.{name}")
 
 
-def test_the_pacer_sets_the_batch_size_and_sees_every_step(run: Run, tmp_path: Path) -> None:
-    result = run(*on("Pacer"))
+def test_the_pacer_sees_every_step_and_a_step_that_does_not_fit_is_tried_again(run: Run, tmp_path: Path) -> None:
+    result = run(*on("Pacer"), "--backend", "small_backend.Small")
     assert result.code == 0, result.err
-    steps = lines(tmp_path / "logs/train")
-    assert [line["batch_size"] for line in steps] == [1, 2, 3, 4]
-    assert [line["bp_seen"] for line in steps] == [1, 2, 3, 4]
-    rows = seen(tmp_path)
-    assert [row[:3] for row in rows] == [[0, 1, False], [1, 2, False], [2, 3, False], [3, 4, False]]
-    assert [row[3] for row in rows] == [line["sampled_tokens"] for line in steps]
-    assert [row[4] for row in rows] == [line["num_datums"] > 0 for line in steps]
-    assert json.loads((tmp_path / "logs/train/trainer_state.json").read_text())["current_batch_size"] == 5
+    steps, rows = lines(tmp_path / "logs/train"), seen(tmp_path)
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    assert [line["batch_size"] for line in steps] == [1, 2, 3, 3]
+    assert [line["bp_seen"] for line in steps] == [1, 2, 3, 5]
+    tried_again = [[3, 4, True], [3, 3, False]]
+    assert [row[:3] for row in rows] == [[0, 1, False], [1, 2, False], [2, 3, False], *tried_again]
+    done = [row for row in rows if not row[2]]
+    assert [row[3] for row in done] == [line["sampled_tokens"] for line in steps]
+    assert [row[4] for row in done] == [line["num_datums"] > 0 for line in steps]
+    assert json.loads((tmp_path / "logs/train/trainer_state.json").read_text())["current_batch_size"] == 4
     assert "the same seed does not give the same run" in result.out + result.err
 
 
@@ -110,15 +112,6 @@ def test_a_resumed_run_continues_with_the_pacers_state(run: Run, tmp_path: Path)
     assert result.code == 0, result.err
     assert [line["batch_size"] for line in lines(tmp_path / "logs/train")] == [1, 2, 3, 4]
     assert [row[0] for row in seen(tmp_path)] == [0, 1, 2, 3]
-
-
-def test_a_step_that_does_not_fit_is_tried_again_with_fewer_prompts(run: Run, tmp_path: Path) -> None:
-    result = run(*on("Pacer"), "--backend", "small_backend.Small")
-    assert result.code == 0, result.err
-    steps = lines(tmp_path / "logs/train")
-    assert [line["step"] for line in steps] == [0, 1, 2, 3]
-    assert [line["batch_size"] for line in steps] == [1, 2, 3, 3]
-    assert [row[:3] for row in seen(tmp_path)][3:] == [[3, 4, True], [3, 3, False]]
 
 
 @pytest.mark.parametrize("pacer", [(), on("Greedy")], ids=["none", "one that does not back off"])

@@ -13,7 +13,6 @@ from retrain.kernel.progress import merge_fields
 from retrain.kernel.types import GroupStatus, Score, group_status, num_correct, verdicts
 from retrain.run.assemble import NamedShaper
 from tests.kit.overlapped import GENERATIONS, lines, steps
-from tests.kit.problems import codes_in
 
 Command = Callable[..., Any]
 
@@ -53,16 +52,6 @@ def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(
     first = next(line["step"] for line in before if line["loss"] is not None)
     assert after[first]["grad_norm"] != before[first]["grad_norm"]
     assert {r["reward"] for r in lines(tmp_path / "shaped", GENERATIONS)} <= {0.0, 1.0}
-
-
-def test_a_shaper_that_cannot_be_built_is_named_with_its_plugin(
-    command: Command, distribution: Callable[..., Path], toy_arguments: list[str]
-) -> None:
-    raising = SHAPERS.replace("assert backend.capabilities and context.config", "raise ValueError('no reference')")
-    distribution("retrain-shaping", {"shaping": raising})
-    result = command(*toy_arguments, "--max-steps", "1")
-    assert (result.code, codes_in(result.err)) == (1, ["plugin.raised"])
-    assert "retrain_shape_rewards of retrain-shaping" in result.err
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,6 @@ def sentence_piece() -> Tokenizer:
     return tokenizer
 
 
-def word_piece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL))
-    return tokenizer
-
-
 def words() -> Tokenizer:
     """No post-processor, no decoder, and an added word that is not special."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, "what", "is", "3"])}, "<unk>"))
@@ -90,7 +81,7 @@ def words() -> Tokenizer:
     return tokenizer
 
 
-KINDS = {"byte_level": byte_level, "sentence_piece": sentence_piece, "word_piece": word_piece, "words": words}
+KINDS = {"byte_level": byte_level, "sentence_piece": sentence_piece, "words": words}
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Sample, StopReason
+from retrain.text.tool_calls import plain_tool_calls
 from retrain.text.transcript import Transcript
 
 TASK = {"role": "user", "content": "I think of a number from 1 to 9. Guess it."}
@@ -70,20 +71,6 @@ def test_a_reply_cut_short_gets_the_templates_end_of_turn(tokenizer: Any) -> Non
     text = tokenizer.decode(transcript.context_T)
     assert "Let me<|im_end|>\n<|im_start|>user\nToo low" in text
     assert transcript.completion(StopReason.LENGTH).num_actions == len(said(tokenizer, "Let me").tokens_T)
-
-
-def test_ids_that_a_tokenizer_would_not_give_are_kept(tokenizer: Any) -> None:
-    letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "boxed"]
-    assert len(tokenizer("boxed", add_special_tokens=False)["input_ids"]) < len(letters)
-    ids = np.array([*letters, tokenizer.eos_token_id])
-    sample = Sample(tokens_T=ids, logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
-    text = transcript.take(sample)
-    transcript.observe([TASK, assistant(text), LOW], ())
-    assert transcript.starts == [0]
-    row = transcript.completion(StopReason.EOS)
-    assert row.tokens_T[row.action_T].tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("rewritten", ["something else", r"\boxed{3}"])
@@ -173,33 +160,12 @@ def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_
         {"name": "look"},
     ],
 )
-def test_a_tool_call_without_arguments_is_one_with_none(tokenizer: Any, call: dict[str, Any]) -> None:
-    template = (
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
-    )
-    told = Told(tokenizer, template)
-    transcript = Transcript(tokenizer=told)
-    assert transcript.observe([TASK, {"role": "assistant", "tool_calls": [call]}], ())
-    assert told.decode(transcript.context_T) == '{"name": "look", "arguments": {}}'
+def test_a_tool_call_without_arguments_is_one_with_none(call: dict[str, Any]) -> None:
+    (found,) = plain_tool_calls([call])
+    assert (found["type"], found["function"]) == ("function", {"name": "look", "arguments": {}})
 
 
 @pytest.mark.parametrize("calls", [[{}], ["x"], {"function": {}}, [{"function": "look"}], [{"function": {"name": 1}}]])
 def test_what_is_no_tool_call_is_a_value_error(tokenizer: Any, calls: Any) -> None:
     with pytest.raises(ValueError, match="tool_calls"):
         Transcript(tokenizer=tokenizer).observe([TASK, {"role": "assistant", "tool_calls": calls}], ())
-
-
-class Told:
-    """A tokenizer with another chat template."""
-
-    def __init__(self, tokenizer: Any, template: str) -> None:
-        self._tokenizer, self.chat_template = tokenizer, template
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._tokenizer(*args, **options)
-
-    def apply_chat_template(self, messages: Any, **options: Any) -> Any:
-        return self._tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)

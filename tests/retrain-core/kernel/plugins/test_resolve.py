@@ -54,17 +54,25 @@ def problem(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.T
     return caught.value.problems[0]
 
 
-@pytest.mark.parametrize("name", ["my_mod_a.thing", "my_mod_a:thing"])
-def test_a_dotted_path_is_imported(name: str, write: Write, plugins: Plugins) -> None:
-    write("my_mod_a.py", "thing = 'found'")
-    assert find(plugins, name) == "found"
-
-
-def test_search_paths_are_tried_before_the_plain_path(write: Write, plugins: Plugins) -> None:
-    write("my_mod_b.py", "thing = 'plain'")
-    assert find(plugins, "my_mod_b.thing", "one_b", "two_b/deep") == "plain"
-    write("two_b/deep/my_mod_c.py", "thing = 'deep'")
-    assert find(plugins, "my_mod_c.thing", "one_b", "./two_b/deep/") == "deep"
+@pytest.mark.parametrize(
+    ("file", "name", "search_paths"),
+    [
+        ("my_mod_a.py", "my_mod_a.thing", ()),
+        ("my_mod_a.py", "my_mod_a:thing", ()),
+        ("my_mod_b.py", "my_mod_b.thing", ("one_b", "two_b/deep")),
+        ("two_b/deep/my_mod_c.py", "my_mod_c.thing", ("one_b", "./two_b/deep/")),
+        ("my_pack_c/__init__.py", "my_pack_c.thing", ()),
+        ("my_pack_d/inner.py", "my_pack_d.inner.thing", ()),
+        ("my_pack_e/inner.py", "my_pack_e.inner:thing", ()),
+        ("plugins/empty_here.py", "empty_here.thing", ("plugins",)),  # a folder without files is no candidate
+    ],
+)
+def test_a_dotted_path_is_imported(
+    file: str, name: str, search_paths: tuple[str, ...], write: Write, plugins: Plugins, tmp_path: Path
+) -> None:
+    (tmp_path / "empty_here").mkdir()
+    write(file, "thing = 'found'")
+    assert find(plugins, name, *search_paths) == "found"
 
 
 @pytest.mark.parametrize(
@@ -102,12 +110,6 @@ def test_one_file_by_two_paths_is_no_ambiguity(write: Write, plugins: Plugins, t
     assert find(plugins, "my_mod_f.thing", "one_f", "./one_f/", "linked") == "same"
 
 
-def test_a_folder_without_python_files_is_no_candidate(write: Write, plugins: Plugins, tmp_path: Path) -> None:
-    write("plugins/my_mod_k.py", "thing = 'found'")
-    (tmp_path / "my_mod_k").mkdir()
-    assert find(plugins, "my_mod_k.thing", "plugins") == "found"
-
-
 def test_copies_behind_the_installed_packages_hide_nothing(
     write: Write, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,14 +125,6 @@ def test_a_registered_name_comes_before_any_module(write: Write, plugins: Plugin
     write("none.py", "x = 1")
     assert find(plugins, "none") is not None
     assert problem(plugins, "nonexistent_mod.none").code == "plugin.missing"
-
-
-def test_names_inside_packages_and_name_spaces(write: Write, plugins: Plugins) -> None:
-    write("my_pack_c/__init__.py", "top = 'top'")
-    write("my_pack_c/inner.py", "deep = 'deep'")
-    assert find(plugins, "my_pack_c.top") == "top"
-    assert find(plugins, "my_pack_c.inner.deep") == "deep"
-    assert find(plugins, "my_pack_c.inner:deep") == "deep"
 
 
 def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write: Write, plugins: Plugins) -> None:
