@@ -25,7 +25,6 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.secrets import hide_text, redacted
 
 ANNOTATIONS = __import__("__future__").annotations.compiler_flag
-ELSEWHERE = "put it into a .py file and import it from there"
 KEYS = {
     "advantage": "algorithm.advantage_mode",
     "transform": "algorithm.transform_mode",
@@ -123,12 +122,13 @@ class _Text:
         elif (text := _literal(value)) is not None:
             self.constants[name] = f"{name} = {text}"
         elif isinstance(value, re.Pattern) and (pattern := _literal(value.pattern)):
+            # Without an import line: in the copy the name `re` may mean something else.
             self.constants[name] = f'{name} = __import__("re").compile({pattern}, {value.flags})'
         elif module := _importable(value, own):
             self.imports[name] = f"from {module} import {own}" + (f" as {name}" if own != name else "")
         else:
             what = f"{user} uses {name!r}, an object of type {type(value).__name__}"
-            fix = f"use only imports, constants and functions, or {ELSEWHERE}"
+            fix = "use only imports, constants and functions, or put it into a .py file and import it from there"
             raise _refused(self.argument, code="plugin.uncopyable-object", what=what, fix=fix)
 
     def _source_of(self, name: str, function: FunctionType, *, is_decorated: bool) -> tuple[str, CodeType]:
@@ -141,11 +141,11 @@ class _Text:
             tree = ast.parse(source).body
         except (OSError, TypeError, SyntaxError) as error:
             what = f"the source of {name} cannot be read: {str(error).split(chr(10))[0]}"
-            fix = f"define it in a notebook or a script, or {ELSEWHERE}"
+            fix = "define it in a notebook or a script, or put it into a .py file and import it from there"
             raise _refused(self.argument, code="plugin.source-unreadable", what=what, fix=fix) from error
         if len(tree) != 1 or not isinstance(tree[0], ast.FunctionDef | ast.AsyncFunctionDef) or tree[0].name != name:
-            what = f"the source of {name} is not one `def {name}`"
-            raise _refused(self.argument, code="plugin.not-one-def", what=what, fix=ELSEWHERE)
+            what, fix = f"the source of {name} is not one `def {name}`", "put it into a .py file and import it"
+            raise _refused(self.argument, code="plugin.not-one-def", what=what, fix=fix)
         flags = function.__code__.co_flags & ANNOTATIONS
         code = compile(source, f"<{name}>", "exec", flags=flags, dont_inherit=True)
         own = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.facade.capture import ELSEWHERE, Captured, settings_of
+from retrain.facade.capture import Captured, settings_of
 from retrain.facade.hosting import arguments_of, briefly_told, data_file, held_interrupts, plain, restored_imports
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
@@ -124,6 +124,7 @@ def _staged(captured: list[Captured]) -> Iterator[None]:
         for one in captured:
             if one.source:
                 Path(folder, f"{one.module}.py").write_text(one.source, encoding="utf-8")
+        # Last, so that no copy hides a module of the user.
         sys.path.append(folder)
         importlib.invalidate_caches()
         for one in captured:
@@ -131,7 +132,7 @@ def _staged(captured: list[Captured]) -> Iterator[None]:
                 importlib.import_module(one.module)
             except Exception as error:  # user code
                 what = f"{one.name} cannot be imported from a copy of its source: {type(error).__name__}: {error}"
-                fix = ELSEWHERE
+                fix = "put it into a .py file and import it from there"
                 problem = Problem(code="plugin.copy-failed", where="retrain.train", what=what, fix=fix)
                 raise ConfigError(problem) from error
         yield

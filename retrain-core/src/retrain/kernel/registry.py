@@ -84,6 +84,7 @@ class Plugins:
         except RetrainError:
             raise
         except Exception as error:
+            # pluggy passes the exception on as it is; only its frames show whose implementation raised.
             codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
             culprits = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
             raise _failed(f"{hook} of {' or '.join(culprits) or 'a plugin'}", error) from error

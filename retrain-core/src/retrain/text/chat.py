@@ -121,20 +121,18 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mappin
     try:
         return chat_text(messages, tokenizer, template_args)
     except Exception as error:  # templates raise any error: roles that must alternate, no system message, ...
+        where, what = f"example {printable(name)}", f"the chat template refuses the prompt: {_shown(error)}"
         fix = "change the roles of the chat, [data] system_prompt or template_args"
-        what = f"the chat template refuses the prompt: {_shown(error)}"
-        problem = Problem(code="data.template-refuses", where=f"example {printable(name)}", what=what, fix=fix)
-        raise ConfigError(problem) from error
+        raise ConfigError(Problem(code="data.template-refuses", where=where, what=what, fix=fix)) from error
 
 
 def _ids(text: str, tokenizer: Any, special: bool, name: str) -> list[int]:
     try:
         return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
     except Exception as error:
+        where, what = f"example {printable(name)}", f"the tokenizer refuses the prompt: {_shown(error)}"
         fix = "repair the text; half a surrogate pair is the usual cause"
-        what = f"the tokenizer refuses the prompt: {_shown(error)}"
-        problem = Problem(code="data.tokenizer-refuses", where=f"example {printable(name)}", what=what, fix=fix)
-        raise ConfigError(problem) from error
+        raise ConfigError(Problem(code="data.tokenizer-refuses", where=where, what=what, fix=fix)) from error
 
 
 def _shown(error: Exception) -> str:

@@ -58,7 +58,8 @@ def _from_transformers(located: str, config: Config, options: Mapping[str, Any])
         raise ConfigError(Problem(code="model.no-tokenizer", where=where, what=what, why=reason, fix=fix)) from error
 
 
-CONTEXT = 6  # tokens decoded again with each new one: enough for characters that span several tokens
+# Tokens decoded again with each new one. A character has at most 4 bytes, so it spans at most 4 tokens of bytes.
+CONTEXT = 6
 BROKEN = "�"
 
 

@@ -94,6 +94,7 @@ def load_config(
         current = draft.value(setting.path)
         is_table = isinstance(setting.value, Mapping) and isinstance(current, Mapping)
         draft.set(setting.path, {**current, **setting.value} if is_table else setting.value, setting.origin)
+    # After all layers although it is below them: a recipe fills only keys that none of them sets.
     added, problems = recipe(draft.values) if recipe else ([], [])
     draft.problems += problems
     for setting in added:
@@ -249,7 +250,6 @@ def _type_name(value: Any) -> str:
 
 ENV_PREFIX = "RETRAIN__"
 HERE = Layer.COMMAND_LINE.value  # place of a problem
-ALL_KEYS = "`retrain explain --keys` lists every key with its flag"
 PARAM_FLAGS = {
     "--backend-opt": "backend.options",
     "--data-opt": "data.options",
@@ -337,7 +337,7 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
     if parent in paths:  # one entry of a free table: --set algorithm.transform_params.cap=0.1
         return Override(path=parent, entry=entry, text=text, origin=origin)
     near = get_close_matches(name, paths, n=1)
-    what, fix = f"--set names an unknown key {name!r}", f"use {near[0]}" if near else ALL_KEYS
+    what, fix = f"--set names an unknown key {name!r}", f"use {near[0]}" if near else "see `retrain explain --keys`"
     return Problem(code="config.unknown-key", where=HERE, what=what, fix=fix)
 
 
@@ -345,7 +345,7 @@ def _unknown_flag(flag: str, flags: Mapping[str, str]) -> Problem:
     wanted = flag.removeprefix("--").replace("-", "_")  # of --schedule and --optimizer-schedule the key is known
     near = [each for each, path in flags.items() if wanted in (path.replace(".", "_"), path.partition(".")[2])]
     near = near or get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
-    what, fix = f"unknown flag {flag}", f"did you mean {' or '.join(near)}?" if near else ALL_KEYS
+    what, fix = f"unknown flag {flag}", f"did you mean {' or '.join(near)}?" if near else "see `retrain explain --keys`"
     return Problem(code="config.unknown-flag", where=HERE, what=what, fix=fix)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 
+# Beyond these, tomllib recurses too deeply, takes time quadratic in the parts of a key, or fails on the digits of an
+# integer with a plain ValueError.
 MAX_CHARS, MAX_DEPTH, MAX_PARTS, MAX_WORD = 1_000_000, 50, 50, 1000
 SHOWN_CHARS = 60  # of a faulty line, on each side of the fault
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -26,6 +28,7 @@ def open_regular(file: Path) -> BufferedReader:
     mode = file.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory gets the system's own error
         raise OSError("not a regular file, but a pipe, socket or device")
+    # O_NONBLOCK, because the file may have become a pipe since `stat`.
     return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
@@ -98,8 +101,7 @@ _TOKEN = re.compile(
 def key_lines(text: str) -> Mapping[str, int]:
     """Line (from 1) of every table header and key, by dotted path; the first occurrence counts.
 
-    The text must already be known to parse as TOML. Keys inside inline tables are found too, keys of tables inside an
-    array are not.
+    The text must already be known to parse as TOML. Keys of inline tables are found too, unless inside an array.
     """
     lines: dict[str, int] = {}
     table: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind, PluginSpec
-from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.kernel.errors import LIBRARY_FOLDERS, ConfigError, PluginError, Problem, RetrainError
 from retrain.kernel.registry import Owner, Plugins, Registered
 
 if TYPE_CHECKING:  # `retrain --help` resolves commands, and must start fast
@@ -142,9 +142,6 @@ def _split(name: str) -> tuple[str, str]:
     return module, attribute if module else ""
 
 
-INSTALLED = ("site-packages", "dist-packages")
-
-
 def candidate_modules(module: str, search_paths: Sequence[str]) -> list[str]:
     """The names under which a module is looked for: below each search path, then as given."""
     prefixes = [path.strip("./").replace("/", ".") for path in search_paths]
@@ -157,9 +154,11 @@ def candidate_files(module: str, search_paths: Sequence[str]) -> list[Path]:
     A module and a package of one name in one folder are two; one file that several paths reach is one. Folders behind
     the installed packages, where a resumed run finds copies of its code, only serve names that are nowhere else.
     """
-    ends = [place for place, folder in enumerate(sys.path) if folder.endswith(INSTALLED)]
+    # The library is one stretch of `sys.path`, from the standard library to the last folder of installed packages.
+    installed_in = tuple(LIBRARY_FOLDERS)
+    ends = [place for place, folder in enumerate(sys.path) if folder.endswith(installed_in)]
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    starts = [place for place, folder in enumerate(sys.path) if folder in library or folder.endswith(INSTALLED)]
+    starts = [place for place, folder in enumerate(sys.path) if folder in library or folder.endswith(installed_in)]
     start, end = starts[0] if starts else len(sys.path), ends[-1] + 1 if ends else len(sys.path)
     here = [""] if str(Path.cwd()) not in sys.path[end:] else []
     found: dict[Path, Path] = {}
