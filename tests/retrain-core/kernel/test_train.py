@@ -172,13 +172,6 @@ def test_a_verifier_that_fails_on_everything_stops_before_the_backend_is_importe
     assert not (tmp_path / "logs/train").exists()
 
 
-def test_a_source_without_its_examples_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:
-    result = run("--data-opt", "count=0")
-    assert result.code == 2
-    assert "the data source gave no examples" in result.err
-    assert not (tmp_path / "logs/train/metrics.jsonl").exists()
-
-
 def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(
     run: Run, distribution: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -35,13 +35,19 @@ def said(tokenizer: Any, text: str, version: int = 0) -> Sample:
     )
 
 
+def opened(tokenizer: Any) -> Transcript:
+    """A transcript that has seen the task."""
+    transcript = Transcript(tokenizer=tokenizer)
+    assert transcript.observe([TASK], ())
+    return transcript
+
+
 def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
 def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tokenizer: Any) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    assert transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     first = said(tokenizer, r"Let me think. \boxed{3}<|im_end|>")
     assert transcript.take(first) == r"Let me think. \boxed{3}"
     assert transcript.observe([TASK, assistant(r"Let me think. \boxed{3}"), LOW], ())
@@ -63,8 +69,7 @@ def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tokenizer: Any
 
 
 def test_a_reply_cut_short_gets_the_templates_end_of_turn(tokenizer: Any) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     transcript.take(said(tokenizer, r"Let me"))
     transcript.observe([TASK, assistant("Let me"), LOW], ())
     assert transcript.starts == [0]
@@ -75,8 +80,7 @@ def test_a_reply_cut_short_gets_the_templates_end_of_turn(tokenizer: Any) -> Non
 
 @pytest.mark.parametrize("rewritten", ["something else", r"\boxed{3}"])
 def test_a_rewritten_history_begins_a_context_of_its_own(tokenizer: Any, rewritten: str) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     first = said(tokenizer, r"Let me think. \boxed{3}<|im_end|>")
     transcript.take(first)
     before = transcript.length
@@ -137,8 +141,7 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
 
 
 def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_none(tokenizer: Any) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     first = said(tokenizer, r"\boxed{3}<|im_end|>")
     transcript.take(replace(first, engine_logprobs_T=first.logprobs_T - 0.5))
     row = transcript.completion(StopReason.EOS)
@@ -150,16 +153,12 @@ def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_
     assert transcript.completion(StopReason.EOS).engine_logprobs_T is None
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"type": "function", "function": {"name": "look"}},
-        {"id": "1", "function": {"name": "look", "arguments": None}},
-        {"function": {"name": "look", "arguments": ""}},
-        {"function": {"name": "look", "arguments": "{}"}},
-        {"name": "look"},
-    ],
-)
+LOOK = {"name": "look"}
+CALLS = [{"type": "function", "function": LOOK}, {"id": "1", "function": {**LOOK, "arguments": None}}, LOOK]
+CALLS += [{"function": {**LOOK, "arguments": text}} for text in ("", "{}")]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_tool_call_without_arguments_is_one_with_none(call: dict[str, Any]) -> None:
     (found,) = plain_tool_calls([call])
     assert (found["type"], found["function"]) == ("function", {"name": "look", "arguments": {}})

@@ -74,18 +74,11 @@ def test_every_flag_set_and_variable_accepts_its_own_default(tables: Mapping[str
         assert len(config.origins) == len(keys)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--lr", "1e-3"),
-        ("--lr=1e-3",),
-        ("--lr=.001",),
-        ("--set", "training.lr=1e-3"),
-        ("--set=training.lr=1e-3",),
-        ("--lr", "5", "--lr", "1e-3"),
-        ("--lr", " 0.001 "),
-    ],
-)
+FORMS = [("--lr", "1e-3"), ("--lr=1e-3",), ("--lr=.001",), ("--lr", "5", "--lr", "1e-3"), ("--lr", " 0.001 ")]
+FORMS += [("--set", "training.lr=1e-3"), ("--set=training.lr=1e-3",)]
+
+
+@pytest.mark.parametrize("arguments", FORMS)
 def test_the_forms_of_a_flag(arguments: tuple[str, ...], load: Load) -> None:
     config, problems = load("[training]\nlr = 7.0\n", *arguments)
     assert problems == []
@@ -98,15 +91,11 @@ def test_the_forms_of_a_flag(arguments: tuple[str, ...], load: Load) -> None:
         (("--seed", "-1"), "training.seed", -1),
         (("--planning-threshold", "-0.5e-2"), "planning.threshold", -0.005),
         (("--environment-max-turns=-1",), "environment.max_turns", -1),
-        (("--log-dir", "a=b=c"), "logging.log_dir", "a=b=c"),
+        *((("--log-dir", text), "logging.log_dir", text) for text in ("a=b=c", "007", "true")),
         (("--log-dir=a=b",), "logging.log_dir", "a=b"),
-        (("--log-dir", "007"), "logging.log_dir", "007"),
-        (("--log-dir", "true"), "logging.log_dir", "true"),
-        (("--data-instruction", ""), "data.instruction", ""),
-        (("--data-instruction=",), "data.instruction", ""),
+        *((words, "data.instruction", "") for words in (("--data-instruction", ""), ("--data-instruction=",))),
         (("--data-instruction=--help me",), "data.instruction", "--help me"),
-        (("--prefix-caching", "no"), "inference.prefix_caching", False),
-        (("--prefix-caching", "False"), "inference.prefix_caching", False),
+        *((("--prefix-caching", text), "inference.prefix_caching", False) for text in ("no", "False")),
         (("--prefix-caching", "1"), "inference.prefix_caching", True),
         (("--recorders", "a,b , c"), "logging.recorders", ["a", "b", "c"]),
         (("--recorders", '["a,b"]'), "logging.recorders", ["a,b"]),
