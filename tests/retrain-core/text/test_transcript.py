@@ -134,7 +134,7 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
     row = transcript.completion(StopReason.EOS)
     assert row.tokens_T[row.action_T].tolist() == everything
     assert len(row.tokens_T) == len(row.action_T) == len(row.logprobs_T)
-    assert row.starts[0] == 0
+    assert (row.starts[0], row.policy_version) == (0, 0), "the oldest policy of all turns"
     assert list(row.starts) == sorted(set(row.starts))
     for start in row.starts[1:]:
         assert not row.action_T[start]

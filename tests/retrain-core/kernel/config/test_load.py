@@ -165,7 +165,7 @@ def test_a_flag_of_a_campaign_is_refused_where_there_is_none(load: Load) -> None
 
 def test_what_a_condition_sets_wins_over_every_layer(tmp_path: Path, tables: Mapping[str, TableEntry]) -> None:
     file = tmp_path / "c.toml"
-    file.write_text("[training]\nlr = 1e-3\n[data.options]\na = 1\n")
+    file.write_text("[training]\nlr = 1e-3\n[data.options]\na = 1\nb = 1\n")
     given = {"training.lr": 1e-5, "data.options": {"b": 2}, "training.batch_size": "many"}
     origin = Origin(layer=Layer.FILE, place="c.toml:9 condition 1")
     settings = [Setting(path=path, value=value, origin=origin) for path, value in given.items()]

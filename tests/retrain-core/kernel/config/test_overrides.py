@@ -97,6 +97,7 @@ def test_the_forms_of_a_flag(arguments: tuple[str, ...], load: Load) -> None:
         (("--data-instruction=--help me",), "data.instruction", "--help me"),
         *((("--prefix-caching", text), "inference.prefix_caching", False) for text in ("no", "False")),
         (("--prefix-caching", "1"), "inference.prefix_caching", True),
+        (("--resume-anyway",), "resume.anyway", True),
         (("--recorders", "a,b , c"), "logging.recorders", ["a", "b", "c"]),
         (("--recorders", '["a,b"]'), "logging.recorders", ["a,b"]),
         (("--squeeze-target-ranks", "1, 2,4"), "squeeze.target_ranks", [1, 2, 4]),

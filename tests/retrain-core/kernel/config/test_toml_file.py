@@ -50,7 +50,7 @@ def test_what_no_configuration_needs_is_refused(text: str, where: str, code: str
 
 
 def test_the_limits_themselves_are_allowed() -> None:
-    depth = MAX_DEPTH - 1
+    depth = MAX_DEPTH
     arrays = "[" * depth + "]" * depth
     text = f'x = {arrays}\n{".".join("a" * MAX_DEPTH)} = 1\n{"k" * MAX_WORD} = "{"." * 10_000}"\ny = "{"[" * 10_000}"\n'
     assert len(parse_toml(text, "my.toml")) == 4
