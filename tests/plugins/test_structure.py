@@ -17,6 +17,7 @@ PLUGIN_WORDS = re.compile(r"\b(gtpo|hicra|sepa|gtpo_sepa|prime_rl|wandb|tinker)\
 HTML = re.compile(
     r"</?(a|b|br|code|dd|details|div|dl|dt|figure|h[1-6]|li|p|pre|section|span|svg|table|td|th|tr|ul)\b[^<]*>"
 )
+METADATA = re.compile(r"^\s*(?:from|import) (?:importlib[._]metadata|pkg_resources)", flags=re.MULTILINE)
 INSTALL_LINES = KERNEL / "plugins/first_party.toml"  # the table of what our own distributions provide
 
 
@@ -68,6 +69,13 @@ def test_the_kernel_names_no_plugin_but_in_the_table_of_install_lines() -> None:
         if PLUGIN_WORDS.search(line)
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_one_package_reads_metadata_and_the_module_that_imports_only_python() -> None:
+    readers = {file for file in FILES if METADATA.search(file.read_text(encoding="utf-8"))}
+    outside = {file for file in readers if file.parent != KERNEL / "plugins"}
+    assert outside == {KERNEL.parent / "tools/installation.py"}  # may be all that is left when ours was overwritten
+    assert len(readers) > 3
 
 
 def test_no_formatted_string_holds_html() -> None:

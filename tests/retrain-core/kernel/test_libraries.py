@@ -28,7 +28,7 @@ RUN = "from retrain.cli.command_line import run; run(['{}'])"
 ALL_OF = "import retrain.{0} as module; [getattr(module, name) for name in module.__all__]"
 # How retrain is entered, and which of the libraries may then be there: those of the kernel, click and rich.
 LOADED = {
-    "import retrain.api": set(),
+    "import retrain, retrain.api; dir(retrain)": set(),
     RUN.format("--help"): {"click", "importlib_metadata", "pluggy"},
     RUN.format("--version"): {"click", "importlib_metadata", "pluggy"},
     RUN.format("plugins"): {"click", "rich", *kernel.LIBRARIES},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.overlapped import GENERATIONS, lines
+from tests.kit.overlapped import lines
 from tests.kit.problems import codes_in
 
 PACER = """
@@ -93,16 +93,6 @@ def test_the_pacer_sees_every_step_and_a_step_that_does_not_fit_is_tried_again(r
     assert [row[4] for row in done] == [line["num_datums"] > 0 for line in steps]
     assert json.loads((tmp_path / "logs/train/trainer_state.json").read_text())["current_batch_size"] == 4
     assert "the same seed does not give the same run" in result.out + result.err
-
-
-@pytest.mark.long
-def test_the_prompts_are_the_same_endless_sequence(run: Run, tmp_path: Path) -> None:
-    def drawn(name: str) -> list[str]:
-        return list(dict.fromkeys(line["example_id"] for line in lines(tmp_path / "logs" / name, GENERATIONS)))
-
-    assert run("--log-dir", "logs/plain", "--batch-size", "5", "--max-steps", "2").code == 0
-    assert run("--log-dir", "logs/paced", *on("Pacer")).code == 0
-    assert drawn("paced") == drawn("plain")
 
 
 @pytest.mark.long

@@ -67,13 +67,6 @@ def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_p
     assert [line["eval_correct_rate"] for line in half] != [line["eval_correct_rate"] for line in low]
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "high"])
-def test_a_threshold_is_a_finite_number(run: Run, value: str) -> None:
-    result = run("--scoring-correct-above", value)
-    assert result.code == 2
-    assert "--scoring-correct-above" in result.err
-
-
 def test_a_run_leaves_its_records(run: Run, tmp_path: Path) -> None:
     result = run("--eval-examples", "3", "--eval-samples", "2")
     assert (result.code, result.err) == (0, "")
@@ -110,13 +103,6 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(run: Run, tmp_pat
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b
     assert all(part != other for part, other in zip((a[0], a[-1]), (c[0], c[-1]), strict=True))
-
-
-@pytest.mark.long
-def test_the_resolved_configuration_runs_again_to_the_same_end(run: Run, command: Command, tmp_path: Path) -> None:
-    run("--seed", "-1", "--log-dir", "first")
-    assert command("first/config.toml", "--log-dir", "again").code == 0
-    assert outcome(tmp_path / "first") == outcome(tmp_path / "again")
 
 
 @pytest.mark.long

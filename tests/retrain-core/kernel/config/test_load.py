@@ -102,6 +102,7 @@ def test_a_misplaced_or_misspelt_name_is_answered_with_the_right_one(
         ("logging", "strategic_grams = '[\"a\", 3]'", "must be text", "Default: "),
         ("logging", "strategic_grams = '[oops'", "not a JSON array", "Default: "),
         ("plugins", "search_paths = ['']", "must not be empty", "Default: "),
+        *(("scoring", f"correct_above = {value}", value, "Default: 0.5") for value in ("nan", "inf", "'high'")),
         ("algorithm", "params = 3", "the integer 3", "Default: {}"),
         ("algorithm", "surprisal_mask_rho = 1.5", "less than or equal to 1", "Default: 0.0"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -72,22 +71,6 @@ def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribut
         metadata.write_text(metadata.read_text(encoding="utf-8") + f"Requires-Dist: {line}\n", encoding="utf-8")
     assert installed_dependents("the-library") == ("first-one", "second_one")
     assert installed_dependents("there-is-no-such-distribution") == ()
-
-
-@pytest.mark.long
-def test_one_package_alone_reads_metadata_but_for_the_module_that_imports_only_python() -> None:
-    readers = set()
-    for file in sorted(ROOT.glob("retrain-*/src/**/*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                modules = [f"{node.module}.{alias.name}" for alias in node.names]
-            if any(name.startswith(("importlib.metadata", "importlib_metadata", "pkg_resources")) for name in modules):
-                readers.add(str((file.parent if file.parent.name == "plugins" else file).relative_to(ROOT)))
-    assert readers == {
-        "retrain-core/src/retrain/kernel/plugins",
-        "retrain-core/src/retrain/tools/installation.py",  # may be all that is left when ours was overwritten
-    }
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from retrain.kernel.declared import PluginSpec
 from retrain.kernel.errors import HookError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import resolve
-from retrain.kernel.registry import HOOK_OF_KIND, Owner, Plugins, Registry
+from retrain.kernel.registry import HOOK_OF_KIND, Owner, Registry
 from retrain.kernel.types import Kind
 
 Distribution = Callable[..., Path]
@@ -169,14 +169,6 @@ def test_a_factory_that_cannot_be_imported_is_reported_with_its_owner(factory: s
     assert factory in problem.why
 
 
-def test_a_life_cycle_hook_that_raises_is_reported_with_its_plugin(distribution: Distribution) -> None:
-    source = f"{HOOK}retrain_groups_scored(groups): raise ValueError('step %d' % groups)\n"
-    distribution("loud-one", {"loud_one": source})
-    with pytest.raises(HookError) as caught:
-        load_plugins({}).notify("retrain_groups_scored", run=None, groups=4)
-    assert "retrain_groups_scored of loud-one:loud_one raised ValueError: step 4" in str(caught.value)
-
-
 def test_a_function_of_a_backend_is_found_by_its_name_and_reported_when_it_raises(distribution: Distribution) -> None:
     source = f"{HEAD}from retrain.api import BackendFunctions, PluginSpec\ndef fails(path, config): return 1 / 0\n"
     source += "FUNCTIONS = BackendFunctions(find_devices=lambda config: (config, ''), fetch_adapter='one:fails')\n"
@@ -189,19 +181,3 @@ def test_a_function_of_a_backend_is_found_by_its_name_and_reported_when_it_raise
     assert plugins.call_backend("find_devices", "cpu", backend="unknown") is None
     with pytest.raises(HookError, match="one:fails raised ZeroDivisionError"):
         plugins.call_backend("fetch_adapter", "tinker://x", None)
-
-
-def test_an_object_can_be_plugged_in_by_hand(plugins: Plugins) -> None:
-    class Counter:
-        def __init__(self) -> None:
-            self.steps: list[int] = []
-
-        @hookspecs.hookimpl
-        def retrain_groups_scored(self, groups: int) -> None:
-            self.steps.append(groups)
-
-    counter = Counter()
-    plugins.add(counter, Owner(distribution="by hand", source="test"))
-    plugins.notify("retrain_groups_scored", run=None, groups=4)
-    assert counter.steps == [4]
-    assert plugins.failures == []
