@@ -223,7 +223,7 @@ def validated_params(
 def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] != "extra_forbidden":
-        what = detail["msg"].removeprefix("Value error, ")
+        what = f"invalid option: {detail['msg'].removeprefix('Value error, ')}"
         return Problem(code="plugin.bad-option", where=f"{where}.{name}", what=what, fix="correct the value")
     near, known = get_close_matches(name, model.model_fields, n=1), ", ".join(model.model_fields) or "none"
     what, fix = f"unknown option {name!r}", f"use {near[0]!r}" if near else f"known: {known}"
