@@ -92,6 +92,7 @@ def test_a_training_run_and_a_comparison_load_what_they_need(trained: Path) -> N
     needless = [str(file) for file in inside if file.parts[0] in RUNS_NOT and file.name not in ("__init__.py",)]
     print(f"compare loads of {', '.join(RUNS_NOT)}: {needless or 'nothing but their registrations'}")
     assert needless == []
+    assert package_root() / "web.py" not in core, "a run that serves nothing loads no web server"
     assert len(core) <= TRAINING_MODULES
     assert lines <= TRAINING_LINES
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,7 @@ NEEDS = {
     (Kind.RECORDER, "mlflow"): "needs MLflow; tests/retrain-core/observe/trackers/test_trackers.py has it conform",
     (Kind.RECORDER, "trackio"): "needs Trackio; tests/retrain-core/observe/trackers/test_trackers.py has it conform",
     (Kind.BACKEND, "prime_rl"): "needs a server and a trainer; it is tried with processes of its own below",
-    (
-        Kind.INFERENCE_ENGINE,
-        "sglang",
-    ): "needs an SGLang server; retrain-core/engines/test_dialects.py has its words",
+    (Kind.INFERENCE_ENGINE, "sglang"): "needs an SGLang server; engines/test_dialects.py has its words",
     (Kind.INFERENCE_ENGINE, "max"): "needs `max serve`; tests/servers/test_max_server.py starts one",
 }
 WAITS_FOR_WEIGHTS = {
@@ -70,7 +67,7 @@ PRIME_RL_CANNOT = {
 }
 Settings = Mapping[str, Mapping[str, Any]]
 COPIES: Mapping[str, Mapping[str, Any]] = {  # local copies of the sources that read the hub, by column
-    "hub": {"prompt": lambda n: f"What is {n} + {n}?", "answer": lambda n: str(2 * n)},
+    **{name: {"prompt": lambda n: f"Is {n} + 1?", "answer": lambda n: str(n + 1)} for name in ("hub", "files")},
     "gsm8k": {"question": lambda n: f"{n} and one more?", "answer": lambda n: f"Count.\n#### {n + 1}"},
     "deepscaler": {"problem": lambda n: f"Half of {n}?", "answer": lambda n: rf"\frac{{{n}}}{{2}}"},
     "dapo-math": {
@@ -82,20 +79,14 @@ COPIES: Mapping[str, Mapping[str, Any]] = {  # local copies of the sources that 
 
 
 def parts() -> Iterator[Any]:
-    """`(kind, name, check)` of every registered part of ours."""
+    """`(kind, name)` of every registered part of ours."""
     plugins = load_plugins({})
     for kind in Kind:
-        for entry in plugins.registered(kind):
-            if entry.owner.distribution not in OURS:
-                continue
-            name, reason = entry.spec.name, NEEDS.get((kind, entry.spec.name))
-            for check in map(str, conformance(kind, name)):
-                marks = [pytest.mark.skip(reason=reason)] if reason and check not in ANYTHING_GOES else []
-                if (kind, name) in SLOW_PARTS:
-                    marks.append(SLOW_PARTS[kind, name])
-                if kind is Kind.DATA_SOURCE and name in ("gsm8k", "deepscaler", "dapo-math"):
-                    marks.append(pytest.mark.long)  # `hub` with other columns, which test_hub_source.py reads
-                yield pytest.param(kind, name, check, marks=marks, id=f"{kind}-{name}-{check}".replace(" ", "-"))
+        for name in (each.spec.name for each in plugins.registered(kind) if each.owner.distribution in OURS):
+            marks = [SLOW_PARTS[kind, name]] if (kind, name) in SLOW_PARTS else []
+            if kind is Kind.DATA_SOURCE and name in ("gsm8k", "deepscaler", "dapo-math"):
+                marks.append(pytest.mark.long)  # `hub` with other columns, which test_hub_source.py reads
+            yield pytest.param(kind, name, marks=marks, id=f"{kind}-{name}".replace(" ", "-"))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +101,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
         patch.syspath_prepend(str(PACKAGES))
         server = cache(lambda: _server(servers))  # one for both engines that speak to it
         makers: dict[tuple[Kind, str], Callable[[], Settings]] = {
-            (Kind.DATA_SOURCE, "files"): lambda: _files(folder),
             **{(Kind.DATA_SOURCE, name): partial(_copy, folder, name) for name in COPIES},
             (Kind.DATA_SOURCE, "math"): lambda: _math(folder),
             (Kind.DATA_SOURCE, "reasoning_gym"): lambda: _reasoning_gym(servers),
@@ -136,15 +126,19 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
         yield settings
 
 
-@pytest.mark.parametrize(("kind", "name", "check"), list(parts()))
+@pytest.mark.parametrize(("kind", "name"), list(parts()))
 def test_our_own_parts_conform(
-    kind: Kind, name: str, check: str, workplace: Callable[[Kind, str], Settings], monkeypatch: pytest.MonkeyPatch
+    kind: Kind, name: str, workplace: Callable[[Kind, str], Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in [variable for variable in os.environ if variable.startswith("RETRAIN_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setattr(bench, "load_plugins", lambda: _loaded_for(kind, name))
-    checks = {str(found): found for found in conformance(kind, name, config=workplace(kind, name))}
-    checks[check]()
+    is_whole = (kind, name) not in NEEDS
+    config = workplace(kind, name) if is_whole else {}
+    for check in conformance(kind, name, config=config):
+        if is_whole or str(check) in ANYTHING_GOES:
+            with suppress(pytest.skip.Exception):  # a check that does not apply to this part
+                check()
 
 
 @lru_cache(maxsize=1)
@@ -156,18 +150,11 @@ def _loaded_for(kind: Kind, name: str) -> Plugins:
 @pytest.mark.long
 def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    program = (
-        "from retrain.testing import conformance\nfor check in conformance('recorder', 'wandb'): check(); print(check)"
-    )
+    program = "from retrain.testing import conformance\nfor c in conformance('recorder', 'wandb'): c(); print(c)"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "RETRAIN_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**clean, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    clean |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert set(map(str, conformance("recorder", "wandb"))) <= set(done.stdout.split())
 
@@ -214,26 +201,22 @@ def _need(module: str) -> None:
         pytest.skip(f"{module} is not installed")
 
 
-def _files(folder: Path) -> Settings:
-    rows = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(5)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return {"data": {"path": str(folder / "rows.jsonl")}}
+def _rows(file: Path, *rows: Mapping[str, Any]) -> str:
+    """Write rows of JSON; returns the folder."""
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file.parent)
 
 
 def _copy(folder: Path, name: str) -> Settings:
     rows = [{key: value(n) for key, value in COPIES[name].items()} for n in range(1, 6)]
-    copy = folder / "copies" / name
-    copy.mkdir(parents=True)
-    (copy / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return {"data": {"path": str(copy)}}
+    return {"data": {"path": _rows(folder / "copies" / name / "train.jsonl", *rows)}}
 
 
 def _math(folder: Path) -> Settings:
-    (folder / "hub").mkdir()
     row = {"problem": "Half of 3?", "level": "Level 5", "type": "Geometry", "solution": r"\boxed{\frac{3}{2}}"}
-    rows = [row, {**row, "problem": "Half of 5?", "solution": r"\boxed{\frac{5}{2}}"}]
-    (folder / "hub" / "geometry.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return {"data": {"path": str(folder / "hub"), "options": {"subjects": "geometry"}}}
+    other = {**row, "problem": "Half of 5?", "solution": r"\boxed{\frac{5}{2}}"}
+    return {"data": {"path": _rows(folder / "math/geometry.jsonl", row, other), "options": {"subjects": "geometry"}}}
 
 
 def _reasoning_gym(servers: ExitStack) -> Settings:
@@ -244,11 +227,9 @@ def _reasoning_gym(servers: ExitStack) -> Settings:
 
 def _code(folder: Path) -> Settings:
     row = {"prompt": "Double a number.", "answer": "print(2 * int(input()))", "tests": [{"input": "2", "output": "4"}]}
-    (folder / "programs.jsonl").write_text(json.dumps(row), encoding="utf-8")
-    return {
-        "data": {"source": "files", "path": str(folder / "programs.jsonl")},
-        "reward": {"unsafe": True},  # a machine without a sandbox tries it, too
-    }
+    path = _rows(folder / "programs/train.jsonl", row)
+    # `unsafe`, because a machine without a sandbox tries it, too
+    return {"data": {"source": "files", "path": path}, "reward": {"unsafe": True}}
 
 
 def _custom(folder: Path) -> Settings:

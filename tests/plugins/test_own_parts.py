@@ -68,44 +68,26 @@ def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None
         assert line["condition"] == "mine.first_token_only"
 
 
-def test_search_paths_decide_where_a_name_is_found(tmp_path: Path) -> None:
-    source = "def advantage(rewards):\n    return [{} * (r - 0.5) for r in rewards]\n"
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "lab").mkdir()
-    (tmp_path / "plugins/shaped.py").write_text(source.format(2))
-    (tmp_path / "lab/shaped.py").write_text(source.format(3))
-    for arguments, largest in (((), 1.0), (("--plugins-search-paths", "lab"), 1.5)):
-        outcome = retrain(
-            "trace",
-            "--json",
-            "--advantage-mode",
-            "shaped.advantage",
-            "--transform-mode",
-            "none",
-            *arguments,
-            cwd=tmp_path,
-        )
-        assert outcome.code == 0, outcome.out
-        assert max(row["credit_max"] for row in json.loads(outcome.out)["example"]) == pytest.approx(largest)
+def traced(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run(["trace", "--json", *arguments]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
 
 
-@pytest.mark.parametrize("algorithm", ["grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"])
-def test_built_in_algorithms_equal_their_pairs(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_search_paths_decide_where_a_name_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    advantage, _, transform = algorithm.partition("_")
     monkeypatch.chdir(tmp_path)
-
-    def traced(*arguments: str) -> dict[str, Any]:
-        capsys.readouterr()
-        assert run(["trace", "--json", *arguments]) == 0
-        content: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return content
-
-    whole = traced("--algorithm-mode", algorithm)
-    pair = traced("--advantage-mode", advantage, "--transform-mode", transform)
-    assert whole["example"] == pair["example"]
-    assert whole["flow"]["condition_label"] == algorithm
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for folder, factor in (("plugins", 2), ("lab", 3)):
+        (tmp_path / folder).mkdir()
+        source = f"def advantage(rewards):\n    return [{factor} * (r - 0.5) for r in rewards]\n"
+        (tmp_path / folder / "shaped.py").write_text(source)
+    shaped = ("--advantage-mode", "shaped.advantage", "--transform-mode", "none")
+    for arguments, largest in (((), 1.0), (("--plugins-search-paths", "lab"), 1.5)):
+        rows = traced(capsys, *shaped, *arguments)["example"]
+        assert max(row["credit_max"] for row in rows) == pytest.approx(largest)
 
 
 @pytest.mark.slow
@@ -139,8 +121,6 @@ def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Pat
     assert "more completions" in text.out
 
 
-def test_credit_of_something_else_is_a_clear_error(tmp_path: Path) -> None:
-    outcome = retrain("credit", "nowhere", cwd=tmp_path)
-    assert outcome.code == 2
-    assert "Traceback" not in outcome.err
-    assert "nowhere/metrics.jsonl" in outcome.err
+def test_credit_of_something_else_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["credit", "nowhere"]) == 2
+    assert "nowhere/metrics.jsonl" in capsys.readouterr().err

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from retrain.run.configure import load_checked
 from retrain.tasks.scoring.build import build_rewards, load_data
 from retrain_local.devices.torch_devices import Devices
 from retrain_local.sampling.split import create_engine, find_engine
+from tests.kit.problems import codes_in
 
 BASE = {"model": 'model = "builtin:tiny"', "backend": 'devices = "cpu"', "data": 'source = "arithmetic"'}
 FILE = "own.toml"
@@ -166,78 +169,55 @@ def niceness() -> int:
     return int(launcher.nice)
 
 
-CAMPAIGN = 'seeds = [1]\nmax_steps = 1\nconditions = [{{ advantage_mode = "grpo", transform_mode = "none" }}]\n'
-# Table, its lines with {} for the value, two values, what the part does with each (None: the output must differ).
-CASES: dict[str, tuple[str, str, tuple[str, str], Callable[[], object], tuple[object, object] | None]] = {
-    "transform": (
-        "algorithm",
-        'transform_mode = "my_transform.PLUGIN"\ntransform_params = {{ floor = {} }}',
-        ("0.0", "1.0"),
-        credit_of_confident_tokens,
-        None,
+@dataclass(frozen=True)
+class Case:
+    """A parameter of a scaffold: where the TOML has it, two values, and the effect of each.
+
+    `expected` is None where only the output differs. `before` are lines of the same table.
+    """
+
+    table: str
+    key: str
+    options: str
+    name: str
+    values: tuple[str, str]
+    observe: Callable[[], object]
+    expected: tuple[object, object] | None
+    before: str = ""
+    part: str = "PLUGIN"
+
+    def lines(self, kind: str, name: str, value: str) -> str:
+        part = f"my_{kind.replace('-', '_')}.{self.part}"
+        return f'{self.before}{self.key} = "{part}"\n{self.options} = {{ {name} = {value} }}'
+
+
+CAMPAIGN = 'seeds = [1]\nmax_steps = 1\nconditions = [{ advantage_mode = "grpo", transform_mode = "none" }]\n'
+ARITHMETIC = 'source = "arithmetic"\n'
+LOSSES = ([pytest.approx(2.4898, abs=1e-4)], [pytest.approx(0.8808, abs=1e-4)])
+CASES = {
+    "transform": Case(
+        *("algorithm", "transform_mode", "transform_params", "floor", ("0.0", "1.0"), credit_of_confident_tokens, None)
     ),
-    "loss": (
-        "algorithm",
-        'loss = "my_loss.PLUGIN"\nloss_params = {{ tau_good = {} }}',
-        ("1.0", "4.0"),
-        loss_terms,
-        ([pytest.approx(2.4898, abs=1e-4)], [pytest.approx(0.8808, abs=1e-4)]),
+    "loss": Case("algorithm", "loss", "loss_params", "tau_good", ("1.0", "4.0"), loss_terms, LOSSES),
+    "reward": Case("reward", "type", "params", "tolerance", ("0.01", "0.05"), score_of_a_near_miss, (0.0, 1.0)),
+    "inference-engine": Case(
+        *("inference", "engine", "options", "max_completions", ("64", "2"), sizes_of_portions, ([5], [2, 2, 1]))
     ),
-    "reward": (
-        "reward",
-        'type = "my_reward.PLUGIN"\nparams = {{ tolerance = {} }}',
-        ("0.01", "0.05"),
-        score_of_a_near_miss,
-        (0.0, 1.0),
-    ),
-    "inference-engine": (
-        "inference",
-        'engine = "my_inference_engine.PLUGIN"\noptions = {{ max_completions = {} }}',
-        ("64", "2"),
-        sizes_of_portions,
-        ([5], [2, 2, 1]),
-    ),
-    "planning-detector": (
-        "planning",
-        'detector = "my_planning_detector.PLUGIN"\nparams = {{ openings = {} }}',
-        ('["wait"]', '["hence"]'),
-        marked_text,
+    "planning-detector": Case(
+        *("planning", "detector", "params", "openings", ('["wait"]', '["hence"]'), marked_text),
         (" Wait, no.", "Hence it is 4."),
     ),
-    "data-source": (
-        "data",
-        'source = "my_data_source.PLUGIN"\noptions = {{ size = {} }}',
-        ("7", "9"),
-        number_of_examples,
-        (7, 9),
+    "data-source": Case("data", "source", "options", "size", ("7", "9"), number_of_examples, (7, 9)),
+    "sampler": Case(
+        *("data", "sampler", "sampler_params", "floor", ("0.01", "1.0"), share_of_solved_prompts, (0.0, 0.5)),
+        before=ARITHMETIC,
     ),
-    "sampler": (
-        "data",
-        'source = "arithmetic"\nsampler = "my_sampler.PLUGIN"\nsampler_params = {{ floor = {} }}',
-        ("0.01", "1.0"),
-        share_of_solved_prompts,
-        (0.0, 0.5),
+    "backend": Case("backend", "backend", "options", "step_size", ("0.1", "0.3"), step_size, (0.1, 0.3)),
+    "environment": Case(
+        *("environment", "provider", "args", "tasks", ("2", "5"), number_of_tasks, (2, 5)), part="create"
     ),
-    "backend": (
-        "backend",
-        'backend = "my_backend.PLUGIN"\noptions = {{ step_size = {} }}',
-        ("0.1", "0.3"),
-        step_size,
-        (0.1, 0.3),
-    ),
-    "environment": (
-        "environment",
-        'provider = "my_environment.create"\nargs = {{ tasks = {} }}',
-        ("2", "5"),
-        number_of_tasks,
-        (2, 5),
-    ),
-    "launcher": (
-        "campaign",
-        CAMPAIGN + 'launcher = "my_launcher.PLUGIN"\nlauncher_options = {{ nice = {} }}',
-        ("1", "3"),
-        niceness,
-        (1, 3),
+    "launcher": Case(
+        *("campaign", "launcher", "launcher_options", "nice", ("1", "3"), niceness, (1, 3)), before=CAMPAIGN
     ),
 }
 
@@ -260,38 +240,46 @@ def _folder(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(lab))
 
 
-def configured(kind: str, value: str) -> None:
-    """Write `own.toml` with the parameter."""
-    table, lines, *_ = CASES[kind]
-    tables = BASE | {table: lines.format(value)}
+def configured(kind: str, value: str, *, name: str = "") -> None:
+    """Write `own.toml` with the parameter, or with another `name` in its place."""
+    case = CASES[kind]
+    tables = BASE | {case.table: case.lines(kind, name or case.name, value)}
     if kind == "planning-detector":
         tables["algorithm"] = 'transform_mode = "gtpo_hicra"'
-    Path(FILE).write_text("".join(f"[{name}]\n{text}\n" for name, text in tables.items()), encoding="utf-8")
+    written(tables)
+
+
+def written(tables: Mapping[str, str], more: str = "") -> None:
+    text = "".join(f"[{name}]\n{lines}\n" for name, lines in tables.items())
+    Path(FILE).write_text(f"{text}{more}\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_a_value_in_the_toml_changes_what_the_part_does(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    *_, values, observe, expected = CASES[kind]
-    seen: list[object] = []
-    for value in values:
+    case, seen = CASES[kind], []
+    for value in case.values:
         configured(kind, value)
-        found = observe()
-        seen.append(found if expected else json.loads(capsys.readouterr().out)["example"])
+        found = case.observe()
+        seen.append(found if case.expected else json.loads(capsys.readouterr().out)["example"])
     assert seen[0] != seen[1]
-    if expected:
-        assert seen == list(expected)
+    assert case.expected is None or seen == list(case.expected)
 
 
-@pytest.mark.parametrize("kind", ["reward", "inference-engine", "planning-detector"])
-def test_a_wrong_parameter_is_refused_with_its_key(kind: str) -> None:
-    from retrain.kernel.errors import ConfigError
-
-    table, lines, (value, _), observe, _ = CASES[kind]
-    name = lines.rpartition("{{ ")[2].partition(" ")[0]
-    configured(kind, value)
-    Path(FILE).write_text(Path(FILE).read_text(encoding="utf-8").replace(name, f"{name}s"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"{FILE}:\d+ \[{table}\] .*\b{name}"):
-        observe()
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((kind, "") for kind in ("reward", "inference-engine", "planning-detector", "transform", "data-source")),
+        *(("transform", "2"), ("backend", "-1.0")),  # out of range
+    ],
+)
+def test_a_wrong_parameter_is_refused_with_its_key(kind: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    case = CASES[kind]
+    configured(kind, value or case.values[0], name="" if value else f"{case.name}s")
+    assert run([FILE, "--max-steps", "1"]) == 2
+    told = capsys.readouterr().err
+    if kind != "inference-engine":  # whose backend checks them
+        assert codes_in(told) == ["plugin.bad-option" if value else "plugin.unknown-option"]
+    assert re.search(rf"{FILE}:\d+ \[{case.table}\] .*\b{case.name}", told)
 
 
 def test_every_scaffold_with_parameters_is_tried() -> None:
@@ -315,17 +303,14 @@ def test_every_scaffold_with_parameters_is_tried() -> None:
     ],
 )
 def test_parameters_that_no_part_reads_are_refused(lines: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    base = "".join(f"[{name}]\n{text}\n" for name, text in BASE.items())
-    Path(FILE).write_text(f"{base}{lines}\n", encoding="utf-8")
+    written(BASE, lines)
     assert run(["explain", FILE]) == 2
     assert told in capsys.readouterr().err
 
 
 def test_with_several_rewards_each_has_its_own_parameters() -> None:
-    base = "".join(f"[{name}]\n{text}\n" for name, text in BASE.items())
     rewards = '[reward.weights]\nmatch = 1.0\n"my_reward.PLUGIN" = 1.0\n'
-    params = '[reward.params."my_reward.PLUGIN"]\ntolerance = 0.05\n'
-    Path(FILE).write_text(base + rewards + params, encoding="utf-8")
+    written(BASE, rewards + '[reward.params."my_reward.PLUGIN"]\ntolerance = 0.05')
     context, checked = context_of()
     _, own = build_rewards(checked.config, context, None)
     assert own.reward.score(Example(id="1", prompt="?", reference="100"), r"\boxed{104}").value == 1.0

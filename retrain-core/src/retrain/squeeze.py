@@ -1,7 +1,6 @@
 """LoRA-Squeeze: the rank that an adapter needs, and the same adapter at a smaller rank.
 
-Import `analyze_adapter`, `compress_adapter` and `auto_squeeze` from here; each loads its module on first use. The names
-are in `squeeze.pyi`.
+Import `analyze_adapter`, `compress_adapter` and `auto_squeeze` from here; each is loaded on first use.
 """
 
 from retrain.kernel.lazy_names import lazy_names

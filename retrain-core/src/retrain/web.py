@@ -50,6 +50,7 @@ class Server:
             headers=[("server", "retrain")],
             workers=1,  # or WEB_CONCURRENCY would be read
             timeout_keep_alive=int(IDLE_S),
+            # A reserve: `_Protocol.shutdown` ends every connection after GRACE_S.
             timeout_graceful_shutdown=int(5 * GRACE_S),
         )
         self._server = uvicorn.Server(config)
@@ -107,6 +108,7 @@ class _Protocol(H11Protocol):
         self.loop.call_later(GRACE_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
+        # Half an answer is out: a second status line in its body would be read as part of it.
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
             return

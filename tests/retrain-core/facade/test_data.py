@@ -15,6 +15,7 @@ import pytest
 import retrain
 from retrain.facade.hosting import data_file, rows_of
 from retrain.kernel.errors import ConfigError
+from tests.kit.problems import codes_in
 
 ROWS = [{"Q": "One?", "gold": "007"}, {"Q": "Two?", "gold": "2"}]
 
@@ -50,19 +51,19 @@ def test_values_are_plain_and_integers_stay_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "code"),
     [
-        ([], "no rows"),
-        ({"train": ROWS}, r"train.*no list of rows"),
-        (["One?"], r"data\[0\].*must be a dict"),
-        (3, "a int holds no rows"),
-        (b"rows", "bytes"),
-        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns"),
+        ([], "data.no-rows"),
+        ({"train": ROWS}, "data.no-split"),
+        (["One?"], "data.row-not-dict"),
+        *((data, "data.not-rows") for data in (3, b"rows")),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "data.column-twice"),
     ],
 )
-def test_what_holds_no_rows_is_refused(data: Any, found: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=found):
+def test_what_holds_no_rows_is_refused(data: Any, code: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
         data_file(data, tmp_path, "data")
+    assert codes_in(caught) == [code]
     assert not list(tmp_path.iterdir())
 
 

@@ -40,40 +40,29 @@ def place_of(function: Callable[[], object]) -> str:
     return raised_at(caught.value)
 
 
-def test_the_innermost_line_of_the_users_files_is_named(module: MakeModule) -> None:
-    mine = module("mine.py", "def inner():\n    return {}['x']\n\ndef outer():\n    return inner()\n")
-    assert place_of(mine.outer) == " (mine.py:2)"
-
-
-def test_an_error_of_a_library_is_named_where_it_was_called(module: MakeModule) -> None:
-    mine = module("mine.py", "import json\n\ndef parse():\n    return json.loads('{')\n")
-    assert place_of(mine.parse) == " (mine.py:4)"
-
-
-def test_an_installed_plugin_is_named_too(module: MakeModule) -> None:
-    theirs = module("lib/site-packages/theirs.py", "def boom():\n    raise ValueError\n")
-    assert place_of(theirs.boom) == " (lib/site-packages/theirs.py:2)"
-
-
-def test_without_a_line_outside_of_the_kernel_there_is_none() -> None:
-    assert raised_at(ValueError()) == ""
+@pytest.mark.parametrize(
+    ("file", "source", "line"),
+    [
+        ("mine.py", "def inner():\n    return {}['x']\n\ndef outer():\n    return inner()\n", 2),
+        ("mine.py", "import json\n\ndef outer():\n    return json.loads('{')\n", 4),  # the library was called there
+        ("lib/site-packages/theirs.py", "def outer():\n    raise ValueError\n", 2),
+    ],
+)
+def test_the_innermost_line_of_the_users_files_is_named(file: str, source: str, line: int, module: MakeModule) -> None:
+    assert place_of(module(file, source).outer) == f" ({file}:{line})"
+    assert raised_at(ValueError()) == "", "nothing but the kernel"
 
 
 def test_seventeen_problems_with_one_fix_are_told_once() -> None:
     failed = "failed to load: mine 1.0: ImportError"
     missing = [
-        Problem(
-            where=f"a.toml:{n} [t] k{n}",
-            what=f"no part named 'p{n}'",
-            why=f"known: {n}\n    {failed}",
-            fix="install it",
-        )
+        Problem(where=f"a.toml:{n} [t] k{n}", what=f"no 'p{n}'", why=f"known: {n}\n    {failed}", fix="install it")
         for n in range(16)
     ]
     problems = [*missing, Problem(where="a.toml:99 [x]", what="unknown table", fix="install it"), missing[3]]
     other = Problem(where="a.toml:5 [t] lr", what="must not be negative", fix="raise it")
     text = str(ConfigError(*problems[:5], other, *problems[5:]))
-    assert text.startswith("1. 17 problems with one fix:\n    a.toml:0 [t] k0: no part named 'p0'\n        known: 0\n")
+    assert text.startswith("1. 17 problems with one fix:\n    a.toml:0 [t] k0: no 'p0'\n        known: 0\n")
     assert text.endswith("\n2. a.toml:5 [t] lr: must not be negative\n    fix: raise it")
     assert (text.count("install it"), text.count(failed)) == (1, 1)
     assert all(text.count(f"{problem.where}: {problem.what}\n") == 1 for problem in problems)
@@ -81,9 +70,10 @@ def test_seventeen_problems_with_one_fix_are_told_once() -> None:
 
 
 def test_a_single_fix_needs_no_number_and_problems_without_a_fix_stay_apart() -> None:
-    one = Problem(where="here", what="wrong", why="a rule", fix="change it")
-    assert str(ConfigError(one, one)) == str(one) == "here: wrong\n    a rule\n    fix: change it"
+    one = Problem(code="a.b-c", where="here", what="wrong", why="a rule", fix="change it")
+    assert str(ConfigError(one, one)) == str(one) == "here: wrong [a.b-c]\n    a rule\n    fix: change it"
     two = Problem(where="there", what="wrong", why="a rule", fix="change it")
-    expected = "2 problems with one fix:\n    here: wrong\n    there: wrong\n    a rule\n    fix: change it"
+    expected = "2 problems with one fix:\n    here: wrong [a.b-c]\n    there: wrong\n    a rule\n    fix: change it"
     assert str(ConfigError(one, two)) == expected
     assert str(ConfigError("first", "second")) == "1. first\n2. second"
+    assert ConfigError(one, two).codes == ["a.b-c", ""]

@@ -1,8 +1,11 @@
-"""Overlap: which policy samples a step while another trains, what its line reports, and how it stops."""
+"""Sampling while training, one step ahead or several: which policy samples a step, its line, errors, and stops."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,32 +17,47 @@ import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from tests.kit.overlapped import GENERATIONS, lines, outcome, steps
-from tests.kit.shared import first_or_long
+from tests.kit.shared import first_or_long, slow_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
-STEPS = 5
-TIMEOUT_S = 30
+STEPS, TIMEOUT_S = 7, 30
+NO_EVAL = ("--eval-examples", "0")
+EVALUATED = ("--eval-examples", "3", "--eval-every", "2")
+AHEAD_AND_HALF = slow_or_long([(most, half) for most in (1, 2) for half in (0, 1)], (1, 0), (2, 1))
 
 
-def test_a_step_is_sampled_with_the_policy_before_the_last_update(run_overlapped: Run, tmp_path: Path) -> None:
-    result = run_overlapped("--eval-examples", "0")
-    assert (result.code, result.err) == (0, "")
-    found = steps(tmp_path / "logs/train")
-    assert [line["staleness_mean"] for line in found] == [0, 1, 1, 1, 1]
-    assert [line["staleness_max"] for line in found] == [0, 1, 1, 1, 1]
-    generations = lines(tmp_path / "logs/train", GENERATIONS)
+@pytest.fixture
+def run_ahead(run_overlapped: Run) -> Run:
+    """`run_ahead(2, "--seed", "2")`: a short run that samples up to two steps ahead; returns the command's result.
+
+    One step ahead is the toy that overlaps by itself, any other number the toy that samples into a buffer.
+    """
+
+    def run(most: int, *arguments: str) -> Any:
+        buffered = ("--backend", "toy_buffered", "--max-staleness", str(most)) if most != 1 else ()
+        return run_overlapped(*buffered, "--max-steps", str(STEPS), *(arguments or NO_EVAL))
+
+    return run
+
+
+@pytest.mark.parametrize("most", first_or_long([2, 3, 8, 1, 0]))
+def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead: Run, tmp_path: Path, most: int) -> None:
+    result = run_ahead(most)
+    assert (result.code, result.err.count("error")) == (0, 0), result.err
+    generations, found = lines(tmp_path / "logs/train", GENERATIONS), steps(tmp_path / "logs/train")
     assert [each["step"] for each in generations] == sorted(each["step"] for each in generations)
-    assert {(r["step"], r["policy_version"]) for r in generations} == {(0, 0), (1, 0), (2, 1), (3, 2), (4, 3)}
+    versions = {(each["step"], each["policy_version"]) for each in generations}
+    assert versions == {(step, max(0, step - most)) for step in range(STEPS)}
+    assert [line["step"] for line in found] == list(range(STEPS))
     assert [line["toy_drawn"] for line in found] == [4] * STEPS
-    for line in found:
-        assert 0.0 <= line["overlap_time_s"] <= line["train_time_s"] <= line["step_time_s"]
-        assert line["trainer_idle_time_s"] == pytest.approx(line["step_time_s"] - line["train_time_s"])
-        assert line["sampler_idle_time_s"] == pytest.approx(line["step_time_s"] - line["sample_time_s"])
+    if most:
+        assert [line["staleness_max"] for line in found] == [min(step, most) for step in range(STEPS)]
+        assert [line["staleness_mean"] for line in found] == [min(step, most) for step in range(STEPS)]
 
 
 def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(
-    run_overlapped: Run, disturbed: Any, tmp_path: Path
+    run_ahead: Run, disturbed: Any, tmp_path: Path
 ) -> None:
     meeting, threads = threading.Barrier(2, timeout=TIMEOUT_S), set()
 
@@ -54,37 +72,61 @@ def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(
         return here
 
     disturbed.train, disturbed.sample = meet("train"), meet("sample")
-    assert run_overlapped("--eval-examples", "0").code == 0
+    assert run_ahead(1).code == 0
     assert threads == {("train", False), ("sample", True)}
     found = steps(tmp_path / "logs/train")
+    assert [line["staleness_max"] for line in found] == [0, *[1] * (STEPS - 1)]
     assert all(line["overlap_time_s"] > 0.0 for line in found[:-1])
     assert found[-1]["overlap_time_s"] == found[-1]["sample_time_s"] == 0.0
+    for line in found:
+        assert 0.0 <= line["overlap_time_s"] <= line["train_time_s"] <= line["step_time_s"]
+        assert line["trainer_idle_time_s"] == pytest.approx(line["step_time_s"] - line["train_time_s"])
+        assert line["sampler_idle_time_s"] == pytest.approx(line["step_time_s"] - line["sample_time_s"])
 
 
-@pytest.mark.parametrize("slow", first_or_long(["train", "sample"]))
-def test_whichever_half_is_faster_changes_nothing(
-    run_overlapped: Run, disturbed: Any, tmp_path: Path, slow: str
-) -> None:
-    assert run_overlapped("--log-dir", "plain", "--eval-examples", "2", "--eval-every", "2").code == 0
-    setattr(disturbed, slow, lambda backend, what: time.sleep(0.05))
-    assert run_overlapped("--log-dir", "slow", "--eval-examples", "2", "--eval-every", "2").code == 0
+@pytest.mark.parametrize(("most", "seed"), first_or_long([(1, 0), (2, 0), (3, 1), (5, 2), (2, 3)]))
+def test_speeds_change_nothing(run_ahead: Run, disturbed: Any, tmp_path: Path, most: int, seed: int) -> None:
+    """Delays of each half drawn at random: the same completions, versions, metrics and policy as without any."""
+    delays = np.random.default_rng(seed)
+    assert run_ahead(most, "--log-dir", "plain", *EVALUATED).code == 0
+    for half in ("train", "sample"):
+        setattr(disturbed, half, lambda backend, what: time.sleep(delays.choice([0.0, 0.0, 0.01, 0.04])))
+    assert run_ahead(most, "--log-dir", "slow", *EVALUATED).code == 0
     assert outcome(tmp_path / "slow") == outcome(tmp_path / "plain")
+    assert np.abs(json.loads((tmp_path / "slow/adapter/final/logits.json").read_text())).max() > 0.0
 
 
-def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_overlapped: Run, disturbed: Any) -> None:
-    versions = []
+def test_a_slow_batch_of_sampling_is_absorbed_by_those_in_stock(run_ahead: Run, disturbed: Any, tmp_path: Path) -> None:
+    """Step 4 is being sampled until step 3 is trained: the trainer continues with earlier samples."""
+    trained, drawn = threading.Event(), []
+
+    def sample(backend: Any, requests: Any) -> None:
+        drawn.append(len(drawn))
+        if drawn[-1] == 4:
+            assert trained.wait(TIMEOUT_S)
+
+    disturbed.sample = sample
+    disturbed.train = lambda backend, batch: trained.set() if batch.step == 3 else None
+    assert run_ahead(3).code == 0
+    assert trained.is_set()
+    assert [line["step"] for line in steps(tmp_path / "logs/train")] == list(range(STEPS))
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_ahead: Run, disturbed: Any, most: int) -> None:
+    seen = []
 
     def watch(backend: Any, requests: Any) -> None:
         if len(requests) == 3:
-            versions.append(backend.sampler.version)
+            seen.append((backend.sampler.version, threading.current_thread() is threading.main_thread()))
 
     disturbed.sample = watch
-    assert run_overlapped("--eval-examples", "3", "--eval-every", "2").code == 0
-    assert versions == [0, 2, 4, 5]
+    assert run_ahead(most, *EVALUATED).code == 0
+    assert seen == [(version, True) for version in (0, 2, 4, 6, 7)]
 
 
-def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What fails while a step trains, and what fails while it is sampled."""
+def fail(disturbed: Any, half: int, step: int, error: Exception) -> None:
+    """Raise while a step trains (0), or while it is sampled (1)."""
     drawn = []
 
     def train(backend: Any, batch: Any) -> None:
@@ -96,55 +138,45 @@ def failing(step: int, error: Exception) -> tuple[Callable[..., None], Callable[
         if drawn[-1] == step:
             raise error
 
-    return train, sample
+    setattr(disturbed, ("train", "sample")[half], (train, sample)[half])
 
 
-@pytest.mark.parametrize("half", first_or_long([0, 1]))
+@pytest.mark.parametrize(("most", "half"), AHEAD_AND_HALF)
 def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(
-    run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
+    run_ahead: Run, disturbed: Any, tmp_path: Path, most: int, half: int
 ) -> None:
-    error = BackendError(Problem(what="the device is gone", fix="put it back"))
-    setattr(disturbed, ("train", "sample")[half], failing(2, error)[half])
-    result = run_overlapped("--eval-examples", "0")
-    assert result.code == 1
-    assert result.err.count("the device is gone") == 1
-    assert [line["step"] for line in steps(tmp_path / "logs/train")] == [0, 1]
-    assert len(lines(tmp_path / "logs/train", GENERATIONS)) == 2 * 4 * 8
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("training")]
+    fail(disturbed, half, 3, BackendError(Problem(what="the device is gone", fix="put it back")))
+    result = run_ahead(most)
+    assert (result.code, result.err.count("the device is gone")) == (1, 1)
+    assert [line["step"] for line in steps(tmp_path / "logs/train")] == [0, 1, 2]
+    assert len(lines(tmp_path / "logs/train", GENERATIONS)) == 3 * 4 * 8
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("training", "sampling"))]
 
 
-@pytest.mark.parametrize("half", first_or_long([0, 1]))
-def test_a_number_that_is_not_finite_rejects_its_own_step_and_the_next_is_on_policy(
-    run_overlapped: Run, disturbed: Any, tmp_path: Path, half: int
+@pytest.mark.parametrize(("most", "half"), AHEAD_AND_HALF)
+def test_a_number_that_is_not_finite_rejects_its_own_step_which_changes_nothing(
+    run_ahead: Run, disturbed: Any, tmp_path: Path, most: int, half: int
 ) -> None:
-    error = NonFiniteError(Problem(what="the loss is nan", fix="lower lr"))
-    setattr(disturbed, ("train", "sample")[half], failing(2, error)[half])
-    assert run_overlapped("--eval-examples", "0").code == 0
+    fail(disturbed, half, 2, NonFiniteError(Problem(what="the loss is nan", fix="lower lr")))
+    assert run_ahead(most).code == 0
     found = steps(tmp_path / "logs/train")
-    assert [line.get("rejected") for line in found] == [None, None, "the loss is nan", None, None]
-    assert [line.get("staleness_max") for line in found] == [0, 1, (1, None)[half], 0, 1]
+    assert [line.get("rejected") for line in found] == [None, None, "the loss is nan", *[None] * 4]
+    after = {1: [0, 1, 1, 1], 2: [1, 1, 2, 2]}[most]
+    assert [line.get("staleness_max") for line in found] == [0, 1, (most, None)[half], *after]
 
 
-def test_steps_without_informative_groups_are_sampled_in_turn(run_overlapped: Run, tmp_path: Path) -> None:
-    assert run_overlapped("--eval-examples", "0", "--reward-type", "toy_never").code == 0
+@pytest.mark.parametrize("most", first_or_long([1, 2]))
+def test_steps_without_informative_groups_make_no_samples_stale(run_ahead: Run, tmp_path: Path, most: int) -> None:
+    assert run_ahead(most, *NO_EVAL, "--reward-type", "toy_never").code == 0
     found = steps(tmp_path / "logs/train")
-    assert [line["staleness_max"] for line in found] == [0] * STEPS
-    assert [line["sample_time_s"] > 0.0 for line in found] == [True] * STEPS
+    assert [(line["step"], line["staleness_max"]) for line in found] == [(step, 0) for step in range(STEPS)]
+    assert most > 1 or all(line["sample_time_s"] > 0.0 for line in found), "sampled in turn"
 
 
 def test_a_backend_that_takes_turns_is_unaffected_by_overlap(run_overlapped: Run, tmp_path: Path) -> None:
-    assert run_overlapped("--eval-examples", "0", "--backend", "toy").code == 0
+    assert run_overlapped(*NO_EVAL, "--backend", "toy").code == 0
     fields = {name for line in steps(tmp_path / "logs/train") for name in line}
     assert not {name for name in fields if "stale" in name or "idle" in name or "overlap" in name}
-
-
-@pytest.mark.long
-def test_the_same_seed_gives_the_same_run(run_overlapped: Run, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        assert run_overlapped("--log-dir", name).code == 0
-    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
-    logits = json.loads((tmp_path / "a/adapter/final/logits.json").read_text())
-    assert np.abs(logits).max() > 0.0
 
 
 @pytest.mark.parametrize("half", ["train", "sample"])
@@ -161,13 +193,87 @@ def test_out_of_memory_in_either_half_passes_over_no_prompt(
             raise OutOfMemoryError(Problem(what="out of memory", fix="less"))
 
     setattr(disturbed, half, once)
-    result = run_overlapped("--eval-examples", "0", "--bp-enabled", "true", "--bp-max-batch-size", "4")
+    result = run_overlapped(*NO_EVAL, "--bp-enabled", "true", "--bp-max-batch-size", "4")
     assert result.code == 0, result.err
     assert failed
     found = steps(tmp_path / "logs/train")
-    assert [line["step"] for line in found] == list(range(STEPS))
+    assert [line["step"] for line in found] == list(range(5))
     drawn = [(each["step"], each["example_id"]) for each in lines(tmp_path / "logs/train", GENERATIONS)]
     examples = [example for _, example in dict.fromkeys(drawn)]
     state = json.loads((tmp_path / "logs/train/trainer_state.json").read_text())
     assert len(examples) == sum(line["batch_size"] for line in found) == state["example_idx"]
     assert len(set(examples[:12])) == min(12, len(examples))  # an epoch: none twice, none left out
+
+
+STOPS = [(most, *place) for most in (2, 1) for place in (("sample", 1), ("train", 3), ("sample", 4))]
+
+
+@pytest.mark.parametrize(("most", "half", "step"), slow_or_long(STOPS, (2, "train", 3)))
+def test_a_stop_in_mid_flight_can_be_resumed_to_the_same_run(
+    run_ahead: Run, command: Command, disturbed: Any, tmp_path: Path, most: int, half: str, step: int
+) -> None:
+    """An update that is still under way when the run stops is not part of its checkpoint."""
+    assert run_ahead(most, "--log-dir", "never", *EVALUATED).code == 0
+    drawn: list[int] = []
+
+    def stop(backend: Any, what: Any) -> None:
+        drawn.append(len(what.rows) if half == "train" else len(what))
+        if (what.step if half == "train" else drawn.count(4) - 1) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+
+    setattr(disturbed, half, stop)
+    result = run_ahead(most, "--log-dir", "stopped", "--grace-s", "60", *EVALUATED)
+    assert result.code == 75, result.err
+    assert not [thread for thread in threading.enumerate() if thread.name == "sampling"]
+    disturbed.train = disturbed.sample = lambda backend, what: None
+    assert command("--resume", "stopped").code == 0
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_run_that_is_extended_is_the_longer_run(run_ahead: Run, command: Command, tmp_path: Path, most: int) -> None:
+    assert run_ahead(most, "--log-dir", "never", *NO_EVAL).code == 0
+    assert run_ahead(most, "--log-dir", "longer", *NO_EVAL, "--max-steps", "4").code == 0
+    state = json.loads((tmp_path / "longer/adapter/final/checkpoint.json").read_text())
+    assert state["progress"]["versions"] == list(range(4 - most, 4))  # policies of the steps to come
+    assert command("--resume", "longer", "--max-steps", str(STEPS)).code == 0
+    assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
+
+
+def test_phases_come_only_from_the_thread_of_the_run(
+    run_ahead: Run, distribution: Callable[..., Path], tmp_path: Path
+) -> None:
+    watcher = (
+        "from threading import current_thread\nfrom retrain.api import Watcher, hookimpl\nSEEN = []\n\n"
+        "class Phases(Watcher):\n    def phase(self, step, phase):\n"
+        "        SEEN.append((current_thread().name, phase))\n"
+        "\n@hookimpl\ndef retrain_watch_run(context):\n    return Phases()\n"
+    )
+    distribution("retrain-phases", {"phases": watcher})
+    assert run_ahead(2).code == 0
+    seen = importlib.import_module("phases").SEEN
+    assert {thread for thread, _ in seen} == {threading.main_thread().name}
+    assert [phase for _, phase in seen].count("training") == STEPS
+
+
+@pytest.mark.parametrize(
+    ("backend", "most", "more", "told"),
+    [
+        ("toy", "1", (), "backend 'toy' can do at most 0"),
+        ("toy_buffered", "9", (), "backend 'toy_buffered' can do at most 8"),
+        ("toy_buffered", "2", ("--bp-enabled", "true"), "does not go with back pressure"),
+    ],
+)
+def test_more_than_a_backend_can_do_is_refused_by_name(
+    run_overlapped: Run, backend: str, most: str, more: tuple[str, ...], told: str
+) -> None:
+    result = run_overlapped("--backend", backend, "--max-staleness", most, *more)
+    assert result.code == 2
+    assert told in result.err
+
+
+def test_explain_says_what_corrects(disturbed: Any, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[training]\nmax_staleness = 2\n[backend]\nbackend = 'toy_buffered'\n")
+    assert "nothing bounds it: set [algorithm] is_bounds" in command("explain", "a.toml").out.replace("\n", " ")

@@ -2,106 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.overlapped import outcome, steps
+from tests.kit.overlapped import ACTING, act, outcome, steps
 from tests.kit.shared import slow_or_long
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
-# Does what `act.json` says at the phase and step that it names, once.
-ACTING = """
-import json, os, signal
-from pathlib import Path
-from retrain.api import Watcher, hookimpl
-
-class Acting(Watcher):
-    def phase(self, step, phase):
-        file = Path("act.json")
-        wanted = json.loads(file.read_text()) if file.exists() else {}
-        if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
-            file.unlink()
-            if wanted["action"] == "raise":
-                raise RuntimeError("broken")
-            os.kill(os.getpid(), getattr(signal, wanted["action"]))
-
-@hookimpl
-def retrain_watch_run(context): return Acting()
-"""
 PLACES = [("eval", -1), ("eval", 1), ("eval", 4), ("checkpoint", 2)]
 PLACES += [(phase, step) for phase in ("sampling", "scoring", "training", "recording") for step in (0, 1, 2, 4)]
 CASES = [(*place, "SIGTERM") for place in PLACES]
 CASES += [
     (*place, "raise") for place in (("sampling", 2), ("scoring", 4), ("training", 2), ("recording", 1), ("eval", 1))
 ]
-STEPS = 5
 TIMEOUT_S = 30
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("half", ["train", "sample"])
-def test_a_stop_in_either_half_can_be_resumed_to_the_same_run(
-    run_overlapped: Run, command: Command, disturbed: Any, tmp_path: Path, half: str, after: bool
-) -> None:
-    """Before or `after` the other half has ended; an update still under way is not made."""
-    arguments = ("--eval-examples", "2", "--eval-every", "2")
-    assert run_overlapped("--log-dir", "never", *arguments).code == 0
-    sampled = threading.Event()
-
-    def stop(backend: Any, what: Any) -> None:
-        if half == "train" and what.step == 2:
-            if after:
-                sampled.wait(TIMEOUT_S)
-                time.sleep(0.2)
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.2)
-        if half == "sample" and backend.sampler.version == 2 and len(what) == 4:
-            while after and backend.trained < 3:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def other(backend: Any, what: Any) -> None:
-        if half == "train" and backend.sampler.version == 2:
-            sampled.set()
-
-    setattr(disturbed, half, stop)
-    if half == "train":
-        disturbed.sample = other
-    result = run_overlapped("--log-dir", "stopped", "--grace-s", "60", *arguments)
-    assert result.code == 75, result.err
-    (checkpoint,) = (tmp_path / "stopped/adapter").iterdir()
-    steps_in_it = json.loads((checkpoint / "trained.json").read_text())
-    before = json.loads((checkpoint / "before.json").read_text())
-    assert before[0] == steps_in_it - 1
-    if half == "train" or after:
-        assert steps_in_it == (2 if half == "train" else 3)
-    disturbed.train = disturbed.sample = lambda backend, what: None
-    assert command("--resume", "stopped").code == 0
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")
-
-
-@pytest.mark.long
-def test_a_run_that_is_extended_is_the_longer_run(run_overlapped: Run, command: Command, tmp_path: Path) -> None:
-    assert run_overlapped("--log-dir", "never", "--eval-examples", "0").code == 0
-    assert run_overlapped("--log-dir", "longer", "--eval-examples", "0", "--max-steps", "3").code == 0
-    assert command("--resume", "longer", "--max-steps", str(STEPS)).code == 0
-    assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
-
-
-QUICK = [("sampling", 2, "SIGTERM"), ("scoring", 4, "raise")]
-
-
-@pytest.mark.parametrize(("phase", "step", "action"), slow_or_long(CASES, *QUICK))
+@pytest.mark.parametrize(("phase", "step", "action"), slow_or_long(CASES, ("scoring", 4, "raise")))
 def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     run_overlapped: Run,
     command: Command,
@@ -114,7 +37,7 @@ def test_stopped_or_broken_in_any_phase_it_continues_as_the_same_run(
     distribution("retrain-acting", {"acting": ACTING})
     arguments = ("--eval-examples", "2", "--eval-every", "2", "--save-every", "2")
     assert run_overlapped("--log-dir", "never", *arguments).code == 0
-    (tmp_path / "act.json").write_text(json.dumps({"phase": phase, "step": step, "action": action}))
+    act(tmp_path, phase, step, action=action)
     result = run_overlapped("--log-dir", "stopped", *arguments)
     assert result.code == (75 if action == "SIGTERM" else 1), result.err
     assert not (tmp_path / "act.json").exists()

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.overlapped import lines
+from tests.kit.problems import codes_in
+
 PACER = """
 class Pacer:
     def __init__(self, context):
@@ -65,14 +68,10 @@ def run(command: Callable[..., Any], toy_arguments: list[str], tmp_path: Path) -
     return lambda *arguments: command(*base, *arguments)
 
 
-def lines(tmp_path: Path, run: str = "train") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (tmp_path / "logs" / run / "metrics.jsonl").read_text().splitlines()]
-
-
-def state(tmp_path: Path, name: str) -> dict[str, Any]:
-    (file,) = (tmp_path / "logs/train/adapter" / name).glob("checkpoint.json")
-    content: dict[str, Any] = json.loads(file.read_text())
-    found: dict[str, Any] = content.get("state", content)
+def seen(tmp_path: Path) -> list[list[Any]]:
+    """Rows of the pacer's state in the last checkpoint."""
+    content = json.loads((tmp_path / "logs/train/adapter/final/checkpoint.json").read_text())
+    found: list[list[Any]] = content.get("state", content)["pacer"]["seen"]
     return found
 
 
@@ -80,38 +79,20 @@ def on(name: str) -> tuple[str, ...]:
     return ("--bp-enabled", "--bp-pacer", f"pacers.{name}")
 
 
-@pytest.mark.long
-def test_it_is_off_by_default_and_then_says_nothing(run: Run, tmp_path: Path) -> None:
-    assert run().code == 0
-    for line in lines(tmp_path):
-        assert line["batch_size"] == 2
-        assert not [field for field in line if field.startswith("bp_")]
-    assert state(tmp_path, "final")["pacer"] == {}
-
-
-def test_the_pacer_sets_the_batch_size_and_sees_every_step(run: Run, tmp_path: Path) -> None:
-    result = run(*on("Pacer"))
+def test_the_pacer_sees_every_step_and_a_step_that_does_not_fit_is_tried_again(run: Run, tmp_path: Path) -> None:
+    result = run(*on("Pacer"), "--backend", "small_backend.Small")
     assert result.code == 0, result.err
-    steps = lines(tmp_path)
-    assert [line["batch_size"] for line in steps] == [1, 2, 3, 4]
-    assert [line["bp_seen"] for line in steps] == [1, 2, 3, 4]
-    seen = state(tmp_path, "final")["pacer"]["seen"]
-    assert [row[:3] for row in seen] == [[0, 1, False], [1, 2, False], [2, 3, False], [3, 4, False]]
-    assert [row[3] for row in seen] == [line["sampled_tokens"] for line in steps]
-    assert [row[4] for row in seen] == [line["num_datums"] > 0 for line in steps]
-    assert json.loads((tmp_path / "logs/train/trainer_state.json").read_text())["current_batch_size"] == 5
+    steps, rows = lines(tmp_path / "logs/train"), seen(tmp_path)
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    assert [line["batch_size"] for line in steps] == [1, 2, 3, 3]
+    assert [line["bp_seen"] for line in steps] == [1, 2, 3, 5]
+    tried_again = [[3, 4, True], [3, 3, False]]
+    assert [row[:3] for row in rows] == [[0, 1, False], [1, 2, False], [2, 3, False], *tried_again]
+    done = [row for row in rows if not row[2]]
+    assert [row[3] for row in done] == [line["sampled_tokens"] for line in steps]
+    assert [row[4] for row in done] == [line["num_datums"] > 0 for line in steps]
+    assert json.loads((tmp_path / "logs/train/trainer_state.json").read_text())["current_batch_size"] == 4
     assert "the same seed does not give the same run" in result.out + result.err
-
-
-@pytest.mark.long
-def test_the_prompts_are_the_same_endless_sequence(run: Run, tmp_path: Path) -> None:
-    def drawn(name: str) -> list[str]:
-        file = tmp_path / "logs" / name / "emergence/generations.jsonl"
-        return list(dict.fromkeys(json.loads(line)["example_id"] for line in file.read_text().splitlines()))
-
-    assert run("--log-dir", "logs/plain", "--batch-size", "5", "--max-steps", "2").code == 0
-    assert run("--log-dir", "logs/paced", *on("Pacer")).code == 0
-    assert drawn("paced") == drawn("plain")
 
 
 @pytest.mark.long
@@ -119,17 +100,8 @@ def test_a_resumed_run_continues_with_the_pacers_state(run: Run, tmp_path: Path)
     assert run(*on("Pacer"), "--max-steps", "2").code == 0
     result = run(*on("Pacer"), "--resume", "logs/train")
     assert result.code == 0, result.err
-    assert [line["batch_size"] for line in lines(tmp_path)] == [1, 2, 3, 4]
-    assert [row[0] for row in state(tmp_path, "final")["pacer"]["seen"]] == [0, 1, 2, 3]
-
-
-def test_a_step_that_does_not_fit_is_tried_again_with_fewer_prompts(run: Run, tmp_path: Path) -> None:
-    result = run(*on("Pacer"), "--backend", "small_backend.Small")
-    assert result.code == 0, result.err
-    steps = lines(tmp_path)
-    assert [line["step"] for line in steps] == [0, 1, 2, 3]
-    assert [line["batch_size"] for line in steps] == [1, 2, 3, 3]
-    assert [row[:3] for row in state(tmp_path, "final")["pacer"]["seen"]][3:] == [[3, 4, True], [3, 3, False]]
+    assert [line["batch_size"] for line in lines(tmp_path / "logs/train")] == [1, 2, 3, 4]
+    assert [row[0] for row in seen(tmp_path)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("pacer", [(), on("Greedy")], ids=["none", "one that does not back off"])
@@ -142,13 +114,7 @@ def test_without_anything_smaller_to_try_the_run_ends_with_the_error(
     assert "Traceback" not in result.err
 
 
-def test_a_pacer_that_wants_nothing_is_refused(run: Run) -> None:
-    result = run(*on("Idle"))
-    assert result.code == 2
-    assert "the pacer wants 0 prompts at step 0" in result.err
-
-
-def test_an_unknown_pacer_is_reported_before_anything_loads(run: Run) -> None:
-    result = run("--bp-enabled", "--bp-pacer", "usk")
-    assert result.code == 2
-    assert "did you mean 'usl'?" in result.err
+@pytest.mark.parametrize(("pacer", "code"), [("pacers.Idle", "plugin.bad-batch-size"), ("usk", "plugin.missing")])
+def test_a_pacer_that_wants_nothing_or_does_not_exist_is_refused(run: Run, pacer: str, code: str) -> None:
+    result = run("--bp-enabled", "--bp-pacer", pacer)
+    assert (result.code, codes_in(result.err)) == (2, [code])

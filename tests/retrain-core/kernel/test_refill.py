@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.overlapped import GENERATIONS, lines, outcome, steps
+from tests.kit.overlapped import ACTING, GENERATIONS, act, lines, outcome, steps
 
 Command = Callable[..., Any]
 Run = Callable[..., Any]
@@ -26,26 +26,6 @@ class Reward:
             return float(kind)
         return float(sum(map(ord, text)) % 2)
 """
-# Ends the run, once, as `act.json` says: on entering a phase of a step for the n-th time.
-ACTING = """
-import json, os, signal
-from pathlib import Path
-from retrain.api import Watcher, hookimpl
-
-class Acting(Watcher):
-    def phase(self, step, phase):
-        file = Path("act.json")
-        wanted = json.loads(file.read_text()) if file.exists() else {}
-        if wanted and (wanted["phase"], wanted["step"]) == (phase, step):
-            wanted["passed"] -= 1
-            file.write_text(json.dumps(wanted))
-            if wanted["passed"] < 0:
-                file.unlink()
-                os.kill(os.getpid(), signal.SIGTERM)
-
-@hookimpl
-def retrain_watch_run(context): return Acting()
-"""
 REFILL = ("--refill", "9")
 
 
@@ -58,11 +38,15 @@ def run(command: Command, toy_arguments: list[str], tmp_path: Path) -> Run:
     return lambda *arguments: command(*base, *arguments)
 
 
+def state(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "adapter/final/checkpoint.json").read_text())
+    found: dict[str, Any] = content.get("state", content)
+    return found
+
+
 def cursor(folder: Path) -> int:
     """Position of the next prompt in the last checkpoint."""
-    content = json.loads((folder / "adapter/final/checkpoint.json").read_text())
-    found: int = content.get("state", content)["progress"]["example_idx"]
-    return found
+    return int(state(folder)["progress"]["example_idx"])
 
 
 def drawn_examples(folder: Path) -> list[str]:
@@ -77,9 +61,8 @@ def test_rounds_go_on_until_enough_groups_can_teach(run: Run, tmp_path: Path) ->
     assert (result.code, result.err) == (0, "")
     plain, filled = steps(tmp_path / "plain"), steps(tmp_path / "filled")
     assert sum(line["useful_groups"] == SIZE for line in plain) < STEPS / 2
-    assert not {"rounds", "drawn_groups", "surplus_groups", "dropped_tokens"} & {
-        name for line in plain for name in line
-    }
+    fields = {name for line in plain for name in line}
+    assert fields.isdisjoint(("rounds", "drawn_groups", "surplus_groups", "dropped_tokens"))
     generations = lines(tmp_path / "filled", GENERATIONS)
     for line in filled:
         mine = [each for each in generations if each["step"] == line["step"]]
@@ -106,11 +89,8 @@ def test_rounds_go_on_until_enough_groups_can_teach(run: Run, tmp_path: Path) ->
     drawn = sum(line["drawn_groups"] for line in filled)
     assert (cursor(tmp_path / "plain"), cursor(tmp_path / "filled")) == (STEPS * SIZE, drawn)
     # The same seeded order, one prompt after another: a run without refill begins with the same prompts.
-    order = list(dict.fromkeys((each["step"], each["group"], each["example_id"]) for each in generations))
-    before = list(
-        dict.fromkeys((e["step"], e["group"], e["example_id"]) for e in lines(tmp_path / "plain", GENERATIONS))
-    )
-    assert [example for *_, example in order][: len(before)] == [example for *_, example in before]
+    before = drawn_examples(tmp_path / "plain")
+    assert drawn_examples(tmp_path / "filled")[: len(before)] == before
 
 
 def test_where_nothing_is_found_the_step_goes_on_with_what_it_has(run: Run, tmp_path: Path) -> None:
@@ -134,7 +114,7 @@ def test_stopped_in_any_round_it_continues_as_the_same_run(
     assert rounds[step] > 2, rounds
     distribution("retrain-acting", {"acting": ACTING})
     for phase, passed in (("sampling", 1), ("scoring", 2), ("training", 0), ("recording", 0)):
-        (tmp_path / "act.json").write_text(json.dumps({"phase": phase, "step": step, "passed": passed}))
+        act(tmp_path, phase, step, passed=passed)
         stopped = f"{phase}_{passed}"
         assert run("--log-dir", stopped, *REFILL).code == 75
         assert command("--resume", stopped).code == 0
@@ -146,16 +126,8 @@ def test_with_overlap_a_step_draws_on_from_where_the_last_round_ended(
     run_overlapped: Run, command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "mixed.py").write_text(MIXED, encoding="utf-8")
-    more = (
-        "--reward-type",
-        "mixed.Reward",
-        "--eval-examples",
-        "2",
-        "--eval-every",
-        "2",
-        "--set",
-        "data.options.count=60",
-    )
+    more = ("--reward-type", "mixed.Reward", "--set", "data.options.count=60", "--eval-examples", "2")
+    more += ("--eval-every", "2")
     assert run_overlapped("--log-dir", "never", *more, *REFILL).code == 0
     found = steps(tmp_path / "never")
     assert max(line["rounds"] for line in found) > 1
@@ -168,23 +140,50 @@ def test_with_overlap_a_step_draws_on_from_where_the_last_round_ended(
     assert outcome(tmp_path / "cut")[1:] == outcome(tmp_path / "never")[1:]
 
 
+TOYS = """
+from dataclasses import replace
+import numpy as np
+from retrain.api import OutOfMemoryError
+from toy_parts import Options, ToyBackend
+
+class Counting(ToyBackend):
+    calls = 0
+    def __init__(self, context):
+        super().__init__(replace(context, params=Options()))
+    def sample(self, requests, params):
+        self.calls += 1
+        return self.checked(requests, super().sample(requests, params))
+
+class Nan(Counting):
+    def checked(self, requests, found):
+        if self.calls == 2:
+            found[0][0] = replace(found[0][0], logprobs_T=found[0][0].logprobs_T * np.nan)
+        return found
+
+class Small(Counting):
+    def checked(self, requests, found):
+        if self.calls > 1 and len(requests) > 2:
+            raise OutOfMemoryError('too many prompts')
+        return found
+
+class Pacer:
+    def __init__(self, context):
+        self.size, self.seen = 4, []
+    def batch_size(self, step):
+        return self.size
+    def observe(self, view):
+        self.seen.append([view.step, view.batch_size, view.out_of_memory, view.sampled_tokens])
+        self.size = 2 if view.out_of_memory else self.size
+    def metrics(self):
+        return {'bp_seen': len(self.seen)}
+    def state(self):
+        return {'size': self.size, 'seen': self.seen}
+"""
+
+
 def test_a_round_that_cannot_be_sampled_rejects_the_step_and_passes_over_its_prompts(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "nan_backend.py").write_text(
-        "import numpy as np\n"
-        "from dataclasses import replace\n"
-        "from toy_parts import Options, ToyBackend\n"
-        "class Nan(ToyBackend):\n"
-        "    calls = 0\n"
-        "    def __init__(self, context):\n"
-        "        super().__init__(replace(context, params=Options()))\n"
-        "    def sample(self, requests, params):\n"
-        "        self.calls += 1\n"
-        "        found = super().sample(requests, params)\n"
-        "        if self.calls == 2:\n"
-        "            found[0][0] = replace(found[0][0], logprobs_T=found[0][0].logprobs_T * np.nan)\n"
-        "        return found\n"
-    )
-    assert run(*REFILL, "--backend", "nan_backend.Nan", "--set", "backend.options={}").code == 0
+    (tmp_path / "refilled.py").write_text(TOYS)
+    assert run(*REFILL, "--backend", "refilled.Nan", "--set", "backend.options={}").code == 0
     found = steps(tmp_path / "logs/train")
     assert "not finite" in found[0]["rejected"]
     assert not any("rejected" in line for line in found[1:])
@@ -193,43 +192,12 @@ def test_a_round_that_cannot_be_sampled_rejects_the_step_and_passes_over_its_pro
 
 
 def test_out_of_memory_in_a_later_round_takes_the_step_again_with_fewer_prompts(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "backing_pacer.py").write_text(
-        "class Pacer:\n"
-        "    def __init__(self, context):\n"
-        "        self.size, self.seen = 4, []\n"
-        "    def batch_size(self, step):\n"
-        "        return self.size\n"
-        "    def observe(self, view):\n"
-        "        self.seen.append([view.step, view.batch_size, view.out_of_memory, view.sampled_tokens])\n"
-        "        self.size = 2 if view.out_of_memory else self.size\n"
-        "    def metrics(self):\n"
-        "        return {'bp_seen': len(self.seen)}\n"
-        "    def state(self):\n"
-        "        return {'size': self.size, 'seen': self.seen}\n"
-        "    def restore(self, state):\n"
-        "        self.size, self.seen = state['size'], state['seen']\n"
-    )
-    (tmp_path / "small_backend.py").write_text(
-        "from dataclasses import replace\n"
-        "from toy_parts import Options, ToyBackend\n"
-        "from retrain.api import OutOfMemoryError\n"
-        "class Small(ToyBackend):\n"
-        "    calls = 0\n"
-        "    def __init__(self, context):\n"
-        "        super().__init__(replace(context, params=Options()))\n"
-        "    def sample(self, requests, params):\n"
-        "        self.calls += 1\n"
-        "        if self.calls > 1 and len(requests) > 2:\n"
-        "            raise OutOfMemoryError('too many prompts')\n"
-        "        return super().sample(requests, params)\n"
-    )
-    paced = ("--bp-enabled", "--bp-pacer", "backing_pacer.Pacer", "--backend", "small_backend.Small")
+    (tmp_path / "refilled.py").write_text(TOYS)
+    paced = ("--bp-enabled", "--bp-pacer", "refilled.Pacer", "--backend", "refilled.Small")
     assert run(*REFILL, *paced, "--set", "backend.options={}").code == 0
     found = steps(tmp_path / "logs/train")
-    assert [line["batch_size"] for line in found] == [2] * STEPS
-    assert [line["useful_groups"] for line in found] == [2] * STEPS
+    assert [(line["batch_size"], line["useful_groups"]) for line in found] == [(2, 2)] * STEPS
     assert cursor(tmp_path / "logs/train") == sum(line["drawn_groups"] for line in found)
-    state = json.loads((tmp_path / "logs/train/adapter/final/checkpoint.json").read_text())
-    seen = state.get("state", state)["pacer"]["seen"]
+    seen = state(tmp_path / "logs/train")["pacer"]["seen"]
     assert seen[0] == [0, 4, True, 0]
     assert [each[3] for each in seen[1:]] == [line["sampled_tokens"] for line in found]  # throughput counts all

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.seeding import Seeds, generator
@@ -24,23 +24,15 @@ PINNED = {
 PINNED_DRAWS = [6, 0, 1, 5, 7, 9, 8, 4, 2, 3]
 
 
-def test_derived_seeds_are_pinned() -> None:
+def test_seeds_and_streams_are_pinned_in_any_process() -> None:
     assert {key: Seeds(key[0]).derive(*key[1:]) for key in PINNED} == PINNED
-
-
-def test_a_stream_is_pinned() -> None:
     assert Seeds(1).stream("shuffle", 0).permutation(10).tolist() == PINNED_DRAWS
-
-
-def test_another_process_derives_the_same() -> None:
     code = "from retrain.kernel.seeding import Seeds; print(Seeds(42).derive('sample', 'example-1', 0, 3))"
-    for hash_seed in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hash_seed}
-        )
-        assert int(done.stdout) == PINNED[42, "sample", "example-1", 0, 3]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env={"PYTHONHASHSEED": "1"})
+    assert int(done.stdout) == PINNED[42, "sample", "example-1", 0, 3]
 
 
+@settings(max_examples=50)
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), KEYS, KEYS)
 def test_seeds_differ_by_root_and_by_every_key(root: int, other: int, keys: tuple, others: tuple) -> None:
     seed = Seeds(root).derive("p", *keys)
@@ -54,14 +46,6 @@ def test_numbers_and_their_text_and_joined_keys_are_different_keys() -> None:
     seeds = Seeds(1)
     assert len({seeds.derive("p", 1), seeds.derive("p", "1"), seeds.derive("p1"), seeds.derive("p", 1, "")}) == 4
     assert seeds.derive("p", "a", "b") != seeds.derive("p", "ab")
-
-
-def test_the_order_of_derivation_does_not_matter() -> None:
-    first, second = Seeds(3), Seeds(3)
-    a = first.stream("a").random(4)
-    first.stream("b").random(100)
-    second.stream("b").random(1)
-    np.testing.assert_array_equal(second.stream("a").random(4), a)
 
 
 def test_streams_of_neighbouring_keys_are_uncorrelated() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def retrain_shape_rewards(context, backend):
 def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(
     command: Command, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
 ) -> None:
-    plain = [*toy_arguments, "--max-steps", "4", "--save-every", "0", "--batch-size", "6", "--group-size", "8"]
+    plain = [*toy_arguments, "--max-steps", "2", "--save-every", "0", "--batch-size", "6", "--group-size", "8"]
     assert command(*plain, "--log-dir", "plain").code == 0
     distribution("retrain-shaping", {"shaping": SHAPERS})
     assert command(*plain, "--log-dir", "shaped").code == 0
@@ -53,29 +52,6 @@ def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(
     first = next(line["step"] for line in before if line["loss"] is not None)
     assert after[first]["grad_norm"] != before[first]["grad_norm"]
     assert {r["reward"] for r in lines(tmp_path / "shaped", GENERATIONS)} <= {0.0, 1.0}
-
-
-def test_a_shaper_that_raises_is_named_with_its_plugin(
-    command: Command, distribution: Callable[..., Path], toy_arguments: list[str]
-) -> None:
-    raising = SHAPERS.replace("assert backend.capabilities and context.config", "raise ValueError('no reference')")
-    distribution("retrain-shaping", {"shaping": raising})
-    result = command(*toy_arguments, "--max-steps", "1")
-    assert result.code == 1
-    assert "retrain_shape_rewards of retrain-shaping" in result.err
-    assert "no reference" in result.err
-
-
-def test_a_shaper_that_raises_during_a_step_is_named_with_its_line(
-    command: Command, distribution: Callable[..., Path], toy_arguments: list[str]
-) -> None:
-    distribution(
-        "retrain-shaping",
-        {"shaping": SHAPERS.replace("step, groups):\n", "step, groups):\n        raise ValueError('too long')\n")},
-    )
-    result = command(*toy_arguments, "--max-steps", "1")
-    assert result.code == 1
-    assert re.search(r"shaper shaping\.Shaper raised ValueError: too long \(.*shaping\.py:8\)", result.err)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.overlapped import outcome
+
 Command = Callable[..., Any]
 Run = Callable[..., Any]
 
@@ -19,21 +21,12 @@ Run = Callable[..., Any]
 def run(command: Command, toy_arguments: list[str], tmp_path: Path) -> Run:
     """`run("--lr", "1")`: a short run of the toys; returns the command's result."""
     base = [*toy_arguments, "--max-steps", "4", "--save-every", "2"]
-
-    def call(*arguments: str) -> Any:
-        return command(*base, *arguments)
-
-    return call
+    return lambda *arguments: command(*base, *arguments)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
     """Records of a JSONL file; NaN is refused."""
     return [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in file.read_text().splitlines()]
-
-
-def untimed(file: Path) -> list[dict[str, Any]]:
-    """The same without the fields that measure time."""
-    return [{k: v for k, v in line.items() if not k.endswith("time_s")} for line in lines(file)]
 
 
 GRADED = """
@@ -49,14 +42,8 @@ class Reward:
 
 def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_path: Path) -> None:
     (tmp_path / "graded.py").write_text(GRADED, encoding="utf-8")
-    rewards = [
-        "--reward-type",
-        "match",
-        "--set",
-        'reward.weights={"graded.Reward": 1.0, "toy": 0.5}',
-        "--scoring-audit",
-        "warn",
-    ]
+    weights = 'reward.weights={"graded.Reward": 1.0, "toy": 0.5}'
+    rewards = ["--reward-type", "match", "--set", weights, "--scoring-audit", "warn"]
     evals = ["--eval-examples", "3", "--eval-samples", "4", "--eval-every", "1"]
     for name, above in (("half", ()), ("low", ("--scoring-correct-above", "0.2"))):
         result = run(*rewards, *evals, *above, "--log-dir", name, "--max-steps", "2")
@@ -80,19 +67,13 @@ def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_p
     assert [line["eval_correct_rate"] for line in half] != [line["eval_correct_rate"] for line in low]
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "high"])
-def test_a_threshold_is_a_finite_number(run: Run, value: str) -> None:
-    result = run("--scoring-correct-above", value)
-    assert result.code == 2
-    assert "--scoring-correct-above" in result.err
-
-
 def test_a_run_leaves_its_records(run: Run, tmp_path: Path) -> None:
     result = run("--eval-examples", "3", "--eval-samples", "2")
     assert (result.code, result.err) == (0, "")
     folder = tmp_path / "logs" / "train"
     before, *steps = lines(folder / "metrics.jsonl")
     assert [line["step"] for line in (before, *steps)] == [-1, 0, 1, 2, 3]
+    assert not [field for line in steps for field in line if field.startswith("bp_")], "no pacer"
     assert "eval_pass_at_2" in before
     assert "eval_correct_rate" in steps[-1]
     assert "eval_correct_rate" not in steps[0]
@@ -118,18 +99,10 @@ def test_held_out_examples_are_never_trained_on(run: Run, tmp_path: Path) -> Non
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(run: Run, tmp_path: Path) -> None:
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        assert run("--seed", seed, "--log-dir", name).code == 0
-    a, b, c = (untimed(tmp_path / name / "metrics.jsonl") for name in "abc")
-    assert a == b != c
-    final = [(tmp_path / name / "adapter/final/logits.json").read_bytes() for name in "abc"]
-    assert final[0] == final[1] != final[2]
-
-
-@pytest.mark.long
-def test_the_resolved_configuration_runs_again_to_the_same_end(run: Run, command: Command, tmp_path: Path) -> None:
-    run("--seed", "-1", "--log-dir", "first")
-    assert command("first/config.toml", "--log-dir", "again").code == 0
-    assert untimed(tmp_path / "first/metrics.jsonl") == untimed(tmp_path / "again/metrics.jsonl")
+        assert run("--seed", seed, "--max-steps", "2", "--log-dir", name).code == 0
+    a, b, c = (outcome(tmp_path / name) for name in "abc")
+    assert a == b
+    assert all(part != other for part, other in zip((a[0], a[-1]), (c[0], c[-1]), strict=True))
 
 
 @pytest.mark.long
@@ -140,9 +113,8 @@ def test_completions_do_not_depend_on_the_batch_size(run: Run, tmp_path: Path) -
         return {(record["example_id"], record["index"]): record["completion"] for record in records}
 
     wide = completions("wide", "--batch-size", "6", "--max-steps", "2")
-    narrow = completions("narrow", "--batch-size", "3", "--max-steps", "4")
     assert len(wide) == 48
-    assert wide == narrow
+    assert wide == completions("narrow", "--batch-size", "3", "--max-steps", "4")
 
 
 def test_a_second_run_moves_the_first_aside(run: Run, tmp_path: Path) -> None:
@@ -184,13 +156,6 @@ def test_a_verifier_that_fails_on_everything_stops_before_the_backend_is_importe
     assert "AttributeError: 'str' object has no attribute 'undefined' (broken_score.py:2)" in result.err
     assert "Reward audit" not in result.out
     assert not (tmp_path / "logs/train").exists()
-
-
-def test_a_source_without_its_examples_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:
-    result = run("--data-opt", "count=0")
-    assert result.code == 2
-    assert "the data source gave no examples" in result.err
-    assert not (tmp_path / "logs/train/metrics.jsonl").exists()
 
 
 def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(

@@ -13,6 +13,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Example
 from retrain.tasks.prompts import encode_prompts
 from retrain.text.chat import chat_text, check_template_args, prompt_text
+from tests.kit.problems import codes_in
 
 THINKING = (
     "{% if tools %}{% for t in tools %}{{ t.name }} {% endfor %}{% endif %}"
@@ -60,51 +61,47 @@ def test_tools_reach_the_template_and_the_chat_ends_where_the_answer_begins(toke
     assert messages == [{"role": "user", "content": "what"}]
 
 
-def test_a_misspelt_argument_is_told_with_the_nearest_name(tokenizer: Any) -> None:
+def test_arguments_that_the_template_does_not_read_are_noted(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = check_template_args(tokenizer, config(template_args={"enable_thinkin": False}))
     assert "template_args" in note
     assert "does not read 'enable_thinkin'; did you mean 'enable_thinking'?" in note
-
-
-def test_arguments_without_a_template_are_told(tokenizer_without_template: Any) -> None:
-    tokenizer_without_template.chat_template = None
-    (note,) = check_template_args(tokenizer_without_template, config(template_args={"enable_thinking": False}))
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    (note,) = check_template_args(tokenizer, config(template_args={"enable_thinking": False}))
     assert "has no chat template" in note
-    assert check_template_args(tokenizer_without_template, config()) == ()
+    assert check_template_args(tokenizer, config()) == ()
+
+
+def test_what_the_kernel_decides_is_refused(tokenizer: Any) -> None:
+    names = ("messages", "tools", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "padding")
+    with pytest.raises(ConfigError) as caught:
+        check_template_args(tokenizer, config(template_args=dict.fromkeys(names, "x")))
+    assert codes_in(caught) == ["data.template-argument"] * len(names)
+
+
+SYSTEM = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
 
 
 @pytest.mark.parametrize(
-    "name", ["messages", "tools", "tokenize", "add_generation_prompt", "chat_template", "return_dict", "padding"]
+    ("template", "prompt", "code"),
+    [
+        (THINKING, SYSTEM, "data.template-refuses"),
+        *((text, "y", "data.template-refuses") for text in ("{{ messages[5].content.upper() }}", "{% for %}")),
+        ("{{ 1 // 0 }}", "y", "data.template-refuses"),
+        *((text, "half a pair \ud800", "data.tokenizer-refuses") for text in (THINKING, None)),
+    ],
 )
-def test_what_the_kernel_decides_is_refused(tokenizer: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' is set by retrain itself"):
-        check_template_args(tokenizer, config(template_args={name: "x"}))
-
-
-def test_a_template_that_refuses_names_the_example(tokenizer: Any) -> None:
-    tasks = [task("what", "good"), task([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}], "bad")]
-    with pytest.raises(ConfigError, match=r"(?s)example bad: the chat template refuses.*no system message.*fix:"):
-        encode_prompts(tasks, tokenizer, config())
-
-
-@pytest.mark.parametrize("template", ["{{ messages[5].content.upper() }}", "{% for %}", "{{ 1 // 0 }}"])
-def test_a_broken_template_is_a_config_error(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, template: str) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(ConfigError, match="the chat template refuses the prompt"):
-        encode_prompts([task("what")], tokenizer, config())
-
-
-@pytest.mark.parametrize("has_template", [True, False])
-def test_text_that_no_tokenizer_can_read_names_the_example(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, has_template: bool
+def test_a_prompt_that_is_refused_names_its_example(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, template: str | None, prompt: Any, code: str
 ) -> None:
-    if not has_template:
-        monkeypatch.setattr(tokenizer, "chat_template", None)
-    tasks = [task("what", "good"), task("half a pair \ud800", "bad\x1b[31m"), task("is", "fine")]
-    with pytest.raises(ConfigError, match=r"(?s)example bad.*half a surrogate pair") as caught:
-        encode_prompts(tasks, tokenizer, config())
-    assert "\x1b" not in str(caught.value)
-    str(caught.value).encode()
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    good = [task("what", "good"), task("is", "fine")] if template in (THINKING, None) else []
+    with pytest.raises(ConfigError) as caught:
+        encode_prompts([*good[:1], task(prompt, "bad\x1b[31m"), *good[1:]], tokenizer, config())
+    (problem,) = caught.value.problems
+    assert problem.code == code
+    assert problem.where.startswith("example bad")
+    assert "\x1b" not in str(problem)
+    str(problem).encode()
 
 
 def test_many_at_once_are_what_one_by_one_gives(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

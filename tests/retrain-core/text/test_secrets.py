@@ -18,36 +18,36 @@ SECRET = "sk-plantedPLANTED0123"
 LOGIN = "user:pl%40nted@wo/rd"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("api_key", "API_KEY", "apikey", "apiKey", "api-key", "api_keys", "openai_api_key", "--wandb-api-key"),
-        *("token", "hf_token", "HF_TOKEN", "auth_token", "accessToken", "github_token", "judge.token_secret"),
-        *("secret", "client_secret", "secret_key", "aws_secret_access_key", "private_key", "access_key_id"),
-        *("password", "db_password", "passwd", "credentials", "backend.options.api_key"),
-    ],
-)
-def test_a_secret_name(name: str) -> None:
-    assert is_secret_name(name)
-    assert hide({name: SECRET}) == {name: HIDDEN}
-    assert hide({"deep": [{name: [SECRET, SECRET]}]}) == {"deep": [{name: [HIDDEN, HIDDEN]}]}
+SECRET_NAMES = [
+    *("api_key", "API_KEY", "apikey", "apiKey", "api-key", "api_keys", "openai_api_key", "--wandb-api-key"),
+    *("token", "hf_token", "HF_TOKEN", "auth_token", "accessToken", "github_token", "judge.token_secret"),
+    *("secret", "client_secret", "secret_key", "aws_secret_access_key", "private_key", "access_key_id"),
+    *("password", "db_password", "passwd", "credentials", "backend.options.api_key"),
+]
+ORDINARY_NAMES = [
+    *("max_tokens", "prompt_key", "answer_key", "tokens", "tokenizer", "num_tokens", "key", "keys", "eos_token"),
+    *("pad_token_id", "mean_tokens", "secretary", "zmq_hwm", "model", "strategic_grams", "sampled_tokens"),
+    *("judge_api_key_env", "--judge-api-key-env", "reward.judge_api_key_env"),
+]
+
+
+def test_values_are_hidden_by_the_names_of_their_keys() -> None:
+    assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
+    assert hide({"deep": [{name: [SECRET] for name in SECRET_NAMES}]}) == {
+        "deep": [{name: [HIDDEN] for name in SECRET_NAMES}]
+    }
+    assert [name for name in ORDINARY_NAMES if is_secret_name(name)] == []
+    assert hide(dict.fromkeys(ORDINARY_NAMES, "plain")) == dict.fromkeys(ORDINARY_NAMES, "plain")
 
 
 @pytest.mark.parametrize(
-    "name",
+    "content",
     [
-        *("max_tokens", "prompt_key", "answer_key", "tokens", "tokenizer", "num_tokens", "key", "keys", "eos_token"),
-        *("pad_token_id", "mean_tokens", "secretary", "zmq_hwm", "model", "strategic_grams", "sampled_tokens"),
-        *("judge_api_key_env", "--judge-api-key-env", "reward.judge_api_key_env"),
+        {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}},
+        {"system_prompt": "The password: never say it. token = one word."},
     ],
 )
-def test_an_ordinary_name(name: str) -> None:
-    assert not is_secret_name(name)
-    assert hide({name: "plain"}) == {name: "plain"}
-
-
-def test_numbers_empty_text_and_shapes_are_kept() -> None:
-    content = {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}}
+def test_numbers_empty_text_shapes_and_prose_are_kept(content: dict[str, Any]) -> None:
     assert hide(content) == content
 
 
@@ -68,25 +68,12 @@ def test_urls_lose_their_logins_only(text: str, shown: str) -> None:
     assert hide_text(text) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"api_key = {SECRET}",
-        f'api_key = "{SECRET}"',
-        f'{{"api_key": "{SECRET}", "x": 1}}',
-        f"{{'hf_token': '{SECRET}'}}",
-        f"write under [backend.options]: api_key = {SECRET}",
-        f"password:{SECRET}",
-    ],
-)
-def test_messages_lose_what_is_assigned_to_a_secret_name(text: str) -> None:
-    assert SECRET not in hide_text(text)
-    assert HIDDEN in hide_text(text)
-
-
-def test_prose_in_a_value_is_not_rewritten() -> None:
-    prose = {"system_prompt": "The password: never say it. token = one word."}
-    assert hide(prose) == prose
+def test_messages_lose_what_is_assigned_to_a_secret_name() -> None:
+    texts = [f"api_key = {SECRET}", f'api_key = "{SECRET}"', f'{{"api_key": "{SECRET}", "x": 1}}', f"password:{SECRET}"]
+    texts += [f"{{'hf_token': '{SECRET}'}}", f"write under [backend.options]: api_key = {SECRET}"]
+    for text in texts:
+        assert SECRET not in hide_text(text)
+        assert HIDDEN in hide_text(text)
 
 
 def test_values_of_secret_variables_are_hidden_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,21 +83,16 @@ def test_values_of_secret_variables_are_hidden_wherever_they_stand(monkeypatch: 
     assert hide({"note": f"x{SECRET}", "flag": "false"}) == {"note": f"x{HIDDEN}", "flag": "false"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--backend-opt", f"api_key={SECRET}"],
-        [f"--backend-opt=api_key={SECRET}"],
-        ["--set", f"backend.options.api_key={SECRET}"],
-        [f"--set=backend.options.api_key={SECRET}"],
-        ["--wandb-api-key", SECRET],
-        [f"--wandb-api-key={SECRET}"],
-        [f"--hf_token={SECRET}=="],
-        ["--options", f'{{"api_key": "{SECRET}"}}'],
-        ["--base-url", f"https://me:{SECRET}@host/v1"],
-        [f"--base-url=https://host/?token={SECRET}"],
-    ],
-)
+ARGUMENTS = [
+    [flag, f"{key}={SECRET}"] for flag, key in (("--backend-opt", "api_key"), ("--set", "backend.options.api_key"))
+]
+ARGUMENTS += [[f"{flag}={value}"] for flag, value in ARGUMENTS]
+ARGUMENTS += [["--wandb-api-key", SECRET], [f"--wandb-api-key={SECRET}"], [f"--hf_token={SECRET}=="]]
+ARGUMENTS += [["--options", f'{{"api_key": "{SECRET}"}}'], ["--base-url", f"https://me:{SECRET}@host/v1"]]
+ARGUMENTS += [[f"--base-url=https://host/?token={SECRET}"]]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_command_lines_lose_their_secrets(arguments: list[str]) -> None:
     shown = " ".join(hide_arguments(["my.toml", *arguments, "--max-tokens", "1024"]))
     assert SECRET not in shown

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Sample, StopReason
+from retrain.text.tool_calls import plain_tool_calls
 from retrain.text.transcript import Transcript
 
 TASK = {"role": "user", "content": "I think of a number from 1 to 9. Guess it."}
@@ -34,13 +35,19 @@ def said(tokenizer: Any, text: str, version: int = 0) -> Sample:
     )
 
 
+def opened(tokenizer: Any) -> Transcript:
+    """A transcript that has seen the task."""
+    transcript = Transcript(tokenizer=tokenizer)
+    assert transcript.observe([TASK], ())
+    return transcript
+
+
 def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
 def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tokenizer: Any) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    assert transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     first = said(tokenizer, r"Let me think. \boxed{3}<|im_end|>")
     assert transcript.take(first) == r"Let me think. \boxed{3}"
     assert transcript.observe([TASK, assistant(r"Let me think. \boxed{3}"), LOW], ())
@@ -62,8 +69,7 @@ def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tokenizer: Any
 
 
 def test_a_reply_cut_short_gets_the_templates_end_of_turn(tokenizer: Any) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     transcript.take(said(tokenizer, r"Let me"))
     transcript.observe([TASK, assistant("Let me"), LOW], ())
     assert transcript.starts == [0]
@@ -72,24 +78,9 @@ def test_a_reply_cut_short_gets_the_templates_end_of_turn(tokenizer: Any) -> Non
     assert transcript.completion(StopReason.LENGTH).num_actions == len(said(tokenizer, "Let me").tokens_T)
 
 
-def test_ids_that_a_tokenizer_would_not_give_are_kept(tokenizer: Any) -> None:
-    letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "boxed"]
-    assert len(tokenizer("boxed", add_special_tokens=False)["input_ids"]) < len(letters)
-    ids = np.array([*letters, tokenizer.eos_token_id])
-    sample = Sample(tokens_T=ids, logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
-    text = transcript.take(sample)
-    transcript.observe([TASK, assistant(text), LOW], ())
-    assert transcript.starts == [0]
-    row = transcript.completion(StopReason.EOS)
-    assert row.tokens_T[row.action_T].tolist() == ids.tolist()
-
-
 @pytest.mark.parametrize("rewritten", ["something else", r"\boxed{3}"])
 def test_a_rewritten_history_begins_a_context_of_its_own(tokenizer: Any, rewritten: str) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     first = said(tokenizer, r"Let me think. \boxed{3}<|im_end|>")
     transcript.take(first)
     before = transcript.length
@@ -112,25 +103,20 @@ def test_plain_text_prompts_pass_no_template(tokenizer: Any) -> None:
     assert tokenizer.decode(transcript.context_T) == "2 + 3 = 5, and 4 + 4 ="
 
 
-def test_no_room_leaves_the_row_as_it_was(tokenizer: Any) -> None:
+def test_no_room_leaves_the_row_unchanged_and_a_first_prompt_without_room_has_no_action(tokenizer: Any) -> None:
     transcript = Transcript(tokenizer=tokenizer)
     assert transcript.observe([TASK], (), limit=200)
     transcript.take(said(tokenizer, r"\boxed{3}<|im_end|>"))
     before = transcript.length
     assert not transcript.observe([TASK, assistant(r"\boxed{3}"), LOW], (), limit=before + 3)
-    assert transcript.length == before
-    assert transcript.completion(StopReason.LENGTH).turns == 1
-
-
-def test_a_first_prompt_without_room_is_a_row_without_actions(tokenizer: Any) -> None:
+    assert (transcript.length, transcript.completion(StopReason.LENGTH).turns) == (before, 1)
     transcript = Transcript(tokenizer=tokenizer)
     assert not transcript.observe([TASK], (), limit=4)
     row = transcript.completion(StopReason.LENGTH)
-    assert row.num_actions == 0
-    assert row.turns == 0
+    assert (row.num_actions, row.turns) == (0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.DataObject) -> None:
     transcript = Transcript(tokenizer=tokenizer)
@@ -141,26 +127,21 @@ def test_every_sampled_token_stands_once_and_in_order(tokenizer: Any, data: st.D
         ids = data.draw(st.lists(st.integers(3, 500), min_size=1, max_size=12))
         if data.draw(st.booleans()):
             ids.append(tokenizer.eos_token_id)
-        sample = Sample(
-            tokens_T=np.array(ids),
-            logprobs_T=np.full(len(ids), -0.5),
-            stop_reason=StopReason.EOS,
-            policy_version=turn,
-        )
+        stop, logprobs_T = StopReason.EOS, np.full(len(ids), -0.5)
+        sample = Sample(tokens_T=np.array(ids), logprobs_T=logprobs_T, stop_reason=stop, policy_version=turn)
         messages = [*messages, assistant(transcript.take(sample)), LOW]
         everything += ids
     row = transcript.completion(StopReason.EOS)
     assert row.tokens_T[row.action_T].tolist() == everything
     assert len(row.tokens_T) == len(row.action_T) == len(row.logprobs_T)
-    assert row.starts[0] == 0
+    assert (row.starts[0], row.policy_version) == (0, 0), "the oldest policy of all turns"
     assert list(row.starts) == sorted(set(row.starts))
     for start in row.starts[1:]:
         assert not row.action_T[start]
 
 
 def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_none(tokenizer: Any) -> None:
-    transcript = Transcript(tokenizer=tokenizer)
-    transcript.observe([TASK], ())
+    transcript = opened(tokenizer)
     first = said(tokenizer, r"\boxed{3}<|im_end|>")
     transcript.take(replace(first, engine_logprobs_T=first.logprobs_T - 0.5))
     row = transcript.completion(StopReason.EOS)
@@ -172,43 +153,18 @@ def test_the_engines_own_numbers_stand_beside_recomputed_ones_unless_a_turn_has_
     assert transcript.completion(StopReason.EOS).engine_logprobs_T is None
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"type": "function", "function": {"name": "look"}},
-        {"id": "1", "function": {"name": "look", "arguments": None}},
-        {"function": {"name": "look", "arguments": ""}},
-        {"function": {"name": "look", "arguments": "{}"}},
-        {"name": "look"},
-    ],
-)
-def test_a_tool_call_without_arguments_is_one_with_none(tokenizer: Any, call: dict[str, Any]) -> None:
-    template = (
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
-    )
-    told = Told(tokenizer, template)
-    transcript = Transcript(tokenizer=told)
-    assert transcript.observe([TASK, {"role": "assistant", "tool_calls": [call]}], ())
-    assert told.decode(transcript.context_T) == '{"name": "look", "arguments": {}}'
+LOOK = {"name": "look"}
+CALLS = [{"type": "function", "function": LOOK}, {"id": "1", "function": {**LOOK, "arguments": None}}, LOOK]
+CALLS += [{"function": {**LOOK, "arguments": text}} for text in ("", "{}")]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_tool_call_without_arguments_is_one_with_none(call: dict[str, Any]) -> None:
+    (found,) = plain_tool_calls([call])
+    assert (found["type"], found["function"]) == ("function", {"name": "look", "arguments": {}})
 
 
 @pytest.mark.parametrize("calls", [[{}], ["x"], {"function": {}}, [{"function": "look"}], [{"function": {"name": 1}}]])
 def test_what_is_no_tool_call_is_a_value_error(tokenizer: Any, calls: Any) -> None:
     with pytest.raises(ValueError, match="tool_calls"):
         Transcript(tokenizer=tokenizer).observe([TASK, {"role": "assistant", "tool_calls": calls}], ())
-
-
-class Told:
-    """A tokenizer with another chat template."""
-
-    def __init__(self, tokenizer: Any, template: str) -> None:
-        self._tokenizer, self.chat_template = tokenizer, template
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._tokenizer(*args, **options)
-
-    def apply_chat_template(self, messages: Any, **options: Any) -> Any:
-        return self._tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)

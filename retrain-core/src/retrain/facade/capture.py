@@ -25,7 +25,6 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.secrets import hide_text, redacted
 
 ANNOTATIONS = __import__("__future__").annotations.compiler_flag
-ELSEWHERE = "put it into a .py file and import it from there"
 KEYS = {
     "advantage": "algorithm.advantage_mode",
     "transform": "algorithm.transform_mode",
@@ -54,7 +53,8 @@ def capture(function: Callable[..., Any], argument: str, *, companion: str = "")
     """
     if not isinstance(inspect.unwrap(function), FunctionType):
         what = f"a {type(function).__name__} is no plain function"
-        raise _refused(argument, what, "pass a function that `def` made; name anything else in the configuration")
+        fix = "pass a function that `def` made; name anything else in the configuration"
+        raise _refused(argument, code="plugin.not-a-function", what=what, fix=fix)
     plain: FunctionType = inspect.unwrap(function)
     if found := _importable(function, function.__name__):
         return Captured(module=found, name=function.__name__)
@@ -66,7 +66,8 @@ def capture(function: Callable[..., Any], argument: str, *, companion: str = "")
     source = text.module(f"{plain.__name__}, a copy of the function in retrain.train({argument}=...)")
     if hide_text(redacted(source)) != source:
         what = f"{plain.__name__} holds a secret that the copy in the run folder would make public"
-        raise _refused(argument, what, "read it from an environment variable inside the function")
+        fix = "read it from an environment variable inside the function"
+        raise _refused(argument, code="plugin.holds-secret", what=what, fix=fix)
     digest = blake2b(source.encode(), digest_size=4).hexdigest()
     return Captured(module=f"{plain.__name__}_{digest}", name=plain.__name__, source=source)
 
@@ -90,12 +91,14 @@ class _Text:
         loaded, assigned = _global_names(code)
         if assigned:
             what = f"{name} assigns the global {assigned[0]!r}, of which every scoring process has its own"
-            raise _refused(self.argument, what, "return the result, or keep it in an object of a module")
+            fix = "return the result, or keep it in an object of a module"
+            raise _refused(self.argument, code="plugin.assigns-global", what=what, fix=fix)
         for used in sorted(loaded - {name}):
             if used in closed or used in plain.__globals__:
                 self._add(used, closed[used] if used in closed else plain.__globals__[used], name)
             elif not hasattr(builtins, used):
-                raise _refused(self.argument, f"{name} uses an undefined {used!r}", "define or import it first")
+                what, fix = f"{name} uses an undefined {used!r}", "define or import it first"
+                raise _refused(self.argument, code="plugin.undefined-name", what=what, fix=fix)
         self.functions[name] = source
 
     def module(self, title: str) -> str:
@@ -106,7 +109,8 @@ class _Text:
     def _add(self, name: str, value: Any, user: str) -> None:
         if name in self.values:
             if self.values[name] is not value:
-                raise _refused(self.argument, f"{name!r} is two things in the functions that are used", "rename one")
+                what = f"{name!r} means two objects in the functions that are used"
+                raise _refused(self.argument, code="plugin.name-twice", what=what, fix="rename one")
             return
         own = getattr(value, "__name__", name)
         is_plain = callable(value) and isinstance(inspect.unwrap(value), FunctionType) and own == name
@@ -118,37 +122,43 @@ class _Text:
         elif (text := _literal(value)) is not None:
             self.constants[name] = f"{name} = {text}"
         elif isinstance(value, re.Pattern) and (pattern := _literal(value.pattern)):
+            # Without an import line: in the copy the name `re` may mean something else.
             self.constants[name] = f'{name} = __import__("re").compile({pattern}, {value.flags})'
         elif module := _importable(value, own):
             self.imports[name] = f"from {module} import {own}" + (f" as {name}" if own != name else "")
         else:
             what = f"{user} uses {name!r}, an object of type {type(value).__name__}"
-            raise _refused(self.argument, what, f"use only imports, constants and functions, or {ELSEWHERE}")
+            fix = "use only imports, constants and functions, or put it into a .py file and import it from there"
+            raise _refused(self.argument, code="plugin.uncopyable-object", what=what, fix=fix)
 
     def _source_of(self, name: str, function: FunctionType, *, is_decorated: bool) -> tuple[str, CodeType]:
         """Return the text of a function's `def`, and the code of a module that contains only this `def`."""
         if function.__name__ == "<lambda>":
-            raise _refused(self.argument, "a lambda has no name to import it by", "write it as a function with `def`")
+            what, fix = "a lambda has no name to import it by", "write it as a function with `def`"
+            raise _refused(self.argument, code="plugin.lambda", what=what, fix=fix)
         try:
             source = textwrap.dedent(inspect.getsource(function)).rstrip()
             tree = ast.parse(source).body
         except (OSError, TypeError, SyntaxError) as error:
             what = f"the source of {name} cannot be read: {str(error).split(chr(10))[0]}"
-            raise _refused(self.argument, what, f"define it in a notebook or a script, or {ELSEWHERE}") from error
+            fix = "define it in a notebook or a script, or put it into a .py file and import it from there"
+            raise _refused(self.argument, code="plugin.source-unreadable", what=what, fix=fix) from error
         if len(tree) != 1 or not isinstance(tree[0], ast.FunctionDef | ast.AsyncFunctionDef) or tree[0].name != name:
-            raise _refused(self.argument, f"the source of {name} is not one `def {name}`", ELSEWHERE)
+            what, fix = f"the source of {name} is not one `def {name}`", "put it into a .py file and import it"
+            raise _refused(self.argument, code="plugin.not-one-def", what=what, fix=fix)
         flags = function.__code__.co_flags & ANNOTATIONS
         code = compile(source, f"<{name}>", "exec", flags=flags, dont_inherit=True)
         own = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
         is_changed = not function.__code__.co_freevars and _words(own) != _words(function.__code__)
         if is_changed or (is_decorated and not tree[0].decorator_list):
             what = f"the source of {name} differs from the running function: it was changed since, or by a decorator"
-            raise _refused(self.argument, what, "define the function again, without the decorator")
+            fix = "define the function again, without the decorator"
+            raise _refused(self.argument, code="plugin.source-changed", what=what, fix=fix)
         return source, code
 
 
-def _refused(argument: str, what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where=f"retrain.train({argument}=...)", what=what, fix=fix))
+def _refused(argument: str, *, code: str, what: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(code=code, where=f"retrain.train({argument}=...)", what=what, fix=fix))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -101,13 +101,15 @@ def data_file(data: Any, folder: Path, argument: str) -> str:
         return str(os.fspath(data))
     lines = [json.dumps(row, ensure_ascii=True) for row in rows_of(data, argument)]
     if not lines:
-        raise _refused(argument, "has no rows", "give one task per row")
+        raise ConfigError(Problem(code="data.no-rows", where=argument, what="has no rows", fix="give one task per row"))
     text = "\n".join(lines) + "\n"
+    # The path is part of a run's configuration: equal rows must have an equal path, or a resume would be refused.
     file = folder.absolute() / blake2b(text.encode(), digest_size=8).hexdigest() / "data.jsonl"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
         partial.write_text(text, encoding="utf-8")
+        # Renamed when complete: another process may train on the same rows at this moment.
         partial.replace(file)
     return str(file)
 
@@ -118,7 +120,7 @@ def rows_of(data: Any, argument: str) -> list[dict[str, Any]]:
     for number, row in enumerate(_rows(data, argument)):
         if not isinstance(row, Mapping):
             what, fix = f"must be a dict, not {type(row).__name__}", 'write {"prompt": ..., "answer": ...}'
-            raise _refused(f"{argument}[{number}]", what, fix)
+            raise ConfigError(Problem(code="data.row-not-dict", where=f"{argument}[{number}]", what=what, fix=fix))
         rows.append({str(name): _plain(value) for name, value in row.items()})
     return rows
 
@@ -126,17 +128,20 @@ def rows_of(data: Any, argument: str) -> list[dict[str, Any]]:
 def _rows(data: Any, argument: str) -> Iterable[Any]:
     if isinstance(data, Mapping):
         what = f"a {type(data).__name__} of {', '.join(map(str, list(data)[:8])) or 'nothing'} is no list of rows"
-        raise _refused(argument, what, f'choose one of its splits, data["train"], or give {ROWS}')
+        fix = f'choose one of its splits, data["train"], or give {ROWS}'
+        raise ConfigError(Problem(code="data.no-split", where=argument, what=what, fix=fix))
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a polars LazyFrame
         data = data.collect()
     if hasattr(data, "to_dicts"):  # polars
         return list(data.to_dicts())
     if hasattr(data, "convert_dtypes") and hasattr(data, "columns"):  # pandas
         if not data.columns.is_unique:
-            raise _refused(argument, "has two columns of one name", "rename one")
+            what = "has two columns of one name"
+            raise ConfigError(Problem(code="data.column-twice", where=argument, what=what, fix="rename one"))
         return list(data.convert_dtypes().to_dict("records"))  # with a missing value, integers would be floats
     if isinstance(data, bytes) or not isinstance(data, Iterable):
-        raise _refused(argument, f"a {type(data).__name__} holds no rows", f"give {ROWS}")
+        what = f"a {type(data).__name__} holds no rows"
+        raise ConfigError(Problem(code="data.not-rows", where=argument, what=what, fix=f"give {ROWS}"))
     return data
 
 
@@ -150,7 +155,3 @@ def _plain(value: Any) -> Any:
     if type(value).__name__ in MISSING or (isinstance(value, float) and math.isnan(value)):
         return None
     return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def _refused(where: str, what: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=what, fix=fix))

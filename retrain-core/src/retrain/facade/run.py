@@ -41,8 +41,8 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).expanduser()
         if not records.is_run(self.folder):
-            fix = f"give the log_dir of a run that had started: the folder with {RUN_FILE}"
-            raise ConfigError(Problem(where=str(self.folder), what="is not the folder of a run", fix=fix))
+            what, fix = "is not the folder of a run", f"give the log_dir of a run that had started, with {RUN_FILE}"
+            raise ConfigError(Problem(code="run.not-a-run", where=str(self.folder), what=what, fix=fix))
 
     @property
     def config(self) -> dict[str, dict[str, Any]]:
@@ -128,8 +128,8 @@ class Run:
         with briefly_told(), restored_imports(), tempfile.TemporaryDirectory(prefix="retrain-data-") as folder:
             plugins, file = _ready_plugins(self.folder), data_file(data, Path(folder), "run.evaluate(data=...)")
             if (changed or reward) and not file:
-                where = f"run.evaluate({next(iter(changed), 'reward')}=...)"
-                raise ConfigError(Problem(where=where, what="needs `data`", fix="add data, or leave it out"))
+                where, fix = f"run.evaluate({next(iter(changed), 'reward')}=...)", "add data, or leave it out"
+                raise ConfigError(Problem(code="eval.needs-data", where=where, what="needs `data`", fix=fix))
             request = Request(
                 named=str(self.folder),
                 sets=tuple(sets),

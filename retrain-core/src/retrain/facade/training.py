@@ -62,7 +62,7 @@ class Watcher:
         except Exception as error:
             what = f"on_step raised {type(error).__name__}: {error}{raised_at(error)}"
             fix = "correct it, and continue with retrain.load(folder).resume()"
-            raise HookError(Problem(what=what, fix=fix)) from error
+            raise HookError(Problem(code="run.on-step-raised", what=what, fix=fix)) from error
 
 
 def run_training(
@@ -112,8 +112,8 @@ def _checked(
         return load_file(Tables(config), arguments, plugins, starts_run=True, settings=settings)
     words = [os.fspath(config), *arguments]
     if claim := claim_of(words, plugins):
-        what = f"is for `retrain {claim.command}`, not for a single run"
-        raise ConfigError(Problem(where=words[0], what=what, fix="use the command line"))
+        what, fix = f"is for `retrain {claim.command}`, not for a single run", "use the command line"
+        raise ConfigError(Problem(code="run.not-single", where=words[0], what=what, fix=fix))
     return load_file(*split_arguments(words), plugins, starts_run=True, settings=settings)
 
 
@@ -124,6 +124,7 @@ def _staged(captured: list[Captured]) -> Iterator[None]:
         for one in captured:
             if one.source:
                 Path(folder, f"{one.module}.py").write_text(one.source, encoding="utf-8")
+        # Last, so that no copy hides a module of the user.
         sys.path.append(folder)
         importlib.invalidate_caches()
         for one in captured:
@@ -132,5 +133,6 @@ def _staged(captured: list[Captured]) -> Iterator[None]:
             except Exception as error:  # user code
                 what = f"{one.name} cannot be imported from a copy of its source: {type(error).__name__}: {error}"
                 fix = "put it into a .py file and import it from there"
-                raise ConfigError(Problem(where="retrain.train", what=what, fix=fix)) from error
+                problem = Problem(code="plugin.copy-failed", where="retrain.train", what=what, fix=fix)
+                raise ConfigError(problem) from error
         yield

@@ -96,8 +96,7 @@ class EngineTraits:
     `determinism` says when equal seeds draw equal tokens, `provides_entropy` that samples carry entropies. `honours`
     are the supported ones of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]`; the others
     are refused unless they are at their defaults. `open_teacher(context) -> Teacher` opens the model of `[teacher]`,
-    once per run; None = the engine gives no log-probabilities of given tokens. `teaches_at_any_temperature`: not only
-    at 1.
+    once per run; None = no log-probabilities of given tokens. `teaches_at_any_temperature`: not only at 1.
     """
 
     determinism: Determinism = Determinism.NONE

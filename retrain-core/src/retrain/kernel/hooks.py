@@ -80,8 +80,7 @@ def retrain_register_rewards(register: Register) -> None:
 def retrain_register_backends(register: Register) -> None:
     """Offer a `[backend] backend`: `factory(context) -> Backend`; `traits` are its `Capabilities`.
 
-    `params` is the model of `[backend.options]`, `functions` are its `BackendFunctions`, called without
-    building it.
+    `params` is the model of `[backend.options]`, `functions` its `BackendFunctions`, called without building it.
     """
 
 

@@ -74,12 +74,14 @@ def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> 
     for name, value in fields.items():
         plain = value.item() if isinstance(value, np.generic) else value
         if name in metrics:
-            raise PluginError(Problem(what=f"metric {name!r} of {source} exists already", fix="give it another name"))
+            what = f"metric {name!r} of {source} exists already"
+            raise PluginError(Problem(code="plugin.metric-twice", what=what, fix="give it another name"))
         if not isinstance(plain, bool | int | float | str):
             what = f"metric {name!r} of {source} is {type(plain).__name__}, not text or a number"
-            raise PluginError(Problem(what=what, fix="return plain values"))
+            raise PluginError(Problem(code="plugin.metric-type", what=what, fix="return plain values"))
         if isinstance(plain, float) and not math.isfinite(plain):
-            raise PluginError(Problem(what=f"metric {name!r} of {source} is {plain}", fix="leave it out instead"))
+            what = f"metric {name!r} of {source} is {plain}"
+            raise PluginError(Problem(code="plugin.metric-not-finite", what=what, fix="leave it out instead"))
         added[name] = plain
     return metrics | added
 

@@ -84,6 +84,7 @@ class Plugins:
         except RetrainError:
             raise
         except Exception as error:
+            # pluggy passes the exception on as it is; only its frames show whose implementation raised.
             codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
             culprits = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
             raise _failed(f"{hook} of {' or '.join(culprits) or 'a plugin'}", error) from error
@@ -104,9 +105,8 @@ class Plugins:
         if model in shipped:
             return str(shipped[model])
         if shipped and model.startswith(BUILTIN):
-            what, known = f"there is no built-in model {model!r}", ", ".join(sorted(shipped))
-            fix = f"use {min(shipped)}"
-            raise ConfigError(Problem(where="[model] model", what=what, why=f"known: {known}", fix=fix))
+            what, fix = f"there is no built-in model {model!r}", f"use one of: {', '.join(sorted(shipped))}"
+            raise ConfigError(Problem(code="model.unknown-builtin", where="[model] model", what=what, fix=fix))
         return None
 
     def registered(self, kind: Kind) -> list[Registered]:
@@ -146,8 +146,9 @@ def call(function: Function, *arguments: Any) -> Any:
 
 
 def _failed(name: str, error: Exception) -> HookError:
+    what = f"{name} raised {type(error).__name__}: {error}"
     fix = "repair that plugin, or leave it out with RETRAIN_BLOCK=distribution"
-    return HookError(Problem(what=f"{name} raised {type(error).__name__}: {error}", fix=fix))
+    return HookError(Problem(code="plugin.raised", what=what, fix=fix))
 
 
 def has_hooks(plugin: object) -> bool:

@@ -27,8 +27,7 @@ class Trainer:
     def train(self, *, is_restored: bool = False) -> None:
         """Train to the last step; records and the last checkpoint are on disk when it returns.
 
-        `is_restored`: the parts continue from a checkpoint. Raises StopRequested, with a checkpoint saved, when a stop
-        was requested.
+        `is_restored`: the parts continue from a checkpoint. A stop raises StopRequested after a checkpoint.
         """
         run = self.run
         error: BaseException | None = None
@@ -38,6 +37,7 @@ class Trainer:
             self._save(FINAL)
         except StopRequested as stop:
             error = stop
+            # Before saving: a second request while the checkpoint is written must still be able to end the process.
             run.stops.acknowledge()
             self._save(self._checkpoint())
             raise
@@ -54,7 +54,8 @@ class Trainer:
             run.enter(progress.step, "training")
             with run.stops.shield():
                 self._finish(run.parts.warm_up.take(progress.step, run.parts.backend.train))
-            is_restored = True  # here, too, the sampler has an older policy
+            # As after a resume, the sampler still has the policy before these updates.
+            is_restored = True
         first, cursor = progress.step + (progress.unfinished is not None), progress.example_idx
         self.step.overlap.start(Clock(), partial(self.step.upcoming, first, cursor), is_restored=is_restored)
         if progress.unfinished is not None:
@@ -89,6 +90,7 @@ class Trainer:
                 line = line | dict(added)
             run.records.write_metrics(line)
             progress.unfinished = None
+            # Warm-up ends with step -2, because the line of step -1 is the evaluation before training.
             progress.step = step + 1 if step + 1 != BEFORE_TRAINING else 0
             self._last = line
             endings = [self._rejected_too_often(line), *run.notify("retrain_step_end", metrics=line)]
@@ -111,9 +113,9 @@ class Trainer:
         progress.bad_steps_in_a_row = progress.bad_steps_in_a_row + 1 if "rejected" in line else 0
         if not limit or progress.bad_steps_in_a_row < limit:
             return None
-        what = f"{limit} steps in a row were rejected; the last: {line['rejected']}"
+        where, what = f"step {line['step']}", f"{limit} steps in a row were rejected; the last: {line['rejected']}"
         fix = "lower [training] lr, or set [optimizer] grad_clip_norm; earlier checkpoints are unchanged"
-        return BackendError(Problem(where=f"step {line['step']}", what=what, fix=fix))
+        return BackendError(Problem(code="run.steps-rejected", where=where, what=what, fix=fix))
 
     def _save(self, name: str) -> None:
         run = self.run

@@ -39,11 +39,19 @@ class Step:
             shaped, added = shaper.shape(step, shaped)
             shaping = merge_fields(shaping, added, source=str(shaper))
         credit = parts.algorithm.assign(step, shaped)
-        view = GroupsView(step=step, groups=groups, batch=self._batch(step, credit))
+        batch = TrainBatch(
+            step=step,
+            rows=credit.rows,
+            temperature=parts.config.training.temperature,
+            num_masked=credit.num_masked,
+            masked_groups=credit.masked_groups,
+        )
+        view = GroupsView(step=step, groups=groups, batch=batch if credit.rows else None)
         run.notify("retrain_groups_scored", groups=view)
         with run.stops.shield():
             report, rejected = self._train(view.batch, clock, progress.example_idx + len(sampled.prompts))
             if getattr(parts.rollouts, "has_verifier", True):
+                # Prompts of later rounds are drawn because the first ones taught nothing, which would bias a rate.
                 progress.count([group for group in groups if not group.round])
             progress.example_idx += len(sampled.prompts)
             line = merge_fields(self._line(planned, sampled, credit, report), shaping, source="a shaper")
@@ -57,6 +65,7 @@ class Step:
             run.enter(step, "recording")
             is_trained = report is not None
             run.records.write_completions(step, sampled.prompts, shaped, credit, is_trained=is_trained, metrics=line)
+            # Last: with it, a checkpoint counts the step as trained, and a resume only evaluates and writes the line.
             progress.unfinished = line
         return line
 
@@ -93,7 +102,8 @@ class Step:
         """Prompts of a step: the number sampled already, otherwise the pacer's choice; PluginError when that is < 1."""
         size = self.overlap.batch_size or self.run.parts.pacer.batch_size(step)
         if size < 1:
-            raise PluginError(Problem(what=f"the pacer wants {size} prompts at step {step}", fix="return at least 1"))
+            what = f"the pacer wants {size} prompts at step {step}"
+            raise PluginError(Problem(code="plugin.bad-batch-size", what=what, fix="return at least 1"))
         return size
 
     def backs_off(self, step: int, batch_size: int) -> bool:
@@ -102,17 +112,6 @@ class Step:
         pacer.observe(PaceView(step=step, batch_size=batch_size, group_size=group_size, out_of_memory=True))
         self.overlap.drop()
         return self.batch_size(step) < batch_size
-
-    def _batch(self, step: int, credit: Credit) -> TrainBatch | None:
-        if not credit.rows:
-            return None
-        return TrainBatch(
-            step=step,
-            rows=credit.rows,
-            temperature=self.run.parts.config.training.temperature,
-            num_masked=credit.num_masked,
-            masked_groups=credit.masked_groups,
-        )
 
     def _train(self, batch: TrainBatch | None, clock: Clock, cursor: int) -> tuple[TrainReport | None, str]:
         """Return the report and "", or None and the reason; the prompts of the next step begin at `cursor`."""

@@ -24,6 +24,8 @@ from retrain.kernel.declared import Kind as Kind
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+# exp(20) = 5e8 is beyond any mismatch of sampler and trainer that could still be trained on, and its square, of which
+# the effective sample size has sums, stays finite in float32.
 MAX_LOG_RATIO = 20.0
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, with `tool_calls` where tools are used
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -240,8 +242,7 @@ class TrainBatch:
 
     `lr` is its learning rate, None = `[training] lr`. `num_masked` sequences have no row because they were masked, and
     still count where the loss divides by sequences; `masked_groups` are their groups, where known. It is update number
-    `update` of the step's `updates`, all of which come before the next `publish`. `loss` names its loss, empty =
-    `[algorithm] loss`.
+    `update` of the step's `updates`, all before the next `publish`. `loss` names its loss, empty = `[algorithm] loss`.
     """
 
     step: int
@@ -267,6 +268,7 @@ def percentile_99(values_N: Floats) -> float:
     above = min(below + 1, values_N.size - 1)
     low, high = np.partition(values_N, (below, above))[[below, above]]
     share = rank - below
+    # NumPy interpolates from the nearer end; the other form can differ in the last bit.
     return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1.0 - share))
 
 
@@ -319,6 +321,7 @@ class TrainReport:
             gap_mean=float(sizes_N.mean()),
             gap_p99=percentile_99(sizes_N),
             gap_max=float(sizes_N.max()),
+            # expm1, because exp(x) - 1 - x cancels for the small gaps that are usual
             k3=float((np.expm1(clamped_N) - clamped_N).mean()),
             ess_frac=float(ratios_N.sum() ** 2 / (len(ratios_N) * np.square(ratios_N).sum())),
             clip_fraction=clipped / len(gaps_N),

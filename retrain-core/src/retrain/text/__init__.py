@@ -1,5 +1,4 @@
 """Text and token ids: tokenizers, chat templates, transcripts of episodes, and text that is safe to show or to write.
 
-Begin with `chat.py` (a conversation as token ids) and `transcript.py` (an episode over its turns). Imports only the
-kernel.
+Begin with `chat.py` (a conversation as token ids) and `transcript.py` (an episode). Imports only the kernel.
 """

@@ -87,7 +87,7 @@ def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
     arguments = config.data.template_args
     where = config.place("data.template_args")
     problems = [
-        Problem(where=where, what=f"{name!r} is set by retrain itself", fix="remove it")
+        Problem(code="data.template-argument", where=where, what=f"{name!r} is set by retrain itself", fix="remove it")
         for name in sorted(OWN_ARGUMENTS & arguments.keys())
     ]
     if problems:
@@ -121,18 +121,19 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template_args: Mappin
     try:
         return chat_text(messages, tokenizer, template_args)
     except Exception as error:  # templates raise any error: roles that must alternate, no system message, ...
+        where, what = f"example {printable(name)}", f"the chat template refuses the prompt: {_shown(error)}"
         fix = "change the roles of the chat, [data] system_prompt or template_args"
-        raise _refused("chat template", name, error, fix) from error
+        raise ConfigError(Problem(code="data.template-refuses", where=where, what=what, fix=fix)) from error
 
 
 def _ids(text: str, tokenizer: Any, special: bool, name: str) -> list[int]:
     try:
         return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
     except Exception as error:
+        where, what = f"example {printable(name)}", f"the tokenizer refuses the prompt: {_shown(error)}"
         fix = "repair the text; half a surrogate pair is the usual cause"
-        raise _refused("tokenizer", name, error, fix) from error
+        raise ConfigError(Problem(code="data.tokenizer-refuses", where=where, what=what, fix=fix)) from error
 
 
-def _refused(who: str, name: str, error: Exception, fix: str) -> ConfigError:
-    what = f"the {who} refuses the prompt: {type(error).__name__}: {printable(str(error))[:300]}"
-    return ConfigError(Problem(where=f"example {printable(name)}", what=what, fix=fix))
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {printable(str(error))[:300]}"

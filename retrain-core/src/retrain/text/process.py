@@ -38,8 +38,8 @@ def prepare_process() -> bool:
         load_dotenv(".env", override=False)
         LEARNED.learn_environ(dotenv_values(".env"))  # a variable that is set already hides its line of the file
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a value with a NUL
-        problem = Problem(what=f".env cannot be used: {error}", fix="write it in UTF-8, as lines of NAME=value")
-        raise ConfigError(problem) from error
+        what, fix = f".env cannot be used: {error}", "write it in UTF-8, as lines of NAME=value"
+        raise ConfigError(Problem(code="config.bad-env-file", what=what, fix=fix)) from error
     return True
 
 
@@ -86,6 +86,7 @@ def prepare_streams() -> None:
         elif isinstance(stream, TextIOWrapper):
             if stream.encoding.lower().replace("-", "") != "utf8":
                 stream.reconfigure(errors="replace")
+            # Both streams write to one file: text that the first still holds must come before that of the second.
             stream.flush()
             setattr(sys, name, RedactingStream(stream))
     for name in COLOR_VARIABLES:

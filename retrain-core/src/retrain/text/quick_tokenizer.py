@@ -56,6 +56,7 @@ class QuickTokenizer:
             self.__dict__["_loaded"] = self._load()
         return self._loaded
 
+    # Libraries check `isinstance(tokenizer, PreTrainedTokenizerBase)`.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self.real())

@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 HIDDEN = "(hidden)"
 MIN_SECRET_CHARS = 8  # hiding shorter values would hide ordinary words
+# Tokens of a tokenizer (`eos_token`, `pad_token_id`) are markers, not secrets.
 _NAME = (
     r"(?:api_?keys?|(?:access|private|signing)_?keys?|secret(?:_?key)?s?|password|passwd|credentials?"
     r"|(?!(?:pad|eos|bos|unk|sep|cls|mask)_)[a-z0-9]+_token|(?:auth|access|bearer|refresh)token)"
 )
 _SECRET_NAME = re.compile(rf"(?:^|_){_NAME}(?:$|_)|^token$", re.IGNORECASE)
+# A letter after KEY or TOKEN makes another word: KEYBOARD, TOKENIZERS_PARALLELISM.
 _SECRET_VARIABLE = re.compile(
     r"KEYS?(?![A-Z])|TOKENS?(?![A-Z])|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE
 )
@@ -36,17 +38,17 @@ _ASSIGNED = re.compile(
 
 def hide(value: Any, name: str = "") -> Any:
     """Plain data with its secrets replaced, recognised by key name, by URL form, or by values of the environment."""
-    return _hidden(value, name, known_forms())
+    forms = known_forms()
+    return _changed(value, lambda text, key: HIDDEN if is_secret_name(key) else _hide_known(text, forms), name)
 
 
-def _hidden(value: Any, name: str, forms: Sequence[str]) -> Any:
+def _changed(value: Any, change: Callable[[str, str], str], name: str = "") -> Any:
+    """Plain data with `change(text, name of its key)` for every text that is not empty, names included."""
+    if isinstance(value, str):
+        return change(value, name) if value else value
     if isinstance(value, Mapping):
-        return {key: _hidden(item, str(key), forms) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hidden(item, name, forms) for item in value]
-    if isinstance(value, str) and value and is_secret_name(name):
-        return HIDDEN
-    return _hide_known(value, forms) if isinstance(value, str) else value
+        return {_changed(key, change): _changed(item, change, str(key)) for key, item in value.items()}
+    return [_changed(item, change, name) for item in value] if isinstance(value, list | tuple) else value
 
 
 def is_secret_name(name: str) -> bool:
@@ -105,7 +107,7 @@ def redacted(value: Any) -> Any:
     existing file is no secret.
     """
     forms = known_forms()
-    return _redacted(value, forms) if forms else value
+    return _changed(value, lambda text, _: _without(text, forms)) if forms else value
 
 
 def redacted_json(records: Iterable[Any], *, indent: int | None = None) -> list[str]:
@@ -114,17 +116,7 @@ def redacted_json(records: Iterable[Any], *, indent: int | None = None) -> list[
     forms = known_forms()
     pairs = ((record, dump(record)) for record in records)
     # searching the text costs less than walking the record, and records rarely hold a secret
-    return [dump(_redacted(record, forms)) if any(form in text for form in forms) else text for record, text in pairs]
-
-
-def _redacted(value: Any, forms: Sequence[str]) -> Any:
-    if isinstance(value, str):
-        return _without(value, forms)
-    if isinstance(value, Mapping):
-        return {_redacted(key, forms): _redacted(item, forms) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redacted(item, forms) for item in value]
-    return value
+    return [dump(redacted(record)) if any(form in text for form in forms) else text for record, text in pairs]
 
 
 def _without(text: str, forms: Sequence[str]) -> str:

@@ -18,18 +18,19 @@ LOG = logging.getLogger("retrain")
 def load_tokenizer(config: Config, plugins: Plugins) -> Any:
     """The model's tokenizer; ConfigError when the folder or hub id cannot be read."""
     config.refuse_lost("model.model")
-    model = config.model.model
+    model, where = config.model.model, config.place("model.model")
     LOG.info("Loading tokenizer for %s ...", model)
     shipped = plugins.locate_model(model)
     folder = Path(shipped or model).expanduser()
     if ("/" not in model or model.startswith((".", "/", "~"))) and not folder.is_dir():
+        what = f"no model folder {model!r}"
         fix = "give a folder that holds a model, a hub id such as Qwen/Qwen3-4B-Instruct-2507, or builtin:tiny"
-        raise ConfigError(Problem(where=config.place("model.model"), what=f"no model folder {model!r}", fix=fix))
+        raise ConfigError(Problem(code="model.no-folder", where=where, what=what, fix=fix))
     options = {}
     if not folder.is_dir():
         from retrain.text.hub import hub_options  # only a model that may have to be downloaded needs it
 
-        options = hub_options(model, where=config.place("model.model"))
+        options = hub_options(model, where=where)
 
     def load() -> Any:
         return _from_transformers(shipped or model, config, options)
@@ -51,13 +52,14 @@ def _from_transformers(located: str, config: Config, options: Mapping[str, Any])
     try:
         return AutoTokenizer.from_pretrained(located, trust_remote_code=config.model.trust_remote_code, **options)
     except Exception as error:  # transformers raises many kinds for the same two causes
-        reason = " ".join(str(error).split())[:300]
-        fix = "check the name and the network, or give a local folder with tokenizer files"
+        where, reason = config.place("model.model"), " ".join(str(error).split())[:300]
         what = f"no tokenizer could be loaded from {config.model.model!r}"
-        raise ConfigError(Problem(where=config.place("model.model"), what=what, why=reason, fix=fix)) from error
+        fix = "check the name and the network, or give a local folder with tokenizer files"
+        raise ConfigError(Problem(code="model.no-tokenizer", where=where, what=what, why=reason, fix=fix)) from error
 
 
-CONTEXT = 6  # tokens decoded again with each new one: enough for characters that span several tokens
+# Tokens decoded again with each new one. A character has at most 4 bytes, so it spans at most 4 tokens of bytes.
+CONTEXT = 6
 BROKEN = "�"
 
 
@@ -136,9 +138,9 @@ def fit_context(
             f"(context of {model}: {context_length})"
         )
     if lengths and not kept:
+        where, what, why = config.place("data.source"), "no prompt can be used", "; ".join(notes)
         fix = "use shorter prompts ([data] system_prompt and instruction count too), or a model with a longer context"
-        what = "no prompt can be used"
-        raise ConfigError(Problem(where=config.place("data.source"), what=what, why="; ".join(notes), fix=fix))
+        raise ConfigError(Problem(code="data.no-usable-prompt", where=where, what=what, why=why, fix=fix))
     wanted = config.training.max_tokens
     rooms = [context_length - lengths[i] for i in kept] if context_length is not None else []
     if tight := [room for room in rooms if room < wanted]:

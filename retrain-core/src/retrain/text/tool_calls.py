@@ -25,19 +25,9 @@ def parse_tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     A call is `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`. A block that is not such a JSON object is no
     call and stays in the text. A text without calls is returned unchanged.
     """
-    calls: list[ToolCall] = []
-    rest: list[str] = []
-    position = 0
-    for block in _BLOCK.finditer(text):
-        call = _call(block[1])
-        if call is not None:
-            calls.append(call)
-            rest.append(text[position : block.start()])
-            position = block.end()
-    if not calls:
-        return text, ()
-    rest.append(text[position:])
-    return "".join(rest).strip(), tuple(calls)
+    calls = {block.start(): call for block in _BLOCK.finditer(text) if (call := _call(block[1]))}
+    rest = _BLOCK.sub(lambda block: "" if block.start() in calls else block[0], text)
+    return rest.strip() if calls else text, tuple(calls.values())
 
 
 def plain_tool_calls(calls: Any) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ class Transcript:
         text = prompt if isinstance(prompt, str) else chat_text(prompt, self.tokenizer, self.template_args, tools)
         continues = bool(self._context) and text.startswith(self._context)
         added = text[len(self._context) :] if continues else text
+        # Special tokens belong only at the start of a text, and a template writes them itself.
         special = not continues and not (is_chat and self.tokenizer.chat_template)
         ids_T = np.asarray(self.tokenizer(added, add_special_tokens=special)["input_ids"], dtype=np.int64)
         has_room = limit is None or len(ids_T) + (len(self.context_T) if continues else 0) < limit

@@ -7,55 +7,50 @@ from pathlib import Path
 
 import pytest
 
-from retrain.kernel.config.toml_file import MAX_CHARS, MAX_DEPTH, MAX_WORD, parse_free, parse_toml, read_toml, unquoted
+from retrain.kernel.config.toml_file import MAX_DEPTH, MAX_WORD, parse_free, parse_toml, read_toml, unquoted
 from retrain.kernel.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "what", "shown"),
+    ("text", "line", "shown"),
     [
-        ("a = 1\nb = = 2\n", 2, "Invalid value", "b = = 2\n        ^"),
-        ("a = 1\n\n[t]\na.b = 1\na = 2\n", 5, "Cannot overwrite a value", "a = 2\n         ^"),
-        ("x = 1\ntext = '''\nnever\n\nclosed\n", 2, "Expected \"'''\"", "text = '''"),
-        ("x = 1\nlist = [\n  1,\n  2,\n", 4, "Invalid value", "  2,"),
-        ("x = 1\n" + "k" * 200 + " = = 2\n", 2, "Invalid value", f"{'k' * 56} = = 2\n    {' ' * 59}^"),
+        ("a = 1\nb = = 2\n", 2, "b = = 2\n        ^"),
+        ("a = 1\n\n[t]\na.b = 1\na = 2\n", 5, "a = 2\n         ^"),
+        ("x = 1\ntext = '''\nnever\n\nclosed\n", 2, "text = '''"),
+        ("x = 1\nlist = [\n  1,\n  2,\n", 4, "  2,"),
+        ("x = 1\n" + "k" * 200 + " = = 2\n", 2, f"{'k' * 56} = = 2\n    {' ' * 59}^"),
     ],
 )
-def test_an_error_shows_its_line(text: str, line: int, what: str, shown: str) -> None:
+def test_an_error_shows_its_line(text: str, line: int, shown: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_toml(text, "my.toml")
-    problem = caught.value.problems[0]
-    assert problem.where == f"my.toml:{line}"
-    assert problem.what == f"not valid TOML: {what}"
-    assert problem.why == shown
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where, problem.why) == ("config.not-toml", f"my.toml:{line}", shown)
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "what"),
+    ("text", "where", "code"),
     [
-        pytest.param("#" * 10_000_000, "my.toml", f"more than {MAX_CHARS:,} characters", id="10 MB"),
-        pytest.param("a = 1\nx = " + "[" * 5000 + "]" * 5000, "my.toml:2", "50 levels of nesting", id="arrays"),
-        pytest.param("x = " + "{a=" * 5000 + "1" + "}" * 5000, "my.toml:1", "50 levels of nesting", id="tables"),
-        pytest.param("\n" + "a." * 20_000 + "a = 1\n", "my.toml:2", "50 levels of nesting", id="key of 20,000 parts"),
-        pytest.param(
-            "[" + "'a' . " * 20_000 + "a]\n", "my.toml:1", "50 levels of nesting", id="header of 20,000 parts"
-        ),
-        pytest.param("x = " + "7" * 5000, "my.toml:1", "number or name of 5000 characters", id="5,000 digits"),
-        pytest.param("x = 0x" + "f" * 5000, "my.toml:1", "number or name of 5002 characters", id="5,000 hex digits"),
-        pytest.param('x = "' + '\\"""' * 200_000, "my.toml:1", "not valid TOML", id="strings that never end"),
+        pytest.param("#" * 10_000_000, "my.toml", "config.too-large", id="10 MB"),
+        pytest.param("a = 1\nx = " + "[" * 5000 + "]" * 5000, "my.toml:2", "config.too-large", id="arrays"),
+        pytest.param("x = " + "{a=" * 5000 + "1" + "}" * 5000, "my.toml:1", "config.too-large", id="tables"),
+        pytest.param("\n" + "a." * 20_000 + "a = 1\n", "my.toml:2", "config.too-large", id="key of 20,000 parts"),
+        pytest.param("[" + "'a' . " * 20_000 + "a]\n", "my.toml:1", "config.too-large", id="header of 20,000 parts"),
+        pytest.param("x = " + "7" * 5000, "my.toml:1", "config.too-large", id="5,000 digits"),
+        pytest.param("x = 0x" + "f" * 5000, "my.toml:1", "config.too-large", id="5,000 hex digits"),
+        pytest.param('x = "' + '\\"""' * 200_000, "my.toml:1", "config.not-toml", id="strings that never end"),
     ],
 )
-def test_what_no_configuration_needs_is_refused(text: str, where: str, what: str, tmp_path: Path) -> None:
+def test_what_no_configuration_needs_is_refused(text: str, where: str, code: str, tmp_path: Path) -> None:
     """Each of these used to end in a traceback, or take minutes."""
-    file = tmp_path / "my.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=what) as caught:
-        read_toml(file)
-    assert caught.value.problems[0].where == str(tmp_path / where)
+    (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_toml(tmp_path / "my.toml")
+    assert [(problem.code, problem.where) for problem in caught.value.problems] == [(code, str(tmp_path / where))]
 
 
 def test_the_limits_themselves_are_allowed() -> None:
-    depth = MAX_DEPTH - 1
+    depth = MAX_DEPTH
     arrays = "[" * depth + "]" * depth
     text = f'x = {arrays}\n{".".join("a" * MAX_DEPTH)} = 1\n{"k" * MAX_WORD} = "{"." * 10_000}"\ny = "{"[" * 10_000}"\n'
     assert len(parse_toml(text, "my.toml")) == 4

@@ -6,7 +6,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.config.toml_file import parse_free, toml_text, unquoted
@@ -17,6 +17,7 @@ SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner), max_leaves=10)
 
 
+@settings(max_examples=50)
 @given(VALUES)
 def test_toml_reads_it_back(value: Any) -> None:
     assert tomllib.loads(f"value = {toml_text(value)}") == {"value": value}

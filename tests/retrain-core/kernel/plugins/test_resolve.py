@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from retrain.kernel.errors import PluginError
+from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins import first_party
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.missing import install_line, missing
+from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.resolve import problem_with, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
@@ -46,25 +46,33 @@ def find(plugins: Plugins, name: str, *search_paths: str) -> object:
     return resolve(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=search_paths).target
 
 
-def message(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.TRANSFORM) -> str:
-    """The message of the error about a name."""
+def problem(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.TRANSFORM) -> Problem:
+    """The problem with a name, the same without importing where it is found that early."""
     with pytest.raises(PluginError) as caught:
         resolve(plugins, kind, name, where=WHERE, search_paths=search_paths)
-    assert caught.value.exit_code == 2
-    return str(caught.value)
+    assert (caught.value.exit_code, caught.value.problems[0].where) == (2, WHERE)
+    return caught.value.problems[0]
 
 
-@pytest.mark.parametrize("name", ["my_mod_a.thing", "my_mod_a:thing"])
-def test_a_dotted_path_is_imported(name: str, write: Write, plugins: Plugins) -> None:
-    write("my_mod_a.py", "thing = 'found'")
-    assert find(plugins, name) == "found"
-
-
-def test_search_paths_are_tried_before_the_plain_path(write: Write, plugins: Plugins) -> None:
-    write("my_mod_b.py", "thing = 'plain'")
-    assert find(plugins, "my_mod_b.thing", "one_b", "two_b/deep") == "plain"
-    write("two_b/deep/my_mod_c.py", "thing = 'deep'")
-    assert find(plugins, "my_mod_c.thing", "one_b", "./two_b/deep/") == "deep"
+@pytest.mark.parametrize(
+    ("file", "name", "search_paths"),
+    [
+        ("my_mod_a.py", "my_mod_a.thing", ()),
+        ("my_mod_a.py", "my_mod_a:thing", ()),
+        ("my_mod_b.py", "my_mod_b.thing", ("one_b", "two_b/deep")),
+        ("two_b/deep/my_mod_c.py", "my_mod_c.thing", ("one_b", "./two_b/deep/")),
+        ("my_pack_c/__init__.py", "my_pack_c.thing", ()),
+        ("my_pack_d/inner.py", "my_pack_d.inner.thing", ()),
+        ("my_pack_e/inner.py", "my_pack_e.inner:thing", ()),
+        ("plugins/empty_here.py", "empty_here.thing", ("plugins",)),  # a folder without files is no candidate
+    ],
+)
+def test_a_dotted_path_is_imported(
+    file: str, name: str, search_paths: tuple[str, ...], write: Write, plugins: Plugins, tmp_path: Path
+) -> None:
+    (tmp_path / "empty_here").mkdir()
+    write(file, "thing = 'found'")
+    assert find(plugins, name, *search_paths) == "found"
 
 
 @pytest.mark.parametrize(
@@ -83,17 +91,16 @@ def test_two_files_for_one_dotted_path_are_refused_and_both_named(
 ) -> None:
     for file in files:
         write(file, f"open({str(tmp_path / 'imported')!r}, 'w')\nthing = 1")
-    told = message(plugins, "two_t.thing", *search_paths)
-    assert all(str(tmp_path / file) in told for file in files)
-    looked = problem_with(plugins, Kind.TRANSFORM, "two_t.thing", where=WHERE, search_paths=search_paths)
-    assert str(looked) == told
+    found = problem(plugins, "two_t.thing", *search_paths)
+    assert found.code == "plugin.two-files"
+    assert all(str(tmp_path / file) in found.what for file in files)
+    assert problem_with(plugins, Kind.TRANSFORM, "two_t.thing", where=WHERE, search_paths=search_paths) == found
     assert not (tmp_path / "imported").exists()
 
 
 def test_a_module_here_that_hides_an_installed_one_is_refused(write: Write, plugins: Plugins) -> None:
     write("colorsys.py", "thing = 1")
-    told = message(plugins, "colorsys.thing")
-    assert told.count("colorsys.py") == 2
+    assert problem(plugins, "colorsys.thing").what.count("colorsys.py") == 2
 
 
 def test_one_file_by_two_paths_is_no_ambiguity(write: Write, plugins: Plugins, tmp_path: Path) -> None:
@@ -101,12 +108,6 @@ def test_one_file_by_two_paths_is_no_ambiguity(write: Write, plugins: Plugins, t
     (tmp_path / "linked").symlink_to("one_f")
     (tmp_path / "my_mod_f.py").symlink_to("one_f/my_mod_f.py")
     assert find(plugins, "my_mod_f.thing", "one_f", "./one_f/", "linked") == "same"
-
-
-def test_a_folder_without_python_files_is_no_candidate(write: Write, plugins: Plugins, tmp_path: Path) -> None:
-    write("plugins/my_mod_k.py", "thing = 'found'")
-    (tmp_path / "my_mod_k").mkdir()
-    assert find(plugins, "my_mod_k.thing", "plugins") == "found"
 
 
 def test_copies_behind_the_installed_packages_hide_nothing(
@@ -123,15 +124,7 @@ def test_copies_behind_the_installed_packages_hide_nothing(
 def test_a_registered_name_comes_before_any_module(write: Write, plugins: Plugins) -> None:
     write("none.py", "x = 1")
     assert find(plugins, "none") is not None
-    assert message(plugins, "nonexistent_mod.none")
-
-
-def test_names_inside_packages_and_name_spaces(write: Write, plugins: Plugins) -> None:
-    write("my_pack_c/__init__.py", "top = 'top'")
-    write("my_pack_c/inner.py", "deep = 'deep'")
-    assert find(plugins, "my_pack_c.top") == "top"
-    assert find(plugins, "my_pack_c.inner.deep") == "deep"
-    assert find(plugins, "my_pack_c.inner:deep") == "deep"
+    assert problem(plugins, "nonexistent_mod.none").code == "plugin.missing"
 
 
 def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write: Write, plugins: Plugins) -> None:
@@ -147,52 +140,45 @@ def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write: Write, plug
     assert list(found.params.model_fields) == ["floor"]
 
 
-def test_a_missing_module_lists_where_it_was_looked_for(plugins: Plugins) -> None:
-    text = message(plugins, "nowhere_mod.thing", "plugins", "more")
-    assert "as a dotted path: no module found under plugins.nowhere_mod, more.nowhere_mod, nowhere_mod" in text
-
-
 def test_a_missing_attribute_names_the_file_and_the_nearest(write: Write, plugins: Plugins, tmp_path: Path) -> None:
     write("my_mod_d.py", "def my_transform(ctx): ...\n")
-    text = message(plugins, "my_mod_d.my_transfrom")
-    assert f"{tmp_path / 'my_mod_d.py'} has no 'my_transfrom'" in text
-    assert "did you mean 'my_transform'?" in text
-    assert text.startswith(WHERE)
+    found = problem(plugins, "my_mod_d.my_transfrom")
+    assert (found.code, found.fix) == ("plugin.no-such-name", "did you mean 'my_transform'?")
+    assert str(tmp_path / "my_mod_d.py") in found.what
 
 
 @pytest.mark.parametrize(
     ("source", "error"),
     [
         ("import a_library_that_is_missing", "ModuleNotFoundError: No module named 'a_library_that_is_missing'"),
+        ("import my_mod_e_of_somebody_else", "No module named 'my_mod_e_of_somebody_else'"),
         ("from json import no_such_name", "ImportError: cannot import name 'no_such_name'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def broken(:", "SyntaxError"),
         ("raise RuntimeError('on import')", "RuntimeError: on import"),
     ],
 )
+@pytest.mark.parametrize("folder", ["", "pack_f"])
 def test_a_module_that_fails_to_import_is_not_called_missing(
-    source: str, error: str, write: Write, plugins: Plugins
+    folder: str, source: str, error: str, write: Write, plugins: Plugins
 ) -> None:
-    write("my_mod_e.py", source)
-    text = message(plugins, "my_mod_e.thing", "plugins")
-    assert f"importing my_mod_e failed with {error}" in text
-    assert "python -c 'import my_mod_e'" in text
-    assert WHERE in text
-
-
-def test_a_missing_dependency_named_like_a_part_of_the_path_is_still_reported(write: Write, plugins: Plugins) -> None:
-    write("pack_f/__init__.py", "")
-    write("pack_f/mod.py", "import mod_of_somebody_else")
-    assert "mod_of_somebody_else" in message(plugins, "mod.thing", "pack_f")
+    write(f"{folder}/my_mod_e.py".lstrip("/"), source)
+    found = problem(plugins, "my_mod_e.thing", folder or "plugins")
+    assert found.code == "plugin.import-failed"
+    assert error in found.what
+    assert f"python -c 'import {f'{folder}.' if folder else ''}my_mod_e'" in found.fix
 
 
 def test_the_message_about_a_missing_name_contains_everything_needed(plugins: Plugins) -> None:
-    text = message(plugins, "gtpo_seppa")
-    assert text.startswith(f"{WHERE}: no transform named 'gtpo_seppa'")
-    assert "did you mean 'gtpo_sepa'?" in text
+    found = problem(plugins, "gtpo_seppa")
+    assert (found.code, found.fix) == ("plugin.missing", "use 'gtpo_sepa'")
+    assert "did you mean 'gtpo_sepa'?" in found.why
     for name in ("gtpo", "gtpo_hicra", "gtpo_sepa", "none"):
-        assert f"{name} (retrain-sepa 0.1.0)" in text
-    assert "fix: use 'gtpo_sepa'" in text
+        assert f"{name} (retrain-sepa 0.1.0)" in found.why
+    looked_for = "no module found under plugins.nowhere_mod, more.nowhere_mod, nowhere_mod"
+    assert looked_for in problem(plugins, "nowhere_mod.thing", "plugins", "more").why
+    nowhere = problem(plugins, "zzzzzz", kind=Kind.REWARD).fix
+    assert nowhere == "use a known name, or install the distribution that provides it"
 
 
 @pytest.mark.parametrize(
@@ -210,49 +196,30 @@ def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_li
     kind: Kind, name: str, distribution: str
 ) -> None:
     only_core = load_plugins({"RETRAIN_PLUGINS": "retrain-core"})
+    assert "RETRAIN_BLOCK leaves it out" in problem(only_core, name, kind=kind).fix
     only_core.left_out.clear()  # as if the others were not installed at all
-    text = message(only_core, name, kind=kind)
-    assert f"known {kind} names: none installed" in text
-    assert text.endswith(f"fix: {install_line(distribution)}")
+    found = problem(only_core, name, kind=kind)
+    assert f"known {kind} names: none installed" in found.why
+    assert found.fix == install_line(distribution)
 
 
 def test_a_name_that_does_not_exist_yet_is_not_promised(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(first_party._names(), Kind.LAUNCHER, {first_party.CORE: ["subprocess", "later"]})
-    text = message(plugins, "later", kind=Kind.LAUNCHER)
-    assert "documented but not built in this version of retrain-core" in text
-    assert "pip install" not in text
-
-
-def test_a_name_that_is_documented_nowhere(plugins: Plugins) -> None:
-    text = message(plugins, "zzzzzz", kind=Kind.REWARD)
-    assert "use a known name, or install the distribution that provides it" in text
-    assert "pip install" not in text
+    found = problem(plugins, "later", kind=Kind.LAUNCHER)
+    assert "documented but not built in this version of retrain-core" in found.fix
+    assert "pip install" not in found.fix
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a..b", ".a", "a.", "a b.c", "1a.b", "a.b-c", "\x1b[31m", "a/b.c"])
 def test_hostile_names_are_just_missing(name: str, plugins: Plugins) -> None:
-    assert f"no transform named {name!r}" in message(plugins, name, "plugins")
-    assert problem_with(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=["plugins"]) is not None
+    found = problem(plugins, name, "plugins")
+    assert found.code == "plugin.missing"
+    assert repr(name) in found.what
+    assert problem_with(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=["plugins"]) == found
 
 
-def test_a_quick_look_finds_what_resolving_would_refuse_without_importing(
-    write: Write, plugins: Plugins, tmp_path: Path
-) -> None:
-    mark = tmp_path / "imported"
-    write("my_mod_g.py", f"open({str(mark)!r}, 'w')\nthing = 1")
-
-    def look(name: str) -> object:
-        return problem_with(plugins, Kind.REWARD, name, where=WHERE, search_paths=["plugins"])
-
-    assert look("my_mod_g.thing") is None
-    assert not mark.exists()
-    assert look("match") is None
-    assert "no reward named 'my_mod_h.thing'" in str(look("my_mod_h.thing"))
-    assert "no reward named 'mach'" in str(look("mach"))
-
-
-def test_a_name_of_a_distribution_that_is_left_out_is_not_answered_with_its_install_line() -> None:
-    plugins = load_plugins({"RETRAIN_BLOCK": "retrain-sepa"})
-    problem = missing(plugins, Kind.ADVANTAGE, "grpo", where="here")
-    assert "RETRAIN_BLOCK leaves it out" in problem.fix
-    assert "pip install" not in problem.fix
+def test_a_quick_look_imports_nothing(write: Write, plugins: Plugins, tmp_path: Path) -> None:
+    write("my_mod_g.py", f"open({str(tmp_path / 'imported')!r}, 'w')\nthing = 1")
+    for name in ("my_mod_g.thing", "match"):
+        assert problem_with(plugins, Kind.REWARD, name, where=WHERE, search_paths=["plugins"]) is None
+    assert not (tmp_path / "imported").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,6 +53,10 @@ def key(
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
+share = partial(key, ge=0.0, le=1.0)  # a fraction
+MARKS = ("names", "selects", "pending", "aliases", "free_on_resume", "needs")  # a plain pydantic field has none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     table: str
@@ -60,12 +65,12 @@ class Key:
     annotation: Any
     default: Any
     description: str
-    names: Kind | None
-    selects: tuple[Kind, str] | None
-    pending: str
-    aliases: tuple[str, ...]
-    free_on_resume: bool
-    needs: str
+    names: Kind | None = None
+    selects: tuple[Kind, str] | None = None
+    pending: str = ""
+    aliases: tuple[str, ...] = ()
+    free_on_resume: bool = False
+    needs: str = ""
 
     @property
     def path(self) -> str:
@@ -84,10 +89,5 @@ def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator
             annotation=info.annotation,
             default=info.get_default(call_default_factory=True),
             description=info.description or "",
-            names=extra.get("names"),
-            selects=extra.get("selects"),
-            pending=str(extra.get("pending") or ""),
-            aliases=tuple(extra.get("aliases") or ()),
-            free_on_resume=bool(extra.get("free_on_resume")),
-            needs=str(extra.get("needs") or ""),
+            **{name: extra[name] for name in MARKS if extra.get(name)},
         )

@@ -38,4 +38,5 @@ def legacy_problem(
     what = f"legacy keys, removed: {', '.join(names)}" if len(names) > 1 else "legacy key, removed"
     block = tomli_w.dumps({table: moved(content, legacy_keys)}).strip().replace("\n", "\n        ")
     fix = f"`retrain migrate-config {shlex.quote(str(file))} --write` writes in their place\n        {block}"
-    return Problem(where=f"{file}:{lines.get(f'{table}.{names[0]}', 1)} [{table}] {names[0]}", what=what, fix=fix)
+    where = f"{file}:{lines.get(f'{table}.{names[0]}', 1)} [{table}] {names[0]}"
+    return Problem(code="config.legacy-key", where=where, what=what, fix=fix)

@@ -94,6 +94,7 @@ def load_config(
         current = draft.value(setting.path)
         is_table = isinstance(setting.value, Mapping) and isinstance(current, Mapping)
         draft.set(setting.path, {**current, **setting.value} if is_table else setting.value, setting.origin)
+    # After all layers although it is below them: a recipe fills only keys that none of them sets.
     added, problems = recipe(draft.values) if recipe else ([], [])
     draft.problems += problems
     for setting in added:
@@ -114,7 +115,7 @@ def _read_file(draft: _Draft, file: Path | Mapping[str, Any]) -> None:
             draft.problems.append(_unknown_table(draft, table, content, place))
         elif not isinstance(content, dict):
             what = f"[{table}] must be a table, not {_type_name(content)}"
-            draft.problems.append(Problem(where=place, what=what, fix=f"write [{table}]"))
+            draft.problems.append(Problem(code="config.not-a-table", where=place, what=what, fix=f"write [{table}]"))
         else:
             draft.in_file.add(table)
             legacy_keys = draft.tables[table].traits.legacy_keys
@@ -133,7 +134,7 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
         if key.table == table and (name == key.name or name in key.aliases):
             if key.path in draft.origins:
                 where, what = f"{origin} [{table}] {name}", f"sets {key.name} a second time"
-                draft.problems.append(Problem(where=where, what=what, fix="keep one"))
+                draft.problems.append(Problem(code="config.key-twice", where=where, what=what, fix="keep one"))
             draft.set(key.path, value, origin)
             return
     draft.problems.append(_unknown_key(draft, table, name, f"{origin} [{table}] {name}"))
@@ -142,29 +143,21 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
 def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
     if not isinstance(content, dict):
         owners = sorted((key for key in draft.keys.values() if key.name == table), key=lambda key: len(key.flag))
+        what = f"key {table!r} is outside any table"
         fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
-        return Problem(where=place, what=f"key {table!r} is outside any table", fix=fix)
-    if hint := draft.table_hint(table):
-        return Problem(where=f"{place} [{table}]", what="unknown table", fix=hint)
-    near = get_close_matches(table, draft.tables, n=1)
-    known = ", ".join(sorted(draft.tables))
-    fix = f"did you mean [{near[0]}]?" if near else f"use one of: {known}"
-    return Problem(where=f"{place} [{table}]", what="unknown table", fix=fix)
+        return Problem(code="config.key-outside-table", where=place, what=what, fix=fix)
+    near, known = get_close_matches(table, draft.tables, n=1), ", ".join(sorted(draft.tables))
+    fix = draft.table_hint(table) or (f"did you mean [{near[0]}]?" if near else f"use one of: {known}")
+    return Problem(code="config.unknown-table", where=f"{place} [{table}]", what="unknown table", fix=fix)
 
 
 def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
     own = [key.name for key in draft.keys.values() if key.table == table]
     near = get_close_matches(name, own, n=1)
     elsewhere = sorted((key for key in draft.keys.values() if key.name == name), key=lambda key: len(key.flag))
-    if hint := draft.table_hint(f"{table}.{name}"):
-        fix = hint
-    elif near:
-        fix = f"did you mean {near[0]!r}?"
-    elif elsewhere:
-        fix = f"{name!r} belongs to [{elsewhere[0].table}]"
-    else:
-        fix = f"use one of: {', '.join(own)}"
-    return Problem(where=place, what="unknown key", fix=fix)
+    fix = f"{name!r} belongs to [{elsewhere[0].table}]" if elsewhere else f"use one of: {', '.join(own)}"
+    fix = draft.table_hint(f"{table}.{name}") or (f"did you mean {near[0]!r}?" if near else fix)
+    return Problem(code="config.unknown-key", where=place, what="unknown key", fix=fix)
 
 
 def _apply(draft: _Draft, override: Override) -> None:
@@ -178,7 +171,7 @@ def _apply(draft: _Draft, override: Override) -> None:
         draft.set(override.path, _parse(key, override.text), override.origin)
     except ValueError as error:
         what, fix = f"{override.text!r} is not a valid {key.path}: {error}", _expected(key, override.text, is_text=True)
-        draft.problems.append(Problem(where=str(override.origin), what=what, fix=fix))
+        draft.problems.append(Problem(code="config.bad-value", where=str(override.origin), what=what, fix=fix))
 
 
 def _parse(key: Key, text: str) -> Any:
@@ -213,7 +206,7 @@ def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
             key = draft.keys.get(f"{table}.{name}")
             fix = _expected(key, detail["input"]) if key else "correct the table"
             where = draft.place(f"{table}.{name}") + inner
-            draft.problems.append(Problem(where=where, what=f"{message}{got}", fix=fix))
+            draft.problems.append(Problem(code="config.bad-value", where=where, what=f"{message}{got}", fix=fix))
     try:
         return model.model_validate({name: value for name, value in values.items() if name not in faulty})
     except ValidationError:  # a rule about several keys at once
@@ -224,14 +217,14 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
     problems, values = [], config.as_dict()
     for path, origin in draft.origins.items():
         key = draft.keys[path]
-        traits = draft.tables[key.table].traits
+        where, traits = draft.place(path), draft.tables[key.table].traits
         value = values[key.table].get(key.name)  # None for an optional value that is absent
         if origin.layer is Layer.COMMAND_LINE and traits.starts_runs and key.table not in draft.in_file:
-            what = f"changes nothing: the file has no [{key.table}]"
-            problems.append(Problem(where=draft.place(path), what=what, fix=f"remove {origin}, or add [{key.table}]"))
+            what, fix = f"changes nothing: the file has no [{key.table}]", f"remove {origin}, or add [{key.table}]"
+            problems.append(Problem(code="config.flag-without-table", where=where, what=what, fix=fix))
         elif key.pending and value != key.default:
-            fix = f"remove it, or keep the default {toml_text(key.default)}"
-            problems.append(Problem(where=draft.place(path), what=f"{_show(value)} is refused: {key.pending}", fix=fix))
+            what, fix = f"{_show(value)} is refused: {key.pending}", f"keep the default {toml_text(key.default)}"
+            problems.append(Problem(code="config.not-supported", where=where, what=what, fix=fix))
     return problems
 
 
@@ -256,6 +249,7 @@ def _type_name(value: Any) -> str:
 # Command-line flags and environment variables that set a key.
 
 ENV_PREFIX = "RETRAIN__"
+HERE = Layer.COMMAND_LINE.value  # place of a problem
 PARAM_FLAGS = {
     "--backend-opt": "backend.options",
     "--data-opt": "data.options",
@@ -283,11 +277,11 @@ def from_environment(environ: Mapping[str, str], keys: Sequence[Key]) -> tuple[l
     for name in sorted(environ):
         if not name.startswith(ENV_PREFIX):
             continue
-        path = paths.get(name.removeprefix(ENV_PREFIX).upper())
-        if path is None:
-            near = get_close_matches(name.removeprefix(ENV_PREFIX).upper(), paths, n=1)
+        suffix = name.removeprefix(ENV_PREFIX).upper()
+        if (path := paths.get(suffix)) is None:
+            near, where = get_close_matches(suffix, paths, n=1), f"environment variable {name}"
             fix = f"use {ENV_PREFIX}{near[0]}" if near else f"unset {name}"
-            problems.append(Problem(where=f"environment variable {name}", what="sets no known key", fix=fix))
+            problems.append(Problem(code="config.unknown-variable", where=where, what="sets no known key", fix=fix))
         else:
             origin = Origin(layer=Layer.ENVIRONMENT, place=name)
             overrides.append(Override(path=path, text=environ[name], origin=origin))
@@ -305,7 +299,8 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if not flag.startswith("--") or flag == "--":
-            problems.append(Problem(where="command line", what=f"unexpected argument {word!r}", fix="remove it"))
+            what = f"unexpected argument {word!r}"
+            problems.append(Problem(code="config.extra-argument", where=HERE, what=what, fix="remove it"))
             continue
         if flag not in flags and flag not in PARAM_FLAGS and flag != "--set":
             problems.append(_unknown_flag(flag, flags))
@@ -316,7 +311,8 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
             if flag in switches and (not rest or rest[0].startswith("--")):
                 rest.insert(0, "true")  # `--resume-anyway` without a value
             if not rest or (rest[0].startswith("--") and not _is_number(rest[0])):
-                problems.append(Problem(where="command line", what=f"{flag} needs a value", fix=f"write {flag}=VALUE"))
+                what, fix = f"{flag} needs a value", f"write {flag}=VALUE"
+                problems.append(Problem(code="config.value-missing", where=HERE, what=what, fix=fix))
                 continue
             value = rest.pop(0)
         result = _override(flag, value, flags, {key.path for key in keys})
@@ -330,7 +326,8 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
         return Override(path=flags[flag], text=value, origin=origin)
     name, equals, text = value.partition("=")
     if not equals or not name.strip():
-        return Problem(where="command line", what=f"{flag} {value!r} is not name=value", fix=f"write {flag} name=value")
+        what, fix = f"{flag} {value!r} is not name=value", f"write {flag} name=value"
+        return Problem(code="config.not-name-value", where=HERE, what=what, fix=fix)
     name = name.strip()
     if flag in PARAM_FLAGS:
         return Override(path=PARAM_FLAGS[flag], entry=name, text=text, origin=origin)
@@ -340,16 +337,16 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
     if parent in paths:  # one entry of a free table: --set algorithm.transform_params.cap=0.1
         return Override(path=parent, entry=entry, text=text, origin=origin)
     near = get_close_matches(name, paths, n=1)
-    fix = f"use {near[0]}" if near else "`retrain explain --keys` lists every key"
-    return Problem(where="command line", what=f"--set names an unknown key {name!r}", fix=fix)
+    what, fix = f"--set names an unknown key {name!r}", f"use {near[0]}" if near else "see `retrain explain --keys`"
+    return Problem(code="config.unknown-key", where=HERE, what=what, fix=fix)
 
 
 def _unknown_flag(flag: str, flags: Mapping[str, str]) -> Problem:
     wanted = flag.removeprefix("--").replace("-", "_")  # of --schedule and --optimizer-schedule the key is known
     near = [each for each, path in flags.items() if wanted in (path.replace(".", "_"), path.partition(".")[2])]
     near = near or get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
-    fix = f"did you mean {' or '.join(near)}?" if near else "`retrain explain --keys` lists every flag"
-    return Problem(where="command line", what=f"unknown flag {flag}", fix=fix)
+    what, fix = f"unknown flag {flag}", f"did you mean {' or '.join(near)}?" if near else "see `retrain explain --keys`"
+    return Problem(code="config.unknown-flag", where=HERE, what=what, fix=fix)
 
 
 def _is_number(text: str) -> bool:

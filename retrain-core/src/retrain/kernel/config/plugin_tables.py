@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
-from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.keys import Table, key, share
 from retrain.kernel.declared import Kind
 
 HERE = "pytorch"  # the engine that is no server
@@ -183,19 +183,14 @@ class EntropyTable(Table):
     """Terms against a collapse of the policy's entropy."""
 
     coef: float = key(0.0, "Weight of the entropy as a bonus in the loss; 0 = off.", ge=0.0)
-    kl_cov: float = key(
+    kl_cov: float = share(
         0.0,
         "Share of the action tokens, with the highest covariance of log-probability and advantage, that are held near "
         "their old probability; 0 = off.",
-        ge=0.0,
-        le=1.0,
     )
     kl_cov_coef: float = key(1.0, "Weight of |log p - log p_old| at these tokens.", gt=0.0, needs="entropy.kl_cov")
-    clip_cov: float = key(
-        0.0,
-        "Share of the action tokens, drawn among tokens of high covariance, that get no gradient; 0 = off.",
-        ge=0.0,
-        le=1.0,
+    clip_cov: float = share(
+        0.0, "Share of the action tokens, drawn among tokens of high covariance, that get no gradient; 0 = off."
     )
     clip_cov_low: float = key(1.0, "Lower bound of clip_cov's draw.", allow_inf_nan=False, needs="entropy.clip_cov")
     clip_cov_high: float = key(5.0, "Upper bound of clip_cov's draw.", allow_inf_nan=False, needs="entropy.clip_cov")

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.keys import Table, key, share
 from retrain.kernel.declared import CORRECT_ABOVE, Kind
 
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
 HELD_OUT = "eval.examples or eval.sets"
+SERVICE = "inference.engine or backend.backend"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
 
@@ -26,10 +27,7 @@ class BackendTable(Table):
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
     adapter_path: str = key("", "Folder of the checkpoints; empty = `adapter` in the run folder.", is_path=True)
     throttle_dir: str = _free(
-        "",
-        "Lock folder shared by runs that call one service; empty = none.",
-        needs="inference.engine or backend.backend",
-        is_path=True,
+        "", "Lock folder shared by runs that call one service; empty = none.", needs=SERVICE, is_path=True
     )
     max_concurrent: int = _free(4, "Concurrent calls of all runs with it.", ge=1, needs="backend.throttle_dir")
     options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
@@ -52,11 +50,9 @@ class AlgorithmTable(Table):
     advantage_mode: str = key("", "Credit per completion: {names} or a plugin.", names=Kind.ADVANTAGE)
     transform_mode: str = key("", "Credit per token: {names} or a plugin.", names=Kind.TRANSFORM)
     uncertainty_kind: str = key("", "{names} or a plugin.", names=Kind.UNCERTAINTY)
-    surprisal_mask_rho: float = key(
+    surprisal_mask_rho: float = share(
         0.0,
         "Keep credit on this fraction of the most uncertain action tokens of the step; 0 = off.",
-        ge=0.0,
-        le=1.0,
         aliases=("entropy_mask_rho",),
         needs="top-rho mask",
     )

@@ -16,6 +16,8 @@ from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
 
+# Beyond these, tomllib recurses too deeply, takes time quadratic in the parts of a key, or fails on the digits of an
+# integer with a plain ValueError.
 MAX_CHARS, MAX_DEPTH, MAX_PARTS, MAX_WORD = 1_000_000, 50, 50, 1000
 SHOWN_CHARS = 60  # of a faulty line, on each side of the fault
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -26,6 +28,7 @@ def open_regular(file: Path) -> BufferedReader:
     mode = file.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory gets the system's own error
         raise OSError("not a regular file, but a pipe, socket or device")
+    # O_NONBLOCK, because the file may have become a pipe since `stat`.
     return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
@@ -36,10 +39,11 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
             text = stream.read(MAX_CHARS + 1)
     except FileNotFoundError:
         fix = "check the path, or write one with `retrain init`"
-        raise ConfigError(Problem(where=str(file), what="file not found", fix=fix)) from None
+        missing = Problem(code="config.not-found", where=str(file), what="file not found", fix=fix)
+        raise ConfigError(missing) from None
     except (OSError, UnicodeDecodeError) as error:
-        fix = "give a UTF-8 text file"
-        raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
+        what, fix = f"cannot be read: {error}", "give a UTF-8 text file"
+        raise ConfigError(Problem(code="config.unreadable", where=str(file), what=what, fix=fix)) from None
     return deepcopy(_parsed(text, str(file))), text
 
 
@@ -61,18 +65,17 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         place = _PLACE.search(str(error))
         line, column = (int(place[1]), int(place[2])) if place and place[1] else (last, 0)
-        what = f"not valid TOML: {_PLACE.sub('', str(error))}"
-        shown = _excerpt(text.split("\n")[line - 1], column)
-        raise ConfigError(Problem(where=f"{name}:{line}", what=what, why=shown, fix="correct that line")) from None
+        where, what = f"{name}:{line}", f"not valid TOML: {_PLACE.sub('', str(error))}"
+        shown, fix = _excerpt(text.split("\n")[line - 1], column), "correct that line"
+        raise ConfigError(Problem(code="config.not-toml", where=where, what=what, why=shown, fix=fix)) from None
 
 
 _parsed = lru_cache(maxsize=1)(parse_toml)  # a campaign reads its file once for each condition
 
 
 def _refused(where: str, what: str) -> ConfigError:
-    return ConfigError(
-        Problem(where=where, what=f"{what}: too many for a configuration", fix="check that this is the file you meant")
-    )
+    what, fix = f"{what}: too many for a configuration", "check that this is the file you meant"
+    return ConfigError(Problem(code="config.too-large", where=where, what=what, fix=fix))
 
 
 def _excerpt(line: str, column: int) -> str:
@@ -98,8 +101,7 @@ _TOKEN = re.compile(
 def key_lines(text: str) -> Mapping[str, int]:
     """Line (from 1) of every table header and key, by dotted path; the first occurrence counts.
 
-    The text must already be known to parse as TOML. Keys inside inline tables are found too, keys of tables inside an
-    array are not.
+    The text must already be known to parse as TOML. Keys of inline tables are found too, unless inside an array.
     """
     lines: dict[str, int] = {}
     table: tuple[str, ...] = ()

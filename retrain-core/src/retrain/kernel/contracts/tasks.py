@@ -151,8 +151,7 @@ NEITHER = Score.failed("the environment gave neither a score nor an answer")
 class EpisodeResult:
     """Result of an episode: its score or its answer, and whether the turn limit ended it.
 
-    In an environment that plays the tasks of `[data]`, `answer` replaces the score: the text that the run's rewards
-    judge.
+    In an environment that plays the tasks of `[data]`, `answer`, the text for the rewards, replaces the score.
     """
 
     score: Score = NEITHER

@@ -64,8 +64,7 @@ class Watcher:
     def describe_run(self, run: RunView) -> Mapping[str, Any] | None:
         """Entries to add to `run.json`, as JSON: `{"capacity": {...}}`.
 
-        Called before the first step and when the run is over: the second result replaces the first. An exception is
-        logged and ends nothing.
+        Called before the first step and when the run is over; the second result wins. An exception is only logged.
         """
         return None
 

@@ -44,6 +44,7 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
         owner = Owner(distribution=offer.distribution or "unknown", version=offer.version, source=source)
         name = normal_name(owner.distribution)
         present.add(name)
+        # The kernel's own plugin registers [training], [model], ...: without it no configuration could be read.
         if name != KERNEL and (name in blocked or (only and name not in only)):
             plugins.left_out.add(name)
             continue
@@ -112,6 +113,7 @@ def unmet_requirement(name: str, requires: Sequence[str]) -> str:
     for line in requires:
         found = CORE_REQUIREMENT.fullmatch(line)
         wanted = found.group(1).strip() if found else ""
+        # The usual pin of our own wheels is compared as text, so that `retrain --help` does not import `packaging`.
         if wanted and wanted != f"=={__version__}" and not _is_met(wanted):
             return (
                 f"it requires retrain-core {wanted}, and this is {__version__}; "

@@ -41,7 +41,7 @@ def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, tried: Seque
         lines.append(f"as a dotted path: no module found under {', '.join(tried)}")
     lines += [f"failed to load: {each.owner} ({each.owner.source}): {each.error}" for each in plugins.failures]
     what, fix = f"no {kind} named {name!r}", _fix(plugins, kind, name, near)
-    return Problem(where=where, what=what, why="\n    ".join(lines), fix=fix)
+    return Problem(code="plugin.missing", where=where, what=what, why="\n    ".join(lines), fix=fix)
 
 
 def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrain.kernel.declared import Capabilities, EngineTraits, Kind, PluginSpec
-from retrain.kernel.errors import ConfigError, PluginError, Problem, RetrainError
+from retrain.kernel.errors import LIBRARY_FOLDERS, ConfigError, PluginError, Problem, RetrainError
 from retrain.kernel.registry import Owner, Plugins, Registered
 
 if TYPE_CHECKING:  # `retrain --help` resolves commands, and must start fast
@@ -54,8 +54,9 @@ def problem_with(
     entries = plugins.find(kind, name)
     if len(entries) > 1:
         owners = " and ".join(f"{entry.owner} ({entry.owner.source})" for entry in entries)
+        what = f"{kind} {name!r} is provided twice: by {owners}"
         fix = f"uninstall one, or leave one out with RETRAIN_BLOCK={entries[-1].owner.distribution}"
-        return Problem(where=where, what=f"{kind} {name!r} is provided twice: by {owners}", fix=fix)
+        return Problem(code="plugin.provided-twice", where=where, what=what, fix=fix)
     if entries:
         return None
     if _is_dotted(name):
@@ -90,8 +91,9 @@ def ambiguity(what: str, module: str, *, where: str, search_paths: Sequence[str]
     files = candidate_files(module, search_paths)
     if len(files) < 2:
         return None
+    what = f"{what} could come from {' or '.join(map(str, files))}"
     why, fix = "one file would silently hide the other", "rename or remove all but one, and name that one"
-    return Problem(where=where, what=f"{what} could come from {' or '.join(map(str, files))}", why=why, fix=fix)
+    return Problem(code="plugin.two-files", where=where, what=what, why=why, fix=fix)
 
 
 def _loaded(entry: Registered, name: str, where: str) -> Found:
@@ -101,7 +103,7 @@ def _loaded(entry: Registered, name: str, where: str) -> Found:
     except Exception as error:
         what = f"{entry.kind} {name!r} of {owner} failed to load: {type(error).__name__}: {error}"
         why, fix = f"it was announced as {spec.factory!r}", f"repair or reinstall {owner.distribution}"
-        raise PluginError(Problem(where=where, what=what, why=why, fix=fix)) from error
+        raise PluginError(Problem(code="plugin.load-failed", where=where, what=what, why=why, fix=fix)) from error
     return Found(name=spec.name, target=target, owner=owner, params=params, traits=spec.traits)
 
 
@@ -116,12 +118,12 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
                 continue  # it is the candidate that is missing, not a module that the candidate imports
             what = f"{kind} {name!r}: importing {candidate} failed with {type(error).__name__}: {error}"
             fix = f"make `python -c 'import {candidate}'` work in this folder"
-            raise PluginError(Problem(where=where, what=what, fix=fix)) from error
+            raise PluginError(Problem(code="plugin.import-failed", where=where, what=what, fix=fix)) from error
         if not hasattr(module, attribute):
             near = get_close_matches(attribute, [n for n in vars(module) if not n.startswith("_")], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else ""
             what = f"{kind} {name!r}: {getattr(module, '__file__', candidate)} has no {attribute!r}"
-            raise PluginError(Problem(where=where, what=what, why=hint, fix="correct the name"))
+            fix = f"did you mean {near[0]!r}?" if near else "correct the name"
+            raise PluginError(Problem(code="plugin.no-such-name", where=where, what=what, fix=fix))
         owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
         target = getattr(module, attribute)
         if isinstance(target, PluginSpec):  # as a registration hook would get it, with parameters and traits
@@ -140,9 +142,6 @@ def _split(name: str) -> tuple[str, str]:
     return module, attribute if module else ""
 
 
-INSTALLED = ("site-packages", "dist-packages")
-
-
 def candidate_modules(module: str, search_paths: Sequence[str]) -> list[str]:
     """The names under which a module is looked for: below each search path, then as given."""
     prefixes = [path.strip("./").replace("/", ".") for path in search_paths]
@@ -155,9 +154,11 @@ def candidate_files(module: str, search_paths: Sequence[str]) -> list[Path]:
     A module and a package of one name in one folder are two; one file that several paths reach is one. Folders behind
     the installed packages, where a resumed run finds copies of its code, only serve names that are nowhere else.
     """
-    ends = [place for place, folder in enumerate(sys.path) if folder.endswith(INSTALLED)]
+    # The library is one stretch of `sys.path`, from the standard library to the last folder of installed packages.
+    installed_in = tuple(LIBRARY_FOLDERS)
+    ends = [place for place, folder in enumerate(sys.path) if folder.endswith(installed_in)]
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    starts = [place for place, folder in enumerate(sys.path) if folder in library or folder.endswith(INSTALLED)]
+    starts = [place for place, folder in enumerate(sys.path) if folder in library or folder.endswith(installed_in)]
     start, end = starts[0] if starts else len(sys.path), ends[-1] + 1 if ends else len(sys.path)
     here = [""] if str(Path.cwd()) not in sys.path[end:] else []
     found: dict[Path, Path] = {}
@@ -201,7 +202,8 @@ def build_part(
         raise
     except Exception as error:
         what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
-        raise PluginError(Problem(where=where, what=what, fix=f"repair {found.owner.distribution}")) from error
+        fix = f"repair {found.owner.distribution}"
+        raise PluginError(Problem(code="plugin.build-failed", where=where, what=what, fix=fix)) from error
 
 
 def validated_params(
@@ -221,11 +223,11 @@ def validated_params(
 def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] != "extra_forbidden":
-        what = detail["msg"].removeprefix("Value error, ")
-        return Problem(where=f"{where}.{name}", what=what, fix="correct the value")
-    near = get_close_matches(name, model.model_fields, n=1)
-    known = ", ".join(model.model_fields) or "none"
-    return Problem(where=where, what=f"unknown option {name!r}", fix=f"use {near[0]!r}" if near else f"known: {known}")
+        what = f"invalid option: {detail['msg'].removeprefix('Value error, ')}"
+        return Problem(code="plugin.bad-option", where=f"{where}.{name}", what=what, fix="correct the value")
+    near, known = get_close_matches(name, model.model_fields, n=1), ", ".join(model.model_fields) or "none"
+    what, fix = f"unknown option {name!r}", f"use {near[0]!r}" if near else f"known: {known}"
+    return Problem(code="plugin.unknown-option", where=where, what=what, fix=fix)
 
 
 def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
