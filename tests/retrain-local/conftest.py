@@ -17,7 +17,8 @@ from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, Tra
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.options import LocalOptions, LoraKeys, ModelKeys
 from tests.kit.sampled_rows import sampled_rows
 

@@ -24,7 +24,8 @@ from retrain.api import (
     TrainBatch,
 )
 from retrain.kernel.registry import Owner
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.plugin import CAPABILITIES
 
 MakeBackend = Callable[..., LocalBackend]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, MambaConfig
 
 from retrain.api import ConfigError, PluginContext
 from retrain_local.attention.packed import PaddedAttend, Spans
-from retrain_local.backend import create_backend
+from retrain_local.factory import create_backend
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.pair import Pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams, TrainBatch
-from retrain_local.backend import create_backend
+from retrain_local.factory import create_backend
 
 
 def test_sampling_reports_tokens_per_segment_and_training_its_packs(

@@ -28,7 +28,8 @@ from retrain.api import (
     TrainBatch,
 )
 from retrain.kernel.registry import Owner
-from retrain_local.backend import LIMITS_FILE, LocalBackend, create_backend
+from retrain_local.backend import LIMITS_FILE, LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE
 from tests.kit.shared import first_or_long
 

@@ -10,8 +10,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from retrain.api import ConfigError, PluginContext, SampleRequest, SamplingParams, TrainBatch
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
 from retrain_local.checks import start_problems
+from retrain_local.factory import create_backend
 
 MakeBackend = Callable[..., LocalBackend]
 MakeContext = Callable[..., PluginContext]

@@ -79,7 +79,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             name="local",
             summary="PyTorch on the CPU or on CUDA GPUs: in this process, on split devices that sample and train at "
             "once, or in one process for each device.",
-            factory="retrain_local.backend:create_backend",
+            factory="retrain_local.factory:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
             functions=BackendFunctions(

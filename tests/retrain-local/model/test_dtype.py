@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrain.api import ConfigError, PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import create_backend
+from retrain_local.factory import create_backend
 from retrain_local.model import load as dtypes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

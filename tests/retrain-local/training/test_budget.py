@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
 from retrain_local.decoder import Shape
+from retrain_local.factory import create_backend
 from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget

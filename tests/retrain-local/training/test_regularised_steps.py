@@ -14,7 +14,8 @@ import torch
 from retrain.api import PluginContext, SampleRequest, TrainBatch
 from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
 from retrain.kernel.config.resolved import Config
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, PPO
 from retrain_local.training.regularisers import Columns, Regularisers
 from retrain_local.training.step_loss import PolicyLoss

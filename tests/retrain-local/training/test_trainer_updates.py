@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from retrain.api import PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.training.step_loss import Mismatch
 from retrain_local.training.trainer import Trainer
 

@@ -66,8 +66,9 @@ def kernels_for(
         paged = _triton(site) if name == "triton" else _at_hand("triton", _triton, site)
     except _RefusedError as refused:
         what, why = f"attention_kernel = {name!r} is refused on {device}", str(refused)
-        fix = 'use "default", which takes the best available kernel'
-        raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix)) from refused
+        fix, where = 'use "default": it takes the best available kernel', config.place(KEY)
+        problem = Problem(code="engine.kernel-unavailable", where=where, what=what, why=why, fix=fix)
+        raise ConfigError(problem) from refused
     return Kernels(packed=packed, paged=paged, is_ordered=exact and packed is not PaddedAttend)
 
 

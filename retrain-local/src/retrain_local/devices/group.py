@@ -25,7 +25,8 @@ class PeerFailedError(BackendError):
     """Another rank failed, so this one could not continue; the failure of that rank is the one to report."""
 
     def __init__(self, rank: int, text: str) -> None:
-        super().__init__(Problem(where=f"rank {rank}", what=text, fix="see the error of that rank"))
+        fix = "see the error of that rank"
+        super().__init__(Problem(code="backend.rank-failed", where=f"rank {rank}", what=text, fix=fix))
         self.rank, self._text = rank, text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,8 +76,8 @@ class ProcessGroup(Group):
         import torch.distributed as dist
 
         if dist.is_initialized():
-            what = "this process belongs to a torch.distributed group already"
-            raise BackendError(Problem(where="[backend] devices", what=what, fix="start the run in its own process"))
+            what, fix = "this process belongs to a torch.distributed group already", "start the run in its own process"
+            raise BackendError(Problem(code="backend.second-group", where="[backend] devices", what=what, fix=fix))
         self.rank, self.size, self.shards = rank, size, shards
         timeout = timedelta(seconds=TIMEOUT_S)
         self.uses_gpus = devices[0].type == "cuda"

@@ -172,13 +172,13 @@ def _found(names: list[str], config: Config) -> tuple[tuple[torch.device, ...], 
         if not _is_set(config):
             return cpus, f"{NOT_SET}, and {why}"
         what, fix = f"{config.backend.devices!r} cannot be used", f'write "cpu" to train on the CPU, or {fix}'
-        raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="device.no-gpu", where=config.place(KEY), what=what, why=why, fix=fix))
     count = torch.cuda.device_count()
     for index in indices:
         if index >= count:
             what = f"there is no gpu:{index}: this machine has {count} GPU{'s' if count > 1 else ''}"
             fix = f'write "gpu:0" ... "gpu:{count - 1}", or "cpu"'
-            raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
+            raise ConfigError(Problem(code="device.no-such-gpu", where=config.place(KEY), what=what, fix=fix))
     return tuple(torch.device("cuda", index) for index in indices), ""
 
 

@@ -105,15 +105,15 @@ def load_base(folder: Folder, place: Placement) -> Any:
     if place.quantize != "none":
         what = f"quantize = {place.quantize!r} is not served for {folder.document['model_type']}"
         fix = 'set [model] quantize to "none", or name a model of the Llama family (llama, qwen2, qwen3, mistral)'
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+        raise ConfigError(Problem(code="model.not-quantisable", where=folder.where, what=what, fix=fix))
     AttentionInterface.register(ATTENTION, attention)
     source, options = folder.source, {"trust_remote_code": folder.trust_remote_code}
     options["local_files_only"] = folder.source.offline
     config = AutoConfig.from_pretrained(source.path, **options)
     text = config.get_text_config()
     if not getattr(text, "num_attention_heads", None):
-        what = f"{config.model_type} has no attention layers"
-        raise ConfigError(Problem(where=folder.where, what=what, fix="use a model with attention layers only"))
+        what, fix = f"{config.model_type} has no attention layers", "use a model with attention layers only"
+        raise ConfigError(Problem(code="model.recurrent-layers", where=folder.where, what=what, fix=fix))
     refuse_recurrent({"model_type": config.model_type, "layer_types": getattr(text, "layer_types", None)}, folder.where)
     with quiet():
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -128,8 +128,8 @@ def load_base(folder: Folder, place: Placement) -> Any:
     if report["missing_keys"]:
         raise UnfitWeightsError.missing(sorted(report["missing_keys"]))
     if model.get_output_embeddings() is None:
-        what = f"{type(model).__name__} has no language-model head"
-        raise ConfigError(Problem(where=folder.where, what=what, fix="name a causal language model"))
+        what, fix = f"{type(model).__name__} has no language-model head", "name a causal language model"
+        raise ConfigError(Problem(code="model.no-head", where=folder.where, what=what, fix=fix))
     return model.requires_grad_(False).eval().to(place.trainer)
 
 
@@ -142,7 +142,7 @@ def measured_shape(trained: HfDecoder, base: Any, own: list[Tensor], parameters:
         return measured(trained, own, parameters=parameters, context=context, inner=inner)
     except UnsupportedAttentionError as error:
         what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix)) from None
+        raise ConfigError(Problem(code="model.other-attention", where=folder.where, what=what, fix=fix)) from None
 
 
 def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
@@ -349,11 +349,11 @@ def _refuse(folder: Folder, place: Placement) -> None:
     if place.trainer_dtype != torch.float32:
         what, fix = f"lora_rank = 0 trains {kind} in fp32 only", 'set [model] dtype = "fp32", or lora_rank to 32'
         why = "transformers' modules have no rounded copy of their weights to multiply by"
-        raise ConfigError(Problem(where=folder.where, what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="model.fp32-only", where=folder.where, what=what, why=why, fix=fix))
     if place.mesh is not None:
         what = f"parallel = 'fsdp' is not served for {kind}"
         fix = 'set [backend.options] parallel to "replicate", or name a model of the Llama family'
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+        raise ConfigError(Problem(code="model.not-shardable", where=folder.where, what=what, fix=fix))
 
 
 def _copied(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
@@ -379,4 +379,5 @@ def _refuse_other_numbers(model: nn.Module, folder: Folder) -> None:
     if others:
         what = f"lora_rank = 0 is not served for {folder.document['model_type']}"
         why = f"its files hold {len(others)} tensors that no gradient trains, first {others[0]}"
-        raise ConfigError(Problem(where=folder.where, what=what, why=why, fix="set [model] lora_rank to 32"))
+        fix = "set [model] lora_rank to 32"
+        raise ConfigError(Problem(code="model.untrained-tensors", where=folder.where, what=what, why=why, fix=fix))

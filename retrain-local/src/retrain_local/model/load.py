@@ -95,7 +95,8 @@ def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
     dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if name == "auto" else name]
     if device.type == "cpu" and dtype == torch.bfloat16 and (why := bf16_refusal()):
         what, fix = "bf16 would be slower than fp32 on this CPU", 'set it to "fp32", or to "auto"'
-        raise ConfigError(Problem(where=config.place("model.dtype"), what=what, why=why, fix=fix))
+        where = config.place("model.dtype")
+        raise ConfigError(Problem(code="model.slow-bf16", where=where, what=what, why=why, fix=fix))
     return dtype
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -33,21 +33,18 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.devices.group import Group, PeerFailedError, ProcessGroup, join, open_store
+from retrain_local.backend import LocalBackend, closed, create_local
+from retrain_local.devices.group import PeerFailedError, ProcessGroup, join, open_store
 from retrain_local.devices.torch_devices import Devices
 from retrain_local.ranks.workers import POLL_S, Delivered, LostRankError, Start, Stop, Worker, Workers
 from retrain_local.sampling.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
 
-if TYPE_CHECKING:
-    from retrain_local.backend import LocalBackend
-
 log = logging.getLogger("retrain")
-CreateLocal = Callable[[PluginContext, Devices, Group], "LocalBackend"]
 LEAVE_S = 10.0  # for rank 0 to leave a computation with a rank that is gone
 
 
-def create_ranked(context: PluginContext, devices: Devices, create_local: CreateLocal) -> RankedBackend:
-    """Start the other ranks, and load the model on all of them at the same time, on rank 0 by `create_local`."""
+def create_ranked(context: PluginContext, devices: Devices) -> RankedBackend:
+    """Start the other ranks, and load the model on all of them at the same time."""
     size, before = len(devices.ranks), torch.get_num_threads()
     threads = max(1, before // size) if devices.trainer.type == "cpu" else before
     store = open_store(0, is_master=True)
@@ -113,13 +110,11 @@ class RemoteEngine:
             raise
         if message.error is not None:
             raise message.error
-        found: list[list[Sample]] = message.value
-        return found
+        return list(message.value)
 
     def metrics(self) -> Mapping[str, float]:
         self._worker.call("metrics")
-        found: Mapping[str, float] = self._worker.answer()
-        return found
+        return dict(self._worker.answer())
 
     def close(self) -> None:
         """Do nothing: its process ends with the backend."""
@@ -173,23 +168,20 @@ class RankedBackend:
         for rank, other in enumerate(others, start=1):
             if other.grad_norm != report.grad_norm:
                 what = f"rank {rank} has a gradient of norm {other.grad_norm!r}, rank 0 one of {report.grad_norm!r}"
-                why = "ranks that differ train different models"
+                given = {"where": "training", "why": "ranks that differ train different models"}
                 fix = "continue with --resume; report it if it comes back"
-                raise self._given_up(BackendError(Problem(where="training", what=what, why=why, fix=fix)))
+                raise self._given_up(BackendError(Problem(code="backend.ranks-differ", what=what, fix=fix, **given)))
         found: TrainReport = report
         return found
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        found: list[Floats] = self._together("logprobs", rows, temperature)[0]
-        return found
+        return list(self._together("logprobs", rows, temperature)[0])
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
-        found: list[TopLogprobs] = self._together("top_logprobs", rows, temperature, top)[0]
-        return found
+        return list(self._together("top_logprobs", rows, temperature, top)[0])
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        found: list[Floats] = self._together("reference_logprobs", rows, temperature)[0]
-        return found
+        return list(self._together("reference_logprobs", rows, temperature)[0])
 
     def publish(self) -> int:
         return int(self._together("publish")[0])
@@ -263,7 +255,8 @@ class RankedBackend:
         error = task.exception()
         if error is not None and self._group.is_broken:
             cause = self._workers.fault() if not isinstance(error, RetrainError) else None
-            self._given_up(cause or BackendError(Problem(what=str(error), fix="continue with --resume")))
+            what, fix = f"the ranks lost each other: {error}", "continue with --resume"
+            self._given_up(cause or BackendError(Problem(code="backend.ranks-apart", what=what, fix=fix)))
             raise cause or error
         try:
             values = [None if error else task.result(), *self._workers.answers()]
@@ -290,7 +283,7 @@ class RankedBackend:
         if self._lost is not None:
             raise self._lost
         if self._is_closed:
-            raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
+            raise closed()
 
 
 class OwnThread:

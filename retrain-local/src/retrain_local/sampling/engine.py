@@ -317,6 +317,7 @@ def _refuse_non_finite(row: Row, last: int) -> None:
         place = int(np.flatnonzero(~np.isfinite(row.logprobs))[0])
         raise NonFiniteError(
             Problem(
+                code="run.non-finite-logits",
                 what=f"the model gave non-finite logits at token {place} of a completion of prompt {row.request}",
                 why="its weights have diverged or are broken",
                 fix="lower [training] lr or set [optimizer] grad_clip_norm, and start from the last good checkpoint",
@@ -342,15 +343,15 @@ def too_big_to_sample(batch: BatchSize, shape: Shape, dtype: torch.dtype, device
     """Return the error when the batch does not fit and a pool of half the size could not hold one of its rows."""
     size = [2, shape.layers, batch.rows, shape.kv_heads, batch.width, shape.head_size]
     mebibytes = math.prod(size) * dtype.itemsize / 2**20
-    what = f"sampling ran out of memory on {device} with {batch}; "
-    what += f"the biggest tensors: keys and values {size}, {mebibytes:.1f} MiB"
+    what = f"sampling ran out of memory on {device} with {batch}"
+    why = f"the biggest tensors: keys and values {size}, {mebibytes:.1f} MiB"
     fix = f"lower [training] max_tokens to {max(1, batch.drawn // 2)}, or use a smaller [model] model"
-    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix))
+    return OutOfMemoryError(Problem(code="memory.batch-too-large", where="sampling", what=what, why=why, fix=fix))
 
 
 def pool_too_small(tokens: int, batch: BatchSize, device: torch.device) -> OutOfMemoryError:
     """Return the error when a pool of `tokens` tokens cannot hold the one remaining row."""
-    what = f"sampling ran out of memory on {device}: "
-    what += f"keys and values have room for {tokens} tokens, and {batch} is too long"
-    fix = f"raise [backend.options] cache_gb, lower [training] max_tokens to {max(1, batch.drawn // 2)}, "
-    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix + "or use a device with more memory"))
+    what = f"sampling ran out of memory on {device}: keys and values of {tokens} tokens fit, and {batch} is too long"
+    smaller = f"lower [training] max_tokens to {max(1, batch.drawn // 2)}"
+    fix = f"raise [backend.options] cache_gb, {smaller}, or use a device with more memory"
+    return OutOfMemoryError(Problem(code="memory.cache-too-small", where="sampling", what=what, fix=fix))

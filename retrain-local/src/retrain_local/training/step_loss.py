@@ -189,7 +189,7 @@ class PolicyLoss:
                 got = f"shape {tuple(values_M.shape)}" if isinstance(values_M, Tensor) else type(values_M).__name__
                 what = f"loss {self.spec.name!r} returned {name} of {got}, expected {tuple(new_M.shape)}"
                 fix = "return one number per token of the pack, not summed or averaged"
-                raise PluginError(Problem(where="[algorithm] loss", what=what, fix=fix))
+                raise PluginError(Problem(code="plugin.loss-shape", where="[algorithm] loss", what=what, fix=fix))
         return terms
 
 

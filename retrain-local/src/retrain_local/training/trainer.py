@@ -131,7 +131,7 @@ class Trainer:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
             smaller = "lower [model] lora_rank" if self._rank else "train an adapter ([model] lora_rank = 32)"
             fix = f"{smaller}, or name a smaller model"
-            raise BackendError(Problem(where="training", what=what, fix=fix)) from error
+            raise BackendError(Problem(code="memory.update-too-large", where="training", what=what, fix=fix)) from error
         finally:
             self.optimizer.zero_grad()
         return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped, lr=lr)
@@ -143,10 +143,12 @@ class Trainer:
         """
         check_rows(batch.rows, self._decoder.shape.vocabulary)
         if batch.loss and batch.loss not in NAMED:
-            raise BackendError(Problem(what=f"no loss {batch.loss!r} for a batch", fix=f"known: {', '.join(NAMED)}"))
+            what, fix = f"no loss {batch.loss!r} for a batch", f"known: {', '.join(NAMED)}"
+            raise BackendError(Problem(code="backend.unknown-loss", what=what, fix=fix))
         if not batch.num_actions:
             what = "nothing to train on: no row of the batch has an action token"
-            raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
+            fix = "give at least one row with a token that the policy sampled"
+            raise BackendError(Problem(code="backend.no-actions", what=what, fix=fix))
         marked, own = self._marked(batch), self._own(batch.rows)
         shares = self._shared(partial(self._accumulate_own, batch, marked, own))
         if self._group.size > 1:
@@ -436,13 +438,12 @@ class Trainer:
         return grad_norm, self.optimizer.step(lr)
 
     def _diverged(self, loss: float) -> NonFiniteError:
-        what = f"the loss is {loss}"
-        for name, p in self.parameters.items():
-            if math.isfinite(loss) and p.grad is not None and not torch.isfinite(own_part(p.grad)).all():
+        why, fix = "weights and optimizer are unchanged", "lower [training] lr or set [optimizer] grad_clip_norm"
+        for name, p in self.parameters.items() if math.isfinite(loss) else ():
+            if p.grad is not None and not torch.isfinite(own_part(p.grad)).all():
                 what = f"the gradient of {name} is not finite"
-                break
-        why = "weights and optimizer are unchanged"
-        return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+                return NonFiniteError(Problem(code="run.non-finite-gradient", what=what, why=why, fix=fix))
+        return NonFiniteError(Problem(code="run.non-finite-loss", what=f"the loss is {loss}", why=why, fix=fix))
 
 
 @contextmanager
