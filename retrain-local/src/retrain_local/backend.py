@@ -44,13 +44,7 @@ from retrain.api import (
 )
 from retrain_local.attention.select_kernels import kernels_for
 from retrain_local.devices.group import ALONE, Group
-from retrain_local.devices.torch_devices import (
-    Devices,
-    steps_ahead,
-    threads_for,
-    training_threads,
-    working_on,
-)
+from retrain_local.devices.torch_devices import Devices, steps_ahead, threads_for, training_threads, working_on
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import PublishedHistory, load_start
@@ -125,7 +119,8 @@ class LocalBackend:
     def train(self, batch: TrainBatch) -> TrainReport:
         """Take one optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
         pair, _ = self._open()
-        free_cache = getattr(self._engine, "free_cache", None)  # the next `sample` allocates one of the same size
+        # It costs nothing later: the next `sample` allocates a cache of the same size.
+        free_cache = getattr(self._engine, "free_cache", None)
         sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
         if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
             free_cache()

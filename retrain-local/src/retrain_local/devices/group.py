@@ -17,8 +17,10 @@ from retrain_local.devices.torch_devices import Devices, parallel_mode
 from retrain_local.memory.sizes import runs
 
 T = TypeVar("T")
-BUCKET = 2**26  # numbers that are summed at a time: a copy of all gradients would be as large as the model
-TIMEOUT_S = 1800.0  # PyTorch's own limit for waiting for a rank that is alive and slow
+# Numbers that are summed at a time: a flat copy of all gradients would be as large as the model.
+BUCKET = 2**26
+# PyTorch's own limit for a rank that is alive and slow; one that has ended is noticed at once.
+TIMEOUT_S = 1800.0
 
 
 class PeerFailedError(BackendError):
@@ -96,7 +98,8 @@ class ProcessGroup(Group):
             self._agreed = error
             if self.is_broken:
                 raise
-            with suppress(RuntimeError):  # if a rank is gone, this error is still the one to report
+            # If a rank is gone, the error of this one is still the one to report.
+            with suppress(RuntimeError):
                 self._exchanged(_Failed(text=f"{type(error).__name__}: {error}"))
             raise
         found = self._exchanged(own)
@@ -165,15 +168,13 @@ def torchrun_environment(rank: int, size: int, port: int) -> Mapping[str, str]:
 def whole(tensor: Tensor) -> Tensor:
     """Return the tensor itself, or all parts of a sharded one together; every rank calls it."""
     gather = getattr(tensor, "full_tensor", None)
-    found: Tensor = tensor if gather is None else gather()
-    return found
+    return tensor if gather is None else gather()
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """Return the tensor itself, or this rank's part of a sharded one, in the same memory."""
     part = getattr(tensor, "to_local", None)
-    found: Tensor = tensor if part is None else part()
-    return found
+    return tensor if part is None else part()
 
 
 def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
@@ -194,8 +195,7 @@ def like(parameter: Tensor, full: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     sharded: Any = parameter
-    found: Tensor = distribute_tensor(full.to(own_part(parameter).device), mesh, sharded.placements)
-    return found
+    return distribute_tensor(full.to(own_part(parameter).device), mesh, sharded.placements)
 
 
 def put(target: Tensor, full: Tensor) -> None:

@@ -68,7 +68,8 @@ def deterministic(*, warn_only: bool) -> Iterator[None]:
     """Run a block with deterministic operations; those without a deterministic form raise, or warn with `warn_only`."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False  # no memory is read before it is written
+    # Filling costs time, and no memory is read before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield

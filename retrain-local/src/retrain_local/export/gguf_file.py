@@ -49,7 +49,8 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
             num_bytes = math.prod(gguf.quant_shape_to_byte_shape(shape, raw))
             writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=raw)
         frequencies = None
-        if architecture.rotation.kind == "llama3":  # llama.cpp divides the frequencies by these
+        # llama.cpp divides the frequencies by these numbers; it has no parameters for this kind.
+        if architecture.rotation.kind == "llama3":
             size, theta = architecture.head_size, architecture.rotation.theta
             plain = theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
             frequencies = (plain / architecture.rotation.frequencies(size)[0]).numpy()

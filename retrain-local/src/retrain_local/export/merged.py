@@ -208,7 +208,8 @@ def open_merged(
         replaced: dict[str, Callable[[], Tensor]] = {}
         if quantize != "none":
             replaced = _dequantised(folder, path, quantize, dtype)
-        elif (masters := path / MASTER_FILE).is_file():  # trained numbers, not rounded to the dtype of the model's file
+        # These are the trained numbers; those in the model's own file are rounded to its dtype.
+        elif (masters := path / MASTER_FILE).is_file():
             stored: Any = safe_open(masters, framework="pt", device="cpu")
             replaced = {name: partial(stored.get_tensor, name) for name in list(stored.keys())}
         yield MergedWeights(reader=reader, deltas=deltas, replaced=replaced)

@@ -275,7 +275,8 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
         from transformers import AutoModelForCausalLM
 
         from retrain_local.model.hf_model import quiet
-    with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):  # a bar of GGUF's reader
+    # The GGUF reader writes a progress bar to standard error.
+    with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
@@ -285,7 +286,8 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
             **options,
         )
     is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
-    is_packed = getattr(model, "is_quantized", False)  # GGUF's weights in newer versions cannot be widened
+    # transformers keeps GGUF weights packed in newer versions, and cannot widen them.
+    is_packed = getattr(model, "is_quantized", False)
     return (model.double() if is_small and not is_packed else model).eval()
 
 

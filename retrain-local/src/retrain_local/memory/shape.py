@@ -12,7 +12,8 @@ from typing import Any
 from retrain.api import ConfigError, Problem, TensorSize
 from retrain_local.memory.sizes import NATIVE
 
-PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})  # two matrices
+# Their feed-forward part has two matrices; other families have three, with a gate.
+PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})
 MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 

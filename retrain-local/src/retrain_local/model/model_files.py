@@ -80,7 +80,8 @@ def _on_the_hub(name: str, where: str) -> Source:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    try:  # one quick request first: loading by itself retries every file for half a minute
+    # One quick request first: loading retries every file for half a minute.
+    try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Source(path=name, offline=False)
     except GatedRepoError:
@@ -91,7 +92,8 @@ def _on_the_hub(name: str, where: str) -> Source:
         what = f"there is no folder {name!r} here and no such model on the hub"
         fix = "correct the name; private models need `hf auth login`"
         raise ConfigError(Problem(code="model.not-on-hub", where=where, what=what, fix=fix)) from None
-    except Exception as error:  # any network error, whichever client library the hub package uses
+    # Network errors of any class: they depend on the client library that the hub package uses.
+    except Exception as error:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             log.info("The hub cannot be reached; using the cached copy of %s.", name)
             return Source(path=name, offline=True)
@@ -114,6 +116,9 @@ class Folder:
     name: str
     where: str
     trust_remote_code: bool
+
+    def refused(self, *, code: str, what: str, fix: str, why: str = "") -> ConfigError:
+        return ConfigError(Problem(code=code, where=self.where, what=what, why=why, fix=fix))
 
     def weights(self) -> Path:
         """Return the folder of the safetensors files, downloaded first if it comes from the hub."""
@@ -145,7 +150,8 @@ class Folder:
             yield
         except (ConfigError, BackendError):
             raise
-        except Exception as error:  # whatever a reader or an architecture raises, the configured model is at fault
+        # Readers and architectures raise errors of any class, and the configured model is at fault in all of them.
+        except Exception as error:
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
                 what, fix = (
                     f"the model does not fit on {device}: {first_line(error)}",
@@ -155,9 +161,9 @@ class Folder:
             what = f"{self.name!r} cannot be loaded: {first_line(error)}"
             if "trust_remote_code" in str(error):
                 fix = "set [model] trust_remote_code = true if you trust the code that comes with this model"
-                raise ConfigError(Problem(code="model.needs-its-code", where=self.where, what=what, fix=fix)) from error
+                raise self.refused(code="model.needs-its-code", what=what, fix=fix) from error
             fix = "check that its files are complete and that this version of transformers knows its architecture"
-            raise ConfigError(Problem(code="model.not-loadable", where=self.where, what=what, fix=fix)) from error
+            raise self.refused(code="model.not-loadable", what=what, fix=fix) from error
 
 
 def open_folder(config: Config, source: Source, name: str = "") -> Folder:

@@ -159,20 +159,21 @@ class RankedBackend:
             raise self._given_up(error) from None
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
-        self._open()  # on rank 0 only: one more completion on another rank would make all others wait
+        # On rank 0 only: one more completion on another rank would make all others wait.
+        self._open()
         stream_from(self._local, requests, params, feed)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """Update every rank by the rows of all; BackendError when their weights differ."""
-        report, *others = self._together("train", batch)
-        for rank, other in enumerate(others, start=1):
-            if other.grad_norm != report.grad_norm:
-                what = f"rank {rank} has a gradient of norm {other.grad_norm!r}, rank 0 one of {report.grad_norm!r}"
+        reports: list[TrainReport] = self._together("train", batch)
+        for rank, report in enumerate(reports):
+            if report.grad_norm != reports[0].grad_norm:
+                norms = f"{report.grad_norm!r}, rank 0 one of {reports[0].grad_norm!r}"
+                what = f"rank {rank} has a gradient of norm {norms}"
                 given = {"where": "training", "why": "ranks that differ train different models"}
                 fix = "continue with --resume; report it if it comes back"
                 raise self._given_up(BackendError(Problem(code="backend.ranks-differ", what=what, fix=fix, **given)))
-        found: TrainReport = report
-        return found
+        return reports[0]
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         return list(self._together("logprobs", rows, temperature)[0])
@@ -306,6 +307,8 @@ class OwnThread:
             future, work = task
             try:
                 future.set_result(work())
-            except BaseException as error:  # handed to the thread that waits
+            # Handed to the thread that waits, an interrupt included.
+            except BaseException as error:
                 future.set_exception(error)
-            del task, future, work  # the result may be as large as the model
+            # The result may be as large as the model, and the next task may be hours away.
+            del task, future, work

@@ -131,7 +131,8 @@ class Worker:
                 found = receive(self._connection)
             except (EOFError, ConnectionError):
                 raise self.lost() from None
-            if found.number == self._current:  # others belong to a call whose caller was interrupted
+            # Other messages belong to a call whose caller was interrupted.
+            if found.number == self._current:
                 return found
 
     def answer(self, check: Callable[[], None] = lambda: None) -> Any:

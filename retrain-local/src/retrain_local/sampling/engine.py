@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 HandOver = Callable[[Row], None]
 AfterSegment = Callable[[Schedule], None]
-SEGMENT = 8  # tokens decoded between two checks for finished rows
+# Tokens decoded between two checks for finished rows: a check waits for the GPU, and a finished row is computed until
+# then.
+SEGMENT = 8
 
 
 def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
@@ -136,8 +138,10 @@ class PytorchEngine:
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
         policy, vocabulary = self._policy, self._decoder.shape.vocabulary
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
-        policy.limits.pool_tokens = policy.limits.cache_tokens  # all of it, since the rows to come are unknown
-        if self._cache is not None:  # agents continue older rows, but steps that train nothing never publish
+        # The rows to come are unknown, so the pool is as large as memory permits.
+        policy.limits.pool_tokens = policy.limits.cache_tokens
+        # Agents continue older rows. A server that trains nothing never publishes, so nothing else bounds their number.
+        if self._cache is not None:
             self._cache.prefixes.keep_youngest(KEPT_ROWS)
         known, sent = len(requests), Counter[Row]()
 
@@ -198,7 +202,8 @@ class PytorchEngine:
             if not is_out_of_memory(error):
                 raise
             tokens = self._pool_tokens
-            if self._batch_size.rows and self._policy.device.type == "cpu":  # which commits the pool lazily
+            # A CPU commits the pool lazily, so halve the memory in use, not the memory reserved.
+            if self._batch_size.rows and self._policy.device.type == "cpu":
                 tokens = min(tokens, self._batch_size.rows * self._batch_size.width)
             tokens //= 2
             if tokens < max(BLOCK_SIZE, self._batch_size.width):
@@ -206,7 +211,8 @@ class PytorchEngine:
                 raise too_big_to_sample(self._batch_size, decoder.shape, decoder.dtype, decoder.device) from error
         finally:
             if not is_done:
-                self._forget()  # after any error the rows still own their blocks
+                # The rows still own their blocks after an error.
+                self._forget()
         # outside the except block, since the error keeps alive the tensors of every frame it passed through
         free_memory(self._policy.device)
         self._policy.limits.cache_tokens = tokens
@@ -226,7 +232,8 @@ class PytorchEngine:
 
     def _opened(self) -> Cache:
         limits = self._policy.limits
-        limits.cache_tokens = limits.cache_tokens or self._budget  # an old checkpoint may not have stored it
+        # A checkpoint of an older version may not have stored it.
+        limits.cache_tokens = limits.cache_tokens or self._budget
         if self._cache is not None and self._cache.tokens != self._pool_tokens:
             self.free_cache()
         if self._cache is None:

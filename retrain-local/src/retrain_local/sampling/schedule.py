@@ -126,7 +126,9 @@ def _check(prompt_T: Tokens, index: int, limit: int | None, vocabulary: int) -> 
         raise ConfigError(Problem(code="data.prompt-too-long", where="[data]", what=what, fix=fix))
 
 
-HEADROOM = 64  # tokens that every running row must have room for before another one is admitted
+# A row is admitted only if all running ones have room for this many more tokens: preempting it would compute its prompt
+# a second time.
+HEADROOM = 64
 
 
 class NoRoomError(Exception):
@@ -171,7 +173,8 @@ class Schedule:
     ) -> None:
         self.running: list[Row] = []
         self.waiting = deque(row for row in rows if row.room)
-        self.preempted = self.prompt_tokens = self.computed_tokens = 0  # the last are the part not in the cache
+        # `computed_tokens` are the part of `prompt_tokens` that was not in the cache.
+        self.preempted = self.prompt_tokens = self.computed_tokens = 0
         self._blocks, self._size, self._cache = blocks, block_size, cache
         self._share, self._batch_tokens = share, batch_tokens
         self._prompts: dict[bytes, Prefix] = {}

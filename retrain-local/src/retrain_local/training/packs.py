@@ -184,8 +184,8 @@ def joined(values: Sequence[np.ndarray], dtype: torch.dtype, device: torch.devic
 
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
     for index, row in enumerate(rows):
-        length = len(row.tokens_T)
-        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
+        length, engine_T, reference_T = len(row.tokens_T), engine_logprobs(row), reference_logprobs(row)
+        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T) == len(engine_T):
             what = f"row {index}: tokens, actions, log-probabilities and advantages differ in length"
             raise _refused(what=what, code="backend.row-lengths")
         if length and (row.tokens_T.min() < 0 or row.tokens_T.max() >= vocabulary):
@@ -194,10 +194,6 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         if length and row.action_T[0]:
             what = f"row {index}: its first token is an action, and no token precedes it to predict it from"
             raise _refused(what=what, code="backend.row-first-action")
-        engine_T, reference_T = engine_logprobs(row), reference_logprobs(row)
-        if len(engine_T) != length:
-            what = f"row {index}: tokens and the engine's log-probabilities differ in length"
-            raise _refused(what=what, code="backend.row-lengths")
         if len(reference_T) != length or (row.kl_coef and row.reference_logprobs_T is None):
             what = f"row {index} has a KL coefficient and no reference log-probability for each of its tokens"
             raise _refused(what=what, code="backend.row-no-reference")

@@ -198,7 +198,8 @@ def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.nda
     return np.split(values_N, ends[:-1])
 
 
-NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # names of `TrainBatch.loss`, without regularisers
+# By the names of `TrainBatch.loss`; without regularisers.
+NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}
 
 
 def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue:

@@ -98,8 +98,10 @@ class Trainer:
         sizes = decoder.shape.parameters, decoder.device
         self._at_a_time = packs_at_a_time(*sizes)
         self._group = group
-        self._workers = 1 if group.shards else pack_workers(*sizes)  # ranks compute the same layer at the same time
-        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode  # FSDP keeps gathered weights
+        # FSDP gathers one layer at a time, so all ranks have to compute the same layer.
+        self._workers = 1 if group.shards else pack_workers(*sizes)
+        # FSDP keeps gathered weights for later passes, where inference tensors are not allowed.
+        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode
         self._options = options or LocalOptions()
         self._decoder = decoder
         self._check_stop = check_stop
@@ -211,7 +213,8 @@ class Trainer:
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
         rounds = self._rounds(len(packs))
-        if batch.update == 0:  # the updates to come are expected to have as many packs as this one
+        # The other updates of the step are expected to have as many packs as this one.
+        if batch.update == 0:
             self._progress.begin("packs", len(packs) * batch.updates)
         else:
             self._progress.total = self._progress.done + len(packs) * (batch.updates - batch.update)
@@ -222,7 +225,8 @@ class Trainer:
             clipped.append(part.clipped)
             gaps.append(part.gaps_M)
             self._progress.add(1, tokens=pack.spans.num_tokens)
-            self._stop_between()  # nothing has changed yet: `step` drops the gradient
+            # A stop between packs is safe: `step` drops the gradient, and nothing else has changed.
+            self._stop_between()
         for _ in range(rounds - len(packs)):
             self._idle(is_trained=True)
             self._stop_between()
@@ -359,17 +363,12 @@ class Trainer:
         else:
             new_M = self._logprobs(pack, batch.temperature)
         is_fixed = policy.is_fixed(batch)
-        loss, clipped = policy.of_pack(
-            new_M,
-            pack,
-            policy.denominator(batch),
-            columns=columns_of(rows, pack, marked),
-            entropies_M=entropies_M,
-            is_fixed=is_fixed,
-        )
+        given, columns = (new_M, pack, policy.denominator(batch)), columns_of(rows, pack, marked)
+        loss, clipped = policy.of_pack(*given, columns=columns, entropies_M=entropies_M, is_fixed=is_fixed)
         gradients: tuple[Tensor | None, ...] = ()
         if self._group.shards:
-            (loss * self._group.size).backward()  # FSDP takes the mean over the ranks, and accumulates it
+            # FSDP takes the mean over the ranks, and the loss is a sum over them.
+            (loss * self._group.size).backward()
         else:
             gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
@@ -382,7 +381,8 @@ class Trainer:
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
         decoder, limits = self._decoder, self._limits
         limits.packs_at_a_time = limits.packs_at_a_time or self._at_a_time
-        if not limits.pack_tokens:  # chosen at the first step and kept from then on, by a resumed run as well
+        # Chosen at the first step and kept, by a resumed run as well, so that packs and rounding stay the same.
+        if not limits.pack_tokens:
             prompt = max((int(np.argmax(row.action_T)) for row in rows), default=0)
             option, sizes = self._options.gradient_checkpointing, (decoder.shape, decoder.dtype, decoder.device)
             plan = budget.plan_packs(*sizes, checkpointing=option, at_a_time=self._workers, prompt=prompt)
@@ -411,7 +411,8 @@ class Trainer:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                shards = self._group.shards  # the other ranks wait within the pack that failed
+                # With shards the other ranks wait within the pack that failed, so this rank cannot start over.
+                shards = self._group.shards
                 is_auto = self._options.gradient_checkpointing == "auto"
                 can_recompute = is_auto and not self._limits.recompute and not shards
                 if not can_recompute and (shards or self._limits.train_tokens or self._failed_pack.rows < 2):
@@ -449,7 +450,8 @@ class Trainer:
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Turn on PyTorch's deterministic mode, without a warning for each operation that has no such form."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it every matrix product warns
+    # Without it PyTorch warns at every matrix product of this mode.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         with deterministic(warn_only=True):
