@@ -198,11 +198,13 @@ def _fetched(source: Source, name: str) -> Path:
 
 
 def _optional(source: Source, name: str) -> Path | None:
+    file = Path(source.path) / name
+    if file.parent.is_dir():
+        return file if file.is_file() else None
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        file = _fetched(source, name)
-        return file if file.is_file() else None
+        return _fetched(source, name)
     except LocalEntryNotFoundError:  # not in the cache, or the hub did not answer
         if not source.offline:
             raise

@@ -363,8 +363,10 @@ class Trainer:
         else:
             new_M = self._logprobs(pack, batch.temperature)
         is_fixed = policy.is_fixed(batch)
-        given, columns = (new_M, pack, policy.denominator(batch)), columns_of(rows, pack, marked)
-        loss, clipped = policy.of_pack(*given, columns=columns, entropies_M=entropies_M, is_fixed=is_fixed)
+        columns, denominator = columns_of(rows, pack, marked), policy.denominator(batch)
+        loss, clipped = policy.of_pack(
+            new_M, pack, denominator, columns=columns, entropies_M=entropies_M, is_fixed=is_fixed
+        )
         gradients: tuple[Tensor | None, ...] = ()
         if self._group.shards:
             # FSDP takes the mean over the ranks, and the loss is a sum over them.
