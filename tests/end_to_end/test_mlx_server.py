@@ -29,7 +29,8 @@ from retrain.engines.policy_check import probe_prompts
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.mlx_server import start
 

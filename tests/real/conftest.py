@@ -18,7 +18,8 @@ from retrain.kernel.types import Sample
 from retrain.run.tables import registered_tables
 from retrain.text.chat import encode
 from retrain.text.tokenizer import load_tokenizer
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.model import qlora
 from retrain_local.options import LocalOptions
 from retrain_local.templates import SMOLLM2

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from retrain.api import SamplingParams, Seeds
 from retrain.kernel.types import StopReason
-from retrain_local.backend import create_backend
+from retrain_local.factory import create_backend
 from tests.real.conftest import QUESTIONS, Real, asked, batch_of, plain_logits, plain_model
 
 pytestmark = [pytest.mark.real, pytest.mark.long, pytest.mark.timeout(900)]

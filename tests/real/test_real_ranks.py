@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from retrain.api import PluginContext, SampleRequest, SamplingParams, Seeds, TrainBatch, load_plugins
 from retrain.run.tables import read_config, registered_tables
-from retrain_local.backend import create_backend
+from retrain_local.factory import create_backend
 from retrain_local.model.checkpoint import OPTIMIZER_FILE
 from retrain_local.options import LocalOptions
 from tests.kit.sampled_rows import sampled_rows

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from retrain.api import Sample, SampleRequest, SamplingParams, TrainBatch
+from retrain.api import Sample, SamplingParams
 from retrain_local.backend import LocalBackend
 from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_backend import Local
+from tests.kit.local_engines import all_same
+from tests.kit.plain_path import distance, gradient
 
-MakeBackend = Callable[..., LocalBackend]
-Roll = Callable[..., TrainBatch]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device"),
@@ -39,9 +38,9 @@ def engine_of(backend: LocalBackend) -> PytorchEngine:
     return engine
 
 
-def test_bf16_weights_and_fp32_adapter(make_backend: MakeBackend, caplog: pytest.LogCaptureFixture) -> None:
+def test_bf16_weights_and_fp32_adapter(local: Local, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="retrain"):
-        backend = make_backend(devices="gpu:0")
+        backend = local.make(devices="gpu:0")
     assert "on cuda:0..." in caplog.text
     assert backend._pair is not None
     assert backend._pair.trained.dtype is backend._pair.sampler.dtype is torch.bfloat16
@@ -49,25 +48,19 @@ def test_bf16_weights_and_fp32_adapter(make_backend: MakeBackend, caplog: pytest
     assert kinds == {(True, torch.float32, "cuda")}
 
 
-def test_no_kernel_proves_wrong_here(make_backend: MakeBackend, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_kernel_proves_wrong_here(local: Local, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="retrain"):
-        backend = make_backend(devices="gpu:0")
+        backend = local.make(devices="gpu:0")
     assert "is not used on" not in caplog.text
     assert engine_of(backend)._kernels.paged is not None
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_on_policy_ratio_in_bf16(
-    make_backend: MakeBackend,
-    requests: Sequence[SampleRequest],
-    roll: Roll,
-    mode: dict[str, Any],
-    temperature: float,
-) -> None:
-    backend = make_backend(**({"devices": "gpu:0", "lr": 1e-3} | mode))
+def test_on_policy_ratio_in_bf16(local: Local, mode: dict[str, Any], temperature: float) -> None:
+    backend = local.make(**({"devices": "gpu:0", "lr": 1e-3} | mode))
     for step in range(3):
-        report = backend.train(roll(backend, requests, step=step, temperature=temperature))
+        report = backend.train(local.roll(backend, step=step, temperature=temperature))
         backend.publish()
         assert abs(report.ratio_mean - 1) < 2e-2
         assert report.gap_mean < 2e-2
@@ -75,55 +68,37 @@ def test_on_policy_ratio_in_bf16(
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
-def test_the_gradient_is_that_of_plain_attention(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, mode: dict[str, Any]
-) -> None:
+def test_the_gradient_is_that_of_plain_attention(local: Local, mode: dict[str, Any]) -> None:
     """The same batch through the kernels of this mode and through padded rows in plain PyTorch."""
     from retrain_local.attention.packed import PaddedAttend
 
-    plain = make_backend(devices="gpu:0")
+    plain = local.make(devices="gpu:0")
     assert plain._trainer is not None
     plain._trainer._attend = PaddedAttend
-    batch = roll(plain, requests)
-    backend = make_backend(**({"devices": "gpu:0"} | mode))
-    found = []
-    for each in (plain, backend):
-        assert each._trainer is not None
-        each._trainer.accumulate(batch)
-        gradients = {name: p.grad for name, p in each._trainer.parameters.items() if p.grad is not None}
-        found.append(torch.cat([gradient.flatten().double() for _, gradient in sorted(gradients.items())]))
-    assert float((found[0] - found[1]).norm() / found[0].norm()) < 2e-2
+    batch = local.roll(plain)
+    backend = local.make(**({"devices": "gpu:0"} | mode))
+    assert distance(gradient(backend, batch), gradient(plain, batch)) < 2e-2
 
 
 @pytest.mark.parametrize("quantised", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}])
-def test_quantised_sampling_stays_near(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, quantised: dict[str, str]
-) -> None:
+def test_quantised_sampling_stays_near(local: Local, quantised: dict[str, str]) -> None:
     if "fp8" in quantised.values() and torch.cuda.get_device_capability(0) < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
-    backend = make_backend(devices="gpu:0", inference=quantised)
-    report = backend.train(roll(backend, requests))
+    backend = local.make(devices="gpu:0", inference=quantised)
+    report = backend.train(local.roll(backend))
     assert 0 < report.gap_mean < 0.2
 
 
-def drawn(backend: LocalBackend, requests: Sequence[SampleRequest]) -> list[Sample]:
-    return [sample for group in backend.sample(requests, PARAMS) for sample in group]
+def drawn(backend: LocalBackend, local: Local) -> list[Sample]:
+    return [sample for group in backend.sample(local.requests, PARAMS) for sample in group]
 
 
-def test_recorded_steps_draw_what_plain_steps_draw(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    recorded, plain = make_backend(devices="gpu:0"), make_backend(devices="gpu:0")
+def test_recorded_steps_draw_what_plain_steps_draw(local: Local) -> None:
+    recorded, plain = local.make(devices="gpu:0"), local.make(devices="gpu:0")
     engine_of(plain)._graphs._records = False
     for step in range(2):
-        ours, theirs = drawn(recorded, requests), drawn(plain, requests)
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.tokens_T.tolist() == other.tokens_T.tolist()
-            np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=2e-2)
-            assert one.entropies_T is not None
-            assert other.entropies_T is not None
-            np.testing.assert_allclose(one.entropies_T, other.entropies_T, atol=2e-2)
-        batch = roll(plain, requests, step=step)
+        all_same([drawn(recorded, local)], [drawn(plain, local)], atol=2e-2)
+        batch = local.roll(plain, step=step)
         for backend in (recorded, plain):
             backend.train(batch)
             backend.publish()
@@ -131,35 +106,31 @@ def test_recorded_steps_draw_what_plain_steps_draw(
     assert len(engine_of(plain)._graphs) == 0
 
 
-def test_recordings_follow_published_weights(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    backend = make_backend(devices="gpu:0", lr=0.1)
-    before = drawn(backend, requests)
+def test_recordings_follow_published_weights(local: Local) -> None:
+    backend = local.make(devices="gpu:0", lr=0.1)
+    before = drawn(backend, local)
     graphs = len(engine_of(backend)._graphs)
-    backend.train(roll(backend, requests))
+    backend.train(local.roll(backend))
     backend.publish()
-    after = drawn(backend, requests)
+    after = drawn(backend, local)
     assert any(one.tokens_T.tolist() != other.tokens_T.tolist() for one, other in zip(before, after, strict=True))
     assert graphs > 0
 
 
-def test_room_made_for_training_changes_nothing(make_backend: MakeBackend, requests: Sequence[SampleRequest]) -> None:
-    backend = make_backend(devices="gpu:0")
-    before = drawn(backend, requests)
+def test_room_made_for_training_changes_nothing(local: Local) -> None:
+    backend = local.make(devices="gpu:0")
+    before = drawn(backend, local)
     held = torch.cuda.memory_reserved()
     engine_of(backend).free_cache()
     assert torch.cuda.memory_reserved() < held
-    for one, other in zip(drawn(backend, requests), before, strict=True):
+    for one, other in zip(drawn(backend, local), before, strict=True):
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
         assert one.logprobs_T.tolist() == other.logprobs_T.tolist()
 
 
-def test_decoding_waits_for_the_gpu_once_per_segment(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = make_backend(devices="gpu:0")
-    drawn(backend, requests)  # recordings are made
+def test_decoding_waits_for_the_gpu_once_per_segment(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = local.make(devices="gpu:0")
+    drawn(backend, local)  # recordings are made
     run = engine_of(backend)._graphs.run
 
     def watched(*given: Any) -> None:
@@ -170,18 +141,16 @@ def test_decoding_waits_for_the_gpu_once_per_segment(
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(engine_of(backend)._graphs, "run", watched)
-    drawn(backend, requests)
+    drawn(backend, local)
 
 
-def test_one_seed_one_run_on_the_gpu(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
-) -> None:
+def test_one_seed_one_run_on_the_gpu(local: Local, tmp_path: Path) -> None:
     runs = []
     for name in ("first", "again"):
-        backend = make_backend(devices="gpu:0")
+        backend = local.make(devices="gpu:0")
         tokens = []
         for step in range(3):
-            batch = roll(backend, requests, step=step)
+            batch = local.roll(backend, step=step)
             tokens.append([row.tokens_T.tolist() for row in batch.rows])
             backend.train(batch)
             backend.publish()

@@ -11,22 +11,23 @@ from torch import Tensor
 from retrain_local.attention import varlen
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.attention.pages import PagedKernels, Pages
-from retrain_local.attention.select_kernels import packed_fault, paged_fault
+from retrain_local.attention.select_kernels import packed_faults, paged_faults
 from retrain_local.attention.varlen import VarlenAttend
 from retrain_local.decoder import Attend, Scores, Shape
+from retrain_local.devices.kernel_trials import first_fault
+from tests.kit.shapes import shape as make_shape
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device"),
 ]
 GPU = torch.device("cuda", 0)
-SIZES = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}
 SHAPES = {
-    "Qwen3-4B": Shape(heads=32, kv_heads=8, head_size=128, value_size=128, **SIZES),
-    "Qwen2-0.5B": Shape(heads=14, kv_heads=2, head_size=64, value_size=64, **SIZES),
-    "one head each": Shape(heads=4, kv_heads=4, head_size=96, value_size=96, **SIZES),
-    "large heads": Shape(heads=8, kv_heads=1, head_size=256, value_size=256, **SIZES),
-    "tiny": Shape(heads=4, kv_heads=2, head_size=32, value_size=32, **SIZES),
+    "Qwen3-4B": make_shape(32, 8, 128),
+    "Qwen2-0.5B": make_shape(14, 2, 64),
+    "one head each": make_shape(4, 4, 96),
+    "large heads": make_shape(8, 1, 256),
+    "tiny": make_shape(4, 2, 32),
 }
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 SPANS = Spans(lengths=(300, 700, 513, 40, 1000, 1, 64), prefixes=(-1, 0, 0, -1, 3, 3, -1))
@@ -50,7 +51,7 @@ def kernels() -> PagedKernels:
 @shapes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_attention_and_its_gradient_are_those_of_plain_pytorch(shape: Shape, dtype: torch.dtype) -> None:
-    assert packed_fault(VarlenAttend, shape, GPU, dtype) is None
+    assert first_fault(packed_faults(VarlenAttend, shape, GPU, dtype)) is None
 
 
 def packed(make: Callable[[Spans, torch.device], Attend], shape: Shape, scores: Scores) -> list[Tensor]:
@@ -90,7 +91,7 @@ def test_paged_attention_is_that_of_plain_pytorch(
 ) -> None:
     if stored is torch.float8_e4m3fn and torch.cuda.get_device_capability(GPU) < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
-    assert paged_fault(kernels, shape, GPU, dtype, stored or dtype) is None
+    assert first_fault(paged_faults(kernels, shape, GPU, dtype, stored or dtype)) is None
 
 
 @pytest.mark.parametrize("rows", [1, 3, 128])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, Qwen3Config
 
 from retrain.api import SampleRequest, SamplingParams, TrainBatch, TrainRow
-from retrain_local.backend import LocalBackend
+from tests.kit.local_backend import Local
 
 CARD_BYTES = 16 * 10**9
 NEW_TOKENS = 10_240
@@ -93,7 +93,7 @@ def row(tokens: int, seed: int) -> TrainRow:
 
 
 @pytest.mark.usefixtures("_card_of_16_gb")
-def test_a_card_of_16_gb_samples_and_trains(make_backend: Callable[..., LocalBackend], four_billion: Path) -> None:
+def test_a_card_of_16_gb_samples_and_trains(local: Local, four_billion: Path) -> None:
     rng = np.random.default_rng(0)
     requests = [
         SampleRequest(
@@ -102,7 +102,7 @@ def test_a_card_of_16_gb_samples_and_trains(make_backend: Callable[..., LocalBac
         )
         for _ in range(PROMPTS)
     ]
-    backend = make_backend(four_billion, rank=32, devices="gpu:0", lr=1e-5)
+    backend = local.make(four_billion, rank=32, devices="gpu:0", lr=1e-5)
     # all completions at once, as far as they get in a few minutes, and a few of them to the very end
     groups = backend.sample(requests, SamplingParams(max_tokens=512, temperature=1.0))
     assert [len(group) for group in groups] == [GROUP] * PROMPTS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,38 +13,34 @@ import torch
 from retrain.api import Diagnosis, PluginContext
 from retrain.kernel.config import schema
 from retrain_local.doctor import diagnose
-
-Make = Callable[..., PluginContext]
+from tests.kit.local_backend import Local
 
 
 def found(context: PluginContext) -> dict[str, Diagnosis]:
     return {finding.name: finding for finding in diagnose(context.config, context.plugins)}
 
 
-def test_a_cpu_run_has_what_it_needs(make_context: Make) -> None:
-    findings = found(make_context(devices="cpu"))
-    assert {name: finding.status for name, finding in findings.items() if finding.needed} == {
-        "torch": "ok",
-        "device": "ok",
-        "weights": "ok",
-    }
+def test_a_cpu_run_has_what_it_needs(local: Local) -> None:
+    findings = found(local.context(devices="cpu"))
+    needed = {name: finding.status for name, finding in findings.items() if finding.needed}
+    assert needed == {"torch": "ok", "device": "ok", "weights": "ok"}
     assert findings["torch"].detail == torch.__version__
 
 
-def test_a_missing_gpu_is_a_drawback_and_no_more(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_a_drawback_and_no_more(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    device = found(make_context(devices="gpu:0"))["device"]
+    device = found(local.context(devices="gpu:0"))["device"]
     assert (device.status, device.is_fatal) == ("warn", False)
     assert "it trains on the CPU" in device.detail
 
 
 @pytest.mark.parametrize("devices", ["gpu:a", "cuda:0", "cpu,gpu:1", ""])
-def test_no_device_at_all(make_context: Make, monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
+def test_no_device_at_all(local: Local, monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert found(make_context(devices=devices))["device"].is_fatal
+    assert found(local.context(devices=devices))["device"].is_fatal
 
 
-def test_gpus_are_listed_with_their_memory(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_listed_with_their_memory(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
 
@@ -55,13 +50,13 @@ def test_gpus_are_listed_with_their_memory(make_context: Make, monkeypatch: pyte
         return 30 * 2**30, 80 * 2**30
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
-    findings = found(make_context(devices="cpu"))
+    findings = found(local.context(devices="cpu"))
     assert findings["gpu:0"].detail == "Card 0, 30.0 of 80.0 GiB free"
     assert (findings["gpu:1"].status, findings["gpu:1"].is_fatal) == ("failed", False)
 
 
-def test_torch_that_cannot_be_imported(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = make_context(devices="cpu")
+def test_torch_that_cannot_be_imported(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = local.context(devices="cpu")
     real = builtins.__import__
 
     def refuse(name: str, *arguments: Any, **more: Any) -> Any:
@@ -76,7 +71,7 @@ def test_torch_that_cannot_be_imported(make_context: Make, monkeypatch: pytest.M
     assert "libcudart.so.12" in finding.detail
 
 
-def test_other_backends_are_not_told_about_torch(make_context: Make) -> None:
-    config = make_context().config
+def test_other_backends_are_not_told_about_torch(local: Local) -> None:
+    config = local.context().config
     other = replace(config, tables={**config.tables, "backend": schema.BackendTable(backend="tinker")})
-    assert diagnose(other, make_context().plugins) == []
+    assert diagnose(other, local.context().plugins) == []

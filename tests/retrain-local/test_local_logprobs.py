@@ -1,20 +1,21 @@
-"""What the trainer says of rows when it is asked: the numbers of its own loss, and nothing changed by asking."""
+"""Log-probabilities of given rows: the numbers of the trainer's own loss, and nothing is changed by computing them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from retrain.api import BackendError, SampleRequest, TrainBatch
+from retrain.api import BackendError
 from retrain_local.backend import LocalBackend
+from retrain_local.memory.sizes import TOKEN_BUDGET
 from retrain_local.model.load import bf16_refusal
-
-MakeBackend = Callable[..., LocalBackend]
-Roll = Callable[..., TrainBatch]
+from tests.kit.local_backend import Local
+from tests.kit.problems import codes_in
+from tests.kit.shared import first_or_long
 
 
 @dataclass(frozen=True)
@@ -25,46 +26,64 @@ class Bare:
     action_T: np.ndarray
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_they_are_those_of_the_sampler_for_what_was_just_sampled(
-    trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, temperature: float
-) -> None:
-    batch = roll(trained, requests, step=1, temperature=temperature)
-    for row, logprobs_T in zip(batch.rows, trained.logprobs(batch.rows, temperature), strict=True):
-        assert logprobs_T.dtype == np.float64
-        assert np.abs(logprobs_T - row.logprobs_T).max() < 1e-4
-        assert not logprobs_T[~row.action_T].any()
-    other = trained.logprobs(batch.rows, temperature + 0.5)
-    assert max(np.abs(b - row.logprobs_T).max() for b, row in zip(other, batch.rows, strict=True)) > 0.1
+def largest_gap(found: Any, wanted: Any) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
 
 
-def test_they_are_of_the_weights_that_are_trained_not_of_those_that_sample(
-    trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    batch = roll(trained, requests, step=1)
+@pytest.mark.parametrize("temperature", first_or_long([0.7, 1.0]))
+def test_of_new_samples_they_are_the_samplers(trained: LocalBackend, local: Local, temperature: float) -> None:
+    rows = local.roll(trained, step=1, temperature=temperature).rows
+    sampled, found = [row.logprobs_T for row in rows], trained.logprobs(rows, temperature)
+    assert largest_gap(found, sampled) < 1e-4
+    assert all(f.dtype == np.float64 and not f[~row.action_T].any() for f, row in zip(found, rows, strict=True))
+    assert largest_gap(trained.logprobs(rows, temperature + 0.5), sampled) > 0.1
+
+
+def test_they_are_of_the_weights_that_are_trained_not_of_those_that_sample(trained: LocalBackend, local: Local) -> None:
+    batch = local.roll(trained, step=1)
     before = trained.logprobs(batch.rows, 1.0)
     trained.train(batch)  # not published
     after = trained.logprobs(batch.rows, 1.0)
-    assert max(np.abs(a - b).max() for a, b in zip(after, before, strict=True)) > 1e-3
-    assert trained.train(batch).gap_max == pytest.approx(
-        max(np.abs(a - row.logprobs_T)[row.action_T].max() for a, row in zip(after, batch.rows, strict=True)), abs=1e-5
-    )
+    assert largest_gap(after, before) > 1e-3
+    gap = largest_gap(after, [row.logprobs_T for row in batch.rows])
+    assert trained.train(batch).gap_max == pytest.approx(gap, abs=1e-5)
 
 
-def test_asking_changes_nothing(make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll) -> None:
+def test_computing_them_changes_no_step_and_no_random_state(local: Local) -> None:
     reports = []
     for asks in (False, True):
-        backend = make_backend()
-        batch = roll(backend, requests)
+        backend = local.make()
+        batch = local.roll(backend)
         if asks:
             state = torch.random.get_rng_state()
-            backend.logprobs(batch.rows, 1.0)
+            backend.logprobs(batch.rows, 0.5)
             assert torch.equal(state, torch.random.get_rng_state())
-        reports.append(backend.train(batch))
+        reports.append([backend.train(batch), backend.train(batch)])
     assert reports[0] == reports[1]
 
 
-def test_actions_may_be_anywhere_and_a_row_needs_nothing_but_tokens_and_actions(trained: LocalBackend) -> None:
+def test_order_cut_and_a_lack_of_memory_do_not_matter(
+    trained: LocalBackend, local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = local.roll(trained).rows
+    whole = trained.logprobs(rows, 1.0)
+    trainer: Any = trained._trainer
+    failures, plain = [torch.OutOfMemoryError("out of memory")], trainer._logprobs
+
+    def short_of_memory(part: Any, temperature: float) -> torch.Tensor:
+        if failures:
+            raise failures.pop()
+        return plain(part, temperature)
+
+    monkeypatch.setattr(trainer, "_logprobs", short_of_memory)
+    assert largest_gap(trained.logprobs(rows, 1.0), whole) < 1e-5
+    assert not failures
+    monkeypatch.setitem(TOKEN_BUDGET, "cpu", 40)
+    trainer._limits.pack_tokens = 0
+    assert largest_gap(trained.logprobs(rows[::-1], 1.0)[::-1], whole) < 1e-5
+
+
+def test_actions_may_be_anywhere_and_a_row_needs_only_tokens_and_actions(trained: LocalBackend) -> None:
     tokens_T = np.array([5, 9, 2, 77, 13, 8])
     every = trained.logprobs([Bare(tokens_T, np.array([False, True, True, True, True, True]))], 1.0)[0]
     some_T = np.array([False, True, False, False, True, False])
@@ -74,29 +93,23 @@ def test_actions_may_be_anywhere_and_a_row_needs_nothing_but_tokens_and_actions(
     assert trained.logprobs([], 1.0) == []
 
 
-def test_rows_that_make_no_sense_are_refused(trained: LocalBackend) -> None:
-    with pytest.raises(BackendError, match="outside the model's 512"):
-        trained.logprobs([Bare(np.array([1, 512]), np.array([False, True]))], 1.0)
-    with pytest.raises(BackendError, match="first token is an action"):
-        trained.logprobs([Bare(np.array([1, 2]), np.array([True, True]))], 1.0)
-    trained.close()
-    with pytest.raises(BackendError, match="closed"):
-        trained.logprobs([], 1.0)
+def test_impossible_rows_are_refused(trained: LocalBackend) -> None:
+    for tokens, actions, code in (([1, 512], [0, 1], "unknown-token"), ([1, 2], [1, 1], "first-action")):
+        with pytest.raises(BackendError) as caught:
+            trained.logprobs([Bare(np.array(tokens), np.array(actions, bool))], 1.0)
+        assert codes_in(caught) == [f"backend.row-{code}"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_those_of_the_reference_are_the_base_models_bit_for_bit_however_long_one_trains(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, dtype: str
-) -> None:
+def test_the_reference_is_the_base_model_bit_for_bit_however_long_one_trains(local: Local, dtype: str) -> None:
     if dtype == "bf16" and (why := bf16_refusal()):
         pytest.skip(why)
-    backend = make_backend(dtype=dtype)
-    batch = roll(backend, requests)
+    backend = local.make(dtype=dtype)
+    batch = local.roll(backend, max_tokens=12)
     base = backend.logprobs(batch.rows, 0.7)  # B is zero
     for _ in range(2):
         backend.train(batch)
     trained = backend.logprobs(batch.rows, 0.7)
-    found = backend.reference_logprobs(batch.rows, 0.7)
-    assert all(np.array_equal(a, b) for a, b in zip(found, base, strict=True))
-    assert max(np.abs(a - b).max() for a, b in zip(trained, base, strict=True)) > 1e-2
-    assert all(np.array_equal(a, b) for a, b in zip(backend.logprobs(batch.rows, 0.7), trained, strict=True))
+    assert largest_gap(backend.reference_logprobs(batch.rows, 0.7), base) == 0.0
+    assert largest_gap(trained, base) > 1e-2
+    assert largest_gap(backend.logprobs(batch.rows, 0.7), trained) == 0.0

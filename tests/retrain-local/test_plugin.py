@@ -34,22 +34,16 @@ def test_every_part_is_registered() -> None:
         assert entry.spec.load()
 
 
-def test_tiny_is_a_folder_inside_the_package() -> None:
+def test_the_builtin_model_is_a_folder_inside_the_package_and_others_are_left_to_others() -> None:
     import retrain_local
 
-    located = load_plugins().locate_model("builtin:tiny")
-    assert located is not None
-    assert located == str(Path(retrain_local.__file__).parent / "tiny")
-    assert (Path(located) / "model.safetensors").is_file()
-
-
-def test_other_models_are_left_to_others() -> None:
-    assert load_plugins().locate_model("Qwen/Qwen3-0.6B") is None
-
-
-def test_unknown_builtin_names_the_known_one() -> None:
+    plugins = load_plugins()
+    folder = Path(retrain_local.__file__).parent / "tiny"
+    assert plugins.locate_model("builtin:tiny") == str(folder)
+    assert (folder / "model.safetensors").is_file()
+    assert plugins.locate_model("Qwen/Qwen3-0.6B") is None
     with pytest.raises(ConfigError, match="builtin:tiny"):
-        load_plugins().locate_model("builtin:tny")
+        plugins.locate_model("builtin:tny")
 
 
 def test_options_take_nothing() -> None:

@@ -4,107 +4,76 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from peft import PeftModel
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from retrain.api import (
     BackendError,
     ConfigError,
     Kind,
     OverlapsTraining,
-    PluginContext,
     PluginSpec,
-    SampleRequest,
     SamplingParams,
-    TrainBatch,
 )
 from retrain.kernel.registry import Owner
-from retrain_local.backend import LIMITS_FILE, LocalBackend, create_backend
+from retrain_local.backend import LIMITS_FILE, LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.model.checkpoint import PUBLISHED_FILE, STATE_FILE
+from tests.kit.local_backend import Local
+from tests.kit.plain_path import distance, gradient, joined, plain_gradient, plain_model
 from tests.kit.shared import first_or_long
 
-MakeBackend = Callable[..., LocalBackend]
-Roll = Callable[..., TrainBatch]
 PARAMS = SamplingParams(max_tokens=16, temperature=1.0)
 Drawn = list[tuple[int, list[int], bytes]]
 
 
 @pytest.fixture
-def split(make_backend: MakeBackend) -> LocalBackend:
-    return make_backend(devices="cpu,cpu")
+def split(local: Local) -> LocalBackend:
+    return local.make(devices="cpu,cpu")
 
 
-def drawn(backend: LocalBackend, requests: Sequence[SampleRequest]) -> Drawn:
+def drawn(backend: LocalBackend, local: Local) -> Drawn:
     """Version, tokens and log-probabilities of every completion."""
-    groups = backend.sample(requests, PARAMS)
+    groups = backend.sample(local.requests, PARAMS)
     return [(s.policy_version, s.tokens_T.tolist(), s.logprobs_T.tobytes()) for group in groups for s in group]
 
 
-def stepped(backend: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, steps: int) -> list[Drawn]:
+def stepped(backend: LocalBackend, local: Local, steps: int) -> list[Drawn]:
     """So many steps with one of overlap; what each version draws."""
-    versions, batch = [drawn(backend, requests)], roll(backend, requests)
+    versions, batch = [drawn(backend, local)], local.roll(backend)
     for step in range(steps):
-        coming = roll(backend, requests, step=step + 1)
+        coming = local.roll(backend, step=step + 1)
         backend.train(batch)
         assert backend.publish() == step + 1
-        versions.append(drawn(backend, requests))
+        versions.append(drawn(backend, local))
         batch = coming
     return versions
 
 
-def test_only_split_devices_sample_ahead(make_backend: MakeBackend, split: LocalBackend) -> None:
+def test_only_split_devices_sample_ahead(local: Local, split: LocalBackend) -> None:
     assert isinstance(split, OverlapsTraining)
     assert split.overlaps_training
-    assert not make_backend().overlaps_training
-    assert not make_backend(devices="cpu,cpu", max_staleness=0).overlaps_training
-
-
-def plain_gradient(batch: TrainBatch, model: Any) -> dict[str, Tensor]:
-    """Of -(1 / N) sum exp(log p now - log p when sampled) A, a row at a time, through transformers and PEFT."""
-    total = torch.zeros(())
-    for row in batch.rows:
-        tokens_T = torch.from_numpy(row.tokens_T)
-        logits = model(input_ids=tokens_T[None]).logits[0, :-1] / batch.temperature
-        logp = torch.log_softmax(logits, -1).gather(1, tokens_T[1:, None])[:, 0]
-        ratios = (logp - torch.from_numpy(row.logprobs_T)[1:]).exp()
-        total = total - (ratios * torch.from_numpy(row.advantages_T * row.action_T)[1:]).sum() / batch.num_actions
-    total.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def gradient(backend: LocalBackend, batch: TrainBatch) -> Tensor:
-    trainer = backend._trainer
-    assert trainer is not None
-    trainer.accumulate(batch)
-    found = [p.grad.clone().flatten() for _, p in sorted(trainer.parameters.items()) if p.grad is not None]
-    trainer.optimizer.zero_grad()
-    return torch.cat(found)
+    assert not local.make().overlaps_training
+    assert not local.make(devices="cpu,cpu", max_staleness=0).overlaps_training
 
 
 def test_a_stale_batch_is_trained_with_the_gradient_that_its_old_policy_asks_for(
-    split: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, model_folder: Path, tmp_path: Path
+    split: LocalBackend, local: Local, model_folder: Path, tmp_path: Path
 ) -> None:
-    batch, stale = roll(split, requests), roll(split, requests, step=1)
+    batch, stale = local.roll(split), local.roll(split, step=1)
     split.train(batch)
     assert {row.logprobs_T.tobytes() for row in stale.rows} == {row.logprobs_T.tobytes() for row in batch.rows}
     split.save_adapter(tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, str(tmp_path), is_trainable=True)
-    wanted = torch.cat([grad.flatten() for _, grad in sorted(plain_gradient(stale, model).items())])
+    wanted = joined(plain_gradient(stale, plain_model(model_folder, tmp_path)))
     found = gradient(split, stale)
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-4
+    assert distance(found, wanted) < 1e-4
     now = split.logprobs(stale.rows, 1.0)
     as_if_new = replace(stale, rows=tuple(replace(r, logprobs_T=p) for r, p in zip(stale.rows, now, strict=True)))
-    assert float((found - gradient(split, as_if_new)).norm() / wanted.norm()) > 1e-2
+    assert distance(gradient(split, as_if_new), wanted) > 1e-2
     ratios = np.exp(np.concatenate([(p - r.logprobs_T)[r.action_T] for r, p in zip(stale.rows, now, strict=True)]))
     report = split.train(stale)
     assert report.ratio_max == pytest.approx(ratios.max(), rel=1e-4)
@@ -113,39 +82,37 @@ def test_a_stale_batch_is_trained_with_the_gradient_that_its_old_policy_asks_for
     assert report.ratio_max > 1.01
 
 
-def test_sampling_while_training_gives_what_each_gives_alone(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    alone, together = make_backend(devices="cpu,cpu"), make_backend(devices="cpu,cpu")
-    batch = roll(alone, requests)
-    roll(together, requests)
-    before, report = drawn(alone, requests), alone.train(batch)
+def test_sampling_while_training_gives_what_each_gives_alone(local: Local) -> None:
+    alone, together = local.make(devices="cpu,cpu"), local.make(devices="cpu,cpu")
+    batch = local.roll(alone)
+    local.roll(together)
+    before, report = drawn(alone, local), alone.train(batch)
     reports: list[Any] = []
     training = threading.Thread(target=lambda: reports.append(together.train(batch)))
     training.start()
-    meanwhile = [drawn(together, requests)]
+    meanwhile = [drawn(together, local)]
     while training.is_alive():
-        meanwhile.append(drawn(together, requests))
+        meanwhile.append(drawn(together, local))
     assert all(each == before for each in meanwhile)
     assert reports == [report]
     assert (alone.publish(), together.publish()) == (1, 1)
-    assert drawn(alone, requests) == drawn(together, requests) != before
+    assert drawn(alone, local) == drawn(together, local) != before
 
 
 @pytest.mark.parametrize("devices", first_or_long(["cpu,cpu", "cpu,cpu,cpu"]))
 def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path, devices: str
+    local: Local, tmp_path: Path, devices: str
 ) -> None:
-    first = make_backend(devices=devices)
-    versions = stepped(first, requests, roll, 2)
+    first = local.make(devices=devices)
+    versions = stepped(first, local, 2)
     first._policies[-1].limits.cache_tokens = 4096
     first.save(tmp_path)
     state = json.loads((tmp_path / STATE_FILE).read_text())
     assert (state["policy_version"], state["published_version"]) == (2, 1)
-    second = make_backend(devices=devices)
+    second = local.make(devices=devices)
     second.load(tmp_path)
     assert second._policies[-1].limits.cache_tokens == 4096
-    assert drawn(second, requests) == versions[1]
+    assert drawn(second, local) == versions[1]
     again = tmp_path / "again"
     again.mkdir()
     second.save(again)  # stopped before it could publish
@@ -153,23 +120,21 @@ def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
         f.name: f.read_bytes() for f in tmp_path.iterdir() if f.is_file()
     }
     assert second.publish() == 2
-    assert drawn(second, requests) == versions[2]
+    assert drawn(second, local) == versions[2]
     assert (tmp_path / LIMITS_FILE).exists() == (devices.count("cpu") > 2)
 
 
 @pytest.mark.long
-def test_the_last_policies_are_kept_to_sample_from_and_saved(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
-) -> None:
+def test_the_last_policies_are_kept_to_sample_from_and_saved(local: Local, tmp_path: Path) -> None:
     def ahead() -> LocalBackend:
-        return make_backend(devices="cpu,cpu", max_staleness=2)
+        return local.make(devices="cpu,cpu", max_staleness=2)
 
     first, second = ahead(), ahead()
     for step in range(4):
         first.use_version(max(0, step - 2))
         assert first.publish() == step
-        batch = roll(first, requests, step=step)
-        assert {version for version, *_ in drawn(first, requests)} == {max(0, step - 2)}
+        batch = local.roll(first, step=step)
+        assert {version for version, *_ in drawn(first, local)} == {max(0, step - 2)}
         first.train(batch)
     first.publish()
     first.save(tmp_path)
@@ -179,8 +144,8 @@ def test_the_last_policies_are_kept_to_sample_from_and_saved(
     for version in (2, 3, 4):
         for backend in (first, second):
             backend.use_version(version)
-        assert drawn(first, requests) == drawn(second, requests)
-        kept.append(drawn(first, requests))
+        assert drawn(first, local) == drawn(second, local)
+        kept.append(drawn(first, local))
     assert [found[0][0] for found in kept] == [2, 3, 4]
     assert len({logprobs for ((_, _, logprobs), *_) in kept}) == 3
     with pytest.raises(BackendError, match="policy version 1 is not kept, only 2, 3, 4"):
@@ -195,32 +160,30 @@ def test_what_is_trained_is_not_saved_twice(split: LocalBackend, tmp_path: Path)
 
 @pytest.mark.long
 def test_one_device_takes_over_from_split_ones_and_the_other_way_round(
-    make_backend: MakeBackend, split: LocalBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
+    local: Local, split: LocalBackend, tmp_path: Path
 ) -> None:
-    versions = stepped(split, requests, roll, 1)
+    versions = stepped(split, local, 1)
     split.save(tmp_path)
-    one = make_backend()
+    one = local.make()
     one.load(tmp_path)
-    assert drawn(one, requests) == versions[1]
+    assert drawn(one, local) == versions[1]
     folder = tmp_path / "one"
     folder.mkdir()
     one.save(folder)
-    other = make_backend(devices="cpu,cpu")
+    other = local.make(devices="cpu,cpu")
     other.load(folder)
-    assert drawn(other, requests) == versions[1]
+    assert drawn(other, local) == versions[1]
 
 
-def test_every_device_that_samples_gets_each_version(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    many, two = make_backend(devices="cpu,cpu,cpu,cpu"), make_backend(devices="cpu,cpu")
-    for ours, theirs in zip(stepped(many, requests, roll, 1), stepped(two, requests, roll, 1), strict=True):
+def test_every_device_that_samples_gets_each_version(local: Local) -> None:
+    many, two = local.make(devices="cpu,cpu,cpu,cpu"), local.make(devices="cpu,cpu")
+    for ours, theirs in zip(stepped(many, local, 1), stepped(two, local, 1), strict=True):
         assert [(version, tokens) for version, tokens, _ in ours] == [(v, tokens) for v, tokens, _ in theirs]
     assert {policy.version for policy in many._policies} == {1}
 
 
-def test_an_engine_that_samples_elsewhere_is_refused(make_context: Callable[..., PluginContext]) -> None:
-    context = make_context(devices="cpu,cpu", inference={"engine": "remote"})
+def test_an_engine_that_samples_elsewhere_is_refused(local: Local) -> None:
+    context = local.context(devices="cpu,cpu", inference={"engine": "remote"})
     spec = PluginSpec(name="remote", summary="", factory=lambda context, policy: None)
     context.plugins.registries[Kind.INFERENCE_ENGINE].add(spec, Owner(distribution="test"))
     with pytest.raises(ConfigError, match="engine 'remote' does not sample on any of them"):

@@ -31,7 +31,8 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Sample
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.servers.fleet import Member, RealVllm, StandIn, troubled
 from tests.servers.vllm_server import python

@@ -40,7 +40,8 @@ from retrain.credit.algorithm import build_algorithm
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.load import load_config
 from retrain.run.tables import registered_tables
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.options import LocalOptions
 
 PYTHON = os.environ.get("RETRAIN_TRL_PYTHON", "")

@@ -32,7 +32,8 @@ from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain.kernel.config.resolved import Config
-from retrain_local.backend import LocalBackend, create_backend
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain

@@ -1,12 +1,12 @@
-"""Backend `local`: creates it as configured; in one process it owns the policy, samples, trains and saves."""
+"""Backend `local` in one process: it owns the policy, samples, trains and saves. A rank is one of these."""
 
 from __future__ import annotations
 
 import gc
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from retrain.api import (
     ActionRow,
-    Backend,
     BackendError,
     Capabilities,
     Config,
@@ -45,14 +44,7 @@ from retrain.api import (
 )
 from retrain_local.attention.select_kernels import kernels_for
 from retrain_local.devices.group import ALONE, Group
-from retrain_local.devices.torch_devices import (
-    Devices,
-    choose_devices,
-    steps_ahead,
-    threads_for,
-    training_threads,
-    working_on,
-)
+from retrain_local.devices.torch_devices import Devices, steps_ahead, threads_for, training_threads, working_on
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import PublishedHistory, load_start
@@ -72,6 +64,9 @@ OTHER_RANKS = (
     "not the same bits."
 )
 LIMITS_FILE = "sampler_limits.json"
+# Of an engine that declares no traits.
+FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
+SAMPLER_DTYPES = {"bf16": torch.bfloat16}  # auto: as the trainer
 
 
 class LocalBackend:
@@ -111,12 +106,10 @@ class LocalBackend:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        self._open()
         with self._sampling():
             return sample_with(self._engine, requests, params, deliver)
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
-        self._open()
         with self._sampling():
             stream_from(self._engine, requests, params, feed)
 
@@ -125,12 +118,13 @@ class LocalBackend:
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """Take one optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
-        pair, trainer = self._open()
-        free_cache = getattr(self._engine, "free_cache", None)  # the next `sample` allocates one of the same size
+        pair, _ = self._open()
+        # It costs nothing later: the next `sample` allocates a cache of the same size.
+        free_cache = getattr(self._engine, "free_cache", None)
         sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
         if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
             free_cache()
-        with self._training():
+        with self._training() as trainer:
             report = trainer.step(batch)
         self._version += 1
         return report
@@ -139,23 +133,19 @@ class LocalBackend:
         self, config: Config, plugins: Plugins, batch: TrainBatch, rows: Sequence[int]
     ) -> tuple[NDArray[np.float32], float, int]:
         """As `Trainer.gradient`, under the loss that `config` names; `retrain replay` compares such gradients."""
-        _, trainer = self._open()
-        with self._training():
+        with self._training() as trainer:
             return trainer.gradient(batch, rows, PolicyLoss.of(config, plugins))
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        _, trainer = self._open()
-        with self._training():
+        with self._training() as trainer:
             return trainer.logprobs(rows, temperature)
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
-        _, trainer = self._open()
-        with self._training():
+        with self._training() as trainer:
             return trainer.top_logprobs(rows, temperature, top)
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        _, trainer = self._open()
-        with self._training():
+        with self._training() as trainer:
             return trainer.reference_logprobs(rows, temperature)
 
     @property
@@ -252,32 +242,25 @@ class LocalBackend:
             with self._sampling():
                 self._engine.publish()
 
-    def _training(self) -> AbstractContextManager[None]:
-        return working_on(self._device, self._training_threads)
+    @contextmanager
+    def _training(self) -> Iterator[Trainer]:
+        _, trainer = self._open()
+        with working_on(self._device, self._training_threads):
+            yield trainer
 
     def _sampling(self) -> AbstractContextManager[None]:
+        self._open()
         return working_on(self._policies[0].device, self._threads)
 
     def _open(self) -> tuple[Pair, Trainer]:
         if self._pair is None or self._trainer is None:
-            raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
+            raise closed()
         return self._pair, self._trainer
 
 
-log = logging.getLogger("retrain")
-# Of an engine that declares no traits.
-FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
-SAMPLER_DTYPES = {"bf16": torch.bfloat16}  # auto: as the trainer
-
-
-def create_backend(context: PluginContext) -> Backend:
-    """Create the backend in this process, or with `ranks` in one process for each of several devices."""
-    devices = choose_devices(context.config)
-    if not devices.ranks:
-        return create_local(context, devices)
-    from retrain_local.ranks.backend import create_ranked  # few runs need PyTorch's process groups
-
-    return create_ranked(context, devices, create_local)
+def closed() -> BackendError:
+    what, fix = "the local backend is closed", "create another one"
+    return BackendError(Problem(code="backend.closed", what=what, fix=fix))
 
 
 def create_local(context: PluginContext, devices: Devices, group: Group = ALONE) -> LocalBackend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def config_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list
     return [*problems, *adapter_problems(config, plugins), *start]
 
 
-def _problem(config: Config, key: str, what: str, fix: str, why: str = "") -> Problem:
-    return Problem(where=config.place(key), what=what, why=why, fix=fix)
+def _problem(config: Config, key: str, *, code: str, what: str, fix: str, why: str = "") -> Problem:
+    return Problem(code=code, where=config.place(key), what=what, why=why, fix=fix)
 
 
 def problems_of(config: Config) -> list[Problem]:
@@ -67,13 +68,16 @@ def problems_of(config: Config) -> list[Problem]:
         return []
     problems, dtype, name = [], config.inference.dtype, config.inference.attention_kernel
     if why := REFUSED_DTYPES.get(dtype, ""):
-        problems.append(
-            _problem(config, "inference.dtype", f"dtype = {dtype!r} is refused", 'use "bf16", or "auto"', why)
-        )
+        what, fix = f"dtype = {dtype!r} is refused", 'use "bf16", or "auto"'
+        problems.append(_problem(config, "inference.dtype", code="engine.dtype-refused", what=what, fix=fix, why=why))
     if name in GPU_ONLY and _is_cpu(config.backend.devices):
         what = f"attention_kernel = {name!r} is refused with devices = {config.backend.devices!r}"
-        fix = 'set [backend] devices = "gpu:0", or use "default"'
-        problems.append(_problem(config, "inference.attention_kernel", what, fix, GPU_ONLY[name]))
+        fix, why, key = (
+            'set [backend] devices = "gpu:0", or use "default"',
+            GPU_ONLY[name],
+            "inference.attention_kernel",
+        )
+        problems.append(_problem(config, key, code="engine.kernel-needs-gpu", what=what, fix=fix, why=why))
     return problems
 
 
@@ -83,36 +87,42 @@ def device_problems(config: Config) -> list[Problem]:
     if wrong:
         kind, _, index = wrong[0].lower().partition(":")
         fix = OTHER_NAMES.get(kind, DEVICE_FIX).replace("gpu:0", f"gpu:{index}" if index.isdecimal() else "gpu:0", 1)
-        return [_problem(config, "backend.devices", f"{wrong[0]!r} is not a device", fix)]
+        what = f"{wrong[0]!r} is not a device"
+        return [_problem(config, "backend.devices", code="device.unknown-name", what=what, fix=fix)]
     if len({name == "cpu" for name in names}) > 1:
         what = f"{config.backend.devices!r} names a CPU and a GPU, and they do not compute the same policy"
-        return [_problem(config, "backend.devices", what, 'list only GPUs, "gpu:0,gpu:1"')]
+        fix = 'list only GPUs, "gpu:0,gpu:1"'
+        return [_problem(config, "backend.devices", code="device.mixed-kinds", what=what, fix=fix)]
     return []
 
 
 def full_problems(config: Config) -> list[Problem]:
     """Find keys that do not go with `lora_rank = 0`: an adapter's, and losses computed from the head."""
-    if config.model.lora_rank:
-        return []
     found, trains = [], "train an adapter: set [model] lora_rank to 32"
     for path, (default, why) in NOT_WITH_ALL.items():
         if (value := config.value(path, default)) != default:
             what = f"{path.rpartition('.')[2]} = {json.dumps(value)} does not go with lora_rank = 0"
-            found.append(_problem(config, path, what, f"remove it, or {trains}", why))
+            fix = f"remove it, or {trains}"
+            found.append(_problem(config, path, code="config.not-with-rank-0", what=what, fix=fix, why=why))
     if config.inference.engine != ENGINE:
         what = f"engine = {config.inference.engine!r} does not go with lora_rank = 0"
-        why = "it samples from an adapter on a model that it loads once"
-        found.append(_problem(config, "inference.engine", what, f'use engine = "{ENGINE}", or {trains}', why))
+        fix, why = f'use engine = "{ENGINE}", or {trains}', "it samples from an adapter on a model that it loads once"
+        found.append(_problem(config, "inference.engine", code="engine.needs-adapter", what=what, fix=fix, why=why))
     return found
 
 
 def parallel_problems(config: Config) -> list[Problem]:
     if config.backend.options.get("parallel") != "fsdp" or not config.model.lora_rank:
         return []
-    where, what = f"{config.place('backend.options')}.parallel", "'fsdp' does not go with an adapter"
-    why = "it shards trained weights, and an adapter has few; each device needs the frozen weights to sample"
-    fix = 'set it to "replicate", or train all weights with [model] lora_rank = 0'
-    return [Problem(where=where, what=what, why=why, fix=fix)]
+    return [
+        Problem(
+            code="backend.fsdp-with-adapter",
+            where=f"{config.place('backend.options')}.parallel",
+            what="'fsdp' does not go with an adapter",
+            why="it shards trained weights, and an adapter has few; each device needs the frozen weights to sample",
+            fix='set it to "replicate", or train all weights with [model] lora_rank = 0',
+        )
+    ]
 
 
 def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]:
@@ -122,14 +132,16 @@ def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]
         return []
     found = []
     if kind == "nf4" and will_run and find_spec("bitsandbytes") is None:
-        fix = 'pip install "retrain-local[quantize]", or use "int8"'
-        found.append(_problem(config, key, "quantize = 'nf4' needs bitsandbytes", fix))
+        what, fix = "quantize = 'nf4' needs bitsandbytes", 'pip install "retrain-local[quantize]", or use "int8"'
+        found.append(_problem(config, key, code="model.needs-bitsandbytes", what=what, fix=fix))
     if not config.model.lora_rank:
-        what, why = f"quantize = {kind!r} does not go with lora_rank = 0", "quantised weights cannot be trained"
-        found.append(_problem(config, key, what, "remove it, or set [model] lora_rank to 32", why))
+        what, fix = f"quantize = {kind!r} does not go with lora_rank = 0", "remove it, or set [model] lora_rank to 32"
+        why = "quantised weights cannot be trained"
+        found.append(_problem(config, key, code="model.quantised-training", what=what, fix=fix, why=why))
     if engine != ENGINE:
         what, why = f"engine = {engine!r} does not go with quantize = {kind!r}", "it samples from other weights"
-        found.append(_problem(config, "inference.engine", what, f'use engine = "{ENGINE}", or quantize = "none"', why))
+        fix = f'use engine = "{ENGINE}", or quantize = "none"'
+        found.append(_problem(config, "inference.engine", code="engine.not-quantised", what=what, fix=fix, why=why))
     return found
 
 
@@ -143,23 +155,24 @@ def staleness_problems(config: Config) -> list[Problem]:
         if config.inference.logprobs != "trainer":
             return []
         what = f"logprobs = 'trainer' does not go with max_staleness = {most}"
-        fix = "use the engine's log-probabilities, or max_staleness = 0"
-        return [_problem(config, "inference.logprobs", what, fix, "the trainer is busy while they sample")]
+        fix, why = "use the engine's log-probabilities, or max_staleness = 0", "the trainer is busy while they sample"
+        return [_problem(config, "inference.logprobs", code="config.trainer-busy", what=what, fix=fix, why=why)]
     if is_one:
         setting, device = f"devices = {config.backend.devices!r}", "one device"
-        fix = f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}", or sample from servers'
+        fix = f'list two devices, such as "{TWO[_is_cpu(config.backend.devices)]}", sample from servers, or remove it'
     else:
         setting, device = f"[backend.options] parallel = {parallel!r}", "every device"
-        fix = 'set parallel to "split"'
+        fix = 'set parallel to "split", or remove it'
     what, why = f"max_staleness = {most}: with {setting} at most 0", f"{device} samples and trains in turn"
-    return [_problem(config, "training.max_staleness", what, f"{fix}, or remove it", why)]
+    return [_problem(config, "training.max_staleness", code="config.no-overlap", what=what, fix=fix, why=why)]
 
 
 def foreign_keys(config: Config) -> list[Problem]:
     problems, effect = [], f"would have no effect: backend {config.backend.backend!r} does not read it"
     for path, default, fix in LOCAL_KEYS:
         if (value := config.value(path, default)) != default:
-            problems.append(_problem(config, path, f"{path.partition('.')[2]} = {value!r} {effect}", fix))
+            what = f"{path.partition('.')[2]} = {value!r} {effect}"
+            problems.append(_problem(config, path, code="config.without-effect", what=what, fix=fix))
     return problems
 
 
@@ -178,8 +191,8 @@ def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
         ("model.model", shape, model or shape, "name the run's own model"),
     ):
         if before is not None and before != now:
-            what = f"is {now}, and the adapter of this run has {before}"
-            problems.append(_problem(config, path, what, fix, "--resume-anyway cannot change that"))
+            what, why = f"is {now}, and the adapter of this run has {before}", "--resume-anyway cannot change that"
+            problems.append(_problem(config, path, code="resume.other-adapter", what=what, fix=fix, why=why))
     return problems
 
 
@@ -224,16 +237,18 @@ def start_problems(config: Config) -> list[Problem]:
         document = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         found = {name: int(document[name]) for name in ("r", "lora_alpha")}
     except ConfigError as error:
-        return [_problem(config, key, f"{each.where}: {each.what}", each.fix) for each in error.problems]
+        return [replace(each, where=config.place(key), what=f"{each.where}: {each.what}") for each in error.problems]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"adapter_config.json of {path} cannot be read: {type(error).__name__}: {error}"
-        return [_problem(config, key, what, "give an adapter folder that PEFT wrote, or a run")]
+        fix = "give an adapter folder that PEFT wrote, or a run"
+        return [_problem(config, key, code="model.adapter-unreadable", what=what, fix=fix)]
     problems = _different(config, folder, document, found)
     odd = [name for name in BEYOND_LORA if document.get(name)]
     odd += ["bias"] if document.get("bias", "none") != "none" else []
     if odd:
         what = f"the adapter in {folder} is not plain LoRA: it sets {', '.join(odd)}"
-        problems.append(_problem(config, key, what, "merge it into its model, or start from a plain LoRA adapter"))
+        fix = "merge it into its model, or start from a plain LoRA adapter"
+        problems.append(_problem(config, key, code="model.adapter-not-plain", what=what, fix=fix))
     return problems
 
 
@@ -243,8 +258,11 @@ def _different(config: Config, folder: Path, document: Mapping[str, Any], found:
     problems = []
 
     def differs(key: str, now: Any, before: str, value: Any, why: str = "") -> None:
-        what = f"is {json.dumps(now)}, and the adapter in {folder} {before}"
-        problems.append(_problem(config, key, what, f"set {key.partition('.')[2]} = {value}", why))
+        what, fix = (
+            f"is {json.dumps(now)}, and the adapter in {folder} {before}",
+            f"set {key.partition('.')[2]} = {value}",
+        )
+        problems.append(_problem(config, key, code="model.adapter-differs", what=what, fix=fix, why=why))
 
     if found["r"] != rank:
         differs("model.lora_rank", rank, f"has rank {found['r']}", found["r"])
@@ -263,12 +281,15 @@ def adapter_kind_problems(config: Config) -> list[Problem]:
     problems, engine = [], config.inference.engine
     for name, engines in SERVED_KINDS.items():
         if config.value(f"lora.{name}", False) and engine not in engines:
-            what = f"engine = {engine!r} does not go with [lora] {name}"
-            why = f"it is known to apply it in {', '.join(engines)} only"
-            problems.append(_problem(config, "inference.engine", what, f'use engine = "{ENGINE}"', why))
+            what, fix = f"engine = {engine!r} does not go with [lora] {name}", f'use engine = "{ENGINE}"'
+            why = f"{', '.join(engines)} apply it, other engines are not known to"
+            problems.append(
+                _problem(config, "inference.engine", code="engine.adapter-kind", what=what, fix=fix, why=why)
+            )
     if config.table("lora", LoraKeys).dora and config.table("model", ModelKeys).quantize != "none":
-        fix, why = 'set quantize = "none", or dora = false', "PEFT's modules apply it, and they are not quantised"
-        problems.append(_problem(config, "model.quantize", "does not go with dora = true", fix, why))
+        what, fix = "does not go with dora = true", 'set quantize = "none", or dora = false'
+        why = "PEFT's modules apply it, and they are not quantised"
+        problems.append(_problem(config, "model.quantize", code="model.dora-quantised", what=what, fix=fix, why=why))
     return problems
 
 
@@ -280,7 +301,8 @@ def foreign_engine(config: Config) -> Problem:
     why = "a server is checked against the trained model's log-probabilities, while training continues"
     if config.backend.options.get("parallel", "split") != "split":
         why = "with ranks each samples its share from the weights that it trains"
-    return _problem(config, "backend.devices", what, "list one device, the trainer's", why)
+    fix = "list one device, the trainer's"
+    return _problem(config, "backend.devices", code="engine.not-on-devices", what=what, fix=fix, why=why)
 
 
 def _is_cpu(devices: str) -> bool:

@@ -43,23 +43,13 @@ LOSSES = (
     ("likelihood", "The log-probability times the advantage, without a ratio; used by [sft]."),
 )
 OTHER_ENGINE = "nothing was sampled by engine pytorch"
-METRICS = [
-    MetricSpec(
-        name="engine_prompt_reuse",
-        meaning="Share of prompt tokens whose keys and values were cached, from the group's prompt or an earlier turn.",
-        absent=OTHER_ENGINE,
-    ),
-    MetricSpec(
-        name="engine_rows_put_aside",
-        meaning="Preemptions of running completions because the keys and values of all did not fit.",
-        absent=OTHER_ENGINE,
-    ),
-    MetricSpec(
-        name="engine_live_rows_mean",
-        meaning="Completions decoded together, mean over decoding steps.",
-        absent=OTHER_ENGINE,
-    ),
-]
+MEANINGS = {
+    "engine_prompt_reuse": "Share of prompt tokens whose keys and values were cached, from the group's prompt or an "
+    "earlier turn.",
+    "engine_rows_put_aside": "Preemptions of running completions because the keys and values of all did not fit.",
+    "engine_live_rows_mean": "Completions decoded together, mean over decoding steps.",
+}
+METRICS = [MetricSpec(name=name, meaning=meaning, absent=OTHER_ENGINE) for name, meaning in MEANINGS.items()]
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 
@@ -79,7 +69,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             name="local",
             summary="PyTorch on the CPU or on CUDA GPUs: in this process, on split devices that sample and train at "
             "once, or in one process for each device.",
-            factory="retrain_local.backend:create_backend",
+            factory="retrain_local.factory:create_backend",
             params="retrain_local.options:LocalOptions",
             traits=CAPABILITIES,
             functions=BackendFunctions(

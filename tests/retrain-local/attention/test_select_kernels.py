@@ -16,11 +16,11 @@ from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.attention.select_kernels import Kernels, kernels_for
 from retrain_local.decoder import Shape
+from tests.kit.problems import codes_in
+from tests.kit.shapes import shape
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-SIZES = {"layers": 1, "hidden": 1, "inner": 1, "vocabulary": 1, "context": None, "parameters": 1}
-SHAPE = Shape(heads=4, kv_heads=2, head_size=64, value_size=64, **SIZES)
-NAMES = "flash", "triton", "cutlass"
+SHAPE = shape(4, 2, 64)
 
 
 def chosen(
@@ -29,13 +29,13 @@ def chosen(
     device: torch.device = GPU,
     dtype: torch.dtype = torch.bfloat16,
     pool: str = "auto",
-    shape: Shape = SHAPE,
+    of: Shape = SHAPE,
     exact: bool = True,
 ) -> Kernels:
     keys = {"inference.attention_kernel": name}
     table = SimpleNamespace(attention_kernel=name, kv_cache_dtype=pool)
     config: Any = SimpleNamespace(value=keys.get, inference=table, place=lambda key: f"run.toml [{key}]")
-    return kernels_for(config, device, dtype, shape, exact=exact)
+    return kernels_for(config, device, dtype, of, exact=exact)
 
 
 @pytest.fixture
@@ -51,8 +51,12 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module.TritonPages = TritonPages  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(select_kernels, "find_spec", lambda name: name if name in facts["installed"] else None)
-    monkeypatch.setattr(select_kernels, "packed_fault", lambda *_: facts["packed"])
-    monkeypatch.setattr(select_kernels, "paged_fault", lambda *given: facts.update(stored=given[-1]) or facts["paged"])
+    monkeypatch.setattr(select_kernels, "packed_faults", lambda *_: iter(filter(None, [facts["packed"]])))
+    monkeypatch.setattr(
+        select_kernels,
+        "paged_faults",
+        lambda *given: facts.update(stored=given[-1]) or iter(filter(None, [facts["paged"]])),
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: facts["capability"])
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
@@ -69,36 +73,23 @@ def test_a_cpu_has_plain_pytorch() -> None:
     assert kernels.paged is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_cpu_refuses_what_needs_cuda(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("name", ["flash", "triton", "cutlass"])
+def test_a_cpu_refuses_kernels_that_need_cuda(name: str) -> None:
+    with pytest.raises(ConfigError, match="CUDA") as caught:
         chosen(name, device=CPU, dtype=torch.float32)
-    (problem,) = caught.value.problems
-    assert problem.where == "run.toml [inference.attention_kernel]"
-    assert name in problem.what
-    assert "CUDA" in str(problem.why)
-    assert "default" in str(problem.fix)
+    assert codes_in(caught) == ["engine.kernel-unavailable"]
+    assert caught.value.problems[0].where == "run.toml [inference.attention_kernel]"
 
 
-def test_default_takes_flash_and_triton(hopper: dict[str, Any]) -> None:
-    kernels = chosen()
+@pytest.mark.parametrize("name", ["default", "flash", "triton"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_available_kernels_are_taken_as_exact_as_requested(hopper: dict[str, Any], name: str, exact: bool) -> None:
+    kernels = chosen(name, exact=exact)
     assert is_flash(kernels.packed)
     assert isinstance(kernels.paged, PagedKernels)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_flash_is_as_exact_as_asked(hopper: dict[str, Any], exact: bool) -> None:
-    kernels = chosen(exact=exact)
     assert isinstance(kernels.packed, partial)
     assert kernels.packed.keywords == {"exact": exact}
     assert kernels.is_ordered is exact
-
-
-@pytest.mark.parametrize("name", ["flash", "triton"])
-def test_what_is_at_hand_is_had_by_name(hopper: dict[str, Any], name: str) -> None:
-    kernels = chosen(name)
-    assert is_flash(kernels.packed)
-    assert kernels.paged is not None
 
 
 def test_default_goes_without_what_proves_wrong_and_says_so(
@@ -127,8 +118,8 @@ def test_what_is_asked_for_and_proves_wrong_is_refused(hopper: dict[str, Any], n
         ("triton", {"capability": (7, 5)}, {}, "8.0"),
         ("triton", {"installed": set()}, {}, "not installed"),
         ("triton", {"capability": (8, 6)}, {"pool": "fp8"}, "8.9"),
-        ("triton", {}, {"shape": Shape(heads=71, kv_heads=1, head_size=64, value_size=64, **SIZES)}, "71 query heads"),
-        ("triton", {}, {"shape": Shape(heads=4, kv_heads=2, head_size=320, value_size=320, **SIZES)}, "320"),
+        ("triton", {}, {"of": shape(71, 1, 64)}, "71 query heads"),
+        ("triton", {}, {"of": shape(4, 2, 320)}, "320"),
         ("tk", {}, {}, "ThunderKittens"),
         ("cutlass", {"capability": (8, 9)}, {}, "9.0"),
         ("cutlass", {}, {}, "flash_attn.cute.interface"),

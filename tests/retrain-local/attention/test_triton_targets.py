@@ -21,6 +21,11 @@ ITEM = {"fp32": 4, "bf16": 2, "fp16": 2, "i8": 1, "fp8e4nv": 1}
 SMALLEST_SHARED_MEMORY = 99 * 1024  # of the GPUs with compute capability 8.6 and 8.9
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int, **options: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
@@ -49,23 +54,12 @@ def strides(*names: str) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("extras", [False, True])
-def test_reads(
-    tmp_path: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: int,
-    dtype: str,
-    stored: str,
-    size: int,
-    group: int,
-    splits: int,
-    extras: bool,
-) -> None:
+def test_reads(capability: int, dtype: str, stored: str, size: int, group: int, splits: int, extras: bool) -> None:
     from retrain_local.attention import paged_triton
     from retrain_local.attention.paged_triton import TILE_BYTES
 
     if stored == "fp8e4nv" and capability < 89:
         pytest.skip("it has no 8-bit floats, and is refused them")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     quantised = ITEM[stored] == 1
     types = {"queries": f"*{dtype}", "keys": f"*{stored}", "values": f"*{stored}"}
     types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if quantised else f"*{stored}")
@@ -87,14 +81,11 @@ def test_reads(
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("dtype", "stored"), [("bf16", "bf16"), ("bf16", "i8"), ("fp32", "i8"), ("bf16", "fp8e4nv")])
-def test_writes_and_joins(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str, stored: str
-) -> None:
+def test_writes_and_joins(capability: int, dtype: str, stored: str) -> None:
     from retrain_local.attention import paged_triton
 
     if stored == "fp8e4nv" and capability < 89:
         pytest.skip("it has no 8-bit floats, and is refused them")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     quantised = ITEM[stored] == 1
     types = {"new_keys": f"*{dtype}", "new_values": f"*{dtype}", "keys": f"*{stored}", "values": f"*{stored}"}
     types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if quantised else f"*{stored}")
@@ -110,12 +101,9 @@ def test_writes_and_joins(
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_what_stands_between_products(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str
-) -> None:
+def test_what_stands_between_products(capability: int, dtype: str) -> None:
     from retrain_local.model import operations_triton as kernels
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     numbers = f"*{dtype}"
     types = dict.fromkeys(("x", "added", "weight", "y"), numbers) | strides("x_row", "added_row") | {"eps": "fp32"}
     made = [compiled(kernels._add_norm, types, {"SIZE": 2560, "TILE": 4096, "ADDS": False}, capability, num_warps=8)]
@@ -152,12 +140,11 @@ def registers_and_spills(made: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_what_training_adds(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str) -> None:
+def test_what_training_adds(capability: int, dtype: str) -> None:
     """With the sizes of Qwen3-4B; nothing spills, and enough programs fit on a multiprocessor to hide memory."""
     from retrain_local.model import operations_triton as kernels
     from retrain_local.training import head_triton
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     numbers = f"*{dtype}"
     eps = {"eps": "fp32"}
     types = dict.fromkeys(("x", "weight", "g", "into"), numbers) | strides("x_row", "g_row") | eps
@@ -185,13 +172,10 @@ def test_what_training_adds(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capa
 @pytest.mark.parametrize(
     ("dtype", "rank", "rows"), [("bf16", 32, 32), ("bf16", 128, 32), ("fp16", 8, 16), ("fp32", 16, 32)]
 )
-def test_decoding(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str, rank: int, rows: int
-) -> None:
+def test_decoding(capability: int, dtype: str, rank: int, rows: int) -> None:
     from retrain_local.model import decode_triton as kernels
     from retrain_local.model.operations_triton import _add_norm
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     numbers, tile_rank = f"*{dtype}", kernels.TILE_RANKS[rank > 16]
     types = dict.fromkeys(("x", "added", "weight", "y"), numbers) | strides("x_row", "added_row") | {"eps": "fp32"}
     made = [compiled(_add_norm, types, {"SIZE": 2560, "TILE": 4096, "ADDS": True}, capability, num_warps=8)]
@@ -213,10 +197,9 @@ def test_decoding(
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_drawing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capability: int, dtype: str) -> None:
+def test_drawing(capability: int, dtype: str) -> None:
     from retrain_local.sampling import draw_triton as kernels
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = {"logits": f"*{dtype}", "temperature": "*fp32", "found": "*fp32"} | strides("logits_row", "rows")
     sizes: dict[str, Any] = {"VOCABULARY": 151_936, "PIECES": 38, "PIECE": kernels.PIECE}
     made = [compiled(kernels._measure, types, sizes, capability, num_warps=8)]

@@ -7,34 +7,29 @@ from dataclasses import replace
 import pytest
 import torch
 
-from retrain.api import ConfigError, PluginContext
+from retrain.api import ConfigError
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain_local import plugin
 from retrain_local.checks import device_problems
 from retrain_local.devices.torch_devices import Devices, choose_devices, find_devices, missing_cuda
-
-Make = Callable[..., PluginContext]
-
+from tests.kit.local_backend import Local
+from tests.kit.problems import codes_in
 
 CPU = torch.device("cpu")
 
 
-def test_cpu(make_context: Make) -> None:
-    assert choose_devices(make_context(devices="cpu").config) == Devices(samplers=(CPU,), trainer=CPU)
-
-
-@pytest.mark.parametrize(("devices", "samplers"), [("cpu,cpu", 1), ("cpu, cpu , cpu", 2)])
-def test_the_last_of_several_trains_and_the_others_sample(make_context: Make, devices: str, samplers: int) -> None:
-    found = choose_devices(make_context(devices=devices).config)
-    assert found == Devices(samplers=(CPU,) * samplers, trainer=CPU, is_split=True)
+@pytest.mark.parametrize(("devices", "samplers"), [("cpu", 1), ("cpu,cpu", 1), ("cpu, cpu , cpu", 2)])
+def test_the_last_of_several_trains_and_the_others_sample(local: Local, devices: str, samplers: int) -> None:
+    found = choose_devices(local.context(devices=devices).config)
+    assert found == Devices(samplers=(CPU,) * samplers, trainer=CPU, is_split="," in devices)
 
 
 @pytest.mark.parametrize(("devices", "is_split"), [("gpu:0", False), ("gpu:0,gpu:1", True)])
 def test_missing_gpus_that_nobody_set_fall_back_with_one_warning(
-    make_context: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, devices: str, is_split: bool
+    local: Local, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, devices: str, is_split: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = make_context(devices=devices).config
+    config = local.context(devices=devices).config
     with caplog.at_level(logging.INFO, logger="retrain"):
         found = choose_devices(config)
     assert found == Devices(samplers=(CPU,), trainer=CPU, is_split=is_split)
@@ -45,9 +40,9 @@ def test_missing_gpus_that_nobody_set_fall_back_with_one_warning(
     assert why in caplog.text
 
 
-def test_only_gpus_are_looked_for(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_are_looked_for(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = make_context(devices="gpu:0").config
+    config = local.context(devices="gpu:0").config
     found = plugin.find_devices(config)
     assert found is not None
     assert found[0] == "cpu"
@@ -65,18 +60,15 @@ def test_only_gpus_are_looked_for(make_context: Make, monkeypatch: pytest.Monkey
 )
 @pytest.mark.parametrize("devices", ["gpu:0", "gpu:0,gpu:1"])
 def test_missing_gpus_that_somebody_set_are_an_error_with_the_fix(
-    make_context: Make, monkeypatch: pytest.MonkeyPatch, devices: str, origin: Origin, where: str
+    local: Local, monkeypatch: pytest.MonkeyPatch, devices: str, origin: Origin, where: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = replace(make_context(devices=devices).config, origins={"backend.devices": origin})
+    config = replace(local.context(devices=devices).config, origins={"backend.devices": origin})
     for choose in (choose_devices, find_devices):
         with pytest.raises(ConfigError) as caught:
             choose(config)
-        [problem] = caught.value.problems
-        assert problem.where.startswith(where)
-        assert problem.what == f"{devices!r} cannot be used"
-        assert f"PyTorch {torch.__version__}" in problem.why
-        assert problem.fix.startswith('write "cpu" to train on the CPU, or ')
+        assert codes_in(caught) == ["device.no-gpu"]
+        assert caught.value.problems[0].where.startswith(where)
 
 
 def test_the_reason_names_the_build_the_driver_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +93,11 @@ def test_the_reason_names_the_build_the_driver_or_the_variable(monkeypatch: pyte
     assert missing_cuda()[1] == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_a_gpu_that_is_there_by_default_is_named(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_there_by_default_is_named(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Card {device.index}")
-    config = make_context(devices="gpu:0").config
+    config = local.context(devices="gpu:0").config
     used, why = find_devices(config)
     assert used == "gpu:0"
     assert why == f"[backend] devices is not set, and PyTorch {torch.__version__} sees Card 0"
@@ -114,42 +106,33 @@ def test_a_gpu_that_is_there_by_default_is_named(make_context: Make, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "devices", ["", "cuda:0", "gpu", "gpu:-1", "gpu:a", "CPU", "mps", "gpu:0;gpu:1", "gpu:0,", ","]
+    ("devices", "code", "fix"),
+    [
+        *((name, "unknown-name", "") for name in ("", "gpu", "gpu:-1", "gpu:a", "CPU", "gpu:0;gpu:1", "gpu:0,", ",")),
+        ("cuda", "unknown-name", '"gpu:0" for a CUDA GPU'),
+        ("cuda:3", "unknown-name", '"gpu:3" for a CUDA GPU'),
+        ("mps", "unknown-name", 'write "cpu"'),
+        ("tpu", "unknown-name", '"cpu"'),
+        *((names, "mixed-kinds", "") for names in ("cpu,gpu:0", "gpu:0, cpu")),
+    ],
 )
-def test_not_a_device(make_context: Make, devices: str) -> None:
-    config = make_context(devices=devices).config
+def test_other_names_are_refused_with_a_name_that_is_a_device(local: Local, devices: str, code: str, fix: str) -> None:
+    config = local.context(devices=devices).config
     (problem,) = device_problems(config)
-    with pytest.raises(ConfigError, match=r"\[backend\] devices") as caught:
+    assert (problem.code, problem.where) == (f"device.{code}", "[backend] devices (default)")
+    assert fix in problem.fix
+    with pytest.raises(ConfigError) as caught:
         choose_devices(config)
     assert caught.value.problems == (problem,), "the check before anything loads says the same"
 
 
-@pytest.mark.parametrize(
-    ("devices", "fix"),
-    [
-        ("cuda", '"gpu:0" for a CUDA GPU'),
-        ("cuda:3", '"gpu:3" for a CUDA GPU'),
-        ("mps", 'write "cpu"'),
-        ("tpu", '"cpu"'),
-    ],
-)
-def test_the_fix_is_a_name_that_is_a_device(make_context: Make, devices: str, fix: str) -> None:
-    (problem,) = device_problems(make_context(devices=devices).config)
-    assert fix in problem.fix
-
-
-@pytest.mark.parametrize("devices", ["cpu,gpu:0", "gpu:0, cpu"])
-def test_a_cpu_in_a_list_with_gpus_is_refused(make_context: Make, devices: str) -> None:
-    (problem,) = device_problems(make_context(devices=devices).config)
-    assert "do not compute the same policy" in problem.what
-
-
-def test_gpus_by_index(make_context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_by_index(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_devices(make_context(devices="gpu:1").config).trainer == torch.device("cuda", 1)
-    split = choose_devices(make_context(devices="gpu:1,gpu:0").config)
+    assert choose_devices(local.context(devices="gpu:1").config).trainer == torch.device("cuda", 1)
+    split = choose_devices(local.context(devices="gpu:1,gpu:0").config)
     assert (split.samplers, split.trainer) == ((torch.device("cuda", 1),), torch.device("cuda", 0))
     for devices in ("gpu:2", "gpu:0,gpu:2"):
-        with pytest.raises(ConfigError, match="there is no gpu:2: this machine has 2 GPUs"):
-            choose_devices(make_context(devices=devices).config)
+        with pytest.raises(ConfigError) as caught:
+            choose_devices(local.context(devices=devices).config)
+        assert codes_in(caught) == ["device.no-such-gpu"]

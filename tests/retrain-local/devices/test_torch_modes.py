@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from retrain.api import SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend
 from retrain_local.devices.torch_devices import (
     ONE_THREAD_BELOW,
     limited_threads,
@@ -17,6 +15,7 @@ from retrain_local.devices.torch_devices import (
     threads_for,
     training_threads,
 )
+from tests.kit.local_backend import Local
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -46,16 +45,14 @@ def test_the_process_gets_its_number_back() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(
-    make_backend: Callable[..., LocalBackend], requests: Sequence[SampleRequest], roll: Callable[..., TrainBatch]
-) -> None:
+def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(local: Local) -> None:
     reports = []
     for threads in (1, 2):
         with limited_threads(threads):
-            backend = make_backend()
+            backend = local.make()
             reports.append([])
             for step in range(2):
-                reports[-1].append(backend.train(roll(backend, requests, step=step)))
+                reports[-1].append(backend.train(local.roll(backend, step=step)))
                 backend.publish()
             assert torch.get_num_threads() == threads
     assert reports[0] == reports[1]
@@ -78,15 +75,12 @@ def test_every_core_computes_a_pack_with_one_thread(monkeypatch: pytest.MonkeyPa
 
 
 def test_packs_of_a_larger_model_are_computed_side_by_side_by_single_threads(
-    make_backend: Callable[..., LocalBackend],
-    requests: Sequence[SampleRequest],
-    roll: Callable[..., TrainBatch],
-    monkeypatch: pytest.MonkeyPatch,
+    local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain_local.devices.torch_devices.ONE_THREAD_BELOW", 0)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with limited_threads(2):
-        backend = make_backend(options={"micro_batch_tokens": 100})
+        backend = local.make(options={"micro_batch_tokens": 100})
         _, trainer = backend._open()
         threads: set[tuple[str, int]] = set()
         hidden = trainer._decoder.hidden
@@ -96,6 +90,6 @@ def test_packs_of_a_larger_model_are_computed_side_by_side_by_single_threads(
             return hidden(*given)
 
         monkeypatch.setattr(trainer._decoder, "hidden", spied)
-        backend.train(roll(backend, requests))
+        backend.train(local.roll(backend))
     assert threads == {("pack_0", 1), ("pack_1", 1)}
     assert trainer._limits.packs_at_a_time == 2

@@ -21,11 +21,12 @@ from transformers.pytorch_utils import Conv1D
 from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.run.configure import load_checked
 from retrain_local.export import write
-from retrain_local.export.merged import Delta
+from retrain_local.export.merged import Delta, read_adapter_file
 from retrain_local.export.write import Gap
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.hf_models import SERVED, hf_model
+from tests.kit.problems import codes_in
 
 TINY = "builtin:tiny"
 BOUND = 1e-5
@@ -248,8 +249,9 @@ def test_what_is_more_than_matrices_is_merged_by_peft_or_refused(plugins: Plugin
     assert "PEFT" in found.notes[0]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert float((logits(merged) - refereed(adapter, base)).abs().max()) < BOUND
-    with pytest.raises(ConfigError, match="merge it into a folder first"):
+    with pytest.raises(ConfigError) as caught:
         export(plugins, tmp_path / "gguf", adapter, base=str(base), form="gguf", dtype="f32")
+    assert codes_in(caught) == ["export.gguf-adapter"]
 
 
 @pytest.mark.long
@@ -266,30 +268,41 @@ def test_adapters_of_other_architectures_are_merged_or_refused(plugins: Plugins,
         export(plugins, tmp_path / "tied-out", tied)
 
 
+LORA = '{"peft_type": "LORA", "lora_alpha": 1' + "0" * 400 + "}"
+
+
+@pytest.mark.parametrize("settings", ['{"peft_type": "LORA"}', LORA, "[" * 100_000, "[]"])
+def test_damaged_settings_are_refused(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(settings)
+    with pytest.raises(ConfigError) as caught:
+        read_adapter_file(tmp_path)
+    assert codes_in(caught) == ["export.adapter-unreadable"]
+    assert caught.value.problems[0].where == str(tmp_path)
+
+
 def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: Path) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     file = adapter / "adapter_config.json"
     document = json.loads(file.read_text())
 
-    def refused(adapter: Path, base: str = TINY) -> str:
+    def check(code: str, base: str | Path = TINY) -> None:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with pytest.raises(ConfigError) as caught:
-            export(plugins, tmp_path / "out", adapter, base=base)
-        return str(caught.value)
+            export(plugins, tmp_path / "out", adapter, base=str(base))
+        assert codes_in(caught) == [code]
 
     for init in ("pissa_niter_4", "olora", "corda", "loftq"):
         file.write_text(json.dumps(document | {"init_lora_weights": init}))
-        assert "was trained on a changed base" in refused(adapter)
+        check("export.changed-base")
     file.write_text(json.dumps(document | {"peft_type": "IA3"}))
-    assert "peft_type is 'IA3'" in refused(adapter)
+    check("export.adapter-kind")
     file.write_text(json.dumps(document))
-    other = tmp_path / "other"
-    hf_model("Llama", SERVED["Llama"]).save_pretrained(other)
-    assert "name the base that the adapter was trained on" in refused(adapter, str(other))
-    assert "there is no folder" in refused(adapter, str(tmp_path / "missing"))
+    hf_model("Llama", SERVED["Llama"]).save_pretrained(tmp_path / "other")
+    check("export.other-base", tmp_path / "other")
+    check("model.no-such-folder", tmp_path / "missing")
     broken = {name: t * float("nan") for name, t in load_file(adapter / "adapter_model.safetensors").items()}
     save_file(broken, adapter / "adapter_model.safetensors")
-    assert "not finite" in refused(adapter)
+    check("export.adapter-non-finite")
 
 
 def test_a_short_disk_is_refused_before_anything_is_written(
@@ -297,15 +310,17 @@ def test_a_short_disk_is_refused_before_anything_is_written(
 ) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     monkeypatch.setattr(write.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    with pytest.raises(ConfigError, match="MiB are needed, and 1 MiB are free"):
+    with pytest.raises(ConfigError) as caught:
         export(plugins, tmp_path / "out", adapter)
+    assert codes_in(caught) == ["export.disk-full"]
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_logits_beyond_rounding_are_refused() -> None:
     for kind, gap in (("fp32", 2e-4), ("bf16", 2.0), ("bf16", float("nan"))):
-        with pytest.raises(BackendError, match="the logits of the written model differ"):
+        with pytest.raises(BackendError) as caught:
             write.refuse_gap(Gap(written=gap, trained=1.0, size=10.0), kind, SimpleNamespace(base=TINY))  # type: ignore[arg-type]
+        assert codes_in(caught) == ["export.non-finite-logits" if gap != gap else "export.other-logits"]
     write.refuse_gap(Gap(written=2e-5, trained=1.0, size=10.0), "fp32", SimpleNamespace(base=TINY))  # type: ignore[arg-type]
 
 

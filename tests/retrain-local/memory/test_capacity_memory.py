@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import ConfigError, MemoryEstimate, MemoryPhase, Problem, Workload
@@ -319,6 +319,7 @@ def test_no_tensor_grows_with_vocabulary_times_length(qwen: ModelShape) -> None:
     assert str(phase(estimate(wide, WORK), "training").biggest).startswith("embedding [607744, 2560]")
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["batch_size", "group_size", "max_tokens", "prompt_tokens", "lora_rank"]),
     st.integers(1, 200),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain_local.memory.sizes import FULL_SPEED_TOKENS_CPU, PROMPTS_PER_PACK, TOKEN_BUDGET, PackPlan, plan_cpu_packs
@@ -52,6 +52,7 @@ def test_a_long_prompt_is_not_computed_again_for_every_completion() -> None:
     assert plan(math.inf, prompt=4000).kept_tokens == 0
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     free=st.floats(0, 2**50),
     kept=st.integers(1, 2**30),

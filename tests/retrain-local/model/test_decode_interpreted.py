@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.packed import PaddedAttend
+from retrain.api import Sample, SamplingParams
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.memory import sizes
-from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import KEY, find_source
-from retrain_local.model.pair import LocalPolicy, Placement
+from retrain_local.model.pair import Placement
 from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_backend import Local
+from tests.kit.local_engines import make_engine, paged
 from tests.kit.triton_interpreter import INTERPRETER, elsewhere, needs_triton, run_interpreted
 
 CPU = torch.device("cpu")
@@ -33,39 +31,24 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 @pytest.mark.skipif(os.environ.get(INTERPRETER) != "1", reason="test_gpu.py has engines on CUDA")
-def test_an_engine_on_kernels_alone(
-    make_context: Callable[..., PluginContext], requests: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_on_kernels_alone(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     from retrain_local.attention.paged_triton import TritonPages
     from retrain_local.model.decode_triton import KERNELS
     from retrain_local.sampling import draw_triton
 
     monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
     monkeypatch.setattr(Placement, "is_stacked", property(lambda _: True))
-    context = make_context()
-    pair = create_pair(
-        context.config, find_source(context.config.model.model, KEY, context.plugins), trainer_device=CPU, seed=1
-    )
+    pair = local.pair(seed=1)
     with torch.no_grad():
         for name, p in pair.parameters.items():
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
     pair.publish()
 
-    def sampled(paged: Any) -> tuple[PytorchEngine, Callable[[], list[Sample]]]:
-        policy = LocalPolicy(
-            sampler=pair.sampler,
-            device=CPU,
-            model_path="",
-            stop_ids=frozenset({500, 501}),
-            context_limit=pair.sampler.shape.context,
-            save_adapter=lambda folder: None,
-            logprobs=lambda rows, temperature: [],
-        )
-        kernels: Any = SimpleNamespace(packed=PaddedAttend, paged=paged)
-        engine = PytorchEngine(policy, kernels)
+    def sampled(kernels: Any) -> tuple[PytorchEngine, Callable[[], list[Sample]]]:
+        engine = make_engine(pair.sampler, kernels=paged(kernels))
         params = SamplingParams(max_tokens=6, temperature=0.8, entropy=True)
-        return engine, lambda: [sample for group in engine.sample(requests[:2], params) for sample in group]
+        return engine, lambda: [sample for group in engine.sample(local.requests[:2], params) for sample in group]
 
     _, plain = sampled(PagedKernels())
     wanted = plain()

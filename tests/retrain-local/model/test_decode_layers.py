@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrain.api import PluginContext, Sample, SampleRequest, SamplingParams
-from retrain_local.attention.packed import PaddedAttend
-from retrain_local.attention.pages import PagedKernels
+from retrain.api import Sample, SamplingParams
 from retrain_local.decoder import PagedAttend, Scores, Target
 from retrain_local.memory import sizes
 from retrain_local.model import operations
 from retrain_local.model.fused import PLAIN, decode_faults
-from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import KEY, find_source
 from retrain_local.model.operations import Operations
-from retrain_local.model.pair import LocalPolicy, Pair, Placement
+from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.projection import SampledStacked
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_backend import Local
+from tests.kit.local_engines import make_engine, paged
 from tests.kit.shared import first_or_long
 
 CPU = torch.device("cpu")
@@ -33,15 +29,13 @@ MakePair = Callable[[bool], Pair]
 
 
 @pytest.fixture
-def low_rank_pair(make_context: Callable[..., PluginContext], monkeypatch: pytest.MonkeyPatch) -> MakePair:
+def low_rank_pair(local: Local, monkeypatch: pytest.MonkeyPatch) -> MakePair:
     """A pair with a trained adapter, added at each product; stacked or as on a CPU."""
 
     def make(stacked: bool) -> Pair:
         monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
         monkeypatch.setattr(Placement, "is_stacked", property(lambda _: stacked))
-        context = make_context()
-        source = find_source(context.config.model.model, KEY, context.plugins)
-        pair = create_pair(context.config, source, trainer_device=CPU, seed=1)
+        pair = local.pair(seed=1)
         numbers = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for name, p in pair.parameters.items():
@@ -53,36 +47,26 @@ def low_rank_pair(make_context: Callable[..., PluginContext], monkeypatch: pytes
     return make
 
 
-def sampled(pair: Pair, requests: list[SampleRequest], **options: Any) -> list[Sample]:
-    policy = LocalPolicy(
-        sampler=pair.sampler,
-        device=CPU,
-        model_path="",
-        stop_ids=frozenset({500, 501}),
-        context_limit=pair.sampler.shape.context,
-        save_adapter=lambda folder: None,
-        logprobs=lambda rows, temperature: [],
-    )
-    kernels: Any = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
-    engine = PytorchEngine(policy, kernels, **options)
+def sampled(pair: Pair, local: Local, **options: Any) -> list[Sample]:
+    engine = make_engine(pair.sampler, kernels=paged(), **options)
     params = SamplingParams(max_tokens=16, temperature=0.8, entropy=True)
-    return [sample for group in engine.sample(requests, params) for sample in group]
+    return [sample for group in engine.sample(local.requests, params) for sample in group]
 
 
 @pytest.mark.parametrize(
     ("cache_dtype", "atol"), first_or_long([("auto", 1e-4), ("int8", 2e-3)])
 )  # where rounding moves a cell
 def test_completions_are_those_of_separate_operations(
-    low_rank_pair: MakePair, requests: list[SampleRequest], cache_dtype: str, atol: float
+    low_rank_pair: MakePair, local: Local, cache_dtype: str, atol: float
 ) -> None:
-    wanted = sampled(low_rank_pair(False), requests, cache_dtype=cache_dtype)
+    wanted = sampled(low_rank_pair(False), local, cache_dtype=cache_dtype)
     pair = low_rank_pair(True)
     sampler: Any = pair.sampler
     assert isinstance(sampler._layers[0]._down, SampledStacked)
     calls: list[str] = []
     plain = PLAIN
     sampler._decode = replace(plain, swiglu=lambda product: calls.append("gate") or plain.swiglu(product))
-    for one, other in zip(sampled(pair, requests, cache_dtype=cache_dtype), wanted, strict=True):
+    for one, other in zip(sampled(pair, local, cache_dtype=cache_dtype), wanted, strict=True):
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
         np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=atol)
     assert len(calls) >= len(sampler._layers) * 8, "decoding went through these kernels"
@@ -152,7 +136,7 @@ class Pages:
 
 def test_a_layer_takes_at_most_twelve_launches_per_token(low_rank_pair: MakePair) -> None:
     """Stretches of keys included; 21 with separate operations."""
-    rows, angles = 4, torch.zeros(4, 1, 16)
+    rows, angles = 4, torch.zeros(4, 1, 8)
     found = {}
     for stacked in (False, True):
         decoder: Any = low_rank_pair(stacked).sampler

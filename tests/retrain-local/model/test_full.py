@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from retrain.api import BackendError, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend
-from retrain_local.decoder import Decoder
+from retrain.api import BackendError, TrainBatch
 from retrain_local.model.checkpoint import save_adapter
-from retrain_local.model.pair import Pair
 from retrain_local.training.head import selected_logprobs
+from tests.kit.local_backend import Local, check_same_rows, saved
+from tests.kit.local_pairs import IDS_N, hidden_of, logits_of, own_logits, relative, shake
+from tests.kit.problems import codes_in
 from tests.kit.random_models import random_model
 from tests.kit.shared import first_or_long
 
-MakePair = Callable[..., Pair]
-LogitsOf = Callable[[Decoder, Tensor], Tensor]
 KINDS = ("llama tied with biases", "llama", "qwen2 with windows", "qwen3", "qwen3 with windows and biases")
 
 
@@ -35,30 +33,24 @@ def named(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path / "model"
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).float().norm() / expected.float().norm())
-
-
 def own_logprobs(model: Any, row_T: Tensor) -> Tensor:
     logits = model(input_ids=row_T[None], use_cache=False).logits[0]
     return logits[:-1].log_softmax(-1).gather(1, row_T[1:, None])[:, 0]
 
 
-def test_the_gradient_of_every_weight_is_that_of_transformers(
-    named: tuple[Any, Path], make_pair: MakePair, hidden_of: LogitsOf, ids_N: Tensor
-) -> None:
+def test_the_gradient_of_every_weight_is_that_of_transformers(named: tuple[Any, Path], local: Local) -> None:
     """Through the head that makes its logits again, in chunks, with activations kept and recomputed."""
     model, folder = named
-    pair = make_pair(folder, rank=0)
+    pair = local.pair(folder, rank=0)
     theirs = {name: p for name, p in model.named_parameters() if name in pair.parameters}
     assert theirs.keys() == pair.parameters.keys()
     assert sum(p.numel() for p in theirs.values()) == pair.total == sum(p.numel() for p in model.parameters())
     weights_T = torch.randn(16, generator=torch.Generator().manual_seed(1))
-    alone_T = ids_N[-17:]
+    alone_T = IDS_N[-17:]
     wanted = torch.autograd.grad((own_logprobs(model, alone_T) * weights_T).sum(), list(theirs.values()))
     for recompute in (False, True):
         pair.trained.recompute = recompute
-        hidden_TD = hidden_of(pair.trained, ids_N)[-17:-1]
+        hidden_TD = hidden_of(pair.trained)[-17:-1]
         given = pair.trained.logits, 2**22 // 5  # five rows of logits at a time
         logprobs_T = selected_logprobs(hidden_TD, alone_T[1:], *given, 1.0, parameters=pair.trained.head_parameters)
         found = torch.autograd.grad((logprobs_T * weights_T).sum(), list(pair.parameters.values()))
@@ -68,91 +60,62 @@ def test_the_gradient_of_every_weight_is_that_of_transformers(
             assert relative(by_name[name], gradient) < 1e-4, name
 
 
-def test_the_padding_token_gets_no_gradient_as_an_input_just_as_in_transformers(
-    make_pair: MakePair, hidden_of: LogitsOf, ids_N: Tensor, tmp_path: Path
-) -> None:
+def test_the_padding_token_gets_no_gradient_as_an_input_just_as_in_transformers(local: Local, tmp_path: Path) -> None:
     """In SmolLM2 that is the token which ends a turn."""
     model = random_model("llama")
-    alone_T = ids_N[-17:]
+    alone_T = IDS_N[-17:]
     model.config.pad_token_id = model.model.embed_tokens.padding_idx = int(alone_T[5])
     model.save_pretrained(tmp_path)
-    pair = make_pair(tmp_path, rank=0)
+    pair = local.pair(tmp_path, rank=0)
     weights_TD = torch.randn(17, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(
         (model.model(alone_T[None]).last_hidden_state[0] * weights_TD).sum(), model.model.embed_tokens.weight
     )[0]
     found = torch.autograd.grad(
-        (hidden_of(pair.trained, ids_N)[-17:] * weights_TD).sum(), pair.parameters["model.embed_tokens.weight"]
+        (hidden_of(pair.trained)[-17:] * weights_TD).sum(), pair.parameters["model.embed_tokens.weight"]
     )[0]
     assert not found[alone_T[5]].any()
     assert relative(found, wanted) < 1e-4
 
 
-def test_publishing_copies_every_weight_to_the_sampler(
-    named: tuple[Any, Path],
-    make_pair: MakePair,
-    logits_of: LogitsOf,
-    ids_N: Tensor,
-    shaken: Callable[[Pair, float], None],
+def test_every_weight_is_published_and_saved_as_a_model_of_transformers(
+    named: tuple[Any, Path], local: Local, tmp_path: Path
 ) -> None:
-    pair = make_pair(named[1], rank=0)
+    pair = local.pair(named[1], rank=0)
     with torch.no_grad():
-        before = logits_of(pair.sampler, ids_N)
-        shaken(pair, 0.3)
-        assert torch.equal(logits_of(pair.sampler, ids_N), before)
+        before = logits_of(pair.sampler)
+        shake(pair, 0.3)
+        assert torch.equal(logits_of(pair.sampler), before)
         pair.publish()
-        trained = logits_of(pair.trained, ids_N)
+        trained = logits_of(pair.trained)
         assert relative(trained, before) > 1e-1
-        assert relative(logits_of(pair.sampler, ids_N), trained) < 1e-5
+        assert relative(logits_of(pair.sampler), trained) < 1e-5
+        folder = saved(tmp_path / "saved", partial(save_adapter, pair))
+        assert relative(own_logits(AutoModelForCausalLM.from_pretrained(folder)), trained) < 1e-5
+        assert torch.equal(logits_of(local.pair(folder, rank=0).trained), trained)
         kept = {name: tensor.clone() for name, tensor in pair.adapter.items()}
-        shaken(pair, 0.1)
+        shake(pair, 0.1)
         pair.publish(kept)  # as a resumed run with overlap does
-        assert relative(logits_of(pair.sampler, ids_N), trained) < 1e-5
-
-
-def test_what_is_saved_is_a_model_of_transformers(
-    named: tuple[Any, Path],
-    make_pair: MakePair,
-    logits_of: LogitsOf,
-    own_logits: Callable[[Any, Tensor], Tensor],
-    ids_N: Tensor,
-    shaken: Callable[[Pair, float], None],
-    tmp_path: Path,
-) -> None:
-    pair = make_pair(named[1], rank=0)
-    shaken(pair, 0.3)
-    (tmp_path / "saved").mkdir()
-    save_adapter(pair, tmp_path / "saved")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    again = make_pair(tmp_path / "saved", rank=0)
-    with torch.no_grad():
-        trained = logits_of(pair.trained, ids_N)
-        assert relative(own_logits(model, ids_N), trained) < 1e-5
-        assert torch.equal(logits_of(again.trained, ids_N), trained)
+        assert relative(logits_of(pair.sampler), trained) < 1e-5
 
 
 def test_bf16_products_keep_fp32_weights_and_their_gradient(
-    named: tuple[Any, Path],
-    make_pair: MakePair,
-    logits_of: LogitsOf,
-    own_logits: Callable[[Any, Tensor], Tensor],
-    ids_N: Tensor,
-    monkeypatch: pytest.MonkeyPatch,
+    named: tuple[Any, Path], local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
-    exact, rounded = make_pair(named[1], rank=0), make_pair(named[1], rank=0, dtype="bf16")
+    exact, rounded = local.pair(named[1], rank=0), local.pair(named[1], rank=0, dtype="bf16")
     assert rounded.trained.dtype == rounded.sampler.dtype == torch.bfloat16
     assert {p.dtype for p in rounded.parameters.values()} == {torch.float32}
-    weights = torch.randn(len(ids_N), 200, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(len(IDS_N), 200, generator=torch.Generator().manual_seed(1))
     names, found = list(exact.parameters), []
     theirs = dict(named[0].bfloat16().named_parameters())
-    losses = [logits_of(pair.trained, ids_N) for pair in (exact, rounded)] + [own_logits(named[0], ids_N)]
+    losses = [logits_of(pair.trained) for pair in (exact, rounded)] + [own_logits(named[0])]
     for logits, parameters in zip(losses, (exact.parameters, rounded.parameters, theirs), strict=True):
         gradients = torch.autograd.grad((logits.float() * weights).sum(), [parameters[name] for name in names])
         found.append(torch.cat([gradient.flatten() for gradient in gradients]))
     assert relative(found[1], found[0]) < 1.5 * relative(found[2], found[0])  # as close as transformers' own
     with torch.no_grad():
-        assert relative(logits_of(rounded.sampler, ids_N), logits_of(rounded.trained, ids_N)) < 2e-2
+        assert relative(logits_of(rounded.sampler), logits_of(rounded.trained)) < 2e-2
 
 
 def held_bytes(root: object) -> dict[int, int]:
@@ -170,93 +133,70 @@ def held_bytes(root: object) -> dict[int, int]:
     return storages
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", first_or_long(["bf16", "fp32"]))
 def test_a_sampler_holds_every_weight_once(
-    dtype: str, named: tuple[Any, Path], make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+    dtype: str, named: tuple[Any, Path], local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These matrices are too small to be prepacked: this is what a GPU holds."""
     monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
-    pair = make_pair(named[1], rank=0, dtype=dtype)
+    pair = local.pair(named[1], rank=0, dtype=dtype)
     wanted = pair.total * {"fp32": 4, "bf16": 2}[dtype]
     trained = held_bytes(pair.trained)  # to whose layers the sampler's refer
     own = sum(size for place, size in held_bytes(pair.sampler).items() if place not in trained)
     assert wanted <= own < wanted + 8192  # and norms of heads, expanded, and frequencies
 
 
-MakeBackend = Callable[..., LocalBackend]
-Roll = Callable[..., TrainBatch]
-
-
-def test_a_step_changes_every_weight_and_the_next_is_on_policy(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    backend = make_backend(rank=0, lr=1e-3)
+def test_a_step_changes_every_weight_and_the_next_is_on_policy(local: Local) -> None:
+    backend = local.make(rank=0, lr=1e-3)
     assert backend._pair is not None
     before = {name: p.detach().clone() for name, p in backend._pair.parameters.items()}
-    backend.train(roll(backend, requests))
+    backend.train(local.roll(backend))
     backend.publish()
     assert all(not torch.equal(p, before[name]) for name, p in backend._pair.parameters.items())
-    rows = roll(backend, requests, step=1).rows
+    rows = local.roll(backend, step=1).rows
     for row, found_T in zip(rows, backend.logprobs(rows, 1.0), strict=True):
         assert np.abs(found_T - row.logprobs_T)[row.action_T].max() < 1e-4
 
 
 @pytest.mark.parametrize(("rank", "fix"), [(0, "train an adapter"), (4, "lower [model] lora_rank")])
 def test_an_update_without_memory_says_what_to_do(
-    rank: int,
-    fix: str,
-    make_backend: MakeBackend,
-    requests: Sequence[SampleRequest],
-    roll: Roll,
-    monkeypatch: pytest.MonkeyPatch,
+    rank: int, fix: str, local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*given: Any) -> float:
         raise torch.OutOfMemoryError("no room for moments")
 
-    backend = make_backend(rank=rank)
+    backend = local.make(rank=rank)
     monkeypatch.setattr("retrain_local.training.adamw.AdamW.step", full)
-    with pytest.raises(BackendError, match="the optimizer's update ran out of memory on cpu") as caught:
-        backend.train(roll(backend, requests))
+    with pytest.raises(BackendError) as caught:
+        backend.train(local.roll(backend))
+    assert codes_in(caught) == ["memory.update-too-large"]
     assert fix in str(caught.value)
 
 
 @pytest.mark.parametrize("stored", first_or_long([torch.float32, torch.bfloat16]))
-def test_a_resumed_step_is_bit_identical(
-    stored: torch.dtype,
-    make_backend: MakeBackend,
-    model_folder: Path,
-    requests: Sequence[SampleRequest],
-    roll: Roll,
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_step_is_bit_identical(stored: torch.dtype, local: Local, model_folder: Path, tmp_path: Path) -> None:
     """Also where the model's own dtype, that of the files for users, would lose most of an update."""
     base = tmp_path / "base"
     AutoModelForCausalLM.from_pretrained(model_folder, dtype=stored).save_pretrained(base)
-    straight = make_backend(base, rank=0, lr=1e-3)
-    straight.train(roll(straight, requests))
+    straight = local.make(base, rank=0, lr=1e-3)
+    straight.train(local.roll(straight))
     straight.publish()
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    straight.save(saved)
-    assert AutoModelForCausalLM.from_pretrained(saved).dtype == stored
-    assert (saved / "master_weights.safetensors").exists() == (stored != torch.float32)
-    resumed = make_backend(base, rank=0, lr=1e-3, seed=99)
-    resumed.load(saved)
-    batches = [roll(backend, requests, step=1) for backend in (straight, resumed)]
-    for left, right in zip(batches[0].rows, batches[1].rows, strict=True):
-        assert left.tokens_T.tolist() == right.tokens_T.tolist()
-        assert left.logprobs_T.tobytes() == right.logprobs_T.tobytes()
+    folder = saved(tmp_path / "saved", straight.save)
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == stored
+    assert (folder / "master_weights.safetensors").exists() == (stored != torch.float32)
+    resumed = local.make(base, rank=0, lr=1e-3, seed=99)
+    resumed.load(folder)
+    batches = [local.roll(backend, step=1) for backend in (straight, resumed)]
+    check_same_rows(*batches)
     reports = [backend.train(batch) for backend, batch in zip((straight, resumed), batches, strict=True)]
     assert reports[0] == reports[1]
     weights = [backend._pair.adapter for backend in (straight, resumed) if backend._pair is not None]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_reference_is_the_model_of_the_files(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    backend = make_backend(rank=0, lr=1e-2)
-    rows = roll(backend, requests).rows
+def test_the_reference_is_the_model_of_the_files(local: Local) -> None:
+    backend = local.make(rank=0, lr=1e-2)
+    rows = local.roll(backend).rows
     before, trained = backend.reference_logprobs(rows, 0.7), backend.logprobs(rows, 0.7)
     assert all(np.array_equal(a, b) for a, b in zip(before, trained, strict=True))
     backend.train(TrainBatch(step=0, rows=rows, temperature=1.0))

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from retrain_local.decoder import Shape
 from retrain_local.devices import kernel_trials
 from retrain_local.model import fused
 from retrain_local.model.fused import faults, fused_operations
 from retrain_local.model.operations import Operations, rms_norm, swiglu
+from tests.kit.shapes import shape
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-SIZES = {"layers": 1, "hidden": 64, "inner": 96, "vocabulary": 1, "context": None, "parameters": 1}
-SHAPE = Shape(heads=4, kv_heads=2, head_size=16, value_size=16, **SIZES)
+SHAPE = shape(4, 2, 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from retrain.api import ConfigError
-from retrain_local.decoder import Decoder
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfFullDecoder
-from retrain_local.model.pair import Pair
 from retrain_local.training.head import selected_logprobs
 from tests.kit.hf_models import SERVED, hf_model
+from tests.kit.local_backend import Local
+from tests.kit.local_pairs import IDS_N, hidden_of, logits_of, own_logits, relative
 
-MakePair = Callable[..., Pair]
-LogitsOf = Callable[[Decoder, Tensor], Tensor]
 KINDS = ["GPT2", "GptOss", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("Gemma2", "Granite", "OPT"))]
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).float().norm() / expected.float().norm())
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_weight_is_trained_published_and_saved(
-    kind: str,
-    make_pair: MakePair,
-    hidden_of: LogitsOf,
-    logits_of: LogitsOf,
-    own_logits: Callable[[Any, Tensor], Tensor],
-    ids_N: Tensor,
-    tmp_path: Path,
-) -> None:
+def test_every_weight_is_trained_published_and_saved(kind: str, local: Local, tmp_path: Path) -> None:
     """The gradient is that of transformers, by the head that makes its logits again; the file is its model."""
     if kind not in SERVED:
         pytest.skip("another version of transformers")
     model = hf_model(kind, SERVED[kind])
     model.save_pretrained(tmp_path / "model")
-    pair = make_pair(tmp_path / "model", rank=0)
+    pair = local.pair(tmp_path / "model", rank=0)
     assert isinstance(pair.trained, HfFullDecoder)
     theirs = dict(model.named_parameters())
     assert theirs.keys() == pair.parameters.keys()
     weights_T = torch.randn(16, generator=torch.Generator().manual_seed(1))
-    alone_T = ids_N[-17:]
+    alone_T = IDS_N[-17:]
     logits = model(input_ids=alone_T[None], use_cache=False).logits[0, :-1]
     expected_T = logits.log_softmax(-1).gather(1, alone_T[1:, None])[:, 0]
     wanted = torch.autograd.grad((expected_T * weights_T).sum(), list(theirs.values()))
     for recompute in (False, True, False):
         pair.trained.recompute = recompute
         given = pair.trained.logits, 2**22 // 5  # five rows of logits at a time
-        hidden_TD = hidden_of(pair.trained, ids_N)[-17:-1]
+        hidden_TD = hidden_of(pair.trained)[-17:-1]
         found_T = selected_logprobs(hidden_TD, alone_T[1:], *given, 1.0, parameters=pair.trained.head_parameters)
         assert relative(found_T.detach(), expected_T.detach()) < 1e-5
         found = torch.autograd.grad((found_T * weights_T).sum(), list(pair.parameters.values()))
@@ -64,28 +47,28 @@ def test_every_weight_is_trained_published_and_saved(
                 name
             )  # OPT's keys have biases that change nothing
     with torch.no_grad():
-        before = logits_of(pair.trained, ids_N)
+        before = logits_of(pair.trained)
         for p in pair.parameters.values():
             p.mul_(1.1)
-        assert relative(logits_of(pair.sampler, ids_N), before) < 1e-5
+        assert relative(logits_of(pair.sampler), before) < 1e-5
         pair.publish()
-        after = logits_of(pair.trained, ids_N)
+        after = logits_of(pair.trained)
         assert relative(after, before) > 1e-2
-        assert relative(logits_of(pair.sampler, ids_N), after) < 1e-5
+        assert relative(logits_of(pair.sampler), after) < 1e-5
         with pair.trained.as_reference():
-            assert torch.equal(logits_of(pair.trained, ids_N), before)
-        assert torch.equal(logits_of(pair.trained, ids_N), after)
+            assert torch.equal(logits_of(pair.trained), before)
+        assert torch.equal(logits_of(pair.trained), after)
         (tmp_path / "saved").mkdir()
         save_adapter(pair, tmp_path / "saved")
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="eager")
-        assert relative(own_logits(again, ids_N), after) < 1e-5
+        assert relative(own_logits(again), after) < 1e-5
 
 
 def test_what_would_not_be_trained_as_it_is_is_refused(
-    make_pair: MakePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
     for kind, dtype, said in (("GPT2", "bf16", "in fp32 only"), ("DeepseekV3", "auto", "e_score_correction_bias")):
         hf_model(kind, SERVED[kind] | {"first_k_dense_replace": 1}).save_pretrained(tmp_path / kind)
         with pytest.raises(ConfigError, match=said):
-            make_pair(tmp_path / kind, rank=0, dtype=dtype)
+            local.pair(tmp_path / kind, rank=0, dtype=dtype)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.run.tables import read_config, registered_tables
-from retrain_local.backend import create_backend
 from retrain_local.devices.group import PeerFailedError
+from retrain_local.factory import create_backend
 from retrain_local.options import LocalOptions
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from retrain.api import BackendError, ConfigError, Determinism, SampleRequest, SamplesAhead, SamplingParams, TrainBatch
+from retrain.api import BackendError, ConfigError, Determinism, SamplesAhead, SamplingParams, TrainBatch
 from retrain_local.model.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE
+from tests.kit.local_backend import Local
 from tests.kit.sampled_rows import sampled_rows
 from tests.kit.shared import first_or_long
 
@@ -36,23 +37,21 @@ def check_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], wit
 
 
 @pytest.mark.parametrize("parallel", first_or_long(MODES))
-def test_two_processes_are_one(
-    parallel: str, make_ranked: MakeRanked, requests: Sequence[SampleRequest], tmp_path: Path
-) -> None:
+def test_two_processes_are_one(parallel: str, make_ranked: MakeRanked, local: Local, tmp_path: Path) -> None:
     alone, both = make_ranked(1, **MODES[parallel]), make_ranked(2, parallel, **MODES[parallel])
     assert not isinstance(both, SamplesAhead)
     assert both.capabilities.determinism is Determinism.SAME_MACHINE
     delivered = set[tuple[int, int]]()
     for step in range(2):
-        ours = alone.sample(requests, PARAMS)
-        theirs = both.sample(requests, PARAMS, lambda group, place, _: delivered.add((group, place)))
+        ours = alone.sample(local.requests, PARAMS)
+        theirs = both.sample(local.requests, PARAMS, lambda group, place, _: delivered.add((group, place)))
         for one, other in zip(ours, theirs, strict=True):
             assert [s.tokens_T.tolist() for s in one] == [s.tokens_T.tolist() for s in other]
             assert {s.policy_version for s in other} == {step}
             for s, t in zip(one, other, strict=True):
                 np.testing.assert_allclose(s.logprobs_T, t.logprobs_T, atol=1e-3 if step else 1e-4)
         assert len(delivered) == sum(len(group) for group in ours)
-        rows = sampled_rows(requests, ours, np.random.default_rng(step))
+        rows = sampled_rows(local.requests, ours, np.random.default_rng(step))
         batch = TrainBatch(step=step, rows=rows, temperature=1.0)
         mine, report = alone.train(batch), both.train(batch)
         assert report.grad_norm == pytest.approx(mine.grad_norm, rel=1e-6 if step == 0 else 1e-3)
@@ -75,14 +74,10 @@ def test_two_processes_are_one(
 @pytest.mark.long
 @pytest.mark.parametrize("parallel", MODES)
 def test_a_checkpoint_continues_on_another_number_of_ranks(
-    parallel: str,
-    make_ranked: MakeRanked,
-    requests: Sequence[SampleRequest],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    parallel: str, make_ranked: MakeRanked, local: Local, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     two = make_ranked(2, parallel, **MODES[parallel])
-    rows = sampled_rows(requests, two.sample(requests, PARAMS), np.random.default_rng(0))
+    rows = sampled_rows(local.requests, two.sample(local.requests, PARAMS), np.random.default_rng(0))
     few = TrainBatch(step=0, rows=rows[:1], temperature=1.0)  # one of two ranks has no row
     two.train(few)
     before = saved(two, tmp_path / "two")
@@ -101,7 +96,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(
 
 @pytest.mark.long
 def test_a_stop_during_a_step_changes_nothing_and_the_backend_goes_on(
-    make_ranked: MakeRanked, requests: Sequence[SampleRequest], tmp_path: Path
+    make_ranked: MakeRanked, local: Local, tmp_path: Path
 ) -> None:
     wanted: list[BaseException] = []
 
@@ -110,7 +105,7 @@ def test_a_stop_during_a_step_changes_nothing_and_the_backend_goes_on(
             raise wanted[0]
 
     backend = make_ranked(2, check_stop=check, options={"micro_batch_tokens": 8})
-    rows = sampled_rows(requests, backend.sample(requests, PARAMS), np.random.default_rng(0))
+    rows = sampled_rows(local.requests, backend.sample(local.requests, PARAMS), np.random.default_rng(0))
     batch = TrainBatch(step=0, rows=rows * 20, temperature=1.0)
     before = saved(backend, tmp_path / "before")
     wanted.append(KeyboardInterrupt("stop"))
@@ -120,17 +115,15 @@ def test_a_stop_during_a_step_changes_nothing_and_the_backend_goes_on(
     after = saved(backend, tmp_path / "after")
     assert all(np.array_equal(after[ADAPTER_FILE][k], v) for k, v in before[ADAPTER_FILE].items())
     assert backend.train(batch).num_tokens == batch.num_actions
-    assert len(backend.sample(requests, PARAMS)) == len(requests)
+    assert len(backend.sample(local.requests, PARAMS)) == len(local.requests)
 
 
-def test_a_fault_of_a_rank_is_named_and_nothing_runs_on(
-    make_ranked: MakeRanked, requests: Sequence[SampleRequest]
-) -> None:
+def test_a_fault_of_a_rank_is_named_and_nothing_runs_on(make_ranked: MakeRanked, local: Local) -> None:
     backend = make_ranked(2)
     (worker,) = backend._workers
     worker.process.kill()
     with pytest.raises(BackendError, match=rf"rank 1 \(process {worker.process.pid}\) was killed by signal 9"):
-        backend.sample(requests, PARAMS)
+        backend.sample(local.requests, PARAMS)
     with pytest.raises(BackendError, match="rank 1"):
         backend.publish()
 

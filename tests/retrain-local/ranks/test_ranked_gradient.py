@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from retrain.api import Config, TrainBatch, load_plugins
-from retrain_local.backend import LocalBackend
 from retrain_local.devices.group import ALONE, Group
 from retrain_local.devices.torch_devices import choose_devices
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import KEY, find_source
 from retrain_local.training.step_loss import PolicyLoss
 from retrain_local.training.trainer import Trainer
+from tests.kit.local_backend import Local
 from tests.kit.shared import slow_or_long
 
 MakeConfig = Callable[..., Config]
@@ -56,9 +56,9 @@ def gradient_of(trainer: Trainer, batch: TrainBatch) -> tuple[tuple[Any, ...], T
 
 
 @pytest.fixture
-def batch(make_backend: Callable[..., LocalBackend], requests: Any, roll: Callable[..., TrainBatch]) -> TrainBatch:
+def batch(local: Local) -> TrainBatch:
     """Rows with a reference that is not the policy."""
-    found = roll(make_backend(), requests)
+    found = local.roll(local.make())
     rng = np.random.default_rng(5)
     rows = [
         replace(row, reference_logprobs_T=row.logprobs_T + rng.normal(0, 0.1, len(row.tokens_T)), kl_coef=0.3)

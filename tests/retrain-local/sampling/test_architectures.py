@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from retrain.api import SampleRequest, SamplingParams
-from retrain_local.backend import LocalBackend
+from retrain.api import SamplingParams
+from tests.kit.local_backend import Local, write_model
+from tests.kit.local_engines import Engines, Plain, all_same
 from tests.kit.shared import first_or_long
 
 PARAMS = SamplingParams(max_tokens=20, temperature=0.8, entropy=True)
@@ -35,24 +34,15 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("name", first_or_long(ARCHITECTURES))
-def test_architectures(
-    name: str,
-    tmp_path: Path,
-    make_backend: Callable[..., LocalBackend],
-    make_plain: Callable[[Path], Any],
-    requests: list[SampleRequest],
-    roll: Callable[..., Any],
-    save_model: Callable[[Path, Any], Path],
-    check_all_same: Callable[..., None],
-) -> None:
+def test_architectures(name: str, tmp_path: Path, local: Local, engines: Engines) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name])
-    folder = save_model(tmp_path, model)
-    backend, plain = make_backend(folder), make_plain(folder)
-    firsts = [replace(request, seeds_G=request.seeds_G[:1]) for request in requests]
-    check_all_same([group[:1] for group in backend.sample(requests, PARAMS)], plain.all(firsts, PARAMS))
+    folder = write_model(tmp_path, model)
+    backend, plain = local.make(folder), Plain(folder)
+    firsts = [replace(request, seeds_G=request.seeds_G[:1]) for request in engines.requests]
+    all_same([group[:1] for group in backend.sample(engines.requests, PARAMS)], plain.all(firsts, PARAMS))
     for step in range(2):
-        report = backend.train(roll(backend, requests, step=step, temperature=0.7))
+        report = backend.train(local.roll(backend, requests=engines.requests, step=step, temperature=0.7))
         assert abs(report.ratio_max - 1) < 1e-4
         assert report.gap_max < 1e-4
         assert report.grad_norm > 0

@@ -54,9 +54,6 @@ class Owners(RuleBasedStateMachine):
         assert self.blocks.free == CAPACITY - sum(count > 0 for count in self.owners.values())
 
 
-TestOwners = Owners.TestCase
-
-
 def test_a_free_block_can_be_neither_released_nor_shared() -> None:
     blocks = Blocks(3)
     taken = blocks.take(2)

@@ -15,7 +15,7 @@ UNIFORMS = arrays(np.float64, 3, elements=st.floats(0, 1, exclude_max=True))
 
 
 @given(LOGITS, UNIFORMS, st.floats(0.1, 3.0))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_draw_inverts_the_distribution_function(logits: np.ndarray, u: np.ndarray, temperature: float) -> None:
     drawn = draw_tokens(torch.from_numpy(logits), temperature, torch.from_numpy(u), entropy=True)
     logprobs = torch.log_softmax(torch.from_numpy(logits).double() / temperature, -1).numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 import torch
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.decoder import Decoder
 from retrain_local.sampling import gathered_decoding
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_engines import Engines, all_same
 
-MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, entropy=True)
 
 
@@ -44,41 +41,30 @@ def threads_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def test_two_parts_draw_what_one_draws(
-    make_engine: MakeEngine,
-    load_sampler: Callable[..., Decoder],
-    many: list[SampleRequest],
-    check_all_same: Callable[..., None],
-    threads_seen: list[tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
+    engines: Engines, many: list[SampleRequest], threads_seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = load_sampler()
-    parts = make_engine(decoder)
+    decoder = engines.decoder()
+    parts = engines.make(decoder)
     found = parts.sample(many, PARAMS)
     assert {rows for rows, _ in threads_seen} >= {10}  # half of the 20
     parts.close()
-    again = make_engine(decoder)
+    again = engines.make(decoder)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    for mine, other in zip(again.sample(many, PARAMS), found, strict=True):
-        for a, b in zip(mine, other, strict=True):  # on one core to the last bit
-            assert a.tokens_T.tolist() == b.tokens_T.tolist()
-            assert a.logprobs_T.tolist() == b.logprobs_T.tolist()
+    all_same(again.sample(many, PARAMS), found, atol=0.0)
     monkeypatch.setattr(gathered_decoding, "PART_ROWS", 11)
     threads_seen.clear()
-    check_all_same(make_engine(decoder).sample(many, PARAMS), found)
+    all_same(engines.make(decoder).sample(many, PARAMS), found)
     assert max(rows for rows, _ in threads_seen) == 20
 
 
 def test_the_parts_share_the_threads(
-    make_engine: MakeEngine,
-    many: list[SampleRequest],
-    threads_seen: list[tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
+    engines: Engines, many: list[SampleRequest], threads_seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        engine = make_engine(stop_ids=frozenset())
+        engine = engines.make(stop_ids=frozenset())
         engine.sample(many, SamplingParams(max_tokens=2, temperature=1.0))
         assert set(threads_seen) == {(10, 2)}
         assert torch.get_num_threads() == 4
@@ -91,10 +77,10 @@ def test_the_parts_share_the_threads(
 
 
 def test_an_error_of_either_part_ends_the_call_and_leaves_nothing_behind(
-    make_engine: MakeEngine, many: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
+    engines: Engines, many: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    engine = make_engine()
+    engine = engines.make()
     wanted = engine.sample(many, PARAMS)
     plain = gathered_decoding.decode_step
 

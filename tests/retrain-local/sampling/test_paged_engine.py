@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,17 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrain.api import Sample, SampleRequest, SamplingParams
-from retrain_local.attention.packed import PaddedAttend
+from retrain.api import SamplingParams
 from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.sampling.decode import bucket, decode_step
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_engines import PARAMS, Engines, all_same, paged
 
 pytestmark = pytest.mark.slow
-
-MakeEngine = Callable[..., PytorchEngine]
-AllSame = Callable[..., None]
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
 
 
 class NotingPages(PagedKernels):
@@ -35,43 +29,26 @@ class NotingPages(PagedKernels):
         return super().read(queries_BHD, pages, tables_BM, *rest)
 
 
-def paged() -> Any:
-    return SimpleNamespace(packed=PaddedAttend, paged=NotingPages())
-
-
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_paged_decoding_equals_the_plain_definition(
-    make_engine: MakeEngine,
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: AllSame,
-    prefix_caching: bool,
-) -> None:
-    engine = make_engine(kernels=paged(), prefix_caching=prefix_caching)
-    check_all_same(engine.sample(requests, PARAMS), wanted)
+def test_paged_decoding_equals_the_plain_definition(engines: Engines, prefix_caching: bool) -> None:
+    engine = engines.make(kernels=paged(NotingPages()), prefix_caching=prefix_caching)
+    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pool_tokens", [96, 200, 640])
-def test_a_small_pool_loses_nothing(
-    make_engine: MakeEngine,
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: AllSame,
-    pool_tokens: int,
-) -> None:
-    engine = make_engine(kernels=paged(), pool_tokens=pool_tokens)
-    check_all_same(engine.sample(requests, PARAMS), wanted)
+def test_a_small_pool_loses_nothing(engines: Engines, pool_tokens: int) -> None:
+    engine = engines.make(kernels=paged(NotingPages()), pool_tokens=pool_tokens)
+    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("pool", "gap"), [("bf16", 0.05), ("int8", 0.05), ("fp8", 0.3)])
-def test_kernels_that_quantise_agree_with_the_pool_that_does(
-    make_engine: MakeEngine, requests: list[SampleRequest], pool: str, gap: float
-) -> None:
+def test_kernels_that_quantise_agree_with_the_pool_that_does(engines: Engines, pool: str, gap: float) -> None:
     params = SamplingParams(max_tokens=1 + 6, temperature=0.8)
     ours, theirs = (
-        make_engine(kernels=kernels, cache_dtype=pool).sample(requests, params) for kernels in (paged(), None)
+        engines.make(kernels=kernels, cache_dtype=pool).sample(engines.requests, params)
+        for kernels in (paged(NotingPages()), None)
     )
     gaps = []
     for group, others in zip(ours, theirs, strict=True):
@@ -83,13 +60,11 @@ def test_kernels_that_quantise_agree_with_the_pool_that_does(
     assert max(gaps) < gap
 
 
-def test_every_size_of_batch_has_one_place_in_memory_for_good(
-    make_engine: MakeEngine, requests: list[SampleRequest]
-) -> None:
-    kernels = paged()
-    engine = make_engine(kernels=kernels)
+def test_every_size_of_batch_has_one_place_in_memory_for_good(engines: Engines) -> None:
+    kernels = paged(NotingPages())
+    engine = engines.make(kernels=kernels)
     for _ in range(3):
-        engine.sample(requests, PARAMS)
+        engine.sample(engines.requests, PARAMS)
         engine.publish()
     for (rows, width), addresses in kernels.paged.addresses.items():
         assert rows == bucket(rows)
@@ -99,21 +74,17 @@ def test_every_size_of_batch_has_one_place_in_memory_for_good(
 
 @pytest.mark.long
 @pytest.mark.parametrize("made_room", [True, False])
-def test_the_same_seeds_give_the_same_again(
-    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame, made_room: bool
-) -> None:
-    engine = make_engine(kernels=paged())
-    first = engine.sample(requests, PARAMS)
+def test_the_same_seeds_give_the_same_again(engines: Engines, made_room: bool) -> None:
+    engine = engines.make(kernels=paged(NotingPages()))
+    first = engine.sample(engines.requests, PARAMS)
     if made_room:
         engine.free_cache()
-    check_all_same(engine.sample(requests, PARAMS), first, atol=0.0)
+    all_same(engine.sample(engines.requests, PARAMS), first, atol=0.0)
 
 
-def test_what_a_step_advances_is_put_back_by_a_warm_up(
-    make_engine: MakeEngine, requests: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_step_advances_is_put_back_by_a_warm_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording is preceded by calls that must leave no trace: here every step is warmed up."""
-    engine, other = make_engine(kernels=paged()), make_engine(kernels=paged())
+    engine, other = engines.make(kernels=paged(NotingPages())), engines.make(kernels=paged(NotingPages()))
 
     def run(key: Any, step: Callable[[], None], state: tuple[Tensor, ...]) -> None:
         before = [tensor.clone() for tensor in state]
@@ -123,18 +94,15 @@ def test_what_a_step_advances_is_put_back_by_a_warm_up(
         step()
 
     monkeypatch.setattr(engine._graphs, "run", run)
-    ours, theirs = engine.sample(requests, PARAMS), other.sample(requests, PARAMS)
-    for group, others in zip(ours, theirs, strict=True):
-        for one, another in zip(group, others, strict=True):
-            assert one.tokens_T.tolist() == another.tokens_T.tolist()
-            assert one.logprobs_T.tolist() == another.logprobs_T.tolist()
+    ours, theirs = engine.sample(engines.requests, PARAMS), other.sample(engines.requests, PARAMS)
+    all_same(ours, theirs, atol=0.0)
 
 
-def test_a_step_waits_for_nothing(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+def test_a_step_waits_for_nothing(engines: Engines) -> None:
     """What CUDA forbids while it records: numbers that come to the host."""
-    kernels = paged()
-    engine = make_engine(kernels=kernels)
-    engine.sample(requests, PARAMS)
+    kernels = paged(NotingPages())
+    engine = engines.make(kernels=kernels)
+    engine.sample(engines.requests, PARAMS)
     (batch, _), *_ = engine._batches.values()
 
     seen: list[str] = []

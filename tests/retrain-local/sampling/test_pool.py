@@ -7,21 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from retrain_local.decoder import Shape
 from retrain_local.sampling.cache import Pool, bytes_per_token
+from tests.kit.shapes import shape
 
-SHAPE = Shape(
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_size=8,
-    value_size=6,
-    hidden=32,
-    inner=64,
-    vocabulary=100,
-    context=None,
-    parameters=0,
-)
+SHAPE = shape(4, 2, 8, 6, layers=2)
 CPU = torch.device("cpu")
 # largest error of a number, as a share of the largest number of its vector
 ERRORS = {"auto": 0.0, "bf16": 2.0**-8, "int8": 0.5 / 127 + 1e-6, "fp8": 2.0**-4}

@@ -8,28 +8,18 @@ import torch
 
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.packed import PaddedAttend, Spans
-from retrain_local.decoder import Scores, Shape
+from retrain_local.decoder import Scores
 from retrain_local.sampling import prefill
 from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.decode import Batch
 from retrain_local.sampling.gathered_decoding import GatheredAttention
 from retrain_local.sampling.prefill import ContinuedAttention, FreshAttention, slots_of
 from retrain_local.sampling.schedule import Row, new_rows
+from tests.kit.shapes import shape
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 8, 4
 CPU = torch.device("cpu")
-SHAPE = Shape(
-    layers=1,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_size=SIZE,
-    value_size=SIZE,
-    hidden=32,
-    inner=64,
-    vocabulary=100,
-    context=None,
-    parameters=0,
-)
+SHAPE = shape(HEADS, KV_HEADS, SIZE)
 SINKS = torch.linspace(-1, 2, HEADS)
 KINDS = {
     "plain": Scores(scale=0.3),

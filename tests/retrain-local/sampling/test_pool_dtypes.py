@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,14 @@ import pytest
 import torch
 
 from retrain.api import SampleRequest, SamplingParams
-from retrain_local.decoder import Decoder
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_engines import Engines, Plain, all_same
 from tests.kit.shared import first_or_long
 
-MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8)
 GAPS = {"bf16": (3e-3, 2e-2), "int8": (1e-2, 6e-2), "fp8": (4e-2, 2.5e-1)}  # mean and largest, nats per token
 
 
-def gaps(plain: Any, requests: list[SampleRequest], groups: list[list[Any]]) -> np.ndarray:
+def gaps(plain: Plain, requests: list[SampleRequest], groups: list[list[Any]]) -> np.ndarray:
     """Of every sampled token, |what the engine said - what the exact model says after the same tokens|."""
     found = []
     for request, group in zip(requests, groups, strict=True):
@@ -33,43 +30,35 @@ def gaps(plain: Any, requests: list[SampleRequest], groups: list[list[Any]]) -> 
 
 
 @pytest.mark.parametrize("kind", first_or_long(GAPS))
-def test_the_gap_is_small_and_not_nothing(
-    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], kind: str
-) -> None:
-    engine = make_engine(cache_dtype=kind)
-    found = gaps(plain, requests, engine.sample(requests, PARAMS))
+def test_the_gap_is_small_and_not_nothing(engines: Engines, kind: str) -> None:
+    engine = engines.make(cache_dtype=kind)
+    found = gaps(engines.plain, engines.requests, engine.sample(engines.requests, PARAMS))
     mean, largest = GAPS[kind]
     assert 1e-6 < found.mean() < mean
     assert found.max() < largest
 
 
 @pytest.mark.parametrize("kind", first_or_long(GAPS))
-def test_put_aside_and_turns_work_in_every_pool(
-    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest], kind: str
-) -> None:
-    engine = make_engine(cache_dtype=kind, pool_tokens=192, keep_rows=True)
-    groups = engine.sample(requests, PARAMS)
+def test_put_aside_and_turns_work_in_every_pool(engines: Engines, kind: str) -> None:
+    engine = engines.make(cache_dtype=kind, pool_tokens=192, keep_rows=True)
+    groups = engine.sample(engines.requests, PARAMS)
     longer = [
         SampleRequest(prompt_T=np.concatenate([r.prompt_T, g[0].tokens_T, [1, 2]]), seeds_G=(1,))
-        for r, g in zip(requests, groups, strict=True)
+        for r, g in zip(engines.requests, groups, strict=True)
     ]
-    for asked, drawn in ((requests, groups), (longer, engine.sample(longer, PARAMS))):
-        assert gaps(plain, asked, drawn).mean() < GAPS[kind][0]
+    for asked, drawn in ((engines.requests, groups), (longer, engine.sample(longer, PARAMS))):
+        assert gaps(engines.plain, asked, drawn).mean() < GAPS[kind][0]
 
 
-def test_a_sampler_in_bf16(
-    make_engine: MakeEngine, load_sampler: Callable[..., Decoder], plain: Any, requests: list[SampleRequest]
-) -> None:
-    engine = make_engine(load_sampler(dtype=torch.bfloat16))
-    found = gaps(plain, requests, engine.sample(requests, PARAMS))
+def test_a_sampler_in_bf16(engines: Engines) -> None:
+    engine = engines.make(engines.decoder(dtype=torch.bfloat16))
+    found = gaps(engines.plain, engines.requests, engine.sample(engines.requests, PARAMS))
     assert 1e-5 < found.mean() < 2e-2
     assert engine._cache is not None
     assert engine._cache.pool.layers[0].keys.dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", first_or_long(["auto", "int8"]))
-def test_the_same_work_twice_is_the_same_to_the_last_bit(
-    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None], kind: str
-) -> None:
-    first, second = (make_engine(cache_dtype=kind, pool_tokens=320).sample(requests, PARAMS) for _ in range(2))
-    check_all_same(first, second, atol=0.0)
+def test_the_same_work_twice_is_the_same_to_the_last_bit(engines: Engines, kind: str) -> None:
+    first, second = (engines.make(cache_dtype=kind, pool_tokens=320).sample(engines.requests, PARAMS) for _ in range(2))
+    all_same(first, second, atol=0.0)

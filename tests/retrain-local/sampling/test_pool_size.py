@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
-from retrain_local.decoder import Shape
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.memory.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
 from retrain_local.sampling import decode as graphs
 from retrain_local.sampling.cache import Blocks, bytes_per_token
 from retrain_local.sampling.decode import Graphs
-from retrain_local.sampling.engine import PytorchEngine
 from retrain_local.sampling.schedule import Row, Schedule, enough_tokens, new_rows
 from retrain_local.training import budget
+from tests.kit.local_engines import Engines
+from tests.kit.shapes import QWEN3_4B
 
 GPU = torch.device("cuda", 0)
 PARAMS = SamplingParams(max_tokens=10, temperature=0.8)
@@ -42,6 +42,7 @@ def rows_of(prompts: list[int], group: int, max_tokens: int) -> list[Row]:
     return new_rows(requests(*prompts, group=group), params, None, 500)
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     prompts=st.lists(st.integers(1, 70), min_size=1, max_size=6),
     group=st.integers(1, 5),
@@ -96,15 +97,13 @@ class CountingGraphs(Graphs):
 
 
 @pytest.mark.slow
-def test_graphs_are_recorded_once_per_run_and_shape(
-    make_engine: Callable[..., PytorchEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_are_recorded_once_per_run_and_shape(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device on which 80 % of what is free leaves training short, and what a step needs does not."""
     kernels = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
-    engine = make_engine(kernels=kernels)
+    engine = engines.make(kernels=kernels)
     shape, dtype = engine._decoder.shape, engine._decoder.dtype
     total = 3 * FULL_SPEED_TOKENS * budget.activation_bytes(shape, dtype, recompute=False)
-    engine = make_engine(kernels=kernels, cache_bytes=int(0.8 * total))
+    engine = engines.make(kernels=kernels, cache_bytes=int(0.8 * total))
     engine._graphs = counted = CountingGraphs()
     limits = engine._policy.limits
 
@@ -128,31 +127,20 @@ def test_graphs_are_recorded_once_per_run_and_shape(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_pool_that_the_killed_one_had(make_engine: Callable[..., PytorchEngine]) -> None:
+def test_a_resumed_run_has_the_pool_that_the_killed_one_had(engines: Engines) -> None:
     kernels = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
-    engines = [make_engine(kernels=kernels, pool_tokens=10_000) for _ in range(2)]
-    engines[0].sample(requests(30, 20), PARAMS)
-    saved = engines[0]._policy.limits
-    engines[1]._policy.limits.restore({"cache_tokens": saved.cache_tokens, "pool_tokens": saved.pool_tokens})
-    for engine in engines:
+    both = [engines.make(kernels=kernels, pool_tokens=10_000) for _ in range(2)]
+    both[0].sample(requests(30, 20), PARAMS)
+    saved = both[0]._policy.limits
+    both[1]._policy.limits.restore({"cache_tokens": saved.cache_tokens, "pool_tokens": saved.pool_tokens})
+    for engine in both:
         engine.sample(requests(5, 5), PARAMS)
-    assert engines[0]._cache is not None
-    assert engines[1]._cache is not None
-    assert engines[0]._cache.tokens == engines[1]._cache.tokens < 10_000
+    assert both[0]._cache is not None
+    assert both[1]._cache is not None
+    assert both[0]._cache.tokens == both[1]._cache.tokens < 10_000
 
 
-QWEN_4B = Shape(
-    layers=36,
-    heads=32,
-    kv_heads=8,
-    head_size=128,
-    value_size=128,
-    hidden=2560,
-    inner=9728,
-    vocabulary=151_936,
-    context=None,
-    parameters=4_022_468_096,
-)
+QWEN_4B = QWEN3_4B
 
 
 def test_a_4b_model_trains_beside_the_pool_of_128_completions_on_an_h100(monkeypatch: pytest.MonkeyPatch) -> None:

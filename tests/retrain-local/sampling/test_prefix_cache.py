@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain_local.sampling.cache import Blocks, Prefix, PrefixCache
@@ -9,6 +9,7 @@ from retrain_local.sampling.cache import Blocks, Prefix, PrefixCache
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8)
 
 
+@settings(max_examples=40, deadline=None)
 @given(ROWS, st.lists(st.integers(0, 2), max_size=50), st.integers(0, 8))
 def test_the_longest_whole_row_is_found_among_those_that_are_left(
     rows: list[list[int]], prompt: list[int], dropped: int

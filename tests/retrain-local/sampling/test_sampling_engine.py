@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,108 +8,88 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, StopReason
+from retrain.api import BackendError, RetrainError, Sample, SampleRequest, StopReason
 from retrain_local.decoder import Decoder
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_engines import PARAMS, Engines, all_same
+from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
-
-MakeEngine = Callable[..., PytorchEngine]
-AllSame = Callable[..., None]
-VOCABULARY = 512
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_batched_decoding_equals_the_plain_definition(
-    make_engine: MakeEngine,
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: AllSame,
-    prefix_caching: bool,
-) -> None:
-    engine = make_engine(prefix_caching=prefix_caching)
-    groups = engine.sample(requests, PARAMS)
+def test_batched_decoding_equals_the_plain_definition(engines: Engines, prefix_caching: bool) -> None:
+    engine = engines.make(prefix_caching=prefix_caching)
+    groups = engine.sample(engines.requests, PARAMS)
     assert [len(group) for group in groups] == [4, 4, 1, 2, 3, 2, 2]
-    check_all_same(groups, wanted)
+    all_same(groups, engines.wanted)
 
 
-def test_a_prompt_is_computed_once_for_its_group(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
-    lengths = [(len(r.prompt_T) - 1, len(r.seeds_G)) for r in requests]
+def test_a_prompt_is_computed_once_for_its_group(engines: Engines) -> None:
+    lengths = [(len(r.prompt_T) - 1, len(r.seeds_G)) for r in engines.requests]
     total = sum(length * count for length, count in lengths)
     for caching, computed in ((True, sum(length for length, _ in lengths)), (False, total)):
-        engine = make_engine(prefix_caching=caching)
-        engine.sample(requests, PARAMS)
+        engine = engines.make(prefix_caching=caching)
+        engine.sample(engines.requests, PARAMS)
         assert engine.metrics()["engine_prompt_reuse"] == pytest.approx(1 - computed / total)
         assert engine.metrics() == {}, "each number is told once"
 
 
 @pytest.mark.parametrize("pool_tokens", first_or_long([96, 128, 200, 320, 640]))
-def test_a_small_pool_puts_rows_aside_and_loses_nothing(
-    make_engine: MakeEngine,
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: AllSame,
-    pool_tokens: int,
-) -> None:
-    engine = make_engine(pool_tokens=pool_tokens)
-    check_all_same(engine.sample(requests, PARAMS), wanted)
+def test_a_small_pool_puts_rows_aside_and_loses_nothing(engines: Engines, pool_tokens: int) -> None:
+    engine = engines.make(pool_tokens=pool_tokens)
+    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
     assert engine._policy.limits.cache_tokens == pool_tokens, "it was enough"
-    again = engine.sample(requests, PARAMS)
-    check_all_same(again, make_engine(pool_tokens=pool_tokens).sample(requests, PARAMS), atol=0.0)
+    again = engine.sample(engines.requests, PARAMS)
+    all_same(again, engines.make(pool_tokens=pool_tokens).sample(engines.requests, PARAMS), atol=0.0)
     cache = engine._cache
     assert cache is not None
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
 @pytest.mark.long
-def test_rows_of_a_small_pool_were_really_put_aside(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
-    engine = make_engine(pool_tokens=320)
+def test_rows_of_a_small_pool_were_really_put_aside(engines: Engines) -> None:
+    engine = engines.make(pool_tokens=320)
     long = replace(PARAMS, max_tokens=200)
     engine._policy.stop_ids = frozenset()
-    engine.sample(requests, long)
+    engine.sample(engines.requests, long)
     metrics = engine.metrics()
     assert metrics["engine_rows_put_aside"] > 0
     assert 1 <= metrics["engine_live_rows_mean"] < 18
 
 
-def test_greedy_completions_are_those_of_transformers(
-    make_engine: MakeEngine, plain: Any, requests: list[SampleRequest]
-) -> None:
+def test_greedy_completions_are_those_of_transformers(engines: Engines) -> None:
     params = replace(PARAMS, max_tokens=24, greedy=True)
-    groups = make_engine().sample(requests, params)
-    for request, group in zip(requests, groups, strict=True):
+    groups = engines.make().sample(engines.requests, params)
+    for request, group in zip(engines.requests, groups, strict=True):
         prompt_1T = torch.tensor(np.asarray(request.prompt_T)[None])
         config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=[500, 501], pad_token_id=500)
-        wanted = plain.model.generate(prompt_1T, config, attention_mask=torch.ones_like(prompt_1T))
+        wanted = engines.plain.model.generate(prompt_1T, config, attention_mask=torch.ones_like(prompt_1T))
         expected = wanted[0, len(request.prompt_T) :].tolist()
         assert [sample.tokens_T.tolist() for sample in group] == [expected] * len(request.seeds_G)
         with torch.no_grad():
-            logits_TV = plain.model(wanted).logits[0, len(request.prompt_T) - 1 : -1]
+            logits_TV = engines.plain.model(wanted).logits[0, len(request.prompt_T) - 1 : -1]
         logprobs_TV = torch.log_softmax(logits_TV.double() / PARAMS.temperature, -1)
         np.testing.assert_allclose(group[0].logprobs_T, logprobs_TV.max(-1).values.numpy(), atol=1e-4)
 
 
-def test_each_completion_is_delivered_once_as_soon_as_it_has_ended(
-    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame
-) -> None:
+def test_each_completion_is_delivered_once_as_soon_as_it_has_ended(engines: Engines) -> None:
     delivered: dict[tuple[int, int], Sample] = {}
-    engine = make_engine()
+    engine = engines.make()
 
     def deliver(request: int, place: int, sample: Sample) -> None:
         assert (request, place) not in delivered
         delivered[request, place] = sample
 
-    groups = engine.sample(requests, PARAMS, deliver)
+    groups = engine.sample(engines.requests, PARAMS, deliver)
     assert len(delivered) == sum(len(group) for group in groups)
     lengths = [len(sample.tokens_T) for sample in delivered.values()]
     assert lengths != sorted(lengths, reverse=True)
     assert lengths[0] < max(lengths), "the shortest come first, not all at the end"
     for (request, place), sample in delivered.items():
-        check_all_same([[sample]], [[groups[request][place]]], atol=0.0)
+        all_same([[sample]], [[groups[request][place]]], atol=0.0)
 
 
-def test_rows_end_at_any_stop_id_and_keep_it(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
-    samples = [s for group in make_engine().sample(requests, PARAMS) for s in group]
+def test_rows_end_at_any_stop_id_and_keep_it(engines: Engines) -> None:
+    samples = [s for group in engines.make().sample(engines.requests, PARAMS) for s in group]
     ended = [s for s in samples if s.stop_reason is StopReason.EOS]
     assert {int(s.tokens_T[-1]) for s in ended} == {500, 501}
     assert not any(np.isin(s.tokens_T[:-1], (500, 501)).any() for s in samples)
@@ -120,39 +99,34 @@ def test_rows_end_at_any_stop_id_and_keep_it(make_engine: MakeEngine, requests: 
     assert len({len(s.tokens_T) for s in ended}) > 2
 
 
-def test_a_completion_depends_on_its_prompt_and_seed_alone(
-    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: AllSame
-) -> None:
-    engine = make_engine()
-    together = engine.sample(requests, PARAMS)
-    for request, group in zip(requests, together, strict=True):
+def test_a_completion_depends_on_its_prompt_and_seed_alone(engines: Engines) -> None:
+    engine = engines.make()
+    together = engine.sample(engines.requests, PARAMS)
+    for request, group in zip(engines.requests, together, strict=True):
         for seed, sample in zip(request.seeds_G, group, strict=True):
-            check_all_same([[sample]], engine.sample([replace(request, seeds_G=(seed,))], PARAMS))
-    check_all_same(together, engine.sample(requests[::-1], PARAMS)[::-1])
+            all_same([[sample]], engine.sample([replace(request, seeds_G=(seed,))], PARAMS))
+    all_same(together, engine.sample(engines.requests[::-1], PARAMS)[::-1])
 
 
-def test_max_tokens_only_cuts(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
-    engine = make_engine()
-    short = engine.sample(requests, replace(PARAMS, max_tokens=5))
-    for long_group, short_group in zip(engine.sample(requests, PARAMS), short, strict=True):
+def test_max_tokens_only_cuts(engines: Engines) -> None:
+    engine = engines.make()
+    short = engine.sample(engines.requests, replace(PARAMS, max_tokens=5))
+    for long_group, short_group in zip(engine.sample(engines.requests, PARAMS), short, strict=True):
         for a, b in zip(long_group, short_group, strict=True):
             assert a.tokens_T[:5].tolist() == b.tokens_T.tolist()
 
 
-def test_entropy_only_when_asked(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
-    (sample,) = make_engine().sample([replace(requests[0], seeds_G=(1,))], replace(PARAMS, entropy=False))[0]
-    assert sample.entropies_T is None
-
-
-def test_no_requests_and_no_seeds(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_no_requests_and_no_seeds(engines: Engines) -> None:
+    engine = engines.make()
     assert engine.sample([], PARAMS) == []
     assert engine.sample([SampleRequest(prompt_T=np.array([1]), seeds_G=())], PARAMS) == [[]]
     assert engine.metrics() == {}
+    one = replace(engines.requests[0], seeds_G=(1,))
+    assert engine.sample([one], replace(PARAMS, entropy=False))[0][0].entropies_T is None
 
 
-def test_rows_stop_at_the_end_of_the_context(make_engine: MakeEngine) -> None:
-    engine = make_engine(stop_ids=frozenset())
+def test_rows_stop_at_the_end_of_the_context(engines: Engines) -> None:
+    engine = engines.make(stop_ids=frozenset())
     request = SampleRequest(prompt_T=np.arange(500), seeds_G=(1, 2))
     short = SampleRequest(prompt_T=np.arange(490), seeds_G=(3,))
     (first, second), (third,) = engine.sample([request, short], PARAMS)
@@ -160,15 +134,20 @@ def test_rows_stop_at_the_end_of_the_context(make_engine: MakeEngine) -> None:
     assert first.stop_reason is StopReason.LENGTH
 
 
-def test_a_prompt_that_fills_the_context_is_refused(make_engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match="leaves no room"):
-        make_engine().sample([SampleRequest(prompt_T=np.zeros(512, dtype=np.int64), seeds_G=(1,))], PARAMS)
-
-
-@pytest.mark.parametrize("prompt", [[], [-1], [VOCABULARY], [[1, 2]]])
-def test_unreadable_prompts(make_engine: MakeEngine, prompt: Any) -> None:
-    with pytest.raises(BackendError, match="prompt 0"):
-        make_engine().sample([SampleRequest(prompt_T=np.array(prompt, dtype=np.int64), seeds_G=(1,))], PARAMS)
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ([], "data.empty-prompt"),
+        ([[1, 2]], "data.empty-prompt"),
+        ([-1], "model.other-tokenizer"),
+        ([512], "model.other-tokenizer"),
+        ([0] * 512, "data.prompt-too-long"),
+    ],
+)
+def test_impossible_prompts_are_refused(engines: Engines, prompt: Any, code: str) -> None:
+    with pytest.raises(RetrainError, match="prompt 0") as caught:
+        engines.make().sample([SampleRequest(prompt_T=np.array(prompt, dtype=np.int64), seeds_G=(1,))], PARAMS)
+    assert codes_in(caught) == [code]
 
 
 class Broken:
@@ -193,22 +172,17 @@ class Broken:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_non_finite_logits_are_named_and_leave_nothing_behind(
-    make_engine: MakeEngine,
-    load_sampler: Callable[..., Decoder],
-    requests: list[SampleRequest],
-    check_all_same: AllSame,
-    bad: float,
-) -> None:
-    broken = Broken(load_sampler(), bad)
-    engine = make_engine(broken)
-    with pytest.raises(BackendError, match="non-finite logits at token 0 of a completion of prompt 0"):
-        engine.sample(requests, PARAMS)
+def test_non_finite_logits_are_named_and_leave_nothing_behind(engines: Engines, bad: float) -> None:
+    broken = Broken(engines.decoder(), bad)
+    engine = engines.make(broken)
+    with pytest.raises(BackendError, match="token 0 of a completion of prompt 0") as caught:
+        engine.sample(engines.requests, PARAMS)
+    assert codes_in(caught) == ["run.non-finite-logits"]
     broken.is_bad = False
-    check_all_same(engine.sample(requests, PARAMS), make_engine().sample(requests, PARAMS), atol=0.0)
+    all_same(engine.sample(engines.requests, PARAMS), engines.make().sample(engines.requests, PARAMS), atol=0.0)
 
 
-def test_whoever_asks_for_a_stop_is_heard_in_the_middle(make_engine: MakeEngine, requests: list[SampleRequest]) -> None:
+def test_whoever_asks_for_a_stop_is_heard_in_the_middle(engines: Engines) -> None:
     asked = 0
 
     class StopAskedError(Exception):
@@ -220,8 +194,8 @@ def test_whoever_asks_for_a_stop_is_heard_in_the_middle(make_engine: MakeEngine,
         if asked == 2:
             raise StopAskedError
 
-    engine = make_engine(check_stop=check)
+    engine = engines.make(check_stop=check)
     with pytest.raises(StopAskedError):
-        engine.sample(requests, PARAMS)
-    groups = engine.sample(requests, PARAMS)
-    assert [len(group) for group in groups] == [len(r.seeds_G) for r in requests]
+        engine.sample(engines.requests, PARAMS)
+    groups = engine.sample(engines.requests, PARAMS)
+    assert [len(group) for group in groups] == [len(r.seeds_G) for r in engines.requests]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from retrain.api import BackendError, Sample, SampleRequest, SamplingParams
+from retrain.api import BackendError
 from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.sampling import cache, engine
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_engines import PARAMS, Engines, all_same
 
 pytestmark = pytest.mark.slow
-
-MakeEngine = Callable[..., PytorchEngine]
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
 
 
 class SmallMemory:
@@ -45,45 +41,39 @@ class SmallMemory:
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["cuda", "cpu"])
 def test_the_pool_is_halved_and_the_same_completions_are_drawn(
-    make_engine: MakeEngine,
-    load_sampler: Callable[..., Decoder],
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
-    error: type[RuntimeError],
+    engines: Engines, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]
 ) -> None:
-    memory = SmallMemory(load_sampler(), 500, error)
-    small = make_engine(memory)
+    memory = SmallMemory(engines.decoder(), 500, error)
+    small = engines.make(memory)
     with caplog.at_level(logging.WARNING, logger="retrain"):
-        drawn = small.sample(requests, PARAMS)
+        drawn = small.sample(engines.requests, PARAMS)
     assert memory.refused > 0
     assert caplog.text.count("Out of memory in sampling") == memory.refused
     assert f"At most {small._policy.limits.cache_tokens} tokens" in caplog.text
-    check_all_same(drawn, wanted)
+    all_same(drawn, engines.wanted)
     refused = memory.refused
-    check_all_same(small.sample(requests, PARAMS), wanted)
+    all_same(small.sample(engines.requests, PARAMS), engines.wanted)
     assert memory.refused == refused, "the smaller pool is kept"
-    again = make_engine(memory, pool_tokens=small._policy.limits.cache_tokens)
-    check_all_same(again.sample(requests, PARAMS), small.sample(requests, PARAMS), atol=0.0)
+    again = engines.make(memory, pool_tokens=small._policy.limits.cache_tokens)
+    all_same(again.sample(engines.requests, PARAMS), small.sample(engines.requests, PARAMS), atol=0.0)
 
 
-def test_what_was_delivered_before_is_not_delivered_again(
-    make_engine: MakeEngine, load_sampler: Callable[..., Decoder], requests: list[SampleRequest]
-) -> None:
-    memory = SmallMemory(load_sampler(), 700)
+def test_what_was_delivered_before_is_not_delivered_again(engines: Engines) -> None:
+    memory = SmallMemory(engines.decoder(), 700)
     delivered: list[tuple[int, int]] = []
-    make_engine(memory).sample(requests, PARAMS, lambda request, place, sample: delivered.append((request, place)))
+    engines.make(memory).sample(
+        engines.requests, PARAMS, lambda request, place, sample: delivered.append((request, place))
+    )
     assert memory.refused > 0
-    assert sorted(delivered) == [(n, i) for n, request in enumerate(requests) for i in range(len(request.seeds_G))]
+    assert sorted(delivered) == [
+        (n, i) for n, request in enumerate(engines.requests) for i in range(len(request.seeds_G))
+    ]
 
 
-def test_one_row_that_does_not_fit_asks_for_fewer_tokens(
-    make_engine: MakeEngine, load_sampler: Callable[..., Decoder], requests: list[SampleRequest]
-) -> None:
-    engine = make_engine(SmallMemory(load_sampler(), 30), stop_ids=frozenset())
+def test_one_row_that_does_not_fit_asks_for_fewer_tokens(engines: Engines) -> None:
+    engine = engines.make(SmallMemory(engines.decoder(), 30), stop_ids=frozenset())
     with pytest.raises(BackendError, match="keys and values") as caught:
-        engine.sample(requests[:1], PARAMS)
+        engine.sample(engines.requests[:1], PARAMS)
     problem = caught.value.problems[0]
     assert problem.where == "sampling"
     assert "one row of" in problem.what
@@ -91,21 +81,13 @@ def test_one_row_that_does_not_fit_asks_for_fewer_tokens(
 
 
 @pytest.mark.parametrize(("pool_tokens", "prompt"), [(16, 1), (48, 2)])
-def test_a_pool_that_does_not_hold_one_row_is_an_error(
-    make_engine: MakeEngine, requests: list[SampleRequest], pool_tokens: int, prompt: int
-) -> None:
-    engine = make_engine(pool_tokens=pool_tokens, stop_ids=frozenset())
+def test_a_pool_that_does_not_hold_one_row_is_an_error(engines: Engines, pool_tokens: int, prompt: int) -> None:
+    engine = engines.make(pool_tokens=pool_tokens, stop_ids=frozenset())
     with pytest.raises(BackendError, match="ran out of memory"):
-        engine.sample([requests[prompt]], replace(PARAMS, max_tokens=60))
+        engine.sample([engines.requests[prompt]], replace(PARAMS, max_tokens=60))
 
 
-def test_a_pool_that_cannot_be_had_is_halved(
-    make_engine: MakeEngine,
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pool_that_cannot_be_had_is_halved(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     class Limited(cache.Cache):
@@ -116,42 +98,38 @@ def test_a_pool_that_cannot_be_had_is_halved(
             super().__init__(decoder, tokens, kind)
 
     monkeypatch.setattr(engine, "Cache", Limited)
-    found = make_engine(pool_tokens=10_000)
-    check_all_same(found.sample(requests, PARAMS), wanted)
+    found = engines.make(pool_tokens=10_000)
+    all_same(found.sample(engines.requests, PARAMS), engines.wanted)
     assert made == [10_000, 5000, 2500]
     assert found._policy.limits.cache_tokens == 2500
 
 
-def test_the_size_is_recorded_when_the_engine_is_made_and_taken_from_a_checkpoint(
-    make_engine: MakeEngine, requests: list[SampleRequest]
-) -> None:
-    engine = make_engine(cache_bytes=2**24)
-    assert engine._policy.limits.cache_tokens == 2**23 // (4 * 2 * 2 * 32 * 4)
-    engine.sample(requests, PARAMS)
+def test_the_size_is_recorded_when_the_engine_is_made_and_taken_from_a_checkpoint(engines: Engines) -> None:
+    engine = engines.make(cache_bytes=2**24)
+    assert engine._policy.limits.cache_tokens == 2**23 // (
+        2 * 2 * 2 * 16 * 4
+    )  # layers, key heads, keys and values, size, fp32
+    engine.sample(engines.requests, PARAMS)
     engine._policy.limits.restore({"cache_tokens": 640})
-    engine.sample(requests, PARAMS)
+    engine.sample(engines.requests, PARAMS)
     assert engine._cache is not None
     assert engine._cache.tokens == 640
 
 
-def test_room_is_made_and_taken_again(
-    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None]
-) -> None:
-    engine = make_engine(pool_tokens=1280)
-    first = engine.sample(requests, PARAMS)
+def test_room_is_made_and_taken_again(engines: Engines) -> None:
+    engine = engines.make(pool_tokens=1280)
+    first = engine.sample(engines.requests, PARAMS)
     engine.free_cache()
     assert engine._cache is None
-    check_all_same(engine.sample(requests, PARAMS), first, atol=0.0)
+    all_same(engine.sample(engines.requests, PARAMS), first, atol=0.0)
     engine.close()
     engine.close()
 
 
-def test_other_errors_are_not_taken_for_want_of_memory(
-    make_engine: MakeEngine, load_sampler: Callable[..., Decoder], requests: list[SampleRequest]
-) -> None:
+def test_other_errors_are_not_taken_for_want_of_memory(engines: Engines) -> None:
     class Wrong(SmallMemory):
         def hidden(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
             raise RuntimeError("shape '[3]' is invalid for input of size 4")
 
     with pytest.raises(RuntimeError, match="is invalid"):
-        make_engine(Wrong(load_sampler(), 1)).sample(requests, PARAMS)
+        engines.make(Wrong(engines.decoder(), 1)).sample(engines.requests, PARAMS)

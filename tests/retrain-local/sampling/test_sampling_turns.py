@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from retrain.api import Sample, SampleRequest, SamplingParams
-from retrain_local.sampling.engine import PytorchEngine
+from tests.kit.local_engines import Engines, all_same
 from tests.kit.shared import first_or_long
 
-MakeEngine = Callable[..., PytorchEngine]
 PARAMS = SamplingParams(max_tokens=12, temperature=0.9, entropy=True)
 
 
@@ -37,14 +34,12 @@ def next_turn(requests: list[SampleRequest], groups: list[list[Sample]], turn: i
 
 
 @pytest.mark.parametrize(("keep", "pool_tokens"), first_or_long([(True, 0), (True, 256), (False, 0)]))
-def test_three_turns_equal_three_separate_calls(
-    make_engine: MakeEngine, check_all_same: Callable[..., None], keep: bool, pool_tokens: int
-) -> None:
-    engine, requests = make_engine(keep_rows=keep, pool_tokens=pool_tokens), first_turn()
+def test_three_turns_equal_three_separate_calls(engines: Engines, keep: bool, pool_tokens: int) -> None:
+    engine, requests = engines.make(keep_rows=keep, pool_tokens=pool_tokens), first_turn()
     reuse = []
     for turn in range(3):
         groups = engine.sample(requests, PARAMS)
-        check_all_same(groups, make_engine().sample(requests, PARAMS))
+        all_same(groups, engines.make().sample(requests, PARAMS))
         reuse.append(engine.metrics()["engine_prompt_reuse"])
         requests = next_turn(requests, groups, turn + 1)
     if keep and not pool_tokens:
@@ -56,8 +51,8 @@ def test_three_turns_equal_three_separate_calls(
         assert reuse[1:] == [0.0, 0.0]
 
 
-def test_other_weights_and_other_episodes_find_nothing(make_engine: MakeEngine) -> None:
-    engine = make_engine(keep_rows=True)
+def test_other_weights_and_other_episodes_find_nothing(engines: Engines) -> None:
+    engine = engines.make(keep_rows=True)
     requests = first_turn()
     second = next_turn(requests, engine.sample(requests, PARAMS), 1)
     engine.publish()
@@ -73,8 +68,8 @@ def test_other_weights_and_other_episodes_find_nothing(make_engine: MakeEngine) 
     assert cache.blocks.free == cache.blocks.capacity
 
 
-def test_a_prefix_that_is_no_whole_row_is_not_matched(make_engine: MakeEngine) -> None:
-    engine = make_engine(keep_rows=True)
+def test_a_prefix_that_is_no_whole_row_is_not_matched(engines: Engines) -> None:
+    engine = engines.make(keep_rows=True)
     requests = first_turn()
     groups = engine.sample(requests, PARAMS)
     engine.metrics()
@@ -83,14 +78,12 @@ def test_a_prefix_that_is_no_whole_row_is_not_matched(make_engine: MakeEngine) -
     assert engine.metrics()["engine_prompt_reuse"] == 0.0
 
 
-def test_the_same_turns_after_a_resume_are_bit_identical(
-    make_engine: MakeEngine, check_all_same: Callable[..., None]
-) -> None:
+def test_the_same_turns_after_a_resume_are_bit_identical(engines: Engines) -> None:
     """An evaluation that ran before leaves nothing that a resumed run, which never saw it, would lack."""
-    once, resumed = make_engine(keep_rows=True, pool_tokens=400), make_engine(keep_rows=True, pool_tokens=400)
+    once, resumed = engines.make(keep_rows=True, pool_tokens=400), engines.make(keep_rows=True, pool_tokens=400)
     requests = first_turn()
     once.sample([SampleRequest(prompt_T=np.arange(30), seeds_G=(1, 2, 3))], PARAMS)
     for turn in range(3):
         groups = once.sample(requests, PARAMS)
-        check_all_same(groups, resumed.sample(requests, PARAMS), atol=0.0)
+        all_same(groups, resumed.sample(requests, PARAMS), atol=0.0)
         requests = next_turn(requests, groups, turn + 1)

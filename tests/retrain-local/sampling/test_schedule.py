@@ -152,6 +152,13 @@ def test_prompts_are_counted_once_and_kept_rows_are_continued() -> None:
     fills = schedule.advance(STEPS)
     assert [fill.past for fill in fills.rest] == [row.cached for row in first]
     assert [len(fill.tokens_T) for fill in fills.rest] == [2, 2, 2]
+    blocks = Blocks(100)
+    cache = PrefixCache(blocks)
+    (row,) = rows_of([([0] * 9, 1)])
+    run([row], blocks, cache=cache)
+    group = rows_of([([*row.prefix_T.tolist(), 1, 0], 3)])
+    fills = Schedule(group, blocks, SIZE, cache=cache, share=True).advance(STEPS)
+    assert [(fill.past, len(fill.tokens_T)) for fill in fills.prompts] == [(row.cached, 2)], "so does a group, once"
 
 
 def test_rows_kept_give_way_oldest_first() -> None:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import Deliver, Engine, Sample, SampleRequest, SamplingParams, StopReason
@@ -70,6 +70,7 @@ def dealer(*engines: Engine, torn: Cancellation | None = None) -> ParallelEngine
     )
 
 
+@settings(max_examples=40, deadline=None)
 @given(count=st.integers(0, 12), engines=st.integers(1, 4))
 def test_request_i_goes_to_engine_i_modulo_their_number_and_comes_back_in_its_place(count: int, engines: int) -> None:
     delivered: dict[tuple[int, int], list[int]] = {}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,10 @@ from retrain.api import (
     TrainRow,
     stream_from,
 )
-from retrain_local.attention.packed import PaddedAttend
-from retrain_local.attention.pages import PagedKernels
 from retrain_local.backend import LocalBackend
-from retrain_local.sampling.engine import SEGMENT, PytorchEngine
-
-MakeEngine = Callable[..., PytorchEngine]
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, entropy=True)
+from retrain_local.sampling.engine import SEGMENT
+from tests.kit.local_backend import Local
+from tests.kit.local_engines import PARAMS, Engines, all_same, paged
 
 
 @dataclass
@@ -61,28 +57,18 @@ class Kept:
         return replace(pieces[-1], **parts)
 
 
-def paged() -> Any:
-    """Kernels as a GPU has them, on a CPU."""
-    return SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
-
-
 @pytest.mark.parametrize(
     ("pool_tokens", "kernels"), [(2048, None), (128, paged())], ids=["gathered, roomy", "paged, preempting"]
 )
-def test_a_stream_is_what_sample_returns_whoever_comes_when(
-    make_engine: MakeEngine,
-    requests: list[SampleRequest],
-    wanted: list[list[Sample]],
-    check_all_same: Callable[..., None],
-    pool_tokens: int,
-    kernels: Any,
-) -> None:
-    engine = make_engine(pool_tokens=pool_tokens, kernels=kernels)
+def test_a_stream_is_what_sample_returns_whoever_comes_when(engines: Engines, pool_tokens: int, kernels: Any) -> None:
+    engine = engines.make(pool_tokens=pool_tokens, kernels=kernels)
     assert isinstance(engine, StreamsTokens)
-    feed = Kept(later=list(requests[2:]))
-    engine.stream(requests[:2], PARAMS, feed)
-    found = [[feed.whole((number, place)) for place in range(len(group))] for number, group in enumerate(wanted)]
-    check_all_same(found, wanted)
+    feed = Kept(later=list(engines.requests[2:]))
+    engine.stream(engines.requests[:2], PARAMS, feed)
+    found = [
+        [feed.whole((number, place)) for place in range(len(group))] for number, group in enumerate(engines.wanted)
+    ]
+    all_same(found, engines.wanted)
     assert all(len(piece.tokens_T) <= SEGMENT for pieces in feed.pieces.values() for piece in pieces)
     assert sorted(feed.done) == sorted(feed.pieces), "each is told when it has ended"
     cache = engine._cache
@@ -91,10 +77,10 @@ def test_a_stream_is_what_sample_returns_whoever_comes_when(
 
 
 def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain_local.sampling.engine.KEPT_ROWS", 6)
-    engine = make_engine(keep_rows=True, stop_ids=frozenset(), pool_tokens=2**14)
+    engine = engines.make(keep_rows=True, stop_ids=frozenset(), pool_tokens=2**14)
     params, used, kept = replace(PARAMS, max_tokens=8), list[int](), list[int]()
     for number in range(24):
         prompt_T = np.full(20, 5 + number)  # of a new episode each
@@ -113,22 +99,18 @@ def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
     assert engine._counters.computed_tokens - before < len(grown_T), "the next turn of an episode continues its row"
 
 
-def test_greedy_is_the_same_with_every_kind_of_kernel(
-    make_engine: MakeEngine, requests: list[SampleRequest], check_all_same: Callable[..., None]
-) -> None:
+def test_greedy_is_the_same_with_every_kind_of_kernel(engines: Engines) -> None:
     params = replace(PARAMS, max_tokens=12, greedy=True)
-    check_all_same(
-        make_engine(kernels=paged(), pool_tokens=2048).sample(requests[:3], params),
-        make_engine().sample(requests[:3], params),
+    all_same(
+        engines.make(kernels=paged(), pool_tokens=2048).sample(engines.requests[:3], params),
+        engines.make().sample(engines.requests[:3], params),
     )
 
 
-def test_what_is_refused_ends_there_and_the_others_go_on(
-    make_engine: MakeEngine, requests: list[SampleRequest]
-) -> None:
-    engine, long = make_engine(stop_ids=frozenset()), replace(PARAMS, max_tokens=64)
+def test_what_is_refused_ends_there_and_the_others_go_on(engines: Engines) -> None:
+    engine, long = engines.make(stop_ids=frozenset()), replace(PARAMS, max_tokens=64)
     feed = Kept(most={(0, 0): 1, (0, 2): 20})
-    engine.stream(requests[:1], long, feed)
+    engine.stream(engines.requests[:1], long, feed)
     lengths = {place: len(feed.tokens((0, place))) for place in range(4)}
     assert lengths == {0: SEGMENT, 1: 64, 2: 24, 3: 64}
     assert sorted(feed.done) == [(0, 1), (0, 3)]
@@ -136,36 +118,34 @@ def test_what_is_refused_ends_there_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("delivers_early", [True, False])
-def test_an_engine_without_a_stream_hands_over_whole_completions(
-    make_engine: MakeEngine, requests: list[SampleRequest], delivers_early: bool
-) -> None:
-    engine = make_engine()
+def test_an_engine_without_a_stream_hands_over_whole_completions(engines: Engines, delivers_early: bool) -> None:
+    engine = engines.make()
 
     class Plain:
         def __init__(self) -> None:
             self.delivers_early = delivers_early
             self.sample = engine.sample
 
-    feed = Kept(later=requests[2:4])
-    stream_from(Plain(), requests[:2], PARAMS, feed)  # type: ignore[arg-type]
+    feed = Kept(later=engines.requests[2:4])
+    stream_from(Plain(), engines.requests[:2], PARAMS, feed)  # type: ignore[arg-type]
     assert {key: len(pieces) for key, pieces in feed.pieces.items()} == {
-        (number, place): 1 for number in range(4) for place in range(len(requests[number].seeds_G))
+        (number, place): 1 for number in range(4) for place in range(len(engines.requests[number].seeds_G))
     }
-    wanted = engine.sample(requests[:4], PARAMS)
+    wanted = engine.sample(engines.requests[:4], PARAMS)
     for (number, place), (piece,) in feed.pieces.items():
         assert piece.tokens_T.tolist() == wanted[number][place].tokens_T.tolist()
 
 
 @pytest.fixture
-def backend(make_backend: Callable[..., LocalBackend]) -> LocalBackend:
-    return make_backend()
+def backend(local: Local) -> LocalBackend:
+    return local.make()
 
 
-def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, requests: list[SampleRequest]) -> None:
+def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, engines: Engines) -> None:
     params = SamplingParams(max_tokens=9, temperature=0.7, greedy=True)
-    groups = backend.sample(requests[:3], params)
+    groups = backend.sample(engines.requests[:3], params)
     rows = []
-    for request, (sample, *_) in zip(requests, groups, strict=False):
+    for request, (sample, *_) in zip(engines.requests, groups, strict=False):
         tokens_T = np.concatenate([request.prompt_T, sample.tokens_T])
         zeros_T, action_T = np.zeros(len(tokens_T)), np.arange(len(tokens_T)) >= len(request.prompt_T)
         rows.append(TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=zeros_T, advantages_T=zeros_T))
@@ -181,8 +161,8 @@ def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, req
         assert (found.top_ids_TK[~at] == -1).all()
 
 
-def test_a_closed_backend_streams_nothing(backend: LocalBackend, requests: list[SampleRequest]) -> None:
+def test_a_closed_backend_streams_nothing(backend: LocalBackend, engines: Engines) -> None:
     assert backend.addresses() == ()
     backend.close()
     with pytest.raises(BackendError, match="closed"):
-        backend.stream(requests, PARAMS, Kept())
+        backend.stream(engines.requests, PARAMS, Kept())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,31 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from retrain.api import BackendError, PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend, create_backend
-from retrain_local.decoder import Shape
+from retrain.api import BackendError, TrainBatch
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.budget import activation_bytes
 from retrain_local.training.trainer import Trainer
+from tests.kit.local_backend import Local
+from tests.kit.shapes import QWEN3_4B
 
 pytestmark = pytest.mark.slow
 
-MakeBackend = Callable[..., LocalBackend]
-Roll = Callable[..., TrainBatch]
-SHAPE = Shape(
-    layers=36,
-    heads=32,
-    kv_heads=8,
-    head_size=128,
-    value_size=128,
-    hidden=2560,
-    inner=9728,
-    vocabulary=151_936,
-    context=40_960,
-    parameters=4_022_468_096,
-)
+SHAPE = replace(QWEN3_4B, context=40_960)
 
 
 class SmallMemory:
@@ -68,8 +56,7 @@ def weights(backend: LocalBackend) -> Tensor:
 
 def last_gradient(backend: LocalBackend) -> Tensor:
     """The gradient of the first step, as AdamW's first moment keeps it: (1 - beta1) g."""
-    trainer = trainer_of(backend)
-    return torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainer.parameters.values()])
+    return torch.cat([state["exp_avg"].flatten() for state in trainer_of(backend).optimizer.state.values()])
 
 
 def tokens_of(backend: LocalBackend, batch: TrainBatch) -> int:
@@ -80,14 +67,10 @@ def tokens_of(backend: LocalBackend, batch: TrainBatch) -> int:
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["cuda", "cpu"])
 def test_training_recomputes_then_halves_its_packs_and_takes_the_same_step(
-    make_backend: MakeBackend,
-    requests: Sequence[SampleRequest],
-    roll: Roll,
-    caplog: pytest.LogCaptureFixture,
-    error: type[RuntimeError],
+    local: Local, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]
 ) -> None:
-    plain, short = make_backend(), make_backend()
-    batch = roll(plain, requests)
+    plain, short = local.make(), local.make()
+    batch = local.roll(plain)
     memory = SmallMemory(short, tokens_of(plain, batch) - 1, error)
     with caplog.at_level(logging.WARNING, logger="retrain"):
         reports = [backend.train(batch) for backend in (plain, short)]
@@ -103,23 +86,19 @@ def test_training_recomputes_then_halves_its_packs_and_takes_the_same_step(
 
 
 @pytest.mark.parametrize("asked", ["on", "off"])
-def test_recomputation_that_was_decided_by_the_user_stays(
-    make_context: Callable[..., PluginContext], requests: Sequence[SampleRequest], roll: Roll, asked: str
-) -> None:
+def test_recomputation_that_was_decided_by_the_user_stays(local: Local, asked: str) -> None:
     options = LocalOptions.model_validate({"gradient_checkpointing": asked})
-    backend = create_backend(replace(make_context(), params=options))
-    batch = roll(backend, requests)
+    backend = create_backend(replace(local.context(), params=options))
+    batch = local.roll(backend)
     memory = SmallMemory(backend, tokens_of(backend, batch) - 1)
     backend.train(batch)
     assert memory.refused == 1
     assert trainer_of(backend)._decoder.recompute is (asked == "on")
 
 
-def test_training_that_does_not_fit_in_half_either_names_the_key_and_changes_nothing(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    backend = make_backend()
-    batch = roll(backend, requests)
+def test_training_that_does_not_fit_in_half_either_names_the_key_and_changes_nothing(local: Local) -> None:
+    backend = local.make()
+    batch = local.roll(backend)
     tokens = tokens_of(backend, batch)
     memory = SmallMemory(backend, tokens // 4)
     before = weights(backend)
@@ -137,13 +116,11 @@ def test_training_that_does_not_fit_in_half_either_names_the_key_and_changes_not
     assert all(p.grad is None for p in trainer_of(backend).parameters.values())
 
 
-def test_the_size_that_the_message_names_fits(
-    make_context: Callable[..., PluginContext], requests: Sequence[SampleRequest], roll: Roll
-) -> None:
+def test_the_size_that_the_message_names_fits(local: Local) -> None:
     tokens, limit = 0, 0
     for attempt in range(6):
-        backend = create_backend(replace(make_context(), params=LocalOptions(micro_batch_tokens=tokens)))
-        batch = roll(backend, requests)
+        backend = create_backend(replace(local.context(), params=LocalOptions(micro_batch_tokens=tokens)))
+        batch = local.roll(backend)
         limit = limit or tokens_of(backend, batch) // 6
         SmallMemory(backend, limit)
         try:
@@ -156,11 +133,9 @@ def test_the_size_that_the_message_names_fits(
     pytest.fail("following the message did not lead to a size that fits")
 
 
-def test_one_row_that_does_not_fit_asks_for_shorter_rows_at_once(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    backend = make_backend()
-    batch = roll(backend, requests)
+def test_one_row_that_does_not_fit_asks_for_shorter_rows_at_once(local: Local) -> None:
+    backend = local.make()
+    batch = local.roll(backend)
     longest = max(batch.rows, key=lambda row: len(row.tokens_T))
     memory = SmallMemory(backend, len(longest.tokens_T) - 3)
     with pytest.raises(BackendError, match="tokens of one row") as caught:
@@ -170,11 +145,9 @@ def test_one_row_that_does_not_fit_asks_for_shorter_rows_at_once(
     assert 1 <= tokens < len(longest.tokens_T)
 
 
-def test_a_resumed_backend_cuts_its_work_as_before(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll, tmp_path: Path
-) -> None:
-    backend, resumed = make_backend(), make_backend()
-    batch = roll(backend, requests)
+def test_a_resumed_backend_cuts_its_work_as_before(local: Local, tmp_path: Path) -> None:
+    backend, resumed = local.make(), local.make()
+    batch = local.roll(backend)
     SmallMemory(backend, tokens_of(backend, batch) - 1)
     backend.train(batch)
     backend.save(tmp_path)

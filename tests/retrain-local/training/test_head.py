@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,33 +10,69 @@ from torch import Tensor, nn
 
 from retrain_local.devices import kernel_trials
 from retrain_local.training import head
-from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_faults, softmax_of
+from retrain_local.training.head import (
+    logprobs_and_entropies,
+    plain_softmax,
+    selected_logprobs,
+    softmax_faults,
+    softmax_of,
+)
 
 VOCABULARY = 40
 
 
+def both(hidden: Tensor, tokens: Tensor, head_: Any, temperature: float = 1.0, **more: Any) -> tuple[Tensor, ...]:
+    return logprobs_and_entropies(hidden, tokens, head_, VOCABULARY, temperature, **more)
+
+
+def selected(hidden: Tensor, tokens: Tensor, head_: Any, temperature: float = 1.0, **more: Any) -> tuple[Tensor, ...]:
+    return (selected_logprobs(hidden, tokens, head_, VOCABULARY, temperature, **more),)
+
+
+@pytest.mark.parametrize("of", [selected, both])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("chunk", [2**20, 100, 1])
-def test_value_and_gradient_equal_autograds(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients_equal_autograds(
+    of: Any, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head is not always linear, and bans tokens by -inf."""
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", chunk)
     drawn = torch.Generator().manual_seed(0)
     linear = nn.Linear(12, VOCABULARY).requires_grad_(False)
-    tokens, weights = torch.randint(0, VOCABULARY, (11,), generator=drawn), torch.randn(11, generator=drawn)
+    tokens, weights = torch.randint(3, VOCABULARY, (11,), generator=drawn), torch.randn(2, 11, generator=drawn)
     ours = torch.randn(11, 12, generator=drawn, requires_grad=True)
     theirs = ours.detach().clone().requires_grad_()
+    banned = torch.zeros(VOCABULARY).index_fill(0, torch.arange(3), -torch.inf)
 
-    def capped(hidden: Tensor) -> Tensor:  # what stands behind a head is not always linear
+    def capped(hidden: Tensor) -> Tensor:
         return 3.0 * torch.tanh(linear(hidden) / 3.0)
 
-    mine = selected_logprobs(ours, tokens, capped, VOCABULARY, temperature)
-    reference = torch.log_softmax(capped(theirs) / temperature, -1).gather(1, tokens[:, None])[:, 0]
-    torch.testing.assert_close(mine, reference, atol=1e-6, rtol=1e-6)
-    (mine * weights).sum().backward()
-    (reference * weights).sum().backward()
+    mine = of(ours, tokens, lambda hidden: capped(hidden) + banned, temperature)
+    logp = torch.log_softmax(capped(theirs)[:, 3:] / temperature, -1)
+    reference = (logp.gather(1, tokens[:, None] - 3)[:, 0], -(logp.exp() * logp).sum(-1))[: len(mine)]
+    for found, expected in zip(mine, reference, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.stack([(values * weights[at]).sum() for at, values in enumerate(mine)]).sum().backward()
+    torch.stack([(values * weights[at]).sum() for at, values in enumerate(reference)]).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
 
 
-def test_the_head_never_sees_more_rows_than_a_chunk_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_have_the_log_probabilities_of_the_plain_head_bit_for_bit() -> None:
+    hidden, tokens = torch.randn(9, 8, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 8
+    found, _ = logprobs_and_entropies(hidden.bfloat16(), tokens, lambda h: h, 8, 0.7)
+    assert torch.equal(found, selected_logprobs(hidden.bfloat16(), tokens, lambda h: h, 8, 0.7))
+    for of in (selected, both):
+        assert all(len(values) == 0 for values in of(hidden[:0], tokens[:0], lambda h: h))
+
+
+# a fused softmax is another function: it leaves less in memory
+@pytest.mark.parametrize(
+    ("of", "more", "chunks"),
+    [(selected, {}, [4, 4, 2]), (both, {}, [4, 4, 2]), (selected, {"softmax": partial(plain_softmax)}, [7, 3])],
+)
+def test_the_head_never_sees_more_rows_than_a_chunk_has(
+    of: Any, more: dict[str, Any], chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", 4 * VOCABULARY)
     monkeypatch.setattr(head, "FUSED_CHUNK", 7 * VOCABULARY)
     linear, seen = nn.Linear(3, VOCABULARY), []
@@ -45,12 +82,8 @@ def test_the_head_never_sees_more_rows_than_a_chunk_has(monkeypatch: pytest.Monk
         return linear(hidden)  # type: ignore[no-any-return]
 
     hidden = torch.zeros(10, 3, requires_grad=True)
-    selected_logprobs(hidden, torch.zeros(10, dtype=torch.int64), watched, VOCABULARY, 1.0).sum().backward()
-    assert seen == [4, 4, 2]
-    seen.clear()
-    fused = partial(plain_softmax)  # another function: what a fused kernel leaves in memory is less
-    selected_logprobs(hidden, torch.zeros(10, dtype=torch.int64), watched, VOCABULARY, 1.0, fused).sum().backward()
-    assert seen == [7, 3]
+    of(hidden, torch.zeros(10, dtype=torch.int64), watched, **more)[-1].sum().backward()
+    assert seen == chunks
 
 
 def test_bf16_logits_are_read_in_fp32_and_give_a_bf16_gradient() -> None:
@@ -66,10 +99,6 @@ def test_a_logit_that_is_not_a_number_shows() -> None:
     hidden = torch.tensor([[0.0, 1.0], [0.0, float("nan")]])
     value = selected_logprobs(hidden, torch.tensor([0, 0]), lambda x: x, 2, 1.0)
     assert torch.isfinite(value).tolist() == [True, False]
-
-
-def test_no_action_at_all() -> None:
-    assert selected_logprobs(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), lambda x: x, 8, 1.0).shape == (0,)
 
 
 def test_a_cpu_has_pytorchs_operations() -> None:

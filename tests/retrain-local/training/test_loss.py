@@ -134,46 +134,43 @@ def test_dual_clip_bounds_the_terms_of_bad_tokens() -> None:
     assert int(clipped) == 3
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "cispo"])
-def test_unclipped_losses_share_the_documented_gradient(name: str) -> None:
-    torch.testing.assert_close(total_of(loss_named(name))[1], torch.tensor(IS_GRADIENT), atol=1e-5, rtol=0)
+CAPPED, LATER = [1.491825, 0.670320, 2.0, 1.0], [0.1, -0.3, 0.05, 0.0]  # weights of TIS; moves of a later update
 
 
-def test_ppo_stops_the_gradient_of_clipped_tokens() -> None:
-    gradient = total_of(loss_named("ppo"))[1]
-    torch.testing.assert_close(gradient, torch.tensor([0.0, 0.0, 2.718282, -2.0]), atol=1e-5, rtol=0)
+def capped(moves: Any = 0.0) -> list[float]:
+    """The gradient of a loss whose mismatch is capped at 2, once the policy has moved."""
+    return (-np.array(CAPPED) * np.exp(moves) * np.array(CREDIT)).tolist()
 
 
-def test_cispo_keeps_the_gradient_of_clipped_tokens_at_the_cap() -> None:
-    _, gradient, clipped = total_of(loss_named("cispo", eps_high=2.0))
-    torch.testing.assert_close(gradient, torch.tensor([-1.491825, 0.670320, 2.0, -2.0]), atol=1e-5, rtol=0)
-    assert clipped == 1
-
-
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
-def test_truncated_importance_weights_cap_the_mismatch(name: str) -> None:
-    _, gradient, clipped = total_of(loss_named(name, mismatch=TIS))
-    factors = torch.tensor([1.491825, 0.670320, 2.0, 1.0])
-    torch.testing.assert_close(gradient, -factors * torch.tensor(CREDIT), atol=1e-5, rtol=0)
-    assert clipped == 1
-
-
-@pytest.mark.parametrize("is_fixed", [False, True])
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
-def test_the_mismatch_is_taken_to_the_engine_where_log_probabilities_were_recomputed(name: str, is_fixed: bool) -> None:
-    _, gradient, clipped = total_of(loss_named(name, mismatch=TIS), engine=OLD, old=NEW, is_fixed=is_fixed)
-    factors = torch.tensor([1.491825, 0.670320, 2.0, 1.0])
-    torch.testing.assert_close(gradient, -factors * torch.tensor(CREDIT), atol=1e-5, rtol=0)
-    assert clipped == 1
-
-
-def test_on_later_updates_the_mismatch_is_that_before_the_first() -> None:
-    """The weight stays what it was, and the ratio is that of the updates alone."""
-    before, now = torch.tensor(NEW), torch.tensor(NEW) + torch.tensor([0.1, -0.3, 0.05, 0.0])
-    loss = loss_named("importance_sampling", mismatch=TIS)
-    _, gradient, _ = total_of(loss, new=now.tolist(), engine=OLD, old=NEW, is_fixed=True)
-    factors = torch.tensor([1.491825, 0.670320, 2.0, 1.0]) * (now - before).exp()
-    torch.testing.assert_close(gradient, -factors * torch.tensor(CREDIT), atol=1e-5, rtol=0)
+@pytest.mark.parametrize(
+    ("loss", "given", "wanted", "clipped"),
+    [
+        (loss_named("importance_sampling"), {}, IS_GRADIENT, 0),
+        (loss_named("cispo"), {}, IS_GRADIENT, 0),
+        (loss_named("ppo"), {}, [0.0, 0.0, 2.718282, -2.0], 2),
+        (loss_named("cispo", eps_high=2.0), {}, [-1.491825, 0.670320, 2.0, -2.0], 1),
+        *((loss_named(name, mismatch=TIS), {}, capped(), 1) for name in ("importance_sampling", "ppo", "cispo")),
+        *(  # recomputed log-probabilities: the mismatch is with the engine
+            (loss_named(name, mismatch=TIS), {"engine": OLD, "old": NEW, "is_fixed": is_fixed}, capped(), 1)
+            for name in ("importance_sampling", "ppo", "cispo")
+            for is_fixed in (False, True)
+        ),
+        (  # a later update: the weight is still the mismatch before the first, the ratio only that of the updates
+            loss_named("importance_sampling", mismatch=TIS),
+            {"new": np.add(NEW, LATER).tolist(), "engine": OLD, "old": NEW, "is_fixed": True},
+            capped(LATER),
+            1,
+        ),
+        *(
+            (loss_named(name), {"new": OLD}, [-each for each in CREDIT], 0)
+            for name in ("importance_sampling", "ppo", "cispo")
+        ),
+    ],
+)
+def test_gradients_of_four_tokens(loss: PolicyLoss, given: dict[str, Any], wanted: list[float], clipped: int) -> None:
+    _, gradient, count = total_of(loss, **given)
+    torch.testing.assert_close(gradient, torch.tensor(wanted), atol=1e-5, rtol=0)
+    assert count == clipped
 
 
 def test_without_a_cap_the_engines_own_numbers_count_for_nothing() -> None:
@@ -214,13 +211,6 @@ def test_importance_weights_by_level_and_mode(level: str, mode: str, bounds: Any
     assert (-5 * new_M.grad).tolist() == pytest.approx(factors, abs=1e-6)  # the denominator is left as it is
     whole = {"token": TOKENS, "sequence": PRODUCTS, "geometric": ROOTS}[level]
     assert int(clipped) == sum(not bounds[0] <= weight <= bounds[1] for weight in whole)
-
-
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
-def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
-    _, gradient, clipped = total_of(loss_named(name), new=OLD)
-    torch.testing.assert_close(gradient, -torch.tensor(CREDIT), atol=1e-6, rtol=0)
-    assert clipped == 0
 
 
 def test_on_policy_gspo_has_the_gradient_of_reinforce() -> None:

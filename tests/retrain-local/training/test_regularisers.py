@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -92,6 +92,7 @@ def test_documented_covariances() -> None:
     assert not drawn_between(found_N, np.ones(5, np.bool_), 2e-3, 1.0, 5.0, np.random.default_rng(0)).any()
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.floats(-9, 9), min_size=1, max_size=60),
     st.floats(0, 1),

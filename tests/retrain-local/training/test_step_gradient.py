@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
 import torch
 
-from retrain.api import SampleRequest, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.training.loss_formulas import GSPO, PPO
 from retrain_local.training.step_loss import PolicyLoss
-from retrain_local.training.trainer import Trainer
-
-Roll = Callable[..., TrainBatch]
+from tests.kit.local_backend import Local
 
 
-def accumulated(trainer: Trainer, batch: TrainBatch) -> np.ndarray:
-    trainer.accumulate(batch)
-    found = torch.cat([p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None])
-    trainer.optimizer.zero_grad()
-    return found.numpy()
-
-
-def test_the_gradient_of_all_rows_is_the_one_a_step_takes(
-    trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    batch, trainer = roll(trained, requests, step=1), trained._trainer
+def test_the_gradient_of_all_rows_is_the_one_a_step_takes(trained: LocalBackend, local: Local) -> None:
+    batch, trainer = local.roll(trained, step=1), trained._trainer
     assert trainer is not None
     trainer._limits.train_tokens = 60  # several packs
     weights = {name: p.detach().clone() for name, p in trainer.parameters.items()}
     rows = range(len(batch.rows))
     found_N, loss, clipped = trainer.gradient(batch, rows, trainer._loss)
-    np.testing.assert_array_equal(found_N, accumulated(trainer, batch))
+    trainer.accumulate(batch)
+    wanted = [p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None]
+    np.testing.assert_array_equal(found_N, torch.cat(wanted).numpy())
+    trainer.optimizer.zero_grad()
     other_N, _, _ = trainer.gradient(batch, rows, PolicyLoss(spec=GSPO, clip=GSPO.clip, aggregation="sequence_mean"))
     assert not np.array_equal(found_N, other_N)
     for name, p in trainer.parameters.items():
@@ -44,8 +33,8 @@ def test_the_gradient_of_all_rows_is_the_one_a_step_takes(
     assert report.grad_norm == pytest.approx(np.linalg.norm(found_N), rel=1e-5)
 
 
-def test_the_shares_of_groups_add_up(trained: LocalBackend, requests: Sequence[SampleRequest], roll: Roll) -> None:
-    batch, trainer = roll(trained, requests, step=1), trained._trainer
+def test_the_shares_of_groups_add_up(trained: LocalBackend, local: Local) -> None:
+    batch, trainer = local.roll(trained, step=1), trained._trainer
     assert trainer is not None
     loss = PolicyLoss(spec=PPO, clip=PPO.clip.resolved(0.0, 0.0, 0.0), aggregation="sequence_mean")
     whole_N, value, _ = trainer.gradient(batch, range(len(batch.rows)), loss)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from retrain.api import PluginContext, SampleRequest, TrainBatch
-from retrain_local.backend import LocalBackend, create_backend
+from retrain.api import Sample, SamplingParams
+from retrain_local.backend import LocalBackend
+from retrain_local.factory import create_backend
 from retrain_local.training.step_loss import Mismatch
-from retrain_local.training.trainer import Trainer
-
-MakeBackend = Callable[..., LocalBackend]
-Roll = Callable[..., TrainBatch]
-
-
-def trainer_of(backend: LocalBackend) -> Trainer:
-    assert backend._trainer is not None
-    return backend._trainer
+from tests.kit.local_backend import Local
 
 
 def weights(backend: LocalBackend) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer_of(backend).parameters.values()])
+    return torch.cat([p.detach().flatten() for p in backend._trainer.parameters.values()])  # type: ignore[union-attr]
 
 
-def test_the_rate_of_the_batch_replaces_the_configured_one(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    plain, scheduled = make_backend(lr=1e-2), make_backend(lr=0.5)
-    batch = roll(plain, requests)
+def test_the_rate_of_the_batch_replaces_the_configured_one(local: Local) -> None:
+    plain, scheduled = local.make(lr=1e-2), local.make(lr=0.5)
+    batch = local.roll(plain)
     assert plain.train(batch).lr == 1e-2
     assert scheduled.train(replace(batch, lr=1e-2)).lr == 1e-2
     assert torch.equal(weights(plain), weights(scheduled))
@@ -40,12 +30,10 @@ def test_the_rate_of_the_batch_replaces_the_configured_one(
     assert not torch.equal(weights(plain), weights(scheduled))
 
 
-def test_the_packs_of_all_updates_are_counted(
-    make_context: Callable[..., PluginContext], requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    context = make_context(options={"micro_batch_tokens": 64})
+def test_the_packs_of_all_updates_are_counted(local: Local) -> None:
+    context = local.context(options={"micro_batch_tokens": 64})
     progress, backend = context.training_progress, create_backend(context)
-    batch = replace(roll(backend, requests), updates=3)
+    batch = replace(local.roll(backend), updates=3)
     small = replace(batch, rows=batch.rows[:2])
     backend.train(batch)
     packs = progress.done
@@ -63,13 +51,11 @@ def test_the_packs_of_all_updates_are_counted(
     backend.close()
 
 
-def test_with_an_importance_weight_the_ratio_refers_to_the_trainer_and_the_gap_to_the_sampler(
-    make_backend: MakeBackend, requests: Sequence[SampleRequest], roll: Roll
-) -> None:
-    backend = make_backend()
-    trainer = trainer_of(backend)
+def test_with_an_importance_weight_the_ratio_refers_to_the_trainer_and_the_gap_to_the_sampler(local: Local) -> None:
+    backend = local.make()
+    trainer = backend._trainer
     trainer._loss = replace(trainer._loss, mismatch=Mismatch(high=1.5))
-    batch = roll(backend, requests)
+    batch = local.roll(backend)
     sampler = [row.logprobs_T - np.log(1.25) * row.action_T for row in batch.rows]
     fixed = tuple(replace(row, engine_logprobs_T=s_T) for row, s_T in zip(batch.rows, sampler, strict=True))
     credits_T = np.concatenate([row.advantages_T[row.action_T] for row in fixed])
@@ -82,3 +68,25 @@ def test_with_an_importance_weight_the_ratio_refers_to_the_trainer_and_the_gap_t
     assert np.abs(ratios_T - 1.0).max() > 0.05, "the first update has moved the policy"
     second = backend.train(replace(batch, rows=fixed, update=1, updates=2))
     assert second.loss == pytest.approx(-1.25 * (ratios_T * credits_T).mean(), rel=1e-3)
+
+
+def test_sampling_reports_tokens_per_segment_and_training_its_packs(local: Local) -> None:
+    context = local.context(options={"micro_batch_tokens": 64})
+    sampling, training = context.sampling_progress, context.training_progress
+    backend = create_backend(context)
+    drawn: list[int] = []
+
+    def deliver(group: int, index: int, sample: Sample) -> None:
+        drawn.append(sampling.drawn)
+
+    samples = backend.sample(local.requests, SamplingParams(max_tokens=40, temperature=1.0, entropy=True), deliver)
+    total = sum(len(sample.tokens_T) for group in samples for sample in group)
+    assert sampling.drawn == total == drawn[-1]
+    assert 0 < drawn[0] < total, "the first ones are delivered before the last"
+    assert drawn == sorted(drawn)
+    batch = local.roll(backend)
+    backend.train(batch)
+    assert training.unit == "packs"
+    assert training.done == training.total > 1
+    assert training.tokens <= sum(len(row.tokens_T) for row in batch.rows), "the prompt of a group is stored once"
+    backend.close()

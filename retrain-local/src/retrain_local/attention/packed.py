@@ -75,8 +75,7 @@ class Picks:
 
     def of(self, x_N: Tensor) -> Tensor:
         """Return x[index_M], differentiable; gradients are summed in fp32 in a fixed order."""
-        picked: Tensor = _Picked.apply(x_N, self)
-        return picked
+        return _Picked.apply(x_N, self)
 
 
 class _Picked(torch.autograd.Function):  # type: ignore[misc]
@@ -98,8 +97,10 @@ class _Picked(torch.autograd.Function):  # type: ignore[misc]
         return g_N, None
 
 
-SHORTEST_SHARE = 0.6  # of the longest segment of a bucket: bounds the cost of padding
-MASK_ELEMENTS = 2**24  # queries x keys of a bucket; a larger segment has its own bucket
+# Of the longest segment of a bucket. It bounds the cost of padding to two thirds.
+SHORTEST_SHARE = 0.6
+# Queries x keys of a bucket, to bound the memory of its mask; a larger segment has its own bucket.
+MASK_ELEMENTS = 2**24
 
 
 class PaddedAttend:
@@ -134,8 +135,7 @@ class PaddedAttend:
                 )
             q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
             parts.append(self._attended(number, q, k, v, scores).transpose(1, 2).flatten(0, 1))
-        out: Tensor = _Packed.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
-        return out
+        return _Packed.apply(torch.cat(parts), self._places_N, self._index_P, self._pads_Q)
 
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         is_plain = scores.softcap is None and scores.sinks_H is None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retrain_local.attention.pages import LARGEST, PagedKernels, Pages, key_stretches
 from retrain_local.decoder import Scores
-from retrain_local.devices.kernel_trials import on_device_of
+from retrain_local.devices.kernel_trials import dense, on_device_of
 
 TILE_HEADS = 16  # the least number of rows that a tensor core multiplies
 TILE_BYTES = 2**14  # of keys, as much of values, loaded while those before are worked on
@@ -33,7 +33,7 @@ class TritonPages(PagedKernels):
         block_size, kv_heads, value_size = values.shape[1:]
         max_keys = tables_BM.shape[1] * block_size
         splits = key_stretches(self._programs, rows * kv_heads, max_keys)
-        queries_BHD = _last_dense(queries_BHD)
+        queries_BHD = dense(queries_BHD)
         out_BHD = queries_BHD.new_empty(rows, heads, value_size)
         parts, sums = out_BHD, out_BHD
         if splits > 1:
@@ -70,25 +70,15 @@ class TritonPages(PagedKernels):
         keys, values = pages.keys, pages.values
         tokens, kv_heads, size = keys_NKD.shape
         value_size = values_NKD.shape[2]
-        keys_NKD, values_NKD = _last_dense(keys_NKD), _last_dense(values_NKD)
+        keys_NKD, values_NKD = dense(keys_NKD), dense(values_NKD)
         strides = *keys_NKD.stride()[:2], *values_NKD.stride()[:2], *keys.stride()[:3], *values.stride()[:3]
+        given = keys_NKD, values_NKD, *_tensors(pages), slots_N, *strides
+        sizes = {"KV_HEADS": kv_heads, "SIZE": size, "VALUE_SIZE": value_size, "BLOCK_SIZE": keys.shape[1]}
+        sizes["TILE"] = triton.next_power_of_2(max(size, value_size))
+        kind = {"IS_QUANTISED": pages.key_scales is not None, "ROUNDS": keys.dtype == torch.int8}
         with on_device_of(keys_NKD):
-            store[(tokens, kv_heads, 2)](
-                keys_NKD,
-                values_NKD,
-                *_tensors(pages),
-                slots_N,
-                *strides,
-                KV_HEADS=kv_heads,
-                SIZE=size,
-                VALUE_SIZE=value_size,
-                BLOCK_SIZE=keys.shape[1],
-                TILE=triton.next_power_of_2(max(size, value_size)),
-                IS_QUANTISED=pages.key_scales is not None,
-                ROUNDS=keys.dtype == torch.int8,
-                LARGEST=LARGEST.get(keys.dtype, 1.0),
-                num_warps=1,
-            )
+            largest = LARGEST.get(keys.dtype, 1.0)
+            store[(tokens, kv_heads, 2)](*given, **sizes, **kind, LARGEST=largest, num_warps=1)
 
 
 def _sizes(group: int, size: int, value_size: int, element_bytes: int) -> dict[str, int]:
@@ -108,10 +98,6 @@ def _tensors(pages: Pages) -> list[Tensor]:
     """Return keys, values and their scales; a pool takes the place of missing scales."""
     scales = [pool if found is None else found for pool, found in pages.sides]
     return [pages.keys, pages.values, *scales]
-
-
-def _last_dense(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -204,7 +190,8 @@ def attend(  # type: ignore[no-untyped-def]
             mask=is_key[:, None] & is_value_dim[None, :],
             other=0.0,
         )
-        if IS_QUANTISED:  # by way of fp32: compute capability 8.9 knows no other from 8-bit floats to bf16
+        # By way of fp32: compute capability 8.9 cannot convert 8-bit floats to bf16 directly.
+        if IS_QUANTISED:
             k = k.to(tl.float32)
             v = v.to(tl.float32)
         s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
@@ -229,9 +216,7 @@ def attend(  # type: ignore[no-untyped-def]
     mask = is_head[:, None] & is_value_dim[None, :]
     if SPLITS == 1:
         tl.store(
-            parts + place_of[:, None] * VALUE_SIZE + value_dims[None, :],
-            gathered.to(parts.dtype.element_ty),
-            mask=mask,
+            parts + place_of[:, None] * VALUE_SIZE + value_dims[None, :], gathered.to(parts.dtype.element_ty), mask=mask
         )
     else:
         place_of = place_of * SPLITS + split
@@ -241,13 +226,7 @@ def attend(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def join(  # type: ignore[no-untyped-def]
-    parts,
-    sums,
-    out,
-    HEADS: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILE_VALUE: tl.constexpr,
+    parts, sums, out, HEADS: tl.constexpr, VALUE_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE_VALUE: tl.constexpr
 ):
     # parts are averages over a stretch; their weight is the logarithm in `sums`, -inf for an empty one
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
@@ -322,7 +301,8 @@ def store(  # type: ignore[no-untyped-def]
 def _quantised(x, ROUNDS: tl.constexpr, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
     x = x.to(tl.float32)
     largest = tl.max(tl.abs(x), 0)
-    scale = tl.where(largest == 0.0, 1.0, largest / LARGEST) + tl.sum(x * 0.0, 0)  # NaN if any element is not finite
+    # A sum with 0 x makes the scale NaN if any element is not finite, so that a broken model shows in its logits.
+    scale = tl.where(largest == 0.0, 1.0, largest / LARGEST) + tl.sum(x * 0.0, 0)
     x = x / scale
     if ROUNDS:
         x = tl.floor(x + 0.5)

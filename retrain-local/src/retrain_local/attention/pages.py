@@ -11,8 +11,10 @@ from torch import Tensor
 from retrain_local.attention.packed import dense_attention
 from retrain_local.decoder import Scores
 
-STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}  # `kv_cache_dtype`; auto: the model's
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # stored value of the largest element of a head
+# By `kv_cache_dtype`; auto is the dtype of the model.
+STORED = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+# The stored value of the largest element of a head.
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 SHORTEST_STRETCH, MAX_STRETCHES = 128, 32
 
 

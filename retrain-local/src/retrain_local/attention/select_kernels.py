@@ -66,8 +66,9 @@ def kernels_for(
         paged = _triton(site) if name == "triton" else _at_hand("triton", _triton, site)
     except _RefusedError as refused:
         what, why = f"attention_kernel = {name!r} is refused on {device}", str(refused)
-        fix = 'use "default", which takes the best available kernel'
-        raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix)) from refused
+        fix, where = 'use "default": it takes the best available kernel', config.place(KEY)
+        problem = Problem(code="engine.kernel-unavailable", where=where, what=what, why=why, fix=fix)
+        raise ConfigError(problem) from refused
     return Kernels(packed=packed, paged=paged, is_ordered=exact and packed is not PaddedAttend)
 
 
@@ -95,7 +96,7 @@ def _flash(site: Site) -> MakeAttend:
     if site.dtype not in varlen.DTYPES:
         raise _RefusedError(f"flash attention computes in 16 bits, the model is {site.dtype}")
     make = partial(varlen.VarlenAttend, exact=site.exact)
-    if fault := packed_fault(make, site.shape, site.device, site.dtype):
+    if fault := first_fault(packed_faults(make, site.shape, site.device, site.dtype)):
         raise _WrongError(fault)
     return make
 
@@ -114,7 +115,7 @@ def _triton(site: Site) -> PagedKernels:
     except ImportError as error:
         raise _WrongError(f"triton cannot be imported: {error}") from error
     kernels: PagedKernels = TritonPages(torch.cuda.get_device_properties(site.device).multi_processor_count)
-    if fault := paged_fault(kernels, site.shape, site.device, site.dtype, site.stored):
+    if fault := first_fault(paged_faults(kernels, site.shape, site.device, site.dtype, site.stored)):
         raise _WrongError(fault)
     return kernels
 
@@ -153,26 +154,16 @@ def _need_cuda(site: Site, least: tuple[int, int], what: str) -> None:
 
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest element
-TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}  # half a unit in the last place, plus the rounding of bf16
+# Of 8-bit pools: half a unit in the last place, plus the rounding of bf16.
+TOLERANCE |= {torch.int8: 1e-2, torch.float8_e4m3fn: 7e-2}
 CASE = Spans(lengths=(40, 1, 19, 130, 3, 5), prefixes=(-1, 0, 0, -1, 3, 3))
 ROW_LENGTHS = 1, 16, 45, 300, 0
 BLOCK_SIZE = 16
 WINDOWS = None, 7
 
 
-def packed_fault(make: MakeAttend, shape: Shape, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return where outputs and gradients differ from `PaddedAttend`; None if they agree."""
-    return first_fault(_packed_faults(make, shape, device, dtype))
-
-
-def paged_fault(
-    kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
-) -> str | None:
-    """Return where these kernels differ from the definition over a pool of `stored`; None if they agree."""
-    return first_fault(_paged_faults(kernels, shape, device, dtype, stored))
-
-
-def _packed_faults(make: MakeAttend, shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[str]:
+def packed_faults(make: MakeAttend, shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[str]:
+    """Yield where outputs and gradients differ from `PaddedAttend`."""
     for window in WINDOWS:
         scores = Scores(scale=shape.head_size**-0.5, window=window)
         got, wanted = (
@@ -195,9 +186,10 @@ def _differentiated(
         return out.detach(), *torch.autograd.grad(weighed, inputs)
 
 
-def _paged_faults(
+def paged_faults(
     kernels: PagedKernels, shape: Shape, device: torch.device, dtype: torch.dtype, stored: torch.dtype
 ) -> Iterator[str]:
+    """Yield where these kernels differ from the definition over a pool of `stored`."""
     blocks = [-(-length // BLOCK_SIZE) for length in ROW_LENGTHS]
     table = 1 + torch.arange(sum(blocks), dtype=torch.int32).flip(0)  # block 0 is scratch
     tables_BM = torch.nn.utils.rnn.pad_sequence(list(table.split(blocks)), batch_first=True).to(device)

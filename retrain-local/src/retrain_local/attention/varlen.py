@@ -89,8 +89,7 @@ def attend_rows(
     """Return causal attention within each row, [N, heads, size], for layers that `flash_computes`."""
     # a window of w keys includes the query's own, so w - 1 keys to its left
     window = (-1 if scores.window is None else scores.window - 1, 0)
-    out: Tensor = _Flash.apply(queries_NHD, keys_MKD, values_MKD, rows, scores.scale, window, exact)
-    return out
+    return _Flash.apply(queries_NHD, keys_MKD, values_MKD, rows, scores.scale, window, exact)
 
 
 @functools.cache

@@ -17,15 +17,18 @@ from retrain_local.devices.torch_devices import Devices, parallel_mode
 from retrain_local.memory.sizes import runs
 
 T = TypeVar("T")
-BUCKET = 2**26  # numbers that are summed at a time: a copy of all gradients would be as large as the model
-TIMEOUT_S = 1800.0  # PyTorch's own limit for waiting for a rank that is alive and slow
+# Numbers that are summed at a time: a flat copy of all gradients would be as large as the model.
+BUCKET = 2**26
+# PyTorch's own limit for a rank that is alive and slow; one that has ended is noticed at once.
+TIMEOUT_S = 1800.0
 
 
 class PeerFailedError(BackendError):
     """Another rank failed, so this one could not continue; the failure of that rank is the one to report."""
 
     def __init__(self, rank: int, text: str) -> None:
-        super().__init__(Problem(where=f"rank {rank}", what=text, fix="see the error of that rank"))
+        fix = "see the error of that rank"
+        super().__init__(Problem(code="backend.rank-failed", where=f"rank {rank}", what=text, fix=fix))
         self.rank, self._text = rank, text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,8 +78,8 @@ class ProcessGroup(Group):
         import torch.distributed as dist
 
         if dist.is_initialized():
-            what = "this process belongs to a torch.distributed group already"
-            raise BackendError(Problem(where="[backend] devices", what=what, fix="start the run in its own process"))
+            what, fix = "this process belongs to a torch.distributed group already", "start the run in its own process"
+            raise BackendError(Problem(code="backend.second-group", where="[backend] devices", what=what, fix=fix))
         self.rank, self.size, self.shards = rank, size, shards
         timeout = timedelta(seconds=TIMEOUT_S)
         self.uses_gpus = devices[0].type == "cuda"
@@ -95,7 +98,8 @@ class ProcessGroup(Group):
             self._agreed = error
             if self.is_broken:
                 raise
-            with suppress(RuntimeError):  # if a rank is gone, this error is still the one to report
+            # If a rank is gone, the error of this one is still the one to report.
+            with suppress(RuntimeError):
                 self._exchanged(_Failed(text=f"{type(error).__name__}: {error}"))
             raise
         found = self._exchanged(own)
@@ -164,15 +168,13 @@ def torchrun_environment(rank: int, size: int, port: int) -> Mapping[str, str]:
 def whole(tensor: Tensor) -> Tensor:
     """Return the tensor itself, or all parts of a sharded one together; every rank calls it."""
     gather = getattr(tensor, "full_tensor", None)
-    found: Tensor = tensor if gather is None else gather()
-    return found
+    return tensor if gather is None else gather()
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """Return the tensor itself, or this rank's part of a sharded one, in the same memory."""
     part = getattr(tensor, "to_local", None)
-    found: Tensor = tensor if part is None else part()
-    return found
+    return tensor if part is None else part()
 
 
 def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
@@ -193,8 +195,7 @@ def like(parameter: Tensor, full: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     sharded: Any = parameter
-    found: Tensor = distribute_tensor(full.to(own_part(parameter).device), mesh, sharded.placements)
-    return found
+    return distribute_tensor(full.to(own_part(parameter).device), mesh, sharded.placements)
 
 
 def put(target: Tensor, full: Tensor) -> None:

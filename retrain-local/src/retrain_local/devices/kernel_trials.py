@@ -39,7 +39,8 @@ def first_fault(faults: Iterator[str]) -> str | None:
         return next(faults, None)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # kernel compilers and launchers raise exceptions of any class
+    # Kernel compilers and launchers raise exceptions of any class.
+    except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
@@ -53,6 +54,11 @@ def difference(name: str, got: Tensor, wanted: Tensor, tolerance: float) -> Iter
 def numbers(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers between -2 and 2, the same on every device."""
     return (2 * torch.sin(torch.arange(math.prod(size), dtype=torch.float64) * 1.7)).view(size).to(device, dtype)
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return the tensor, copied if its last axis has a stride; kernels are given the strides of the other axes."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def on_device_of(x: Tensor) -> torch.cuda.device:

@@ -68,7 +68,8 @@ def deterministic(*, warn_only: bool) -> Iterator[None]:
     """Run a block with deterministic operations; those without a deterministic form raise, or warn with `warn_only`."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False  # no memory is read before it is written
+    # Filling costs time, and no memory is read before it is written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield
@@ -172,13 +173,13 @@ def _found(names: list[str], config: Config) -> tuple[tuple[torch.device, ...], 
         if not _is_set(config):
             return cpus, f"{NOT_SET}, and {why}"
         what, fix = f"{config.backend.devices!r} cannot be used", f'write "cpu" to train on the CPU, or {fix}'
-        raise ConfigError(Problem(where=config.place(KEY), what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="device.no-gpu", where=config.place(KEY), what=what, why=why, fix=fix))
     count = torch.cuda.device_count()
     for index in indices:
         if index >= count:
             what = f"there is no gpu:{index}: this machine has {count} GPU{'s' if count > 1 else ''}"
             fix = f'write "gpu:0" ... "gpu:{count - 1}", or "cpu"'
-            raise ConfigError(Problem(where=config.place(KEY), what=what, fix=fix))
+            raise ConfigError(Problem(code="device.no-such-gpu", where=config.place(KEY), what=what, fix=fix))
     return tuple(torch.device("cuda", index) for index in indices), ""
 
 

@@ -33,8 +33,8 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
     """Write `model.gguf`, matrices in `kind`, vectors in f32; return notes. ConfigError where not possible."""
     architecture = _architecture(folder)
     if importlib.util.find_spec("gguf") is None:
-        fix = 'pip install "retrain-local[gguf]"'
-        raise refusal("retrain export", "the package gguf is missing", fix=fix)
+        what, fix = "the package gguf is missing", 'pip install "retrain-local[gguf]"'
+        raise refusal("retrain export", code="export.needs-gguf", what=what, fix=fix)
     import gguf
 
     name = ARCHITECTURES[folder.document["model_type"]]
@@ -49,7 +49,8 @@ def write_gguf(weights: MergedWeights, folder: Folder, out: Path, kind: str) -> 
             num_bytes = math.prod(gguf.quant_shape_to_byte_shape(shape, raw))
             writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=raw)
         frequencies = None
-        if architecture.rotation.kind == "llama3":  # llama.cpp divides the frequencies by these
+        # llama.cpp divides the frequencies by these numbers; it has no parameters for this kind.
+        if architecture.rotation.kind == "llama3":
             size, theta = architecture.head_size, architecture.rotation.theta
             plain = theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
             frequencies = (plain / architecture.rotation.frequencies(size)[0]).numpy()
@@ -83,13 +84,11 @@ def _architecture(folder: Folder) -> Architecture:
     found = read_architecture(folder.document)
     kind = folder.document.get("model_type")
     if found is None or kind not in ARCHITECTURES:
-        served = ", ".join(ARCHITECTURES)
-        raise refusal(folder.name, f"GGUF is not written for {kind}", why=f"only for {served}", fix=CONVERTER)
+        what, why = f"GGUF is not written for {kind}", f"only for {', '.join(ARCHITECTURES)}"
+        raise refusal(folder.name, code="export.gguf-architecture", what=what, why=why, fix=CONVERTER)
     if any(window is not None and window < (found.context or 0) for window in found.windows):
         what = f"its {kind} layers see a window of {min(filter(None, found.windows))} tokens"
-        raise refusal(folder.name, what, why="GGUF cannot store that", fix=CONVERTER)
-    if found.rotation.kind not in ("default", "linear", "llama3", "yarn"):
-        raise refusal(folder.name, f"GGUF is not written for rope_type {found.rotation.kind!r}", fix=CONVERTER)
+        raise refusal(folder.name, code="export.gguf-windows", what=what, why="GGUF cannot store that", fix=CONVERTER)
     return found
 
 
@@ -134,7 +133,7 @@ def _tensors(weights: MergedWeights, a: Architecture, name: str) -> dict[str, tu
         if gguf_name is None:
             if own.endswith("rotary_emb.inv_freq"):
                 continue  # in old files: computed from the configuration
-            raise refusal(own, "GGUF has no name for this tensor", fix=CONVERTER)
+            raise refusal(own, code="export.gguf-tensor", what="GGUF has no name for this tensor", fix=CONVERTER)
         heads = {"q_proj": a.heads, "k_proj": a.kv_heads}.get(own.split(".")[-2]) if name == "llama" else None
         found[gguf_name] = own, heads
     return found
@@ -183,7 +182,8 @@ def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ..
     document = json.loads(backend.to_str()) if backend is not None else {}
     model = document.get("model", {})
     if model.get("type") != "BPE":
-        raise refusal(folder.name, "GGUF is not written for its tokenizer", why="it is not a BPE", fix=CONVERTER)
+        what, why = "GGUF is not written for its tokenizer", "it is not a BPE"
+        raise refusal(folder.name, code="export.gguf-tokenizer", what=what, why=why, fix=CONVERTER)
     tokens, types = _tokens(model, document.get("added_tokens", []), vocabulary, folder)
     is_bytes = not model.get("byte_fallback")
     writer.add_tokenizer_model("gpt2" if is_bytes else "llama")
@@ -243,6 +243,7 @@ def _tokens(
         by_id[token["id"]] = (token["content"], int(kind))
     if by_id and max(by_id) >= vocabulary:
         what = f"its tokenizer has the id {max(by_id)}, and the model {vocabulary} rows"
-        raise refusal(folder.name, what, fix="use the tokenizer that belongs to the model")
+        fix = "use the tokenizer that belongs to the model"
+        raise refusal(folder.name, code="model.other-tokenizer", what=what, fix=fix)
     rows = [by_id.get(at, (f"[PAD{at}]", int(kinds.UNUSED))) for at in range(vocabulary)]
     return [text for text, _ in rows], [kind for _, kind in rows]

@@ -32,6 +32,7 @@ BEYOND_FACTORS = (
     *("modules_to_save", "target_parameters", "alpha_pattern", "layer_replication", "lora_bias", "use_bdlora"),
     *("trainable_token_indices", "alora_invocation_tokens"),
 )
+COMPLETE = "give a complete adapter folder, as PEFT writes it"
 _FACTOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)")
 
 UNREADABLE = (
@@ -94,16 +95,18 @@ def read_adapter_file(folder: Path) -> AdapterFile:
         tensors = load_file(folder / ADAPTER_FILE)
     except UNREADABLE as error:
         what = f"cannot be read: {type(error).__name__}: {error}"
-        raise refusal(folder, what, fix="give a complete adapter folder, as PEFT writes it") from error
+        raise refusal(folder, code="export.adapter-unreadable", what=what, fix=COMPLETE) from error
     if kind != "LORA":
-        raise refusal(folder, f"peft_type is {kind!r}", fix="merge it with PEFT: only LORA adapters are merged here")
+        what, fix = f"peft_type is {kind!r}", "merge it with PEFT: only LORA adapters are merged here"
+        raise refusal(folder, code="export.adapter-kind", what=what, fix=fix)
     if isinstance(init, str) and init.lower().startswith(BASE_CHANGING_INITS):
+        what, why = f"init_lora_weights is {init!r}", "it was trained on a changed base, not on the base that it names"
         fix = "convert it first: save_pretrained(..., path_initial_model_for_weight_conversion=...) of PEFT"
-        why = "it was trained on a changed base, not on the base that it names"
-        raise refusal(folder, f"init_lora_weights is {init!r}", fix=fix, why=why)
+        raise refusal(folder, code="export.changed-base", what=what, fix=fix, why=why)
     odd = next((name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()), None)
     if odd is not None:
-        raise refusal(folder, f"{odd} holds a number that is not finite", fix="use an earlier checkpoint")
+        what, fix = f"{odd} holds a number that is not finite", "use an earlier checkpoint"
+        raise refusal(folder, code="export.adapter-non-finite", what=what, fix=fix)
     is_fp32 = any(tensor.dtype == torch.float32 for tensor in tensors.values())
     return AdapterFile(folder=folder, document=document, deltas=_deltas(folder, document, tensors), is_fp32=is_fp32)
 
@@ -119,12 +122,13 @@ def _deltas(folder: Path, document: Mapping[str, Any], tensors: Mapping[str, Ten
             return None
         parts.setdefault(match["module"].removeprefix(PREFIX), {})[match["part"].partition(".")[0]] = tensor
     if not parts:
-        raise refusal(folder, "holds no LoRA factors", fix="give a complete adapter folder, as PEFT writes it")
+        raise refusal(folder, code="export.adapter-unreadable", what="holds no LoRA factors", fix=COMPLETE)
     deltas = {}
     for module, found in parts.items():
         a, b = found.get("lora_A"), found.get("lora_B")
         if a is None or b is None or a.dim() != 2 or b.dim() != 2 or not 0 < a.shape[0] == b.shape[1]:
-            raise refusal(folder, f"A and B of {module} do not fit together", fix="take the adapter again")
+            what = f"A and B of {module} do not fit together"
+            raise refusal(folder, code="export.adapter-unreadable", what=what, fix=COMPLETE)
         alpha, rank = float(document["lora_alpha"]), a.shape[0]
         deltas[module] = Delta(
             a_RI=a,
@@ -136,8 +140,8 @@ def _deltas(folder: Path, document: Mapping[str, Any], tensors: Mapping[str, Ten
     return deltas
 
 
-def refusal(where: Path | str, what: str, *, fix: str, why: str = "") -> ConfigError:
-    return ConfigError(Problem(where=str(where), what=what, why=why, fix=fix))
+def refusal(where: Path | str, *, code: str, what: str, fix: str, why: str = "") -> ConfigError:
+    return ConfigError(Problem(code=code, where=str(where), what=what, why=why, fix=fix))
 
 
 CPU = torch.device("cpu")
@@ -197,13 +201,15 @@ def open_merged(
     path = folder.weights()
     if folder.document.get("quantization_config"):
         what, why = f"the base {folder.name} is stored quantised", "its tensors are not the numbers of its matrices"
-        raise refusal(folder.where, what, why=why, fix="name the unquantised model of the same weights as base")
+        fix = "name the unquantised model of the same weights as base"
+        raise refusal(folder.where, code="export.base-quantised", what=what, why=why, fix=fix)
     with Reader(path, CPU, torch.float32, progress=progress) as reader:
         deltas = {} if adapter is None else _located(reader, adapter, folder.name)
         replaced: dict[str, Callable[[], Tensor]] = {}
         if quantize != "none":
             replaced = _dequantised(folder, path, quantize, dtype)
-        elif (masters := path / MASTER_FILE).is_file():  # trained numbers, not rounded to the dtype of the model's file
+        # These are the trained numbers; those in the model's own file are rounded to its dtype.
+        elif (masters := path / MASTER_FILE).is_file():
             stored: Any = safe_open(masters, framework="pt", device="cpu")
             replaced = {name: partial(stored.get_tensor, name) for name in list(stored.keys())}
         yield MergedWeights(reader=reader, deltas=deltas, replaced=replaced)
@@ -215,10 +221,11 @@ def _located(reader: Reader, adapter: AdapterFile, base: str) -> dict[str, Delta
         name = next((name for name in _tensor_names(module) if name in reader), None)
         fix = "name the base that the adapter was trained on"
         if name is None:
-            raise refusal(adapter.folder, f"{base} has no matrix {module}", fix=fix)
+            what = f"{base} has no matrix {module}"
+            raise refusal(adapter.folder, code="export.other-base", what=what, fix=fix)
         if reader.shape(name) != delta.shape:
             what = f"changes {module} of shape {list(delta.shape)}; in {base} it is {list(reader.shape(name))}"
-            raise refusal(adapter.folder, what, fix=fix)
+            raise refusal(adapter.folder, code="export.other-base", what=what, fix=fix)
         located[name] = delta
     return located
 
@@ -242,7 +249,8 @@ def _dequantised(folder: Folder, path: Path, kind: str, dtype: torch.dtype) -> d
     """Return the matrices W' of a run with `[model] quantize` in fp32, quantised in its dtype and as it stacks them."""
     architecture = read_architecture(folder.document)
     if architecture is None:
-        raise refusal(folder.where, f"quantize = {kind!r} is not served for this model", fix="set it to none")
+        what = f"quantize = {kind!r} is not served for this model"
+        raise refusal(folder.where, code="model.not-quantisable", what=what, fix='set [model] quantize to "none"')
     with Reader(path, CPU, dtype) as reader:
         weights = read_weights(reader, architecture, pack=quantiser(kind))
         stored = set(reader.names())

@@ -132,12 +132,13 @@ def refuse_gap(gap: Gap, kind: str, export: ModelExport) -> None:
     """Raise BackendError when the written model is not the trained one, rounded to its dtype."""
     if gap.relative <= BOUNDS[kind]:  # False for NaN
         return
+    if not math.isfinite(gap.written):
+        what, fix = "the logits of the trained or written model are not finite", "use an earlier checkpoint"
+        raise BackendError(Problem(code="export.non-finite-logits", where=export.base, what=what, fix=fix))
     what = f"the logits of the written model differ by {gap.written:.3g} from the trained model's"
     why = f"in {kind} at most {BOUNDS[kind] * max(gap.size, 1.0):.3g} is rounding"
     fix = "nothing was kept; an adapter of an embedding that the head shares cannot be merged, anything else is a fault"
-    if not math.isfinite(gap.written):
-        fix = "nothing was kept; use an earlier checkpoint: this one gives logits that are not finite"
-    raise BackendError(Problem(where=export.base, what=what, why=why, fix=fix))
+    raise BackendError(Problem(code="export.other-logits", where=export.base, what=what, why=why, fix=fix))
 
 
 def _write_by_peft(
@@ -147,7 +148,7 @@ def _write_by_peft(
     if export.form == "gguf" or adapter is None:
         what = f"the adapter in {export.adapter} changes more than matrices of {export.base}"
         fix = "merge it into a folder first: --format transformers"
-        raise ConfigError(Problem(where=export.base, what=what, fix=fix))
+        raise ConfigError(Problem(code="export.gguf-adapter", where=export.base, what=what, fix=fix))
     with without_advice():
         from peft import PeftModel
 
@@ -164,7 +165,8 @@ def _check_space(out: Path, num_bytes: int) -> None:
     wanted, free = num_bytes + SPARE_BYTES, shutil.disk_usage(out).free
     if free < wanted:
         what = f"{wanted / 2**20:,.0f} MiB are needed, and {free / 2**20:,.0f} MiB are free"
-        raise ConfigError(Problem(where=str(out.parent), what=what, fix="free some space, or name another folder"))
+        fix = "free some space, or name another folder"
+        raise ConfigError(Problem(code="export.disk-full", where=str(out.parent), what=what, fix=fix))
 
 
 @contextmanager
@@ -172,8 +174,8 @@ def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        fix = "free some space, or name another folder; nothing was kept"
-        raise BackendError(Problem(where=str(out.parent), what=f"cannot be written: {error}", fix=fix)) from error
+        what, fix = f"cannot be written: {error}", "free some space, or name another folder; nothing was kept"
+        raise BackendError(Problem(code="export.not-written", where=str(out.parent), what=what, fix=fix)) from error
 
 
 SHARD_BYTES = 4 * 2**30
@@ -273,7 +275,8 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
         from transformers import AutoModelForCausalLM
 
         from retrain_local.model.hf_model import quiet
-    with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):  # a bar of GGUF's reader
+    # The GGUF reader writes a progress bar to standard error.
+    with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
@@ -283,7 +286,8 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
             **options,
         )
     is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
-    is_packed = getattr(model, "is_quantized", False)  # GGUF's weights in newer versions cannot be widened
+    # transformers keeps GGUF weights packed in newer versions, and cannot widen them.
+    is_packed = getattr(model, "is_quantized", False)
     return (model.double() if is_small and not is_packed else model).eval()
 
 
@@ -311,7 +315,7 @@ def quantised_logits(export: ModelExport, folder: Folder, adapter: Path, ids: Se
         export.config, folder.source, trainer_device=device, samples=False, seed=0, role="quantised model"
     )
     if misfit := set_adapter(pair, load_file(adapter / ADAPTER_FILE)):
-        raise refusal(adapter, misfit, fix="name the run that trained it")
+        raise refusal(adapter, code="export.other-base", what=misfit, fix="name the run that trained it")
     found = []
     with torch.no_grad():
         for row in ids:

@@ -135,7 +135,8 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
     element = 2 if work.dtype == "bf16" else trained
     if not work.lora_rank:
         return {"sampler": (shape.parameters + _prepacked(shape, work.device)) * element}
-    if work.quantize in sizes.QUANTISED_BYTES:  # a small model is sampled from an expanded copy
+    # A small model is sampled from an expanded copy, see `model.llama`.
+    if work.quantize in sizes.QUANTISED_BYTES:
         is_copied = shape.adapted_elements <= sizes.MERGE_LIMIT
         adapter = shape.sampler_adapter_elements(work.lora_rank) * element
         return {"sampler": adapter + (is_copied * shape.adapted_elements + _prepacked(shape, work.device)) * element}
@@ -156,14 +157,12 @@ def _prepacked(shape: ModelShape, device: str) -> int:
 
 
 STORED_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
-SCALE_BYTES = 4
 
 
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
     computed = 2 if work.dtype == "bf16" else sizes.weight_bytes(work.device, work.model_dtype)
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
-    vectors = 2 * shape.head_size * stored + (2 * SCALE_BYTES if stored == 1 else 0)
-    return shape.layers * shape.kv_heads * vectors
+    return sizes.token_bytes(shape.layers, shape.kv_heads, 2 * shape.head_size, stored)
 
 
 def cache_budget(work: Workload, free_bytes: int | None) -> int:
@@ -209,12 +208,15 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)
     pool = max(needed.of(1), pool_bytes // per_block) if pool_bytes else needed.of(wanted)
-    if not is_cpu:  # as large as all rows of a step need, see `retrain_local.sampling.cache.enough_tokens`
+    # As large as all rows of a step need, see `retrain_local.sampling.schedule.enough_tokens`.
+    if not is_cpu:
         pool = min(pool, wanted * row_blocks(work) + math.ceil(wanted / work.group_size))
     rows = needed.rows_in(pool, wanted)
-    if is_cpu:  # plain PyTorch reads a contiguous copy of all rows, at most as large as the cache
+    # Plain PyTorch reads a contiguous copy of all rows. It is at most as large as the cache.
+    if is_cpu:
         rows = max(1, min(rows, pool // row_blocks(work)))
-    held = min(pool, needed.of(rows)) if is_cpu else pool  # on a CPU memory is allocated when it is first written
+    # A CPU commits memory when it is first written, a GPU when the pool is allocated.
+    held = min(pool, needed.of(rows)) if is_cpu else pool
     prefill = min(work.batch_size * work.prompt_tokens, max(sizes.PREFILL_TOKENS, work.prompt_tokens))
     wide = max(rows, prefill) * (3 * shape.inner + 4 * shape.hidden) * element
     chunk = min(rows * shape.vocabulary, max(sizes.DRAW_CHUNK, shape.vocabulary))
@@ -270,7 +272,8 @@ def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tu
     else:
         plan = sizes.plan_gpu_packs(kept, recomputed, free, checkpointing=option)
     tokens = work.micro_batch_tokens or plan.tokens
-    longest_row = work.prompt_tokens + work.max_tokens - 1  # a longer row than fits is recomputed
+    # A longer row than fits is recomputed. The last token predicts nothing, so it is not part of a row.
+    longest_row = work.prompt_tokens + work.max_tokens - 1
     return tokens, plan.recompute or 0 < plan.kept_tokens < max(tokens, longest_row)
 
 

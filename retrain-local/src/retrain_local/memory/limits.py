@@ -66,7 +66,8 @@ def free_bytes(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated
-    share_of = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch before 2.8 has a setter only
+    # torch before 2.8 can only set it.
+    share_of = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     share = share_of(device) if share_of else 1.0
     return int(min(free + unused, share * total - allocated))
 

@@ -12,7 +12,8 @@ from typing import Any
 from retrain.api import ConfigError, Problem, TensorSize
 from retrain_local.memory.sizes import NATIVE
 
-PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})  # two matrices
+# Their feed-forward part has two matrices; other families have three, with a gate.
+PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})
 MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 
@@ -72,8 +73,8 @@ class ModelShape:
         return rank * self.layers * sum(size * parts for size, parts in joint)
 
 
-def _refused(where: str, what: str) -> ConfigError:
-    return ConfigError(Problem(where=where, what=what, fix="give the complete folder of a decoder-only model"))
+def _refused(where: str, *, what: str, code: str) -> ConfigError:
+    return ConfigError(Problem(code=code, where=where, what=what, fix="give the folder of a decoder-only model"))
 
 
 def read_shape(folder: Path, *, where: str) -> ModelShape:
@@ -81,10 +82,11 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _refused(where, f"{file} cannot be read: {error}") from None
+        raise _refused(where, what=f"{file} cannot be used: {error}", code="model.bad-config-json") from None
     text = document.get("text_config", document) if isinstance(document, dict) else None
     if not isinstance(text, dict):
-        raise _refused(where, f"{file} is not the configuration of a model")
+        what = f"{file} is not the configuration of a model"
+        raise _refused(where, what=what, code="model.bad-config-json")
     return shape_of(text, file=file, where=where, counted=count_parameters(folder))
 
 
@@ -97,16 +99,15 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
-                raise _refused(where, f"{file}: {name} = {value!r} is not a size")
+                raise _refused(where, what=f"{file}: {name} = {value!r} is not a size", code="model.bad-size")
             return value
         if default is None:
-            what = f"{file} does not say {names[0]}"
-            raise ConfigError(Problem(where=where, what=what, fix="memory can be estimated for decoder-only models"))
+            raise _refused(where, what=f"{file} does not name {names[0]}", code="model.unknown-sizes")
         return default
 
     hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head")
     if heads > hidden:
-        raise _refused(where, f"{file}: {heads} heads share a width of {hidden}")
+        raise _refused(where, what=f"{file}: {heads} heads share a width of {hidden}", code="model.bad-size")
     experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     shape = ModelShape(

@@ -12,6 +12,7 @@ T = TypeVar("T")
 # ---------------------------------------------------------------- set by the backend
 
 BLOCK_SIZE = 16  # tokens of a block of keys and values
+SCALE_BYTES = 4
 CACHE_BYTES_CPU = 2**32  # half of it the pool, half the copy that a segment reads
 CACHE_SHARE_GPU = 0.8  # of the free memory before the first step
 PREFILL_TOKENS = 2**13  # prompt tokens read in one forward
@@ -23,15 +24,21 @@ TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the opti
 FULL_SPEED_TOKENS = 3072
 FULL_SPEED_TOKENS_CPU = 384  # from here on a CPU multiplies no faster
 ACTIVATION_BYTES_CPU = 2**30  # of all packs computed at a time, unless these get too small
-ACTIVATION_SHARE_CPU = 0.5  # of the free memory before the first step: beyond it activations are recomputed
-PROMPTS_PER_PACK = 4  # a pack on a CPU holds this many times the longest prompt: each pack computes it again
+# Of the free memory before the first step. Activations that need more are recomputed.
+ACTIVATION_SHARE_CPU = 0.5
+# Each pack computes the prompt again, so a pack on a CPU holds this many times the longest prompt.
+PROMPTS_PER_PACK = 4
 ACTIVATION_SHARE_GPU = 0.7  # of the free memory before the first step
-ONE_THREAD_BELOW = 10_000_000  # parameters of a small model: on a CPU two of its packs are computed at a time
-PACKS_AT_A_TIME, MOST_PACKS_AT_A_TIME = 2, 8  # of a small model; of a larger one, with a pack for every core
+# Parameters of a small model: on a CPU two of its packs are computed at a time.
+ONE_THREAD_BELOW = 10_000_000
+# Of a small model two, whatever the machine, so that its results do not depend on it; of a larger one a pack per core.
+PACKS_AT_A_TIME, MOST_PACKS_AT_A_TIME = 2, 8
 LOGIT_CHUNK = {"cpu": 2**22, "cuda": 2**26}  # logits of a step's action tokens held at a time
-FUSED_CHUNK = 2**27  # with a fused softmax: 4 bytes each in bf16, less than LOGIT_BYTES of a plain chunk
+# A fused softmax leaves 4 bytes each in bf16, less than the LOGIT_BYTES of a plain chunk.
+FUSED_CHUNK = 2**27
 MERGE_LIMIT = 2**28  # elements of adapted fp32 matrices up to which sampling has its own merged copies
-PREPACK_FROM = 2**18  # elements of a matrix that a CPU keeps in the layout of its product; below, calls cost more
+# Elements of a matrix that a CPU keeps in the layout of its product. Of smaller ones the call costs more than it saves.
+PREPACK_FROM = 2**18
 AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}  # [model] dtype = "auto"
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 ADAPTER_BYTES = 4  # A, B, their gradients and both moments of AdamW are fp32, as are weights that are trained
@@ -63,6 +70,12 @@ HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
 HEAP_KEPT = 0.6  # of what training had in that heap, while the next step samples
 COPY_WASTE = 1.5  # of the copy that a segment reads: blocks that grow leave holes behind
 SCRATCH_BYTES = 20 * MIB  # of matrix products and the backward pass, for each pack that is computed at a time
+
+
+def token_bytes(layers: int, kv_heads: int, sizes: int, stored_bytes: int) -> int:
+    """Return the bytes of one token's keys and values; `sizes`: of a key and a value together."""
+    # 8-bit storage has one fp32 scale per vector, of the key and of the value
+    return layers * kv_heads * (sizes * stored_bytes + (2 * SCALE_BYTES if stored_bytes == 1 else 0))
 
 
 def weight_bytes(device: str, dtype: str) -> int:

@@ -68,7 +68,8 @@ def create_adapters(
             # PEFT's numbers: each of its layers initialises two linear layers, before A gets its values
             torch.empty(rank, inputs).uniform_(generator=generator)
             torch.empty(outputs, rank).uniform_(generator=generator)
-            bound = math.sqrt(3.0) * math.sqrt(2.0 / 6.0) / math.sqrt(inputs)  # kaiming_uniform with a = sqrt(5)
+            # kaiming_uniform with a = sqrt(5), as PEFT initialises A.
+            bound = math.sqrt(3.0) * math.sqrt(2.0 / 6.0) / math.sqrt(inputs)
             sampled.append(torch.empty(rank, inputs).uniform_(-bound, bound, generator=generator))
         a, b = torch.cat(sampled).to(device), torch.zeros(sum(linear.sizes), rank, device=device)
         adapters.append(
@@ -96,7 +97,8 @@ def merge(adapter: Adapter, frozen: Tensor, out: Tensor) -> Tensor:
 
 def file_names(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return the same parameters by their names in adapter_model.safetensors."""
-    magnitude = f".lora_magnitude_vector.{ADAPTER}.weight"  # of DoRA; PEFT's file has the name without an ending
+    # DoRA's magnitudes: PEFT's files have their names without an ending.
+    magnitude = f".lora_magnitude_vector.{ADAPTER}.weight"
     names = {name: name.replace(magnitude, ".lora_magnitude_vector") for name in sorted(parameters)}
     return {file_name.replace(f".{ADAPTER}.", "."): parameters[name] for name, file_name in names.items()}
 

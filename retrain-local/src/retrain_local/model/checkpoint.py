@@ -54,7 +54,7 @@ class PublishedHistory:
         if version not in self.kept:
             what = f"policy version {version} is not kept, only {', '.join(map(str, self.kept))}"
             fix = "resume with the [training] max_staleness of the run"
-            raise BackendError(Problem(where="sampling", what=what, fix=fix))
+            raise BackendError(Problem(code="resume.version-not-kept", where="sampling", what=what, fix=fix))
         return self.kept[version]
 
 
@@ -151,7 +151,7 @@ def load_weights(pair: Pair, folder: Path | None, beginning: Mapping[str, Tensor
     """Copy the numbers in `folder`, or `beginning`, into the trained parameters; BackendError, unchanged, if unfit."""
     if folder is None and not beginning:
         what, fix = "all weights were trained, so the base model is not kept", "open the base model by its name"
-        raise BackendError(Problem(what=what, fix=fix))
+        raise BackendError(Problem(code="checkpoint.base-not-kept", what=what, fix=fix))
     file = (folder or Path()) / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
     tensors = _loaded(file, file_names(pair.parameters)) if folder else beginning
     if misfit := set_adapter(pair, tensors):
@@ -192,7 +192,7 @@ def _misfit(wanted: Mapping[str, Tensor | None], found: Mapping[str, Tensor]) ->
 
 def _unusable(path: Path, what: str) -> BackendError:
     fix = "resume with the model and [lora] settings of the saved run, from a complete checkpoint"
-    return BackendError(Problem(where=str(path), what=what, fix=fix))
+    return BackendError(Problem(code="checkpoint.unusable", where=str(path), what=what, fix=fix))
 
 
 def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -201,16 +201,15 @@ def _copied(adapter: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 def load_start(pair: Pair, config: Config, *, line: str = "Starting from the adapter in") -> None:
     """Copy `[model] adapter` into the adapter, publish it, and log `line` and its folder; ConfigError if unfit."""
-    file = locate_adapter(config.table("model", ModelKeys).adapter) / ADAPTER_FILE
+    file, where = locate_adapter(config.table("model", ModelKeys).adapter) / ADAPTER_FILE, config.place("model.adapter")
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
-        what = f"{file} cannot be read: {type(error).__name__}: {error}"
-        problem = Problem(where=config.place("model.adapter"), what=what, fix="give a complete adapter folder")
-        raise ConfigError(problem) from error
+        what, fix = f"{file} cannot be read: {type(error).__name__}: {error}", "give a complete adapter folder"
+        raise ConfigError(Problem(code="model.adapter-unreadable", where=where, what=what, fix=fix)) from error
     if misfit := set_adapter(pair, tensors):
         fix = "start from an adapter of this model that has a matrix for every linear layer except the head"
-        raise ConfigError(Problem(where=config.place("model.adapter"), what=f"{file}: {misfit}", fix=fix))
+        raise ConfigError(Problem(code="model.adapter-misfit", where=where, what=f"{file}: {misfit}", fix=fix))
     pair.trained.keep_reference()
     pair.publish()
     log.info("%s %s", line, file.parent)

@@ -13,7 +13,8 @@ from retrain_local.model.operations import Turn
 from retrain_local.model.operations_triton import add_norm
 from retrain_local.model.projection import LowRankSum
 
-TILE_ROWS = 16, 32  # the least that a tensor core multiplies, and more rows that share a tile of B
+# A tensor core multiplies 16 rows at least. Of more rows 32 share a tile of B.
+TILE_ROWS = 16, 32
 TILE_RANKS = 16, 32
 TILE_COLUMNS = 64
 
@@ -24,33 +25,15 @@ def heads(product: LowRankSum, turn: Turn, target: Target) -> Tensor:
     queries_NHD = y.new_empty(rows, turn.heads, 2 * half)
     tile_rows = TILE_ROWS[rows > TILE_ROWS[0]]
     cells = target.keys_SKD, target.values_SKD
+    angles, norm = (turn.cos_N1P, turn.sin_N1P), y if turn.norm_HD is None else turn.norm_HD
+    strides = y.stride(0), inner.stride(0), turn.cos_N1P.stride(0), *(s for each in cells for s in each.stride()[:2])
+    sizes = {"HEADS": turn.heads, "KV_HEADS": turn.kv_heads, "HALF": half, "RANK": rank}
+    tiles = {"TILE_ROWS": tile_rows, "TILE": max(16, triton.next_power_of_2(half))}
+    tiles["TILE_RANK"] = TILE_RANKS[rank > TILE_RANKS[0]]
     with on_device_of(y):
-        _heads[(triton.cdiv(rows, tile_rows), turn.heads + 2 * turn.kv_heads)](
-            y,
-            inner,
-            b,
-            turn.cos_N1P,
-            turn.sin_N1P,
-            y if turn.norm_HD is None else turn.norm_HD,
-            queries_NHD,
-            *cells,
-            target.slots_B,
-            y.stride(0),
-            inner.stride(0),
-            turn.cos_N1P.stride(0),
-            *(stride for each in cells for stride in each.stride()[:2]),
-            turn.eps,
-            rows,
-            HEADS=turn.heads,
-            KV_HEADS=turn.kv_heads,
-            HALF=half,
-            RANK=rank,
-            TILE_ROWS=tile_rows,
-            TILE=max(16, triton.next_power_of_2(half)),
-            TILE_RANK=TILE_RANKS[rank > TILE_RANKS[0]],
-            HAS_NORM=turn.norm_HD is not None,
-            num_warps=4,
-        )
+        given = y, inner, b, *angles, norm, queries_NHD, *cells, target.slots_B, *strides, turn.eps, rows
+        grid = triton.cdiv(rows, tile_rows), turn.heads + 2 * turn.kv_heads
+        _heads[grid](*given, **sizes, **tiles, HAS_NORM=turn.norm_HD is not None, num_warps=4)
     return queries_NHD
 
 
@@ -60,22 +43,10 @@ def swiglu(product: LowRankSum) -> Tensor:
     gated = y.new_empty(rows, outputs // 2)
     tile_rows = TILE_ROWS[rows > TILE_ROWS[0]]
     grid = triton.cdiv(rows, tile_rows), triton.cdiv(outputs // 2, TILE_COLUMNS)
+    given = y, inner, b, gated, y.stride(0), inner.stride(0), rows
+    tiles = {"TILE_ROWS": tile_rows, "TILE": TILE_COLUMNS, "TILE_RANK": TILE_RANKS[rank > TILE_RANKS[0]]}
     with on_device_of(y):
-        _swiglu[grid](
-            y,
-            inner,
-            b,
-            gated,
-            y.stride(0),
-            inner.stride(0),
-            rows,
-            INNER=outputs // 2,
-            RANK=rank,
-            TILE_ROWS=tile_rows,
-            TILE=TILE_COLUMNS,
-            TILE_RANK=TILE_RANKS[rank > TILE_RANKS[0]],
-            num_warps=4,
-        )
+        _swiglu[grid](*given, INNER=outputs // 2, RANK=rank, **tiles, num_warps=4)
     return gated
 
 

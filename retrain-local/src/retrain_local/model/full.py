@@ -56,8 +56,7 @@ class TrainedLinear:
     parts: tuple[nn.Parameter, ...]
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        y_NO: Tensor = _Linear.apply(x_NI, self.linear, *self.parts)
-        return y_NO
+        return _Linear.apply(x_NI, self.linear, *self.parts)
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]

@@ -19,7 +19,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
-from retrain.api import ConfigError, Problem
 from retrain_local.decoder import Attend, Shape
 from retrain_local.memory import sizes
 from retrain_local.model.adapter import ADAPTER, PREFIX, adapter_config, file_names
@@ -72,8 +71,7 @@ class HfDecoder:
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False}
-        hidden_ND: Tensor = self._body(**inputs, **{KEYWORD: attend}).last_hidden_state[0]
-        return hidden_ND
+        return self._body(**inputs, **{KEYWORD: attend}).last_hidden_state[0]
 
     def keep_reference(self) -> None:
         self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]
@@ -84,7 +82,8 @@ class HfDecoder:
         trained = [(layer.lora_A, layer.lora_B) for layer in layers]
         try:
             for layer in layers:
-                layer._disable_adapters = not self._reference  # PEFT's own switch also freezes the parameters
+                # PEFT's own switch also freezes the parameters.
+                layer._disable_adapters = not self._reference
             for layer, (a, b) in zip(layers, self._reference, strict=False):
                 layer.lora_A, layer.lora_B = a, b
             yield
@@ -96,8 +95,7 @@ class HfDecoder:
         return [module for module in self._model.modules() if isinstance(module, LoraLayer)]
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        logits_MV: Tensor = self._head(inputs_embeds=hidden_MD[None], use_cache=False).logits[0]
-        return logits_MV
+        return self._head(inputs_embeds=hidden_MD[None], use_cache=False).logits[0]
 
 
 def load_base(folder: Folder, place: Placement) -> Any:
@@ -105,15 +103,15 @@ def load_base(folder: Folder, place: Placement) -> Any:
     if place.quantize != "none":
         what = f"quantize = {place.quantize!r} is not served for {folder.document['model_type']}"
         fix = 'set [model] quantize to "none", or name a model of the Llama family (llama, qwen2, qwen3, mistral)'
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+        raise folder.refused(code="model.not-quantisable", what=what, fix=fix)
     AttentionInterface.register(ATTENTION, attention)
     source, options = folder.source, {"trust_remote_code": folder.trust_remote_code}
     options["local_files_only"] = folder.source.offline
     config = AutoConfig.from_pretrained(source.path, **options)
     text = config.get_text_config()
     if not getattr(text, "num_attention_heads", None):
-        what = f"{config.model_type} has no attention layers"
-        raise ConfigError(Problem(where=folder.where, what=what, fix="use a model with attention layers only"))
+        what, fix = f"{config.model_type} has no attention layers", "use a model with attention layers only"
+        raise folder.refused(code="model.recurrent-layers", what=what, fix=fix)
     refuse_recurrent({"model_type": config.model_type, "layer_types": getattr(text, "layer_types", None)}, folder.where)
     with quiet():
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -128,8 +126,8 @@ def load_base(folder: Folder, place: Placement) -> Any:
     if report["missing_keys"]:
         raise UnfitWeightsError.missing(sorted(report["missing_keys"]))
     if model.get_output_embeddings() is None:
-        what = f"{type(model).__name__} has no language-model head"
-        raise ConfigError(Problem(where=folder.where, what=what, fix="name a causal language model"))
+        what, fix = f"{type(model).__name__} has no language-model head", "name a causal language model"
+        raise folder.refused(code="model.no-head", what=what, fix=fix)
     return model.requires_grad_(False).eval().to(place.trainer)
 
 
@@ -142,7 +140,7 @@ def measured_shape(trained: HfDecoder, base: Any, own: list[Tensor], parameters:
         return measured(trained, own, parameters=parameters, context=context, inner=inner)
     except UnsupportedAttentionError as error:
         what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix)) from None
+        raise folder.refused(code="model.other-attention", what=what, fix=fix) from None
 
 
 def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
@@ -158,15 +156,15 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         with folder.refusals(device):
             made.append(_create_sampler(peft, parameters, place, device))
     peft_config = peft.peft_config[ADAPTER]
-    written = adapter_config(
-        peft_config.target_modules,
-        rank=lora.rank,
-        alpha=lora.alpha,
-        base=lora.name,
-        fan_in_fan_out=bool(peft_config.fan_in_fan_out),
-        rslora=lora.rslora,
-        dora=lora.dora,
-    )
+    given: dict[str, Any] = {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "base": lora.name,
+        "rslora": lora.rslora,
+        "dora": lora.dora,
+    }
+    fan_in_fan_out = bool(peft_config.fan_in_fan_out)
+    written = adapter_config(peft_config.target_modules, fan_in_fan_out=fan_in_fan_out, **given)
     return _pair(folder, trained, made, parameters=parameters, total=total, adapter_config=written)
 
 
@@ -231,7 +229,8 @@ def attach(base: Any, lora: Lora) -> PeftModel:
     device = next(base.parameters()).device
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about weight layouts and versions: nothing a user can act on
+        # PEFT warns about weight layouts and versions; the user cannot act on either.
+        warnings.simplefilter("ignore")
         torch.manual_seed(lora.seed)
         peft = get_peft_model(base, config)
     peft.eval()
@@ -300,16 +299,17 @@ def _copy(model: nn.Module, place: Placement, device: torch.device) -> Any:
     memo: dict[int, Any] = {}
     for p in model.parameters():
         is_cast = p.dtype == place.trainer_dtype and not p.requires_grad
-        there = p.detach().to(device, place.sampler_dtype if is_cast else p.dtype)
-        shares = there.data_ptr() == p.data_ptr() and not p.requires_grad
-        memo[id(p)] = p if shares else nn.Parameter(there.clone() if p.requires_grad else there, requires_grad=False)
+        there = p.detach().to(device, place.sampler_dtype if is_cast else p.dtype, copy=p.requires_grad)
+        memo[id(p)] = p if there.data_ptr() == p.data_ptr() else nn.Parameter(there, requires_grad=False)
     for buffer in model.buffers():
-        memo[id(buffer)] = buffer.to(device)  # rotary frequencies need their own dtype
+        # rotary frequencies need their own dtype
+        memo[id(buffer)] = buffer.to(device)
     return copy.deepcopy(model, memo)
 
 
 class HfFullDecoder(ReadsReference, HfDecoder):
-    attributes = ("_model", "_body", "_head")  # recomputation does not reach the reference, which takes no gradient
+    # The reference takes no gradient, so recomputation need not reach it.
+    attributes = ("_model", "_body", "_head")
 
 
 def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
@@ -349,11 +349,11 @@ def _refuse(folder: Folder, place: Placement) -> None:
     if place.trainer_dtype != torch.float32:
         what, fix = f"lora_rank = 0 trains {kind} in fp32 only", 'set [model] dtype = "fp32", or lora_rank to 32'
         why = "transformers' modules have no rounded copy of their weights to multiply by"
-        raise ConfigError(Problem(where=folder.where, what=what, why=why, fix=fix))
+        raise folder.refused(code="model.fp32-only", what=what, why=why, fix=fix)
     if place.mesh is not None:
         what = f"parallel = 'fsdp' is not served for {kind}"
         fix = 'set [backend.options] parallel to "replicate", or name a model of the Llama family'
-        raise ConfigError(Problem(where=folder.where, what=what, fix=fix))
+        raise folder.refused(code="model.not-shardable", what=what, fix=fix)
 
 
 def _copied(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
@@ -379,4 +379,5 @@ def _refuse_other_numbers(model: nn.Module, folder: Folder) -> None:
     if others:
         what = f"lora_rank = 0 is not served for {folder.document['model_type']}"
         why = f"its files hold {len(others)} tensors that no gradient trains, first {others[0]}"
-        raise ConfigError(Problem(where=folder.where, what=what, why=why, fix="set [model] lora_rank to 32"))
+        fix = "set [model] lora_rank to 32"
+        raise folder.refused(code="model.untrained-tensors", what=what, why=why, fix=fix)

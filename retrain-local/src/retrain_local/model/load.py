@@ -62,24 +62,20 @@ def create_pair(
         if architecture is not None and not rank:
             from retrain_local.model.full import create_full_pair
 
-            if mesh is None:
-                pair = create_full_pair(folder, architecture, place)
-            else:
-                from retrain_local.model.sharded import shard  # FSDP takes seconds to import
-
-                pair = create_full_pair(folder, architecture, place, shard)
+            shard: Any = None
+            if mesh is not None:
+                # FSDP takes seconds to import.
+                from retrain_local.model.sharded import shard
+            pair = create_full_pair(folder, architecture, place, shard)
         elif architecture is not None and not lora.dora:
             from retrain_local.model.llama import create_llama_pair
 
             pair = create_llama_pair(folder, architecture, lora, place)
-        elif not rank:
-            from retrain_local.model.hf_model import create_hf_full_pair  # transformers and PEFT: seconds to import
-
-            pair = create_hf_full_pair(folder, place)
         else:
-            from retrain_local.model.hf_model import create_hf_pair  # likewise
+            # Imported where needed: transformers and PEFT take seconds.
+            from retrain_local.model.hf_model import create_hf_full_pair, create_hf_pair
 
-            pair = create_hf_pair(folder, lora, place)
+            pair = create_hf_pair(folder, lora, place) if rank else create_hf_full_pair(folder, place)
     pair.publish()
     return pair
 
@@ -95,7 +91,8 @@ def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
     dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if name == "auto" else name]
     if device.type == "cpu" and dtype == torch.bfloat16 and (why := bf16_refusal()):
         what, fix = "bf16 would be slower than fp32 on this CPU", 'set it to "fp32", or to "auto"'
-        raise ConfigError(Problem(where=config.place("model.dtype"), what=what, why=why, fix=fix))
+        where = config.place("model.dtype")
+        raise ConfigError(Problem(code="model.slow-bf16", where=where, what=what, why=why, fix=fix))
     return dtype
 
 

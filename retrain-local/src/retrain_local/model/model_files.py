@@ -49,54 +49,57 @@ def find_source(name: str, where: str, plugins: Plugins) -> Source:
         return Source(path=str(path.resolve()), offline=True)
     if path.exists():
         what, fix = f"{name!r} is a file", "give the folder that holds config.json"
-    elif name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
+        raise ConfigError(Problem(code="model.not-a-folder", where=where, what=what, fix=fix))
+    if name.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(name):
         what, fix = f"there is no folder {name!r}", "give an existing folder, a hub id, or builtin:tiny"
-    else:
-        return _on_the_hub(name, where)
-    raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise ConfigError(Problem(code="model.no-such-folder", where=where, what=what, fix=fix))
+    return _on_the_hub(name, where)
 
 
 def check_folder(folder: Path, where: str) -> None:
-    file, why, fix = folder / "config.json", "", "give the complete folder of a transformers model"
+    file, fix = folder / "config.json", "give the complete folder of a transformers model"
     try:
         names = sorted(entry.name for entry in folder.iterdir())
         document = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or "model_type" not in document:
+            raise ValueError("it names no model_type")
     except FileNotFoundError as error:
         what = f"not a model folder, {error.filename} is missing"
-    except (OSError, ValueError) as error:
-        what = f"{file} cannot be read: {error}"
-    else:
-        if not isinstance(document, dict) or "model_type" not in document:
-            what = f"{file} names no model_type"
-        elif {SINGLE, INDEX}.isdisjoint(names):
-            pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-            why = f"it holds {pickled[0]}, and pickled weights can run code" if pickled else ""
-            what, fix = f"{folder} holds no {SINGLE}", "save the model with save_pretrained()"
-        else:
-            return
-    raise ConfigError(Problem(where=where, what=what, why=why, fix=fix))
+        raise ConfigError(Problem(code="model.incomplete-folder", where=where, what=what, fix=fix)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"{file} cannot be used: {error}"
+        raise ConfigError(Problem(code="model.bad-config-json", where=where, what=what, fix=fix)) from None
+    if {SINGLE, INDEX}.isdisjoint(names):
+        pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+        why = f"it holds {pickled[0]}, and pickled weights can run code" if pickled else ""
+        what, fix = f"{folder} holds no {SINGLE}", "save the model with save_pretrained()"
+        raise ConfigError(Problem(code="model.no-safetensors", where=where, what=what, why=why, fix=fix))
 
 
 def _on_the_hub(name: str, where: str) -> Source:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    try:  # one quick request first: loading by itself retries every file for half a minute
+    # One quick request first: loading retries every file for half a minute.
+    try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Source(path=name, offline=False)
     except GatedRepoError:
         what = f"the hub shows {name!r} only to users who accepted its terms"
         fix = "accept them on its page, then run `hf auth login`"
+        raise ConfigError(Problem(code="model.gated", where=where, what=what, fix=fix)) from None
     except RepositoryNotFoundError:
         what = f"there is no folder {name!r} here and no such model on the hub"
         fix = "correct the name; private models need `hf auth login`"
-    except Exception as error:  # any network error, whichever client library the hub package uses
+        raise ConfigError(Problem(code="model.not-on-hub", where=where, what=what, fix=fix)) from None
+    # Network errors of any class: they depend on the client library that the hub package uses.
+    except Exception as error:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             log.info("The hub cannot be reached; using the cached copy of %s.", name)
             return Source(path=name, offline=True)
         what = f"{name!r} is no folder here, is not in the cache, and the hub cannot be reached: {first_line(error)}"
         fix = "check the connection, or use builtin:tiny"
-    raise ConfigError(Problem(where=where, what=what, fix=fix))
+        raise ConfigError(Problem(code="model.hub-unreachable", where=where, what=what, fix=fix)) from None
 
 
 def first_line(error: BaseException) -> str:
@@ -113,6 +116,9 @@ class Folder:
     name: str
     where: str
     trust_remote_code: bool
+
+    def refused(self, *, code: str, what: str, fix: str, why: str = "") -> ConfigError:
+        return ConfigError(Problem(code=code, where=self.where, what=what, why=why, fix=fix))
 
     def weights(self) -> Path:
         """Return the folder of the safetensors files, downloaded first if it comes from the hub."""
@@ -144,15 +150,20 @@ class Folder:
             yield
         except (ConfigError, BackendError):
             raise
-        except Exception as error:  # whatever a reader or an architecture raises, the configured model is at fault
+        # Readers and architectures raise errors of any class, and the configured model is at fault in all of them.
+        except Exception as error:
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                what = f"the model does not fit on {device}: {first_line(error)}"
-                raise BackendError(Problem(what=what, fix="use a smaller model or a larger GPU")) from error
+                what, fix = (
+                    f"the model does not fit on {device}: {first_line(error)}",
+                    "use a smaller model or a larger GPU",
+                )
+                raise BackendError(Problem(code="memory.model-too-large", what=what, fix=fix)) from error
             what = f"{self.name!r} cannot be loaded: {first_line(error)}"
-            fix = "check that its files are complete and that this version of transformers knows its architecture"
             if "trust_remote_code" in str(error):
                 fix = "set [model] trust_remote_code = true if you trust the code that comes with this model"
-            raise ConfigError(Problem(where=self.where, what=what, fix=fix)) from error
+                raise self.refused(code="model.needs-its-code", what=what, fix=fix) from error
+            fix = "check that its files are complete and that this version of transformers knows its architecture"
+            raise self.refused(code="model.not-loadable", what=what, fix=fix) from error
 
 
 def open_folder(config: Config, source: Source, name: str = "") -> Folder:
@@ -172,7 +183,8 @@ def refuse_recurrent(document: dict[str, Any], where: str) -> None:
     if kinds:
         what = f"{document['model_type']} has {', '.join(sorted(kinds))} layers"
         why = "the local backend keeps keys and values of whole rows, and no other state, between tokens"
-        raise ConfigError(Problem(where=where, what=what, why=why, fix="use a model with attention layers only"))
+        fix = "use a model with attention layers only"
+        raise ConfigError(Problem(code="model.recurrent-layers", where=where, what=what, why=why, fix=fix))
 
 
 def _fetched(source: Source, name: str) -> Path:
@@ -186,11 +198,13 @@ def _fetched(source: Source, name: str) -> Path:
 
 
 def _optional(source: Source, name: str) -> Path | None:
+    file = Path(source.path) / name
+    if file.parent.is_dir():
+        return file if file.is_file() else None
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        file = _fetched(source, name)
-        return file if file.is_file() else None
+        return _fetched(source, name)
     except LocalEntryNotFoundError:  # not in the cache, or the hub did not answer
         if not source.offline:
             raise

@@ -39,8 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _fused_norm(x, weight, eps)
     if not torch.is_grad_enabled():
         return _normed(x, weight, eps)[0]
-    y: Tensor = _RmsNorm.apply(x, weight, eps)
-    return y
+    return _RmsNorm.apply(x, weight, eps)
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
@@ -61,8 +60,7 @@ def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves of the last axis."""
     if torch.is_grad_enabled():
-        y: Tensor = _SwiGlu.apply(gate_up)
-        return y
+        return _SwiGlu.apply(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
@@ -79,7 +77,8 @@ def made_again(y: Tensor) -> Iterator[None]:
         yield
         return
 
-    address, shape = y.data_ptr(), y.shape  # the hooks would keep y itself alive
+    # The hooks below would keep y itself alive, so they compare its address.
+    address, shape = y.data_ptr(), y.shape
 
     def pack(saved: Tensor) -> Tensor | None:
         return None if saved.data_ptr() == address and saved.shape == shape else saved

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from retrain_local.devices.kernel_trials import on_device_of
+from retrain_local.devices.kernel_trials import dense, on_device_of
 from retrain_local.model import operations
 from retrain_local.model.operations import Heads, Operations, Turn
 
@@ -25,8 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return operations.rms_norm(x, weight, eps)
     if not torch.is_grad_enabled():
         return add_norm(x, None, weight, eps)
-    y: Tensor = _RmsNorm.apply(x, weight, eps)
-    return y
+    return _RmsNorm.apply(x, weight, eps)
 
 
 def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
@@ -41,8 +40,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         return operations.swiglu(gate_up)
     if not torch.is_grad_enabled():
         return _gated(gate_up)
-    y: Tensor = _SwiGlu.apply(gate_up)
-    return y
+    return _SwiGlu.apply(gate_up)
 
 
 OPERATIONS = Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swiglu)  # with and without gradients
@@ -53,20 +51,10 @@ def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float
     y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
     rows, size = x_ND.shape
     added = x_ND if added_ND is None else added_ND
+    given, sizes = (x_ND, added, weight_D, y_ND), {"SIZE": size, "TILE": triton.next_power_of_2(size)}
     with on_device_of(x_ND):
-        _add_norm[(rows,)](
-            x_ND,
-            added,
-            weight_D,
-            y_ND,
-            x_ND.stride(0),
-            added.stride(0),
-            eps,
-            SIZE=size,
-            TILE=triton.next_power_of_2(size),
-            ADDS=added_ND is not None,
-            num_warps=8,
-        )
+        adds = added_ND is not None
+        _add_norm[(rows,)](*given, x_ND.stride(0), added.stride(0), eps, **sizes, ADDS=adds, num_warps=8)
     return y_ND
 
 
@@ -74,23 +62,12 @@ def _split(qkv_NHD: Tensor, turn: Turn) -> Heads:
     rows, _, size = qkv_NHD.shape
     turned = turn.heads + turn.kv_heads
     qk = qkv_NHD.new_empty(rows, turned, size)
+    given = qkv_NHD, turn.cos_N1P, turn.sin_N1P, qkv_NHD if turn.norm_HD is None else turn.norm_HD, qk
+    strides = *qkv_NHD.stride()[:2], turn.cos_N1P.stride(0)
+    sizes = {"HEADS": turned, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2)}
     with on_device_of(qkv_NHD):
-        _turn_heads[(rows, turned)](
-            qkv_NHD,
-            turn.cos_N1P,
-            turn.sin_N1P,
-            qkv_NHD if turn.norm_HD is None else turn.norm_HD,
-            qk,
-            qkv_NHD.stride(0),
-            qkv_NHD.stride(1),
-            turn.cos_N1P.stride(0),
-            turn.eps,
-            HEADS=turned,
-            HALF=size // 2,
-            TILE=triton.next_power_of_2(size // 2),
-            HAS_NORM=turn.norm_HD is not None,
-            num_warps=1,
-        )
+        has_norm = turn.norm_HD is not None
+        _turn_heads[(rows, turned)](*given, *strides, turn.eps, **sizes, HAS_NORM=has_norm, num_warps=1)
     queries_NHD, keys_NKD = qk.split((turn.heads, turn.kv_heads), dim=1)
     return queries_NHD, keys_NKD, qkv_NHD[:, turned:]
 
@@ -115,7 +92,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (x, weight), g = ctx.saved_tensors, _dense(gradients[0])
+        (x, weight), g = ctx.saved_tensors, dense(gradients[0])
         into = torch.empty_like(x, memory_format=torch.contiguous_format)
         rows, size = x.shape
         tile = triton.next_power_of_2(size)
@@ -139,30 +116,16 @@ class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         turn: Turn = ctx.turn
         rows, heads, size = ctx.size
-        of_queries, of_keys, of_values = (_dense(g) for g in gradients)
+        of_queries, of_keys, of_values = (dense(g) for g in gradients)
         into = of_queries.new_empty(ctx.size)
         (qkv,) = ctx.saved_tensors or (of_queries,)
         strides = [stride for g in (of_queries, of_keys, of_values, qkv) for stride in g.stride()[:2]]
+        given = of_queries, of_keys, of_values, qkv, turn.cos_N1P, turn.sin_N1P
+        norm, strides = qkv if turn.norm_HD is None else turn.norm_HD, [*strides, turn.cos_N1P.stride(0)]
+        sizes = {"QUERIES": turn.heads, "KEYS": turn.kv_heads, "HALF": size // 2, "HAS_NORM": turn.norm_HD is not None}
         with on_device_of(into):
-            _turn_heads_back[(rows, heads)](
-                of_queries,
-                of_keys,
-                of_values,
-                qkv,
-                turn.cos_N1P,
-                turn.sin_N1P,
-                qkv if turn.norm_HD is None else turn.norm_HD,
-                into,
-                *strides,
-                turn.cos_N1P.stride(0),
-                turn.eps,
-                QUERIES=turn.heads,
-                KEYS=turn.kv_heads,
-                HALF=size // 2,
-                TILE=triton.next_power_of_2(size // 2),
-                HAS_NORM=turn.norm_HD is not None,
-                num_warps=1,
-            )
+            tile = triton.next_power_of_2(size // 2)
+            _turn_heads_back[(rows, heads)](*given, norm, into, *strides, turn.eps, **sizes, TILE=tile, num_warps=1)
         return into, None
 
 
@@ -176,7 +139,7 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (gate_up,), g = ctx.saved_tensors, _dense(gradients[0])
+        (gate_up,), g = ctx.saved_tensors, dense(gradients[0])
         into = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         rows, inner = g.shape
         with on_device_of(g):
@@ -184,10 +147,6 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
                 gate_up, g, into, gate_up.stride(0), g.stride(0), INNER=inner, TILE=COLUMNS, num_warps=4
             )
         return into
-
-
-def _dense(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -198,7 +157,8 @@ def _add_norm(  # type: ignore[no-untyped-def]
     at = tl.arange(0, TILE)
     inside = at < SIZE
     total = tl.load(x + row * x_row + at, mask=inside, other=0.0)
-    if ADDS:  # in 16 bits: the compiler drops a rounding between two conversions
+    # In 16 bits: the compiler drops a rounding between two conversions.
+    if ADDS:
         total += tl.load(added + row * added_row + at, mask=inside, other=0.0)
         tl.store(x + row * x_row + at, total, mask=inside)
     wide = total.to(tl.float32)

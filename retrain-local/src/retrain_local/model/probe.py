@@ -42,7 +42,8 @@ def attention(
     return attend(module.layer_idx, queries_NHD, keys_NKD, values_NKD, scores)[None], None
 
 
-SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))  # two rows of 9 and 7 tokens that share their first four
+# Two rows of 9 and 7 tokens that share their first four.
+SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))
 TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
 LOOSE = 0.1  # in bf16, where routing may pick other experts
 

@@ -18,7 +18,8 @@ from retrain_local.memory.sizes import PREPACK_FROM
 from retrain_local.model.adapter import Adapter, merge
 from retrain_local.model.weights import Linear
 
-LAYOUT_ROWS = 32  # rows of x that the layout is chosen for; on the CPUs measured it is the best one for any number
+# Rows of x that the layout is chosen for. On the CPUs measured it is the fastest layout for any number of rows.
+LAYOUT_ROWS = 32
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest element of a product
 
 
@@ -52,8 +53,7 @@ class Prepacked:
         self.take(weight_OI)
 
     def linear(self, x_NI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, bias_O, "none", [], "")
-        return y_NO
+        return torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, bias_O, "none", [], "")
 
     def take(self, weight_OI: Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), LAYOUT_ROWS)
@@ -82,7 +82,8 @@ def can_prepack(dtype: torch.dtype) -> bool:
     try:
         with torch.no_grad():
             found_NO = Prepacked(weight_OI).linear(x_NI, bias_O).float()
-    except (AttributeError, NotImplementedError, RuntimeError):  # PyTorch without oneDNN, or a CPU it does not support
+    # PyTorch without oneDNN, or a CPU that oneDNN does not support.
+    except (AttributeError, NotImplementedError, RuntimeError):
         return False
     return bool((found_NO - wanted_NO).abs().max() <= TOLERANCE[dtype] * wanted_NO.abs().max())
 
@@ -130,16 +131,14 @@ class TrainedMerged(Trained):
         if not torch.is_grad_enabled():
             weight = adapter.linear.weight
             return functional.linear(x_NI, merge(adapter, weight, torch.empty_like(weight)), adapter.linear.bias)
-        y_NO: Tensor = _Merged.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
-        return y_NO
+        return _Merged.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
 
 
 class TrainedLowRank(Trained):
     """x W^T + (x A^T) (scale B)^T in the dtype of W, to keep an update that rounding of W + BA would lose."""
 
     def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
-        y_NO: Tensor = _LowRank.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
-        return y_NO
+        return _LowRank.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
 
 
 class SampledMerged:
@@ -207,7 +206,8 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
         g_inner, of_parts = _adapter_gradients(x, x @ adapter.a.T, g, adapter.b * adapter.scale, adapter)
         if not ctx.needs_input_grad[0]:
             return None, None, *of_parts
-        if len(g) < len(weight):  # the gradients of A and B need the product with B anyway
+        # With fewer rows than outputs this is cheaper than merging, and the gradients of A and B need `g_inner` anyway.
+        if len(g) < len(weight):
             return (g @ weight).addmm_(g_inner, adapter.a), None, *of_parts
         return g @ merge(adapter, weight, torch.empty_like(weight)), None, *of_parts
 

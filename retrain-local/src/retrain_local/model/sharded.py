@@ -113,9 +113,9 @@ class ShardedDecoder(FullDecoder):
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         if self._is_reference:
             return super().hidden(ids_N, positions_N, attend)
-        self._root.reshard()  # FSDP does not see the end of a pass without a gradient
-        hidden_ND: Tensor = self._root(ids_N, positions_N, attend)
-        return hidden_ND
+        # FSDP does not notice the end of a pass without a gradient.
+        self._root.reshard()
+        return self._root(ids_N, positions_N, attend)
 
     def hidden_of(self, root: _Root, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Compute `hidden` while embedding, norm and head of `root` are gathered."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from retrain.api import PhaseProgress
 from retrain_local.model.architecture import Architecture
 
-STACKED_MULTIPLE = 8  # rows of the product of a stacked matrix begin at a multiple of 16 bytes
+# Rows of the product of a stacked matrix then begin at a multiple of 16 bytes, as vector loads need.
+STACKED_MULTIPLE = 8
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 

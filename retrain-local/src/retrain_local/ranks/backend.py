@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -33,21 +33,18 @@ from retrain.api import (
     TrainReport,
     stream_from,
 )
-from retrain_local.devices.group import Group, PeerFailedError, ProcessGroup, join, open_store
+from retrain_local.backend import LocalBackend, closed, create_local
+from retrain_local.devices.group import PeerFailedError, ProcessGroup, join, open_store
 from retrain_local.devices.torch_devices import Devices
 from retrain_local.ranks.workers import POLL_S, Delivered, LostRankError, Start, Stop, Worker, Workers
 from retrain_local.sampling.split import Cancellation, DeviceEngine, ParallelEngine, SamplingCancelledError
 
-if TYPE_CHECKING:
-    from retrain_local.backend import LocalBackend
-
 log = logging.getLogger("retrain")
-CreateLocal = Callable[[PluginContext, Devices, Group], "LocalBackend"]
 LEAVE_S = 10.0  # for rank 0 to leave a computation with a rank that is gone
 
 
-def create_ranked(context: PluginContext, devices: Devices, create_local: CreateLocal) -> RankedBackend:
-    """Start the other ranks, and load the model on all of them at the same time, on rank 0 by `create_local`."""
+def create_ranked(context: PluginContext, devices: Devices) -> RankedBackend:
+    """Start the other ranks, and load the model on all of them at the same time."""
     size, before = len(devices.ranks), torch.get_num_threads()
     threads = max(1, before // size) if devices.trainer.type == "cpu" else before
     store = open_store(0, is_master=True)
@@ -113,13 +110,11 @@ class RemoteEngine:
             raise
         if message.error is not None:
             raise message.error
-        found: list[list[Sample]] = message.value
-        return found
+        return list(message.value)
 
     def metrics(self) -> Mapping[str, float]:
         self._worker.call("metrics")
-        found: Mapping[str, float] = self._worker.answer()
-        return found
+        return dict(self._worker.answer())
 
     def close(self) -> None:
         """Do nothing: its process ends with the backend."""
@@ -164,32 +159,30 @@ class RankedBackend:
             raise self._given_up(error) from None
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
-        self._open()  # on rank 0 only: one more completion on another rank would make all others wait
+        # On rank 0 only: one more completion on another rank would make all others wait.
+        self._open()
         stream_from(self._local, requests, params, feed)
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """Update every rank by the rows of all; BackendError when their weights differ."""
-        report, *others = self._together("train", batch)
-        for rank, other in enumerate(others, start=1):
-            if other.grad_norm != report.grad_norm:
-                what = f"rank {rank} has a gradient of norm {other.grad_norm!r}, rank 0 one of {report.grad_norm!r}"
-                why = "ranks that differ train different models"
+        reports: list[TrainReport] = self._together("train", batch)
+        for rank, report in enumerate(reports):
+            if report.grad_norm != reports[0].grad_norm:
+                norms = f"{report.grad_norm!r}, rank 0 one of {reports[0].grad_norm!r}"
+                what = f"rank {rank} has a gradient of norm {norms}"
+                given = {"where": "training", "why": "ranks that differ train different models"}
                 fix = "continue with --resume; report it if it comes back"
-                raise self._given_up(BackendError(Problem(where="training", what=what, why=why, fix=fix)))
-        found: TrainReport = report
-        return found
+                raise self._given_up(BackendError(Problem(code="backend.ranks-differ", what=what, fix=fix, **given)))
+        return reports[0]
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        found: list[Floats] = self._together("logprobs", rows, temperature)[0]
-        return found
+        return list(self._together("logprobs", rows, temperature)[0])
 
     def top_logprobs(self, rows: Sequence[ActionRow], temperature: float, top: int) -> list[TopLogprobs]:
-        found: list[TopLogprobs] = self._together("top_logprobs", rows, temperature, top)[0]
-        return found
+        return list(self._together("top_logprobs", rows, temperature, top)[0])
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        found: list[Floats] = self._together("reference_logprobs", rows, temperature)[0]
-        return found
+        return list(self._together("reference_logprobs", rows, temperature)[0])
 
     def publish(self) -> int:
         return int(self._together("publish")[0])
@@ -263,7 +256,8 @@ class RankedBackend:
         error = task.exception()
         if error is not None and self._group.is_broken:
             cause = self._workers.fault() if not isinstance(error, RetrainError) else None
-            self._given_up(cause or BackendError(Problem(what=str(error), fix="continue with --resume")))
+            what, fix = f"the ranks lost each other: {error}", "continue with --resume"
+            self._given_up(cause or BackendError(Problem(code="backend.ranks-apart", what=what, fix=fix)))
             raise cause or error
         try:
             values = [None if error else task.result(), *self._workers.answers()]
@@ -290,7 +284,7 @@ class RankedBackend:
         if self._lost is not None:
             raise self._lost
         if self._is_closed:
-            raise BackendError(Problem(what="the local backend is closed", fix="create another one"))
+            raise closed()
 
 
 class OwnThread:
@@ -313,6 +307,8 @@ class OwnThread:
             future, work = task
             try:
                 future.set_result(work())
-            except BaseException as error:  # handed to the thread that waits
+            # Handed to the thread that waits, an interrupt included.
+            except BaseException as error:
                 future.set_exception(error)
-            del task, future, work  # the result may be as large as the model
+            # The result may be as large as the model, and the next task may be hours away.
+            del task, future, work

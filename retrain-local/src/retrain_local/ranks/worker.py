@@ -29,7 +29,8 @@ class Caller:
         if self._connection.poll():
             message = receive(self._connection)
             assert isinstance(message, Stop), f"{message} during a call"
-            raise StoppedError(Problem(what="rank 0 has stopped this call", fix="see why rank 0 did"))
+            what, fix = "rank 0 has stopped this call", "see the reason that rank 0 gives"
+            raise StoppedError(Problem(code="backend.rank-stopped", what=what, fix=fix))
 
     def serve(self, backend: Any) -> None:
         """Execute calls until rank 0 is gone, or this rank has left the others in the middle of a step."""
@@ -49,8 +50,9 @@ class Caller:
             return Answer(number=call.number, error=error)
         except Exception as error:  # rank 0 reports it; a worker has no other way to say so
             log.exception("in %s", call.name)
-            what = f"{type(error).__name__}: {error}"
-            return Answer(number=call.number, error=BackendError(Problem(what=what, fix="see its traceback above")))
+            what, fix = f"a rank failed: {type(error).__name__}: {error}", "see its traceback above"
+            problem = Problem(code="backend.rank-failed", what=what, fix=fix)
+            return Answer(number=call.number, error=BackendError(problem))
 
 
 def main() -> None:

@@ -101,7 +101,6 @@ def _empty(name: str, bases: tuple[type[BaseModel], ...]) -> BaseModel:
 log = logging.getLogger("retrain")
 POLL_S = 0.2
 CLOSE_S = 10.0  # for a worker to end by itself; then it is killed
-FIX = "look for its own messages above and for the system's (out of memory?), then continue with --resume"
 
 
 class LostRankError(BackendError):
@@ -132,7 +131,8 @@ class Worker:
                 found = receive(self._connection)
             except (EOFError, ConnectionError):
                 raise self.lost() from None
-            if found.number == self._current:  # others belong to a call whose caller was interrupted
+            # Other messages belong to a call whose caller was interrupted.
+            if found.number == self._current:
                 return found
 
     def answer(self, check: Callable[[], None] = lambda: None) -> Any:
@@ -154,7 +154,8 @@ class Worker:
         how = "closed its socket" if code is None else f"ended with exit code {code}"
         how = f"was killed by signal {-code}" if code is not None and code < 0 else how
         what = f"rank {self.rank} (process {self.process.pid}) {how}"
-        return LostRankError(Problem(where="[backend] devices", what=what, fix=FIX))
+        fix = "look for its own messages above and for the system's (out of memory?), then continue with --resume"
+        return LostRankError(Problem(code="backend.rank-lost", where="[backend] devices", what=what, fix=fix))
 
     def end(self) -> None:
         self._connection.close()

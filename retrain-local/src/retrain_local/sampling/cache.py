@@ -14,9 +14,7 @@ from retrain.api import Tokens
 from retrain_local.attention.pages import LARGEST, STORED, Pages, as_bytes, zeros
 from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_bytes
-from retrain_local.memory.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU
-
-SCALE_BYTES = 4
+from retrain_local.memory.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU, token_bytes
 
 
 class Pool:
@@ -98,9 +96,8 @@ class Pool:
 
 
 def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
-    stored = STORED.get(kind, dtype)
-    vectors = (shape.head_size + shape.value_size) * stored.itemsize + 2 * SCALE_BYTES * (stored in LARGEST)
-    return int(shape.layers * shape.kv_heads * vectors)
+    sizes = shape.head_size + shape.value_size
+    return token_bytes(shape.layers, shape.kv_heads, sizes, STORED.get(kind, dtype).itemsize)
 
 
 def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -155,7 +152,8 @@ class Blocks:
         return owners
 
 
-KEPT_ROWS = 256  # of earlier calls: enough for the conversations of many agents that are busy with their tools
+# Of earlier calls: enough for the conversations of many agents that are busy with their tools.
+KEPT_ROWS = 256
 TAIL = 16  # trailing tokens of a prefix that serve as its lookup key
 
 
@@ -226,14 +224,8 @@ class Cache:
 
     def __init__(self, decoder: Decoder, tokens: int, kind: str) -> None:
         self.tokens = tokens
-        self.pool = Pool(
-            decoder.shape,
-            tokens=tokens,
-            block_size=BLOCK_SIZE,
-            kind=kind,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
+        place = {"dtype": decoder.dtype, "device": decoder.device}
+        self.pool = Pool(decoder.shape, tokens=tokens, block_size=BLOCK_SIZE, kind=kind, **place)
         self.blocks = Blocks(self.pool.num_blocks - 1)
         self.prefixes = PrefixCache(self.blocks)
 

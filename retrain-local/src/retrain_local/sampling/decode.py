@@ -71,7 +71,8 @@ class Batch:
         size, width = self.tables_BM.shape
         tables = np.zeros((size, width), dtype=np.int32)
         for place, row in enumerate(rows):
-            seen = row.blocks[:width]  # blocks beyond the longest row are reserved, and not needed yet
+            # Blocks beyond the longest row are reserved for later segments.
+            seen = row.blocks[:width]
             tables[place, : len(seen)] = seen
         cached = np.zeros(size, dtype=np.int64)
         cached[: len(rows)] = [row.cached for row in rows]

@@ -14,10 +14,13 @@ from torch.nn import functional
 from retrain_local.devices.kernel_trials import difference, numbers, proven
 from retrain_local.memory.sizes import DRAW_CHUNK
 
-SHORTEST_PIECE = 32  # tokens; a vocabulary that does not divide into pieces at least so long is padded
-LEAST_LOGPROB = -1e4  # of a token of probability zero, so that zero times it is zero
+# Tokens; a vocabulary that does not divide into pieces of at least this length is padded.
+SHORTEST_PIECE = 32
+# In place of -inf, so that the product with a probability of zero is zero and not NaN.
+LEAST_LOGPROB = -1e4
 CHECK_TOLERANCE = 1e-4  # of the largest log-probability or entropy
-BELOW_ONE = 1.0 - 2.0**-52  # a float64 times this is smaller than the float64
+# A float64 times this is smaller than the float64.
+BELOW_ONE = 1.0 - 2.0**-52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +64,8 @@ def _draw(
     probabilities_BV = logprobs_BV.exp()
     tokens_B1 = logits_BV.argmax(-1, keepdim=True) if greedy else _inverted(probabilities_BV, uniforms_B[:, None])
     logprobs_B, entropies_B = logprobs_BV.gather(1, tokens_B1)[:, 0], None
-    if entropy:  # in place; `torch.special.entr` takes three times as long on a CPU
+    # In place; `torch.special.entr` takes three times as long on a CPU.
+    if entropy:
         entropies_B = probabilities_BV.mul_(logprobs_BV.clamp_(min=LEAST_LOGPROB)).sum(dim=-1).neg_()
     return DrawnTokens(tokens_B=tokens_B1[:, 0], logprobs_B=logprobs_B, entropies_B=entropies_B)
 

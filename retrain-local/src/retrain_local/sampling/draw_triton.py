@@ -25,21 +25,9 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
     sizes = {"VOCABULARY": vocabulary, "PIECES": pieces, "PIECE": PIECE}
     with on_device_of(logits_BV):
         _measure[(rows, pieces)](logits_BV, temperature, found_3BC, logits_BV.stride(0), rows, **sizes, num_warps=8)
-        _choose[(rows,)](
-            logits_BV,
-            temperature,
-            found_3BC,
-            uniforms_B,
-            tokens_B,
-            logprobs_B,
-            entropies_B,
-            logits_BV.stride(0),
-            rows,
-            **sizes,
-            BELOW_ONE=BELOW_ONE,
-            TILE_PIECES=triton.next_power_of_2(pieces),
-            num_warps=8,
-        )
+        given = logits_BV, temperature, found_3BC, uniforms_B, tokens_B, logprobs_B, entropies_B
+        sizes |= {"TILE_PIECES": triton.next_power_of_2(pieces)}
+        _choose[(rows,)](*given, logits_BV.stride(0), rows, **sizes, BELOW_ONE=BELOW_ONE, num_warps=8)
     return DrawnTokens(tokens_B=tokens_B, logprobs_B=logprobs_B, entropies_B=entropies_B if entropy else None)
 
 
@@ -53,14 +41,7 @@ def _piece(logits, temperature, row, piece, logits_row, VOCABULARY: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _measure(  # type: ignore[no-untyped-def]
-    logits,
-    temperature,
-    found,
-    logits_row,
-    rows,
-    VOCABULARY: tl.constexpr,
-    PIECES: tl.constexpr,
-    PIECE: tl.constexpr,
+    logits, temperature, found, logits_row, rows, VOCABULARY: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr
 ):
     # of a piece: its largest number m, sum of e = exp(x - m), and sum of e (x - m); m = 0 where all are -inf
     row = tl.program_id(0).to(tl.int64)

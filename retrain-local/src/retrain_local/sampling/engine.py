@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 HandOver = Callable[[Row], None]
 AfterSegment = Callable[[Schedule], None]
-SEGMENT = 8  # tokens decoded between two checks for finished rows
+# Tokens decoded between two checks for finished rows: a check waits for the GPU, and a finished row is computed until
+# then.
+SEGMENT = 8
 
 
 def create_engine(context: PluginContext, policy: LocalPolicy) -> PytorchEngine:
@@ -136,8 +138,10 @@ class PytorchEngine:
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
         policy, vocabulary = self._policy, self._decoder.shape.vocabulary
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
-        policy.limits.pool_tokens = policy.limits.cache_tokens  # all of it, since the rows to come are unknown
-        if self._cache is not None:  # agents continue older rows, but steps that train nothing never publish
+        # The rows to come are unknown, so the pool is as large as memory permits.
+        policy.limits.pool_tokens = policy.limits.cache_tokens
+        # Agents continue older rows. A server that trains nothing never publishes, so nothing else bounds their number.
+        if self._cache is not None:
             self._cache.prefixes.keep_youngest(KEPT_ROWS)
         known, sent = len(requests), Counter[Row]()
 
@@ -198,7 +202,8 @@ class PytorchEngine:
             if not is_out_of_memory(error):
                 raise
             tokens = self._pool_tokens
-            if self._batch_size.rows and self._policy.device.type == "cpu":  # which commits the pool lazily
+            # A CPU commits the pool lazily, so halve the memory in use, not the memory reserved.
+            if self._batch_size.rows and self._policy.device.type == "cpu":
                 tokens = min(tokens, self._batch_size.rows * self._batch_size.width)
             tokens //= 2
             if tokens < max(BLOCK_SIZE, self._batch_size.width):
@@ -206,7 +211,8 @@ class PytorchEngine:
                 raise too_big_to_sample(self._batch_size, decoder.shape, decoder.dtype, decoder.device) from error
         finally:
             if not is_done:
-                self._forget()  # after any error the rows still own their blocks
+                # The rows still own their blocks after an error.
+                self._forget()
         # outside the except block, since the error keeps alive the tensors of every frame it passed through
         free_memory(self._policy.device)
         self._policy.limits.cache_tokens = tokens
@@ -226,7 +232,8 @@ class PytorchEngine:
 
     def _opened(self) -> Cache:
         limits = self._policy.limits
-        limits.cache_tokens = limits.cache_tokens or self._budget  # an old checkpoint may not have stored it
+        # A checkpoint of an older version may not have stored it.
+        limits.cache_tokens = limits.cache_tokens or self._budget
         if self._cache is not None and self._cache.tokens != self._pool_tokens:
             self.free_cache()
         if self._cache is None:
@@ -317,6 +324,7 @@ def _refuse_non_finite(row: Row, last: int) -> None:
         place = int(np.flatnonzero(~np.isfinite(row.logprobs))[0])
         raise NonFiniteError(
             Problem(
+                code="run.non-finite-logits",
                 what=f"the model gave non-finite logits at token {place} of a completion of prompt {row.request}",
                 why="its weights have diverged or are broken",
                 fix="lower [training] lr or set [optimizer] grad_clip_norm, and start from the last good checkpoint",
@@ -342,15 +350,15 @@ def too_big_to_sample(batch: BatchSize, shape: Shape, dtype: torch.dtype, device
     """Return the error when the batch does not fit and a pool of half the size could not hold one of its rows."""
     size = [2, shape.layers, batch.rows, shape.kv_heads, batch.width, shape.head_size]
     mebibytes = math.prod(size) * dtype.itemsize / 2**20
-    what = f"sampling ran out of memory on {device} with {batch}; "
-    what += f"the biggest tensors: keys and values {size}, {mebibytes:.1f} MiB"
+    what = f"sampling ran out of memory on {device} with {batch}"
+    why = f"the biggest tensors: keys and values {size}, {mebibytes:.1f} MiB"
     fix = f"lower [training] max_tokens to {max(1, batch.drawn // 2)}, or use a smaller [model] model"
-    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix))
+    return OutOfMemoryError(Problem(code="memory.batch-too-large", where="sampling", what=what, why=why, fix=fix))
 
 
 def pool_too_small(tokens: int, batch: BatchSize, device: torch.device) -> OutOfMemoryError:
     """Return the error when a pool of `tokens` tokens cannot hold the one remaining row."""
-    what = f"sampling ran out of memory on {device}: "
-    what += f"keys and values have room for {tokens} tokens, and {batch} is too long"
-    fix = f"raise [backend.options] cache_gb, lower [training] max_tokens to {max(1, batch.drawn // 2)}, "
-    return OutOfMemoryError(Problem(where="sampling", what=what, fix=fix + "or use a device with more memory"))
+    what = f"sampling ran out of memory on {device}: keys and values of {tokens} tokens fit, and {batch} is too long"
+    smaller = f"lower [training] max_tokens to {max(1, batch.drawn // 2)}"
+    fix = f"raise [backend.options] cache_gb, {smaller}, or use a device with more memory"
+    return OutOfMemoryError(Problem(code="memory.cache-too-small", where="sampling", what=what, fix=fix))

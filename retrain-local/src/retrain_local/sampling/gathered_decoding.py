@@ -21,7 +21,8 @@ from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.draw import draw_tokens
 from retrain_local.sampling.schedule import Row
 
-COLUMNS = 32  # tokens a copy has room for: more means fewer gathers, and more to move when rows are dropped
+# Tokens that a copy has room for: more means fewer gathers, and more to move when rows are dropped.
+COLUMNS = 32
 
 
 class GatheredAttention:
@@ -43,7 +44,8 @@ class GatheredAttention:
         self._vectors_BKC = pool.vectors_of(torch.cat([slots_BL, slots_BL.new_zeros(len(rows), columns)], dim=1))
         columns_C = torch.arange(past + columns, device=slots_BL.device)
         self._positions_BC = torch.where(columns_C < past, columns_C, lengths_B1 + columns_C - past)
-        self._mask_BC = torch.zeros(self._positions_BC.shape, device=slots_BL.device)  # fp32, as softmax is
+        # In fp32, as softmax is computed: in bf16 a sum with the scores would round them.
+        self._mask_BC = torch.zeros(self._positions_BC.shape, device=slots_BL.device)
         self._mask_BC.masked_fill_((columns_C < past) & (columns_C >= lengths_B1), -math.inf)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._masks: dict[int | None, Tensor] = {}
@@ -116,8 +118,10 @@ def _plain(queries_BHD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, mask: Te
     return torch.bmm(torch.softmax(weights, dim=-1).to(values.dtype), values).view(rows, heads, -1)
 
 
-PARTS = 2  # whatever the machine, so that the same rows are always decoded together and round the same way
-PART_ROWS = 8  # fewer rows are not worth reading the weights once more for
+# Fixed, and not the number of cores: the same rows are then decoded together on every machine, and round the same way.
+PARTS = 2
+# Each part reads all weights once more. Fewer rows do not gain that back.
+PART_ROWS = 8
 
 Decoded = list[tuple[Sequence[Row], Batch]]
 
@@ -162,7 +166,8 @@ class GatheredDecoding:
         self._threads = self._threads or ThreadPoolExecutor(PARTS - 1, thread_name_prefix="decode")
 
         def beside(number: int) -> Batch:
-            torch.set_num_threads(threads)  # like the mode, a setting of the thread
+            # PyTorch keeps this setting per thread, as it does inference mode.
+            torch.set_num_threads(threads)
             with torch.inference_mode():
                 return decode(number)
 
@@ -181,7 +186,8 @@ class GatheredDecoding:
         copied = self._copies.get(number)
         if copied is None or not copied.continues(rows, steps):
             copied = None
-            self._copies.pop(number, None)  # free its memory before allocating the next
+            # Frees its memory before the next copy is allocated.
+            self._copies.pop(number, None)
             columns = max(steps, min(COLUMNS, max(row.room for row in rows)))
             copied = self._copies[number] = GatheredAttention(pool, rows, batch, columns)
         draw = partial(draw_tokens, greedy=params.greedy)

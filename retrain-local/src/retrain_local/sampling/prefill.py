@@ -81,7 +81,8 @@ class FreshAttention:
 MASK_ELEMENTS = 2**24  # queries x keys attended to in one call
 KEYS = 2**15  # gathered for one call; a longer row has its own call
 SHORTEST_SHARE = 0.6  # of the longest keys of a call: bounds the cost of padding
-PADDED_QUERIES = 256  # per call, or as many again as there are, before another call costs less
+# Another call costs as much as this many padded queries, or as padding every query once.
+PADDED_QUERIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

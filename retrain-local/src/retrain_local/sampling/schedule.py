@@ -114,18 +114,21 @@ def new_rows(
 
 def _check(prompt_T: Tokens, index: int, limit: int | None, vocabulary: int) -> None:
     if prompt_T.ndim != 1 or not len(prompt_T):
-        what = f"prompt {index} must be a non-empty row of token ids"
-        raise BackendError(Problem(what=what, fix="correct the data source or environment that made it"))
+        what, fix = f"prompt {index} must be a non-empty row of token ids", "correct the source that made it"
+        raise BackendError(Problem(code="data.empty-prompt", what=what, fix=fix))
     if prompt_T.min() < 0 or prompt_T.max() >= vocabulary:
         what = f"prompt {index} holds a token id that is not among the model's {vocabulary}"
-        raise BackendError(Problem(what=what, fix="use the tokenizer that belongs to the model"))
+        fix = "use the tokenizer that belongs to the model"
+        raise BackendError(Problem(code="model.other-tokenizer", what=what, fix=fix))
     if limit is not None and len(prompt_T) >= limit:
         what = f"prompt {index} has {len(prompt_T)} tokens, and the model's context of {limit} leaves no room to answer"
         fix = "use shorter prompts or a model with a longer context"
-        raise ConfigError(Problem(where="[data]", what=what, fix=fix))
+        raise ConfigError(Problem(code="data.prompt-too-long", where="[data]", what=what, fix=fix))
 
 
-HEADROOM = 64  # tokens that every running row must have room for before another one is admitted
+# A row is admitted only if all running ones have room for this many more tokens: preempting it would compute its prompt
+# a second time.
+HEADROOM = 64
 
 
 class NoRoomError(Exception):
@@ -170,7 +173,8 @@ class Schedule:
     ) -> None:
         self.running: list[Row] = []
         self.waiting = deque(row for row in rows if row.room)
-        self.preempted = self.prompt_tokens = self.computed_tokens = 0  # the last are the part not in the cache
+        # `computed_tokens` are the part of `prompt_tokens` that was not in the cache.
+        self.preempted = self.prompt_tokens = self.computed_tokens = 0
         self._blocks, self._size, self._cache = blocks, block_size, cache
         self._share, self._batch_tokens = share, batch_tokens
         self._prompts: dict[bytes, Prefix] = {}

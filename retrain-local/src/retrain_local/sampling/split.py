@@ -157,7 +157,9 @@ def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
     except ValidationError as error:
         details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors()]
         fix = f"known: {', '.join(found.params.model_fields)}" if found.params else ""
-        raise ConfigError(*(Problem(where=f"{where}.{name}", what=what, fix=fix) for name, what in details)) from None
+        raise ConfigError(
+            *(Problem(code="engine.bad-option", where=f"{where}.{name}", what=what, fix=fix) for name, what in details)
+        ) from None
 
 
 def create_engine(context: PluginContext, found: Found, policies: Sequence[LocalPolicy], threads: int) -> Engine:

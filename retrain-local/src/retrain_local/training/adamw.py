@@ -10,7 +10,8 @@ from torch.optim.adamw import adamw
 
 from retrain_local.memory.sizes import runs
 
-AT_A_TIME = 2**28  # numbers: on CUDA an update holds one more for each, 16 GB for all weights of a 4 B model at once
+# Numbers updated at a time. On CUDA an update holds one more number for each: 16 GB for all weights of a 4 B model.
+AT_A_TIME = 2**28
 
 
 class AdamW:

@@ -89,10 +89,12 @@ def too_big_to_train(
     if size.rows > 1:
         smaller = min(size.tokens - 1, max(size.tokens // 2, fitting_tokens))
         fix = f"set [backend.options] micro_batch_tokens = {smaller} (it does not change the gradient)"
+        problem = Problem(code="memory.pack-too-large", where="training", what=what, why=why, fix=fix)
     else:
         shorter = max(1, min(size.longest - 1, max(size.longest // 2, fitting_tokens)))
         fix = (
-            f"keep rows, prompt and completion together, below {shorter} tokens with [training] max_tokens, or use a "
-            "smaller [model] model or a GPU with more memory"
+            f"keep prompt and completion together below {shorter} tokens with [training] max_tokens, or use a smaller "
         )
-    return OutOfMemoryError(Problem(where="training", what=what, why=why, fix=fix))
+        fix += "[model] model or a GPU with more memory"
+        problem = Problem(code="memory.row-too-long", where="training", what=what, why=why, fix=fix)
+    return OutOfMemoryError(problem)

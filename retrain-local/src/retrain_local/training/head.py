@@ -13,7 +13,8 @@ from retrain_local.devices.kernel_trials import difference, numbers, proven
 from retrain_local.memory.sizes import FUSED_CHUNK, LOGIT_CHUNK
 
 ROWS = 3
-SLOPE_TOLERANCE = 1e-2  # of the largest element: two units in the last place of bf16
+# Of the largest element: two units in the last place of bf16.
+SLOPE_TOLERANCE = 1e-2
 
 
 # Of logits [M, V], tokens [M], temperature: log softmax(logits / temperature) at one token per row, fp32 [M], and its
@@ -123,8 +124,7 @@ def pulled_back(
     """Return the gradients of sum(logits * slope), slope held fixed, by the inputs; `keep` the graph for another."""
     with torch.enable_grad():
         seeded = _Seeded.apply(logits_MV, slope_MV)
-    gradients: tuple[Tensor, ...] = torch.autograd.grad(seeded, inputs, retain_graph=keep)
-    return gradients
+    return tuple(torch.autograd.grad(seeded, inputs, retain_graph=keep))
 
 
 def plain_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
@@ -197,12 +197,7 @@ def _chunk_rows(hidden_MD: Tensor, vocabulary: int) -> int:
 
 
 def ranked_logprobs(
-    hidden_MD: Tensor,
-    tokens_M: Tensor,
-    head: Callable[[Tensor], Tensor],
-    vocabulary: int,
-    temperature: float,
-    top: int,
+    hidden_MD: Tensor, tokens_M: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, temperature: float, top: int
 ) -> Tensor:
     """Return [M, 1 + 2 top] in fp64, no gradient: a token's log-probability, then the likeliest and their ids."""
     rows = _chunk_rows(hidden_MD, vocabulary)

@@ -10,15 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from retrain_local.devices.kernel_trials import on_device_of
+from retrain_local.devices.kernel_trials import dense, on_device_of
 
 TILE = 4096  # logits of a row that are worked on at a time
-FLOOR = tl.constexpr(-3.0e38)  # below every finite logit, and finite: a tile of -inf adds 0, not NaN
+# Below every finite logit, and finite: a tile of -inf adds 0, not NaN.
+FLOOR = tl.constexpr(-3.0e38)
 
 
 def triton_softmax(logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool) -> tuple[Tensor, Tensor]:
     rows, vocabulary = logits_MV.shape
-    logits_MV = logits_MV if logits_MV.stride(1) == 1 else logits_MV.contiguous()
+    logits_MV = dense(logits_MV)
     logprobs_M = torch.empty(rows, dtype=torch.float32, device=logits_MV.device)
     slope_MV = logits_MV.new_empty(rows, vocabulary) if slope else logits_MV
     tile = min(TILE, triton.next_power_of_2(vocabulary))

@@ -15,8 +15,7 @@ MAX_LOG_RATIO = 20.0
 
 def importance_sampling(ctx: LossContext) -> Tensor:
     """rho A."""
-    terms_M: Tensor = ctx.ratios_M * ctx.advantages_M
-    return terms_M
+    return ctx.ratios_M * ctx.advantages_M
 
 
 def ppo(ctx: LossContext) -> LossTerms:
@@ -47,8 +46,7 @@ def gspo(ctx: LossContext) -> LossTerms:
 
 def likelihood(ctx: LossContext) -> Tensor:
     """A log p: for given answers, A = 1, maximum likelihood; for samples, REINFORCE."""
-    terms_M: Tensor = ctx.advantages_M * ctx.new_M
-    return terms_M
+    return ctx.advantages_M * ctx.new_M
 
 
 def _clipped(ratios_M: Tensor, ctx: LossContext) -> LossTerms:

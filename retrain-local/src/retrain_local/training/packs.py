@@ -184,19 +184,19 @@ def joined(values: Sequence[np.ndarray], dtype: torch.dtype, device: torch.devic
 
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
     for index, row in enumerate(rows):
-        length = len(row.tokens_T)
-        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T):
-            raise _refused(f"row {index}: tokens, actions, log-probabilities and advantages differ in length")
+        length, engine_T, reference_T = len(row.tokens_T), engine_logprobs(row), reference_logprobs(row)
+        if not length == len(row.action_T) == len(row.logprobs_T) == len(row.advantages_T) == len(engine_T):
+            what = f"row {index}: tokens, actions, log-probabilities and advantages differ in length"
+            raise _refused(what=what, code="backend.row-lengths")
         if length and (row.tokens_T.min() < 0 or row.tokens_T.max() >= vocabulary):
-            raise _refused(f"row {index} holds a token id outside the model's {vocabulary}")
+            what = f"row {index} holds a token id outside the model's {vocabulary}"
+            raise _refused(what=what, code="backend.row-unknown-token")
         if length and row.action_T[0]:
-            raise _refused(f"row {index}: its first token is an action, and no token precedes it to predict it from")
-        engine_T = engine_logprobs(row)
-        if len(engine_T) != length:
-            raise _refused(f"row {index}: tokens and the engine's log-probabilities differ in length")
-        reference_T = reference_logprobs(row)
+            what = f"row {index}: its first token is an action, and no token precedes it to predict it from"
+            raise _refused(what=what, code="backend.row-first-action")
         if len(reference_T) != length or (row.kl_coef and row.reference_logprobs_T is None):
-            raise _refused(f"row {index} has a KL coefficient and no reference log-probability for each of its tokens")
+            what = f"row {index} has a KL coefficient and no reference log-probability for each of its tokens"
+            raise _refused(what=what, code="backend.row-no-reference")
         # The sampler's come first: without an engine's or a reference's own numbers these are the sampler's again.
         for name, values_T in (
             ("log-probability", row.logprobs_T),
@@ -206,7 +206,8 @@ def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:
         ):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
-                raise _refused(f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}")
+                what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
+                raise _refused(what=what, code="backend.row-non-finite")
 
 
 def engine_logprobs(row: TrainRow) -> Floats:
@@ -218,8 +219,8 @@ def reference_logprobs(row: TrainRow) -> Floats:
     return row.logprobs_T if row.reference_logprobs_T is None else row.reference_logprobs_T
 
 
-def _refused(what: str) -> BackendError:
-    return BackendError(Problem(what=what, fix="correct the plugin that made the rows"))
+def _refused(what: str, *, code: str) -> BackendError:
+    return BackendError(Problem(code=code, what=what, fix="correct the plugin that made the rows"))
 
 
 def share_rows(rows: Sequence[TrainRow], size: int) -> list[list[int]]:

@@ -14,7 +14,8 @@ from retrain.api import Config, Floats, Mask, TrainRow
 from retrain_local.training.loss_formulas import MAX_LOG_RATIO
 from retrain_local.training.packs import Pack, joined, reference_logprobs
 
-SAME_POLICY = 1e-4  # nats that sampler and trainer may differ on the same weights
+# Nats that sampler and trainer may differ by on the same weights, by rounding.
+SAME_POLICY = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,7 @@ class PolicyLoss:
                 got = f"shape {tuple(values_M.shape)}" if isinstance(values_M, Tensor) else type(values_M).__name__
                 what = f"loss {self.spec.name!r} returned {name} of {got}, expected {tuple(new_M.shape)}"
                 fix = "return one number per token of the pack, not summed or averaged"
-                raise PluginError(Problem(where="[algorithm] loss", what=what, fix=fix))
+                raise PluginError(Problem(code="plugin.loss-shape", where="[algorithm] loss", what=what, fix=fix))
         return terms
 
 
@@ -198,7 +198,8 @@ def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.nda
     return np.split(values_N, ends[:-1])
 
 
-NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}  # names of `TrainBatch.loss`, without regularisers
+# By the names of `TrainBatch.loss`; without regularisers.
+NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}
 
 
 def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossValue:

@@ -98,8 +98,10 @@ class Trainer:
         sizes = decoder.shape.parameters, decoder.device
         self._at_a_time = packs_at_a_time(*sizes)
         self._group = group
-        self._workers = 1 if group.shards else pack_workers(*sizes)  # ranks compute the same layer at the same time
-        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode  # FSDP keeps gathered weights
+        # FSDP gathers one layer at a time, so all ranks have to compute the same layer.
+        self._workers = 1 if group.shards else pack_workers(*sizes)
+        # FSDP keeps gathered weights for later passes, where inference tensors are not allowed.
+        self._no_gradient = torch.no_grad if group.shards else torch.inference_mode
         self._options = options or LocalOptions()
         self._decoder = decoder
         self._check_stop = check_stop
@@ -131,7 +133,7 @@ class Trainer:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
             smaller = "lower [model] lora_rank" if self._rank else "train an adapter ([model] lora_rank = 32)"
             fix = f"{smaller}, or name a smaller model"
-            raise BackendError(Problem(where="training", what=what, fix=fix)) from error
+            raise BackendError(Problem(code="memory.update-too-large", where="training", what=what, fix=fix)) from error
         finally:
             self.optimizer.zero_grad()
         return TrainReport.measured(loss=loss, grad_norm=grad_norm, gaps_N=gaps_N, clipped=clipped, lr=lr)
@@ -143,10 +145,12 @@ class Trainer:
         """
         check_rows(batch.rows, self._decoder.shape.vocabulary)
         if batch.loss and batch.loss not in NAMED:
-            raise BackendError(Problem(what=f"no loss {batch.loss!r} for a batch", fix=f"known: {', '.join(NAMED)}"))
+            what, fix = f"no loss {batch.loss!r} for a batch", f"known: {', '.join(NAMED)}"
+            raise BackendError(Problem(code="backend.unknown-loss", what=what, fix=fix))
         if not batch.num_actions:
             what = "nothing to train on: no row of the batch has an action token"
-            raise BackendError(Problem(what=what, fix="give at least one row with a token that the policy sampled"))
+            fix = "give at least one row with a token that the policy sampled"
+            raise BackendError(Problem(code="backend.no-actions", what=what, fix=fix))
         marked, own = self._marked(batch), self._own(batch.rows)
         shares = self._shared(partial(self._accumulate_own, batch, marked, own))
         if self._group.size > 1:
@@ -209,7 +213,8 @@ class Trainer:
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
         rounds = self._rounds(len(packs))
-        if batch.update == 0:  # the updates to come are expected to have as many packs as this one
+        # The other updates of the step are expected to have as many packs as this one.
+        if batch.update == 0:
             self._progress.begin("packs", len(packs) * batch.updates)
         else:
             self._progress.total = self._progress.done + len(packs) * (batch.updates - batch.update)
@@ -220,7 +225,8 @@ class Trainer:
             clipped.append(part.clipped)
             gaps.append(part.gaps_M)
             self._progress.add(1, tokens=pack.spans.num_tokens)
-            self._stop_between()  # nothing has changed yet: `step` drops the gradient
+            # A stop between packs is safe: `step` drops the gradient, and nothing else has changed.
+            self._stop_between()
         for _ in range(rounds - len(packs)):
             self._idle(is_trained=True)
             self._stop_between()
@@ -357,17 +363,14 @@ class Trainer:
         else:
             new_M = self._logprobs(pack, batch.temperature)
         is_fixed = policy.is_fixed(batch)
+        columns, denominator = columns_of(rows, pack, marked), policy.denominator(batch)
         loss, clipped = policy.of_pack(
-            new_M,
-            pack,
-            policy.denominator(batch),
-            columns=columns_of(rows, pack, marked),
-            entropies_M=entropies_M,
-            is_fixed=is_fixed,
+            new_M, pack, denominator, columns=columns, entropies_M=entropies_M, is_fixed=is_fixed
         )
         gradients: tuple[Tensor | None, ...] = ()
         if self._group.shards:
-            (loss * self._group.size).backward()  # FSDP takes the mean over the ranks, and accumulates it
+            # FSDP takes the mean over the ranks, and the loss is a sum over them.
+            (loss * self._group.size).backward()
         else:
             gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
@@ -380,7 +383,8 @@ class Trainer:
     def _packs(self, rows: Sequence[TrainRow]) -> list[Pack]:
         decoder, limits = self._decoder, self._limits
         limits.packs_at_a_time = limits.packs_at_a_time or self._at_a_time
-        if not limits.pack_tokens:  # chosen at the first step and kept from then on, by a resumed run as well
+        # Chosen at the first step and kept, by a resumed run as well, so that packs and rounding stay the same.
+        if not limits.pack_tokens:
             prompt = max((int(np.argmax(row.action_T)) for row in rows), default=0)
             option, sizes = self._options.gradient_checkpointing, (decoder.shape, decoder.dtype, decoder.device)
             plan = budget.plan_packs(*sizes, checkpointing=option, at_a_time=self._workers, prompt=prompt)
@@ -409,7 +413,8 @@ class Trainer:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                shards = self._group.shards  # the other ranks wait within the pack that failed
+                # With shards the other ranks wait within the pack that failed, so this rank cannot start over.
+                shards = self._group.shards
                 is_auto = self._options.gradient_checkpointing == "auto"
                 can_recompute = is_auto and not self._limits.recompute and not shards
                 if not can_recompute and (shards or self._limits.train_tokens or self._failed_pack.rows < 2):
@@ -436,19 +441,19 @@ class Trainer:
         return grad_norm, self.optimizer.step(lr)
 
     def _diverged(self, loss: float) -> NonFiniteError:
-        what = f"the loss is {loss}"
-        for name, p in self.parameters.items():
-            if math.isfinite(loss) and p.grad is not None and not torch.isfinite(own_part(p.grad)).all():
+        why, fix = "weights and optimizer are unchanged", "lower [training] lr or set [optimizer] grad_clip_norm"
+        for name, p in self.parameters.items() if math.isfinite(loss) else ():
+            if p.grad is not None and not torch.isfinite(own_part(p.grad)).all():
                 what = f"the gradient of {name} is not finite"
-                break
-        why = "weights and optimizer are unchanged"
-        return NonFiniteError(Problem(what=what, why=why, fix="lower [training] lr or set [optimizer] grad_clip_norm"))
+                return NonFiniteError(Problem(code="run.non-finite-gradient", what=what, why=why, fix=fix))
+        return NonFiniteError(Problem(code="run.non-finite-loss", what=f"the loss is {loss}", why=why, fix=fix))
 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Turn on PyTorch's deterministic mode, without a warning for each operation that has no such form."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it every matrix product warns
+    # Without it PyTorch warns at every matrix product of this mode.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         with deterministic(warn_only=True):
