@@ -114,7 +114,7 @@ def broken(**changes: object) -> TrainRow:
     [
         ({"tokens_T": [1, 2]}, "lengths", "differ in length"),
         ({"advantages_T": [0, 1, 1, 1]}, "lengths", "differ in length"),
-        ({"engine_logprobs_T": [0, 1]}, "lengths", "the engine's"),
+        ({"engine_logprobs_T": [0, 1]}, "lengths", "differ in length"),
         ({"tokens_T": [1, 2, 100]}, "unknown-token", "100"),
         ({"tokens_T": [1, -2, 3]}, "unknown-token", "100"),
         ({"action_T": [True, True, True]}, "first-action", "its first token"),
