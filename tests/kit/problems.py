@@ -10,7 +10,7 @@ import pytest
 
 from retrain.kernel.errors import RetrainError
 
-_CODE = re.compile(r"\[([a-z-]+\.[a-z0-9-]+)\]$", re.MULTILINE)
+_CODE = re.compile(r"(?<=\S )\[([a-z-]+\.[a-z0-9-]+)\]$", re.MULTILINE)  # behind a text; a table stands alone
 
 
 def codes_in(said: str | RetrainError | pytest.ExceptionInfo[BaseException]) -> list[str]:

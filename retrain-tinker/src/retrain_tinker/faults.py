@@ -105,7 +105,7 @@ def explained(error: Exception, doing: str, base_url: str) -> RetrainError:
     if any(type(e).__name__ in ("APIConnectionError", "APITimeoutError", "ConnectError") for e in _causes(error)):
         return unreachable(base_url, words)
     fix = "the run can be resumed from its last checkpoint"
-    what = f"{doing}: {type(error).__name__}"
+    what = f"{doing} failed: {type(error).__name__}"
     return BackendError(Problem(code="tinker.failed", where=where, what=what, why=words, fix=fix))
 
 

@@ -122,7 +122,7 @@ class Keeper:
         """Reject the server on a fault of this program, so that it does not pass for a slow one."""
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("The keeper of %s has failed.", self.server.name, exc_info=error)
-            what, fix = f"{type(error).__name__}: {error}", "report the traceback in the log"
+            what, fix = f"internal error: {type(error).__name__}: {error}", "report the traceback in the log"
             problem = Problem(code="engine.internal-error", where=self.server.name, what=what, fix=fix)
             self.reject(None, BackendError(problem))
 

@@ -57,7 +57,7 @@ class Check:
             what = "; ".join(str(replace(problem, fix="")).replace("\n    ", " ") for problem in error.problems)
             fix = "; ".join(problem.fix for problem in error.problems if problem.fix)
             raise ConformanceError(
-                Problem(code="conformance.refused", where=where, what=what, why=why, fix=fix)
+                Problem(code="conformance.refused", where=where, what=f"refused: {what}", why=why, fix=fix)
             ) from error
         except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error} (raised in {_place(error)})"
@@ -69,7 +69,7 @@ class Check:
 
 def fail(what: str, *, why: str, fix: str) -> NoReturn:
     """Raise ConformanceError: the fault of the part, why it breaks a run, and the smallest change that repairs it."""
-    raise ConformanceError(Problem(code="conformance.broken-promise", what=what, why=why, fix=fix))
+    raise ConformanceError(Problem(code="conformance.broken-promise", what=f"broken promise: {what}", why=why, fix=fix))
 
 
 def expect(is_kept: object, what: str, *, why: str, fix: str) -> None:

@@ -158,7 +158,10 @@ def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
         details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors()]
         fix = f"known: {', '.join(found.params.model_fields)}" if found.params else ""
         raise ConfigError(
-            *(Problem(code="engine.bad-option", where=f"{where}.{name}", what=what, fix=fix) for name, what in details)
+            *(
+                Problem(code="engine.bad-option", where=f"{where}.{name}", what=f"invalid option: {what}", fix=fix)
+                for name, what in details
+            )
         ) from None
 
 

@@ -74,7 +74,14 @@ def command(
         raise click.UsageError("--sync and --check exclude each other")
     if files and not (sync or check):
         if files[0].suffix or files[0].exists():
-            raise ConfigError(Problem(where=str(files[0]), what="files are for --sync and --check", fix="add --check"))
+            raise ConfigError(
+                Problem(
+                    code="help.files-not-expected",
+                    where=str(files[0]),
+                    what="files are for --sync and --check",
+                    fix="add --check",
+                )
+            )
         topic, *more = [*([topic] if topic else []), *map(str, files)]
         if more:
             raise click.UsageError("only one topic at a time")
@@ -106,7 +113,9 @@ def _keep_current(files: tuple[Path, ...], generate: Generate, *, write: bool) -
                     file.write_text(after, encoding="utf-8")
             except OSError as error:
                 fix = "run it as the user who installed retrain; `retrain man` prints current sections in any case"
-                raise ConfigError(Problem(where=str(file), what=f"cannot be written: {error}", fix=fix)) from None
+                raise ConfigError(
+                    Problem(code="help.page-unwritable", where=str(file), what=f"cannot be written: {error}", fix=fix)
+                ) from None
         click.echo(f"{file} ({state})")
     if stale and not write:
         named = " ".join(map(str, stale)) if files != (MANUAL,) else ""
@@ -145,7 +154,9 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         fix = "give a Markdown file in UTF-8" if file != MANUAL else "reinstall retrain-core"
-        raise ConfigError(Problem(where=str(file), what=f"cannot be read: {error}", fix=fix)) from None
+        raise ConfigError(
+            Problem(code="help.page-unreadable", where=str(file), what=f"cannot be read: {error}", fix=fix)
+        ) from None
 
 
 def public(plugins: Plugins) -> str:
@@ -178,7 +189,9 @@ def generator(plugins: Plugins) -> Callable[[str], str]:
         name, *arguments = what.split()
         if name not in GENERATORS:
             fix = f"use one of: {', '.join(GENERATORS)}"
-            raise ConfigError(Problem(what=f"there is no generated section {name!r}", fix=fix))
+            raise ConfigError(
+                Problem(code="help.unknown-section", what=f"there is no generated section {name!r}", fix=fix)
+            )
         return GENERATORS[name](plugins, *arguments)
 
     return generate

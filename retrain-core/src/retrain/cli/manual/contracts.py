@@ -61,7 +61,7 @@ def contract(plugins: Plugins, kind: str) -> str:
     wanted = next((known for known in PUBLIC if known.value.replace(" ", "-") == kind), None)
     if wanted is None:
         fix = f"use one of: {', '.join(known.value.replace(' ', '-') for known in PUBLIC)}"
-        raise ConfigError(Problem(what=f"there is no contract of kind {kind!r}", fix=fix))
+        raise ConfigError(Problem(code="help.unknown-kind", what=f"there is no contract of kind {kind!r}", fix=fix))
     hook = getattr(hookspecs, HOOK_OF_KIND[wanted])
     names = ", ".join(markdown.code(entry.spec.name) for entry in plugins.registered(wanted))
     rows = [
@@ -136,7 +136,9 @@ def _params(entry: Registered) -> str:
 
 def api(plugins: Plugins, module: str) -> str:
     if module not in MODULES:
-        raise ConfigError(Problem(what=f"{module!r} is not public", fix=f"use one of: {', '.join(MODULES)}"))
+        raise ConfigError(
+            Problem(code="help.not-public", what=f"{module!r} is not public", fix=f"use one of: {', '.join(MODULES)}")
+        )
     content = importlib.import_module(module)
     return "\n\n".join(_entry(name, getattr(content, name)) for name in sorted(content.__all__, key=str.lower))
 
@@ -146,7 +148,7 @@ def described(name: str) -> str:
         content = importlib.import_module(module)
         if name in content.__all__:
             return _entry(name, getattr(content, name))
-    raise ConfigError(Problem(what=f"{name!r} is not public", fix="use a name of retrain.api"))
+    raise ConfigError(Problem(code="help.not-public", what=f"{name!r} is not public", fix="use a name of retrain.api"))
 
 
 def signature(function: Callable[..., Any]) -> str:

@@ -151,9 +151,11 @@ def find_topic(text: str, name: str) -> Topic:
         return found[wanted]
     near = get_close_matches(wanted, found, n=1)
     fix = f"did you mean {near[0]!r}?" if near else f"topics: {', '.join(found)}"
-    raise ConfigError(Problem(where="--topic", what=f"the manual has no topic {name!r}", fix=fix))
+    raise ConfigError(
+        Problem(code="help.unknown-topic", where="--topic", what=f"the manual has no topic {name!r}", fix=fix)
+    )
 
 
 def _damaged(what: str) -> ConfigError:
     fix = "restore the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->`, or reinstall"
-    return ConfigError(Problem(what=f"damaged page: {what}", fix=fix))
+    return ConfigError(Problem(code="help.damaged-page", what=f"damaged page: {what}", fix=fix))
