@@ -92,9 +92,7 @@ def too_big_to_train(
         problem = Problem(code="memory.pack-too-large", where="training", what=what, why=why, fix=fix)
     else:
         shorter = max(1, min(size.longest - 1, max(size.longest // 2, fitting_tokens)))
-        fix = (
-            f"keep prompt and completion together below {shorter} tokens with [training] max_tokens, or use a smaller "
-        )
-        fix += "[model] model or a GPU with more memory"
+        limit = f"keep prompt and completion together below {shorter} tokens with [training] max_tokens"
+        fix = f"{limit}, or use a smaller [model] model or a GPU with more memory"
         problem = Problem(code="memory.row-too-long", where="training", what=what, why=why, fix=fix)
     return OutOfMemoryError(problem)
