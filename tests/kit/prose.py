@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TICS_IN_SOURCES = 200
+TICS_IN_SOURCES = 120
 TICS = {
     "what as a noun": r"\bwhat (?:an?|the|is|are|was|were|it|they|its|this|that|has|have|one|each|every|no|[a-z]+s)\b",
     "opening with What, Whether, Where, How": r"(?:^\W*|[.:]\s+)(?:What|Whether|Where|How)\b(?![^.\n]*\?)",

@@ -13,8 +13,8 @@ from retrain.api import Config, ConfigError, Kind, Plugins, Problem, RetrainErro
 PADDING = "must be a multiple of pad_to_multiple_of, or a full micro-batch could not be padded"
 ENGINE = "vllm"
 CUSTOM = 'write it for the trainer and name it in its own TOML: [loss] type = "custom", import_path = "MODULE.FUNCTION"'
-# What PRIME-RL's trainer reads from its own TOML, and what to set there (with one TOML for all of PRIME-RL the tables
-# are [trainer.optim] and so on); a run must not record values that were never used.
+# Keys that PRIME-RL's trainer reads from its own TOML, and what to set there (in one TOML for all of PRIME-RL the
+# tables are [trainer.optim] and so on); a run must not record values that were never used.
 TRAINERS_OWN = {
     "training.lr": "set [optim] lr in the trainer's own TOML",
     "training.weight_decay": "set [optim] weight_decay in the trainer's own TOML",
@@ -52,7 +52,7 @@ class PrimeRlOptions(Table):
     output_dir: str = key(
         "", "PRIME-RL's output_dir, on a disk shared with its trainer; empty = [backend] adapter_path.", is_path=True
     )
-    transport: Literal["filesystem", "zmq"] = key("filesystem", "How batches travel: filesystem or zmq.")
+    transport: Literal["filesystem", "zmq"] = key("filesystem", "Transport of batches: filesystem or zmq.")
     wire: Literal["per_token", "scalar"] = key(
         "per_token", "per_token: PRIME-RL v0.8.1.dev3 or later; scalar: one advantage per sample, 0.4 and 0.5."
     )

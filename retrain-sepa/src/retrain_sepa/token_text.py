@@ -64,7 +64,7 @@ class TableDecoder:
     """
 
     def __init__(self, bytes_of_id: dict[int, bytes], incremental: IncrementalDecoder) -> None:
-        # One entry past the vocabulary stands for all ids of padded embeddings: they decode to nothing.
+        # One entry past the vocabulary is for all ids of padded embeddings: they decode to nothing.
         self.unknown = max(bytes_of_id, default=-1) + 1
         self.token_bytes = [bytes_of_id.get(index, b"") for index in range(self.unknown + 1)]
         self.lengths = np.array([len(data) for data in self.token_bytes], dtype=np.int64)

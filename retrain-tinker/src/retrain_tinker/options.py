@@ -21,7 +21,7 @@ class TinkerOptions(BaseModel):
     )
     reduction: Literal["auto", "token_sum", "sequence_mean"] = Field(
         default="auto",
-        description="How the service reduces token losses: token_sum (the hosted service) or sequence_mean (SkyRL-tx: "
+        description="Reduction of token losses by the service: token_sum (the hosted one) or sequence_mean (SkyRL-tx: "
         "the mean over each row, then over rows); auto = as the service reports.",
     )
     connect_timeout_s: float = Field(

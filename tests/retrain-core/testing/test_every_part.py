@@ -91,6 +91,8 @@ def test_listing_the_checks_loads_nothing() -> None:
 def test_an_error_says_where_what_why_and_how_to_fix_it(failures: Failures) -> None:
     (message,) = failures("config table", "shell_parts.Unexplained").values()
     where, why, fix = message.splitlines()
-    assert where.startswith("config table 'shell_parts.Unexplained', check explains_its_keys: broken promise: no description of ")
+    assert where.startswith(
+        "config table 'shell_parts.Unexplained', check explains_its_keys: broken promise: no description of "
+    )
     assert why.strip().endswith("show it")
     assert fix.strip().startswith("fix: write retrain.api.key(")

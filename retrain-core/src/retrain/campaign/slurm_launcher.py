@@ -224,7 +224,7 @@ class SlurmLauncher:
         try:
             job_id = slurm_commands.submit([*arguments, f"--job-name={name}", f"--array=0-{len(jobs) - 1}"], script)
         except SlurmError as error:
-            # After a timeout only the answer may be lost: the name tells whether Slurm has the array.
+            # After a timeout only the answer may be lost: the name shows whether Slurm has the array.
             listing = self._ask()
             if listing is None:
                 with self._lock:

@@ -46,7 +46,7 @@ PATH_KEYS = ("path", "dir", "from")  # endings of keys that hold a file or folde
 
 
 def answer(request: str, plugins: Plugins, params: Sequence[click.Parameter]) -> int:
-    """Print the completions; `request` is the variable's value (`bash_complete`), `params` are those of `retrain`.
+    """Print the completions; `request` is the variable's value (`bash_complete`), `params` belong to `retrain`.
 
     Returns the exit code. It never fails loudly: pressing TAB must not show a traceback.
     """

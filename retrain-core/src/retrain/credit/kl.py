@@ -108,7 +108,7 @@ class KlShaper:
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        """Save the steered coefficient, and that the log was switched on, which a run's settings no longer show."""
+        """Save the steered coefficient, and that the log was switched on: a run's settings no longer show it."""
         if self.table.target:
             return {STATE: {"coef": self.coef}}
         return {STATE: {"log": True}} if self.is_asked and self.logs else {}

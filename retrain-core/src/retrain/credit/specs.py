@@ -129,7 +129,7 @@ class TransformContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransformOutput:
-    """One array of token advantages per completion, and metrics, which are averaged over the step's groups."""
+    """One array of token advantages per completion, and metrics that are averaged over the step's groups."""
 
     token_advs: Sequence[Numbers]
     metrics: Mapping[str, float] = field(default_factory=dict)

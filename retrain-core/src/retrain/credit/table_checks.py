@@ -17,7 +17,7 @@ from retrain.kernel.registry import Plugins
 from retrain.tasks.scoring.build import has_verifier
 
 SWITCHES = {"entropy": "entropy.coef", "kl_cov": "entropy.kl_cov", "clip_cov": "entropy.clip_cov"}
-# What depends on verdicts and would do nothing, or the wrong thing, where credit needs none.
+# Keys that depend on verdicts and would do nothing, or the wrong thing, where credit needs none.
 # The first entry is the value that is refused or, if it is 0, the only one that is not.
 OF_VERDICTS: dict[str, tuple[Any, str, str]] = {
     "training.refill": (0, "every group teaches, so no further prompts are ever drawn", "set refill = 0"),

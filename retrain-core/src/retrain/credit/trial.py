@@ -24,7 +24,7 @@ FIX = "correct it; `retrain trace` tries the same without a run"
 
 
 def synthetic_groups(size: int = 4) -> list[CreditGroup]:
-    """Two groups of `size` completions with rewards 0 and 1 and everything that a flow may ask for, seeded.
+    """Two groups of `size` completions with rewards 0 and 1 and everything that a flow may need, seeded.
 
     Each group of two or more has both rewards.
     """

@@ -74,7 +74,7 @@ def supervised(context: PluginContext, tasks: Tasks) -> SupervisedSteps:
 
 
 def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prompt]:
-    """The examples of `[sft] source`, encoded as those of `[data]` are, without held-out ones."""
+    """The examples of `[sft] source`, encoded like the examples of `[data]`, without held-out ones."""
     config = context.config
     ours: dict[str, Any] = {"source": table.source, "path": table.path, "options": table.options}
     fields = {name: getattr(config.data, name) for name in DataTable.model_fields if name not in ours}

@@ -64,7 +64,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
         require_distribution(
             dialect, after_temperature, temperature=temperature, logprobs=table.logprobs, weighed_by=weighed_by
         )
-        # Where undecided (None), a wrong assumption shows as a gap to the trainer.
+        # While it is undecided (None), a wrong assumption shows as a gap to the trainer.
         is_same = temperature == 1.0 or after_temperature is not False
         comparison = Comparison(
             caller=caller,

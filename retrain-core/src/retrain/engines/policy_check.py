@@ -41,7 +41,7 @@ PROBE_TOKENS = 16
 TOP = 5  # number of likeliest tokens that are compared
 WEIGHTS = "adapter_model.safetensors"
 PROBE_STD = 0.3  # standard deviation of the probe adapter's weights
-# How much worse than the handshake a probe may be, up to max_gap.
+# A probe may be this much worse than the handshake, up to max_gap.
 FLOOR_GAP, NOISE_FACTOR = 1e-3, 30.0
 TOKEN_ID = re.compile(r"token_id:(\d+)")  # other names are texts
 LEAST_LOGPROB = -1000.0  # vLLM writes -9999 for minus infinity
@@ -120,7 +120,7 @@ def _sample(caller: Caller, server: Server, prompt_T: Tokens, temperature: float
         is_unknown_field = isinstance(error, RefusedError) and error.status in (BAD_REQUEST, UNPROCESSABLE)
         if not isinstance(error, UnusableAnswerError) and not is_unknown_field:
             raise
-        what = f"the server does not report what it sampled: {error.problems[0].what}"
+        what = f"the server does not report the tokens that it sampled: {error.problems[0].what}"
         why = "training needs the exact ids that were sampled, and a log-probability of each"
         fix = f"use a server that returns both; of {caller.dialect.name}, a recent version"
         problem = Problem(code="engine.no-exact-tokens", where=server.name, what=what, why=why, fix=fix)

@@ -14,7 +14,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.text.secrets import hide_text
 
-# Where a server listens unless [inference] url, or [teacher] url, says otherwise.
+# A server listens there unless [inference] url, or [teacher] url, says otherwise.
 DEFAULT_URLS = {
     "vllm": "http://127.0.0.1:8000",
     "openai": "http://127.0.0.1:8000",

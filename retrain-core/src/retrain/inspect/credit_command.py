@@ -168,7 +168,7 @@ def replay(
     """Assign credit to the step's judged completions: completions, planning masks and result, group by group.
 
     Uninformative groups are included, to show the credit that they would have got. `tokenizer` decodes the tokens for a
-    transform that needs their text. ConfigError for rewards of single tokens, which are not stored.
+    transform that needs their text. ConfigError for rewards of single tokens: they are not stored.
     """
     if flow.needs_token_rewards:
         what = f"{flow.condition} takes rewards of single tokens: a run does not store them"

@@ -34,7 +34,7 @@ LEVEL = 0.8  # of a forecast's interval
 EPILOG = """\b
 Examples:
   retrain status                  all below ./logs
-  retrain status runs --active    what is running below ./runs
+  retrain status runs --active    live runs below ./runs
   retrain status --follow --active --interval 1
   retrain status --follow --json  a line every five seconds
   retrain status logs/train --resume

@@ -130,7 +130,7 @@ class TableTraits:
     """Options of a table, `traits` of its `PluginSpec`.
 
     `flag_prefix` precedes each key's name on the command line (`eval_` makes `--eval-every`). `starts_runs` marks a
-    table about starting runs, which a run's records omit.
+    table about starting runs, omitted from a run's records.
 
     `extends` adds the keys of this model to a table that another plugin owns (`factory=None` adds none); two plugins
     that define one key are an error. For extensions only: `defaults` supplies values for keys whose own default is

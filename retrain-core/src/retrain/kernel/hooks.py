@@ -242,7 +242,7 @@ def retrain_evaluation(context: PluginContext, tasks: LoadedTasks) -> Evaluation
 
 @hookspec
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper] | None:
-    """Shapers, which change rewards between scoring and credit. Once per run, when all parts are built.
+    """Shapers that change rewards between scoring and credit. Once per run, when all parts are built.
 
     Shapers of several plugins work one after another; each gets the previous one's result. A shaper with
     hooks is a watcher too (see `retrain_watch_run`): it may keep state and add fields.

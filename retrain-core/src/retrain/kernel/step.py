@@ -51,7 +51,7 @@ class Step:
         with run.stops.shield():
             report, rejected = self._train(view.batch, clock, progress.example_idx + len(sampled.prompts))
             if getattr(parts.rollouts, "has_verifier", True):
-                # Prompts of later rounds are drawn because the first ones taught nothing, which would bias a rate.
+                # Prompts of later rounds are drawn because the first ones taught nothing; that would bias a rate.
                 progress.count([group for group in groups if not group.round])
             progress.example_idx += len(sampled.prompts)
             line = merge_fields(self._line(planned, sampled, credit, report), shaping, source="a shaper")

@@ -330,7 +330,7 @@ class TrainReport:
 
 
 class GroupStatus(StrEnum):
-    """Whether a group of completions is informative, and otherwise why not."""
+    """The reason why a group of completions is not informative, if it is not."""
 
     INFORMATIVE = "informative"
     ALL_RIGHT = "all right"

@@ -30,7 +30,7 @@ SEED_END = 2**31
 class PlanTable(Table):
     """The hypothesis and the analysis that decides; `retrain compare` reports every departure from it."""
 
-    hypothesis: str = Field(min_length=1, description="What the campaign is to show, in a sentence.")
+    hypothesis: str = Field(min_length=1, description="The purpose of the campaign, in a sentence.")
     primary_metric: str = key(
         "eval_correct_rate:final", "Field of metrics.jsonl, and final, best or auc: the metric that decides."
     )
@@ -135,13 +135,13 @@ class CampaignTable(Table):
     retries: int = key(1, "Further attempts of a run that failed.", ge=0, free_on_resume=True)
     launcher: str = key(
         "subprocess",
-        "What starts the runs: subprocess, ray, slurm or a plugin.",
+        "The launcher of the runs: subprocess, ray, slurm or a plugin.",
         names=Kind.LAUNCHER,
         free_on_resume=True,
     )
     launcher_options: dict[str, Any] = key({}, "Options of the launcher.", free_on_resume=True)
-    devices_per_run: int = key(1, "How many of [backend] devices each run gets when several are listed.", ge=1)
-    plan: PlanTable | None = key(None, "What the campaign is to show, sealed before its first step.")
+    devices_per_run: int = key(1, "Number of [backend] devices for each run, when several are listed.", ge=1)
+    plan: PlanTable | None = key(None, "The question of the campaign, sealed before its first step.")
 
     @field_validator("seeds")
     @classmethod

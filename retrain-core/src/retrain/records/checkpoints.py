@@ -25,7 +25,7 @@ FINAL = "final"
 ADAPTER_CONFIG = "adapter_config.json"  # PEFT's; where it is, there is an adapter
 MODEL_FILE = "model.safetensors"  # of a checkpoint where all weights are trained
 PRUNED, DAMAGED = ".pruned", ".damaged"
-# left free next to a checkpoint: records go on growing, and a run that cannot write them loses steps, not a checkpoint
+# left free next to a checkpoint: records keep growing, and a run that cannot write them loses steps, not a checkpoint
 SPARE_BYTES = 64 * 2**20
 
 

@@ -225,7 +225,7 @@ def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[s
 
 
 def check_schedule(config: Config) -> list[Problem]:
-    """A problem with `min_lr_ratio` under a constant learning rate, which never falls."""
+    """A problem with `min_lr_ratio` under a constant learning rate."""
     course, path = Course.of(config), "optimizer.min_lr_ratio"
     if not course.min_lr_ratio or not course.is_constant:
         return []

@@ -87,7 +87,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let no `check` of this thread stop the block, which has changed something and must run to its end."""
+        """Let no `check` of this thread stop the block: it has changed something and must run to its end."""
         self._holding = threading.get_ident()
         try:
             yield

@@ -22,7 +22,7 @@ def credit_notices(config: Config, plugins: Plugins, flow: CreditFlow) -> list[s
 
 
 def without_effect(config: Config, plugins: Plugins, flow: CreditFlow, tables: Mapping[str, TableEntry]) -> list[str]:
-    """Lines about keys that are set and that nothing reads, because what they need is off; one line for each need."""
+    """Lines about keys that are set and that nothing reads, because their condition is off; one line for each need."""
     parts = {*flow.parts, *(f"{part.kind} {part.name}" for part in selected_parts(config, plugins, tables))}
     found: dict[tuple[str, str], list[str]] = {}
     for table, entry in tables.items():
@@ -51,7 +51,7 @@ def unclipped(config: Config, plugins: Plugins, flow: CreditFlow) -> str:
 
 
 def _clips(plugins: Plugins, loss: str) -> bool | None:
-    """Whether a loss declares that it clips; None if it declares nothing."""
+    """Return whether a loss declares that it clips; None if it declares nothing."""
     entries = plugins.find(Kind.LOSS, loss)
     traits = entries[0].spec.traits if len(entries) == 1 else None
     return traits.clips if isinstance(traits, LossTraits) else None

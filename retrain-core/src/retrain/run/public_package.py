@@ -13,7 +13,7 @@ from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.registry import Plugins
 
-# How the note on a name begins, by the status of its row
+# The beginning of the note on a name, by the status of its row
 PREFIXES: Mapping[str, str] = {
     "renamed": "a name of the public retrain package; here it is ",
     "none": "a name of the public retrain package, without counterpart here: ",

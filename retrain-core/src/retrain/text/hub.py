@@ -19,7 +19,7 @@ from retrain.kernel.errors import ConfigError, Problem
 LOG = logging.getLogger("retrain")
 PROBE_TIMEOUT_S = 3.0
 PAUSE_S = 0.3  # before the second try: a name server may fail once
-# Faults of the route; a timeout or a reset connection may be a busy hub, which `transformers` may well reach.
+# Faults of the route; a timeout or a reset connection may be a busy hub that `transformers` may well reach.
 NO_ROUTE = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
 OTHER_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")  # of older versions
 
@@ -35,7 +35,7 @@ def hub_options(name: str, *, where: str) -> dict[str, Any]:
     if not fault:
         return {}
     snapshots = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots"
-    # An older variable may name another cache, which only `transformers` knows how to read.
+    # An older variable may name another cache that only `transformers` knows how to read.
     if not any(map(os.environ.get, OTHER_CACHES)) and not any(snapshots.glob("*/*")):
         what = f"{name!r} is no folder here and not in the cache, and the hub is out of reach: {fault}"
         way = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect once"

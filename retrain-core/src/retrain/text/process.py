@@ -86,7 +86,7 @@ def prepare_streams() -> None:
         elif isinstance(stream, TextIOWrapper):
             if stream.encoding.lower().replace("-", "") != "utf8":
                 stream.reconfigure(errors="replace")
-            # Both streams write to one file: text that the first still holds must come before that of the second.
+            # Both streams write to one file: text that the first still holds must come before the second's.
             stream.flush()
             setattr(sys, name, RedactingStream(stream))
     for name in COLOR_VARIABLES:

@@ -48,7 +48,7 @@ HELP = """\
 /system TEXT         another system prompt; without a text, none
 /temperature T       of the answers; 0 takes the likeliest token each time
 /compare NAME        answer twice, by NAME as well: base, best, a number of steps, a run or an adapter; off ends it
-/entropy             shade what the policy was unsure of, or stop it
+/entropy             shade uncertain tokens, or stop it
 /credit ANSWER       the credit that the run's algorithm gives to answers to your last question, ANSWER being right
 /save FILE           write the conversation, as `retrain sample --prompts FILE` reads it
 /quit                leave; so does Ctrl-D. Ctrl-C stops an answer"""
@@ -251,7 +251,7 @@ class Conversation:
 
     def _show_credit(self, reference: str) -> None:
         if not self._question or not reference:
-            _say("ask a question first, then give its answer: /credit 42")
+            _say("send a question first, then give its answer: /credit 42")
             return
         self._source.use(self._voices[0][1])
         found = credit_of(self._source, self._question, reference, size=GROUP_SIZE, number=self._turns)

@@ -31,7 +31,7 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 @checkpoint_option()
 @click.option("--compare", metavar="NAME", default="", help="Let this one answer, too: base, best, a run, an adapter.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
-@click.option("--entropy", is_flag=True, help="Shade what the policy was unsure of.")
+@click.option("--entropy", is_flag=True, help="Shade tokens that the policy was unsure of.")
 @click.option("--plain", is_flag=True, help="Without the system prompt and the instruction of training.")
 @click.pass_obj
 def command(

@@ -1,4 +1,4 @@
-r"""Decides what counts as an answer: one value in finished form, with nothing around it but a unit.
+r"""Decides which text counts as an answer: one value in finished form, with nothing around it but a unit.
 
 math-verify decides whether two formulas are equal. That is no verdict yet: it finds `348+217` equal to 565, `0.0` to
 6.63e-34, and the `5` in `\neq 5` to 5. `objection` says why a formula that math-verify found equal is no answer.
@@ -21,7 +21,7 @@ SMALL = 5e-4
 CACHED = 4096
 MAX_PROMPT = 8000  # characters of a prompt, and
 MAX_EXPRESSIONS = 100  # expressions in it, that an answer is held against
-# What math-verify's parser drops without a word.
+# Text that math-verify's parser drops without a word.
 _SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z0-9]'+\s*$")
 _PERCENT = re.compile(r"%|percent|pct")
 _BASE = re.compile(r"(?<=\d)\s*_\s*\{?\s*(\w+|\\text\s*\{[^}]*\})")
@@ -210,7 +210,7 @@ def _is_below_one(value: Any) -> bool:
 
 
 def numbers_of(side: Any) -> list[Any]:
-    """Return the numbers (mpmath's, which do not underflow) in a value, sorted; letters stand for arbitrary ones."""
+    """Return the numbers (mpmath's, which do not underflow) in a value, sorted; letters are arbitrary ones."""
     import mpmath
     import sympy
 

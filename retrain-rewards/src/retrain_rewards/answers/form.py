@@ -188,7 +188,7 @@ def _computed(tree: Any) -> Form:
 
 
 class _Value(_Latex2Sympy):  # type: ignore[misc]
-    """math-verify's converter, which makes values."""
+    """math-verify's converter to values."""
 
     def create_parser(self, latex_str: str) -> Any:
         return SimpleNamespace(math=lambda: syntax_tree(latex_str))

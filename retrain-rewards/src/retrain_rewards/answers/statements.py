@@ -63,7 +63,7 @@ def _clause(clause: str) -> Side:
     letter, low, high = "", _UNBOUNDED_BELOW, _UNBOUNDED_ABOVE
     left_out: list[str] = []
     for part in _AND.split(clause):
-        if (point := _POINT.match(part)) and _is_number(point[2]) and part == clause:  # beside an inequality
+        if (point := _POINT.match(part)) and _is_number(point[2]) and part == clause:  # next to an inequality
             return point[1], rf"\{{{point[2]}\}}"
         read = _bounds(part.strip())
         if read is None or (letter and read[0] != letter):

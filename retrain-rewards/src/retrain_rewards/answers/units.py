@@ -17,7 +17,7 @@ def _renamed(pairs: str) -> dict[str, str]:
     return dict(pair.split("=") for pair in pairs.split())
 
 
-# Counted things, currencies, and (MODIFIERS) what may stand beside them without a value of its own. Physical units and
+# Counted things, currencies, and (MODIFIERS) words next to them without a value. Physical units and
 # their abbreviations are sympy's; any word of the prompt counts too.
 NOUNS = _listed(
     """acre animal apple arrangement ball bag book bottle box boy bushel candy car card cat cent chair child choice coin
@@ -41,7 +41,7 @@ ALIASES = _renamed(
     sqft=#2_foot ml=milliliter oz=ounce yd=yard tonnes=tonne"""
 )
 PREFIXES = _renamed("kilo=k mega=M giga=G tera=T milli=m micro=u nano=n centi=c deci=d")
-# A word that changes, negates or doubles a value is never a unit, wherever it stands.
+# A word that changes, negates or doubles a value is never a unit, at any place.
 NO_UNIT = _listed(
     """no not non none never neither nor nope wrong false incorrect except without minus negative plus times or and but
     maybe perhaps possibly either if unless otherwise else actually wait versus to until about approximately approx

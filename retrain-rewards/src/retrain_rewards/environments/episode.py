@@ -17,7 +17,7 @@ MODEL = "policy"  # the name under which environments know the model
 
 
 class TurnLimitError(RuntimeError):
-    """The environment asks for a turn that the episode no longer has."""
+    """The environment wants a turn that the episode no longer has."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

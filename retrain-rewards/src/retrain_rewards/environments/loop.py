@@ -101,7 +101,7 @@ class EpisodeLoop:
             if episode.task is None:
                 episode.failure = "it was not started: those before it took all the time"
             episode.close()
-        # Half of the time is left for scoring, which `each` limits.
+        # Half of the time is left for scoring; `each` limits it.
         await self._settled(now + self.timeout_s / 2)
 
     async def _guarded(self, episode: Episode) -> None:

@@ -96,7 +96,7 @@ class Process(AbstractContextManager["Process"]):
             self._exits.close()
             raise
         try:
-            # The interpreter sees no file of ours: its code comes through the channel.
+            # The interpreter sees no file of retrain: its code comes through the channel.
             self.send(_modules(), time.monotonic() + START_S)
             self._receive(time.monotonic() + START_S, SLACK_BYTES)
             self._inner = json.loads(os.read(self._info, CHUNK_BYTES))["child-pid"] if command else 0

@@ -103,7 +103,7 @@ def saved_part(folder: Path, split: str, where: str) -> tuple[str, Iterator[Row]
 
 
 def find_files(path: str, *, where: str, subset: str = "", split: str = "") -> list[Path]:
-    """Return the files of a path, folder or pattern, sorted; in a folder its own, or those of `subset` and `split`."""
+    """Return the files of a path, folder or pattern, sorted; in a folder its own, or its `subset` and `split`."""
     if not path.strip():
         fix = 'set [data] path, for example path = "tasks.jsonl"'
         raise refused(where, code="data.no-path", what="no file given", fix=fix)

@@ -103,7 +103,7 @@ def _data_set(name: str, config: str) -> Any:
     return make_data_set(name, json.loads(config))
 
 
-# Bounds on a formula that `eval` or sympy will see, far above those of honest answers.
+# Bounds on a formula that `eval` or sympy will see, far above honest answers.
 MAX_LENGTH = 2000
 MAX_NODES = 500
 MAX_DIGITS = 30

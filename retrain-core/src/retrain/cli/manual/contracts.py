@@ -79,7 +79,7 @@ def checks(plugins: Plugins, kind: str) -> str:
     return markdown.table(("check", "purpose"), rows)
 
 
-# Where parts are named, for kinds that no config key declares.
+# The places that name parts, for kinds that no config key declares.
 KEYS = {
     Kind.CONTROLLER: "named by a `TransformSpec`",
     Kind.CONFIG_TABLE: "the table itself",

@@ -20,7 +20,7 @@ from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-# What `key` keeps in json_schema_extra.
+# The content that `key` keeps in json_schema_extra.
 OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads"})
 DEFS = "#/$defs/"
 # Open tables that belong to a named part: (table, key of the name, key of the parameters, kind).

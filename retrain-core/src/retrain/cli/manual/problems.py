@@ -1,6 +1,6 @@
-"""The codes of all problems, with what is wrong and the fix of each, read from the sources of what is installed.
+"""The codes of all problems, with fault and fix, read from the sources of installed packages.
 
-A code stands as a literal beside its sentences: `Problem(code="data.column-missing", what=f"no column {name!r}")`.
+A code is a literal next to its sentences: `Problem(code="data.column-missing", what=f"no column {name!r}")`.
 Nothing is imported and nothing is listed twice.
 """
 
@@ -26,7 +26,7 @@ Explained = dict[str, dict[str, list[str]]]  # code -> name of a text -> the dif
 
 
 def problems(plugins: Plugins) -> str:
-    """Return a table of every code with what is wrong and its fix."""
+    """Return a table of every code with its fault and fix."""
     rows = [
         (markdown.code(code), "; or ".join(texts["what"]), "; or ".join(texts["fix"]))
         for code, texts in sorted(known_problems().items())
@@ -111,7 +111,7 @@ def _text(node: ast.expr, texts: dict[str, str]) -> str:
             return " / ".join(filter(None, (_text(body, texts), _text(orelse, texts))))
         case ast.Name(id=name):
             return texts.get(name) or f"{{{name}}}"
-    # what stands there when the program runs, named after the first variable of the expression
+    # a placeholder, named after the first variable of the expression
     names = [
         each.attr if isinstance(each, ast.Attribute) else each.id
         for each in ast.walk(node)

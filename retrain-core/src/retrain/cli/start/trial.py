@@ -128,7 +128,7 @@ def try_out(text: str, name: str, plugins: Plugins) -> Trial:
 
 
 def _tokenizer(config: Config, plugins: Plugins) -> tuple[Any, list[str]]:
-    """The model's tokenizer; a stand-in, and a warning, where the model can be fetched only later."""
+    """The model's tokenizer; a substitute, and a warning, where the model can be fetched only later."""
     model = config.model.model
     is_here = plugins.locate_model(model) or Path(model).expanduser().is_dir()
     if HUB_ID.fullmatch(model) and not is_here:
@@ -185,7 +185,7 @@ def _doubts(tasks: Tasks) -> Iterator[str]:
 
 
 class PlainTokenizer:
-    """A stand-in where the model is not here yet: a token per character, and no chat template."""
+    """A substitute where the model is not here yet: a token per character, and no chat template."""
 
     chat_template = None
 

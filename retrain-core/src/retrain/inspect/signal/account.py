@@ -33,7 +33,7 @@ from retrain.records.runs.source import Candidate
 from retrain.text.amounts import counted
 from retrain.verdicts.stats.paired import t_interval
 
-# What a percentage point of held-out gain cost, with an interval that knows when there was no gain.
+# The cost of a percentage point of held-out gain, with an interval that knows when there was no gain.
 
 
 LEVEL = 0.95
@@ -265,7 +265,7 @@ def try_account(candidate: Candidate) -> Account | str:
         return "; ".join(f"{each.where}: {each.what}" for each in error.problems)
 
 
-# What `run.json`, `metrics.jsonl` and `eval.jsonl` say about a run's tokens, seconds and held-out results.
+# The statements of `run.json`, `metrics.jsonl` and `eval.jsonl` about a run's tokens, seconds and held-out results.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

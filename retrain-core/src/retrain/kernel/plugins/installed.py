@@ -40,7 +40,7 @@ def installed_version(name: str) -> str:
         listed = (found.read_text("top_level.txt") or "").split()
         files = {file.parts[0] for file in found.files or () if str(file).endswith(".py")}
         modules = [part.removesuffix(".py") for part in (*listed, *files)]
-        # Metadata that name no module say nothing about what is present.
+        # Metadata that name no module say nothing about their modules.
         return found.version if not modules or any(map(_can_import, modules)) else ""
     return ""
 

@@ -201,7 +201,7 @@ class Suspicions:
 
 
 NGRAM = 4  # tokens
-# n-grams are counted by hash, which keeps the state of a checkpoint small; two in one bucket only hide each other.
+# n-grams are counted by hash to keep the state of a checkpoint small; two in one bucket only hide each other.
 BUCKETS = 2**15
 COMMON = 8  # token ids that are the format
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

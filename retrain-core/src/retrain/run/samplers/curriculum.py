@@ -1,4 +1,4 @@
-"""Sampler `curriculum`: a window over the training pool in order of difficulty, which moves to its other end."""
+"""Sampler `curriculum`: a window over the training pool in order of difficulty, moving to its other end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Params(Table):
 
 
 class Curriculum:
-    """Draws uniformly from the window, and beyond its edges only what it lacks."""
+    """Draws uniformly from the window, and beyond its edges only as many as it lacks."""
 
     def __init__(self, ids: Sequence[str], ranks_N: Ranks, params: Params, moves: int, seeds: Seeds) -> None:
         """`ranks_N` are the places of the examples `ids` in the order of the course, from 0."""

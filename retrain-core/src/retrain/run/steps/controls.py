@@ -123,7 +123,7 @@ def _forms(verifier: Verifier, *, where: str) -> _Pays:
 
 
 def _score(paid: Sequence[bool], weights: Mapping[str, float]) -> Score:
-    """The weighted sum of what each reward pays; the parts only where there are several, as in `ScoringBatch`."""
+    """The weighted sum of the rewards; the parts only where there are several, as in `ScoringBatch`."""
     parts = {name: float(pays) for name, pays in zip(weights, paid, strict=True)}
     score = Score.of(sum(weights[name] * part for name, part in parts.items()))
     return replace(score, parts=parts) if len(parts) > 1 else score

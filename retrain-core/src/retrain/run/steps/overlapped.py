@@ -72,7 +72,7 @@ class Overlapped(OffPolicy):
         self.batch_size = 0
 
     def collect(self, planned: Planned, clock: Clock) -> Sampled:
-        """Return what was sampled during the last step, or raise its error; without either, sample now."""
+        """Return the samples drawn during the last step, or raise its error; without either, sample now."""
         sampled, self._next, self.batch_size = self._next, None, 0
         if isinstance(sampled, Exception):
             raise sampled
@@ -106,7 +106,7 @@ class Overlapped(OffPolicy):
         return _times(clock, sampled, clock.phase_s["sample"])
 
     def start(self, clock: Clock, upcoming: Upcoming, *, is_restored: bool) -> None:
-        """Resample what an interrupted run had sampled, with the policy it used; then publish the current one."""
+        """Repeat the samples of an interrupted run, with the policy it used; then publish the current one."""
         if self._run.progress.versions and (planned := upcoming()):
             self._sample_next(planned, clock)
         self._version = self._backend.publish()

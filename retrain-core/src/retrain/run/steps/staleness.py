@@ -1,4 +1,4 @@
-"""The lead of sampling over training, `[training] max_staleness`: who supports it, and what corrects for it."""
+"""The lead of sampling over training, `[training] max_staleness`: its support and its correction."""
 
 from __future__ import annotations
 

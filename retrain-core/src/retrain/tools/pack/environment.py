@@ -66,7 +66,7 @@ def chosen_files(contents: Contents, given: Mapping[str, Path]) -> dict[str, Pat
     for file in contents.files:
         source = given.get(file.name) or given.get(file.place)
         if source is None and not file.member:
-            # Where the run had it: a place inside the rerun's folder may replace one outside of the run's.
+            # The place that the run had: one inside the rerun's folder may replace one outside of the run's.
             moved = (each for each in contents.moved.items() if f"{file.place}/".startswith(f"{each[1]}/"))
             old, new = next(moved, ("", ""))
             path = Path(old + file.place[len(new) :]).expanduser()

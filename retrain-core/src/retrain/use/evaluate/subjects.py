@@ -106,7 +106,7 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
     InterimLooks("eval", say).at([first.run] if first.run else [])
     overrides, file = _overrides(request, first)
     config = subject_config(first, plugins, overrides, file=file).config
-    # None stands for the held-out examples; every fault is found before anything loads
+    # None means the held-out examples; every fault is found before anything loads
     wanted = {} if request.data and not request.sets else _of_config(request, config)
     wanted |= _given(request, config, plugins) if request.data else {}
     if HELD_OUT in wanted:

@@ -25,7 +25,7 @@ from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.service import Answer, Answers
 from retrain.web import Server
 
-LINGER_S = 2.0  # seconds in which a client that is refused may go on sending
+LINGER_S = 2.0  # seconds in which a client that is refused may continue to send
 MOST_BODY, MOST_UNAUTHORISED = 32 * 2**20, 2**20
 COMPLETIONS, CHATS, RESPONSES = ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MODELS = "/v1/models"
@@ -69,7 +69,7 @@ class ApiServer(Server):
             # a page in a browser must not be able to send requests without CORS
             raise RequestError(f"Content-Type must be {JSON_TYPE}", status=415)
 
-        def no_constant(name: str) -> Any:  # NaN and Infinity, which Python would accept
+        def no_constant(name: str) -> Any:  # Python would accept NaN and Infinity
             raise ValueError(f"{name} is not JSON")
 
         try:
@@ -188,7 +188,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Refusal(Response):
-    """A refusal of a request whose body is unread. What the client still sends is discarded for `LINGER_S` seconds.
+    """A refusal of a request whose body is unread. The rest of the request is discarded for `LINGER_S` seconds.
 
     A connection that closes with unread bytes is reset, and the reset would take the answer from a client that is
     still sending.

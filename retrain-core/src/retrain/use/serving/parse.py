@@ -1,4 +1,4 @@
-"""Reads the body of a request: exactly what the engine can do, or a refusal that names the field."""
+"""Reads the body of a request: exactly the engine's features, or a refusal that names the field."""
 
 from __future__ import annotations
 

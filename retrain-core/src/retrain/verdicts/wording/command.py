@@ -51,7 +51,7 @@ Exit codes: 0 done, or the ledger is intact; 1 its chain is broken, or something
 @click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True, max_open=True), help="Default: 0.05.")
 @click.option("--lower", is_flag=True, help="Lower is better.")
 @click.option("--sets", is_flag=True, help="All evaluation sets together and each of them, in one family of verdicts.")
-@click.option("--variance", is_flag=True, help="Where the spread comes from: data order, initialisation, sampling, ...")
+@click.option("--variance", is_flag=True, help="Sources of the spread: data order, initialisation, sampling, ...")
 @click.option("--ledger", is_flag=True, help="Verify `ledger.jsonl` of one folder (default: logs) instead.")
 @click.option(
     "--head", metavar="SHA256", default="", help="With --ledger: a hash of an earlier check, still in the chain."

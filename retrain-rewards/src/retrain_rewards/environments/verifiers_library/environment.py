@@ -182,7 +182,7 @@ def install(settings: Settings) -> None:
     try:
         done = subprocess.run(
             command,
-            # An installer that asks would wait for ever.
+            # An installer with a prompt would wait for ever.
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",

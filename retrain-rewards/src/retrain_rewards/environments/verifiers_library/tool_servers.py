@@ -23,7 +23,7 @@ from verifiers.v1.errors import ToolsetError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 LOOK_S = 0.02  # between two looks at a server that starts
-# What servers import when they start: up to 0.3 the library serves with FastMCP, later with MCPServer.
+# Imports of servers when they start: up to 0.3 the library serves with FastMCP, later with MCPServer.
 PRELOADED = ("uvicorn", "httpx", "tenacity", "mcp.server.fastmcp", "mcp.server.mcpserver", "mcp.server.streamable_http")
 # A separate process forks them: a fork of this one would copy locks that its threads hold.
 CONTEXT = get_context("forkserver")

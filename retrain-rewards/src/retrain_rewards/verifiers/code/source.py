@@ -91,7 +91,7 @@ def _is_program(block: Block) -> bool:
     return prints or any(isinstance(node, WORKING) for node in body)
 
 
-# Where two modules have a name, the later one gives it.
+# If two modules have a name, the later one gives it.
 STARS = (
     *("string", "re", "datetime", "fractions", "decimal", "collections", "heapq", "bisect", "copy", "math", "random"),
     *("statistics", "itertools", "functools", "operator", "io", "json", "abc", "enum", "dataclasses", "typing"),
