@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,9 @@ for _name in set(os.environ) - set(_CLEAN):
     del os.environ[_name]
 os.environ.update(_CLEAN)
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # as if activated
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARKS = ("slow", "long", "gpu", "server", "client", "real")
 _text = cache(Path.read_text)
