@@ -24,7 +24,7 @@ def plain_gradient(batch: TrainBatch, model: Any, *, on_policy: bool = False) ->
     total = torch.zeros(())
     for row in batch.rows:
         tokens_T = torch.from_numpy(row.tokens_T)
-        logits = model(input_ids=tokens_T[None]).logits[0, :-1].float() / batch.temperature
+        logits = model(input_ids=tokens_T[None], use_cache=False).logits[0, :-1].float() / batch.temperature
         logp = torch.log_softmax(logits, -1).gather(1, tokens_T[1:, None])[:, 0]
         old = logp.detach() if on_policy else torch.from_numpy(row.logprobs_T)[1:]
         total = total - ((logp - old).exp() * torch.from_numpy(row.advantages_T * row.action_T)[1:]).sum()

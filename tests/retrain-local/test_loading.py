@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MambaConfig
+from transformers import AutoModelForCausalLM
 
 from retrain.api import ConfigError
 from retrain_local.attention.packed import PaddedAttend, Spans
@@ -134,14 +134,6 @@ def test_weights_that_contradict_the_configuration_are_refused_by_name(local: Lo
     refused(local, copied / "config.json", "not-a-folder")
     (copied / WEIGHTS).rename(copied / "pytorch_model.bin")
     assert "pytorch_model.bin" in refused(local, copied, "no-safetensors")
-
-
-def test_layers_without_attention_are_refused_by_name(local: Local, copied: Path, tmp_path: Path) -> None:
-    change(copied, layer_types=["linear_attention"] * 2)
-    assert "linear_attention" in refused(local, copied, "recurrent-layers")
-    MambaConfig(num_hidden_layers=1, hidden_size=8, vocab_size=16).save_pretrained(tmp_path / "mamba")
-    save_file({"x": torch.zeros(1)}, tmp_path / "mamba" / WEIGHTS, metadata={"format": "pt"})
-    refused(local, tmp_path / "mamba", "recurrent-layers")
 
 
 def test_code_of_the_model_is_run_only_on_request(local: Local, copied: Path) -> None:

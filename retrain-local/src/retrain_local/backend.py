@@ -331,7 +331,8 @@ def create_trainer(pair: Pair, devices: Devices, config: Config, **given: Any) -
     kernels = kernels_for(config, devices.trainer, trained.dtype, trained.shape, exact=exact)
     # in split mode another thread samples, so PyTorch's process-wide deterministic mode stays off
     is_ordered = devices.is_split or (kernels.is_ordered and trained.is_ordered)
-    return Trainer(trained, pair.parameters, config, attend=kernels.packed, is_ordered=is_ordered, **given)
+    attend = trained.packed(kernels.packed)
+    return Trainer(trained, pair.parameters, config, attend=attend, is_ordered=is_ordered, **given)
 
 
 def _capabilities(found: Found, devices: Devices, *, is_full: bool) -> Capabilities:

@@ -6,17 +6,32 @@ every forward pass, decides which tokens a token attends to and where keys and v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeySize:
+    """Sizes of what one layer keeps of a token: `kv_heads` keys and values."""
+
+    kv_heads: int
+    head_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder; `inner`: width of the feed-forward layer, `context`: longest row, if known."""
+    """Sizes of a decoder; `inner`: width of the feed-forward layer, `context`: longest row, if known.
+
+    `keeping` are the layers with keys and values, where these are fewer than all or differ; the other sizes of heads
+    are then the largest. `row_bytes` is the state of a row beside them. `token_bytes`, if given, is what the model's
+    own cache keeps of a token. `has_chunks`: some layers attend within chunks.
+    """
 
     layers: int
     heads: int
@@ -28,18 +43,32 @@ class Shape:
     vocabulary: int
     context: int | None
     parameters: int
+    keeping: tuple[KeySize, ...] | None = None
+    row_bytes: int = 0
+    token_bytes: int | None = None
+    has_chunks: bool = False
+
+    @property
+    def key_sizes(self) -> tuple[KeySize, ...]:
+        """The sizes of each layer that keeps keys and values, in order."""
+        if self.keeping is not None:
+            return self.keeping
+        size = KeySize(kv_heads=self.kv_heads, head_size=self.head_size, value_size=self.value_size)
+        return (size,) * self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scores:
     """Attention weights of a layer: softmax over the visible keys of `scale` q.k.
 
-    `window` > 0 bounds the number of keys that a token sees, itself included, `softcap` c bounds scores to
-    c tanh(s / c), and `sinks_H` adds one key per head with that score and no value.
+    `window` > 0 bounds the number of keys that a token sees, itself included; with `chunk` it sees those of its own
+    chunk of the row's positions. `softcap` c bounds scores to c tanh(s / c), and `sinks_H` adds one key per head with
+    that score and no value.
     """
 
     scale: float
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     sinks_H: Tensor | None = None
 
@@ -72,8 +101,14 @@ class PagedAttend(Attend, Protocol):
 
 
 class Decoder(Protocol):
-    """A causal language model in evaluation mode; everything but its adapter is frozen."""
+    """A causal language model in evaluation mode; everything but its adapter is frozen.
 
+    `tier`: "native", "paged" or "plain", the model's own forward pass (see `model.plain`). `mixers` are the layers with
+    a state of their own (see `model.states`), if any.
+    """
+
+    tier: str
+    mixers: Any
     shape: Shape
     device: torch.device
     dtype: torch.dtype
@@ -96,6 +131,9 @@ class TrainedDecoder(Decoder, Protocol):
     recompute: bool
     is_ordered: bool
     head_parameters: tuple[nn.Parameter, ...]
+
+    def packed(self, attend: Callable[..., Attend]) -> Callable[..., Attend]:
+        """Return what this decoder needs for packed rows, with `attend` for its attention."""
 
     def keep_reference(self) -> None:
         """Make the current adapter the reference; without a call that is the base model."""

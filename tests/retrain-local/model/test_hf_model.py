@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from retrain.api import ConfigError, SampleRequest
+from retrain.api import SampleRequest
 from retrain_local.memory import sizes
 from retrain_local.model.hf_model import HfDecoder
-from tests.kit.hf_models import COMMON, LIKE_GPT2, LIKE_LLAMA, SERVED, hf_model
+from tests.kit.hf_models import SERVED, hf_model
 from tests.kit.local_backend import Local
 from tests.kit.local_pairs import check_peft_agrees, logits_of, own_logits, relative, shake
-from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
 
 
@@ -66,43 +64,6 @@ def test_the_shape_is_measured(local: Local, tmp_path: Path) -> None:
     assert (shape.layers, shape.heads, shape.kv_heads) == (3, 4, 4)
     assert (shape.head_size, shape.value_size, shape.hidden, shape.inner) == (16, 12, 48, 80)
     assert (shape.vocabulary, shape.context) == (200, 64)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "Bloom": (COMMON | {"hidden_size": 48, "n_layer": 2, "n_head": 4}, "BloomForCausalLM"),
-    "GPTJ": (LIKE_GPT2 | {"rotary_dim": 8, "n_positions": 64}, "GPTJForCausalLM"),
-    "Llama4": (LIKE_LLAMA | {"head_dim": 16, "intermediate_size_mlp": 80, "num_local_experts": 2}, "chunked_attention"),
-    "Lfm2": (LIKE_LLAMA | {"full_attn_idxs": [1]}, "conv layers"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_computed_exactly_is_refused(kind: str, local: Local, tmp_path: Path) -> None:
-    sizes, said = REFUSED[kind]
-    config = getattr(transformers, "Llama4TextConfig" if kind == "Llama4" else f"{kind}Config")(**sizes)
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=said) as caught:
-        local.pair(tmp_path)
-    assert codes_in(caught) in (["model.other-attention"], ["model.recurrent-layers"])
-
-
-def test_a_body_that_adds_something_of_its_own_is_found_out(
-    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The probe compares numbers: here the architecture's own attention, which packing replaces, does a little more."""
-    from transformers.models.granite import modeling_granite
-
-    plain = modeling_granite.eager_attention_forward
-
-    def stranger(*arguments: Any, **given: Any) -> Any:
-        values, weights = plain(*arguments, **given)
-        return values * 1.05, weights
-
-    hf_model("Granite", SERVED["Granite"]).save_pretrained(tmp_path)
-    monkeypatch.setattr(modeling_granite, "eager_attention_forward", stranger)
-    with pytest.raises(ConfigError) as caught:
-        local.pair(tmp_path)
-    assert codes_in(caught) == ["model.other-attention"]
 
 
 @pytest.mark.parametrize("kind", first_or_long(["Gemma2", "GPT2", "GptOss"]))

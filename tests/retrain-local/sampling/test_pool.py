@@ -27,7 +27,7 @@ def states(seed: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def read(pool: Pool, layer: int, slots: list[int]) -> list[torch.Tensor]:
-    return [x[0].transpose(0, 1) for x in pool.read(layer, pool.vectors_of(torch.tensor([slots])))]
+    return [x[0].transpose(0, 1) for x in pool.read(layer, torch.tensor([slots]))]
 
 
 @pytest.mark.parametrize("kind", ERRORS)

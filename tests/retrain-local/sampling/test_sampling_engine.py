@@ -156,6 +156,7 @@ class Broken:
     def __init__(self, decoder: Decoder, bad: float) -> None:
         self._decoder, self._bad, self.is_bad = decoder, bad, True
         self.shape, self.device, self.dtype = decoder.shape, decoder.device, decoder.dtype
+        self.tier, self.mixers = decoder.tier, decoder.mixers
 
     def hidden(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Any) -> torch.Tensor:
         hidden = self._decoder.hidden(ids_N, positions_N, self._spoiling(attend))

@@ -119,7 +119,7 @@ class PaddedAttend:
         self._index_P = torch.from_numpy(index_P).to(device)
         self._places_N = torch.from_numpy(places_N).to(device)
         self._pads_Q = torch.from_numpy(np.flatnonzero(~is_token_P)).to(device)
-        self._masks: dict[tuple[int, torch.dtype, int | None], Tensor] = {}
+        self._masks: dict[tuple[int, torch.dtype, int | None, int | None], Tensor] = {}
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         sizes = [bucket.index_ST.size for bucket in self._buckets]
@@ -140,18 +140,19 @@ class PaddedAttend:
     def _attended(self, number: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         is_plain = scores.softcap is None and scores.sinks_H is None
         given: dict[str, Any] = {"scale": scores.scale, "enable_gqa": True}
-        if is_plain and self._buckets[number].prefix_SP is None and scores.window is None:
+        is_causal = scores.window is None and scores.chunk is None
+        if is_plain and self._buckets[number].prefix_SP is None and is_causal:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, **given)
-        mask = self._mask(number, q.dtype, scores.window)
+        mask = self._mask(number, q.dtype, scores.window, scores.chunk)
         if is_plain:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
         return dense_attention(q, k, v, mask, scores)
 
-    def _mask(self, number: int, dtype: torch.dtype, window: int | None) -> Tensor:
+    def _mask(self, number: int, dtype: torch.dtype, window: int | None, chunk: int | None) -> Tensor:
         """Return 0 for a visible key and -inf for others, [segments or 1, 1, queries, prefix + keys]."""
-        key = number, dtype, window
+        key = number, dtype, window, chunk
         if key not in self._masks:
-            seen = self._buckets[number].seen(window)
+            seen = self._buckets[number].seen(window, chunk)
             mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
             self._masks[key] = mask[:, None]
         return self._masks[key]
@@ -183,11 +184,11 @@ class _Bucket:
             prefix_lengths_S=torch.from_numpy(lengths[prefixes]).to(device),
         )
 
-    def seen(self, window: int | None) -> Tensor:
+    def seen(self, window: int | None, chunk: int | None = None) -> Tensor:
         """Return True for the keys that a query sees, [segments or 1, queries, prefix + keys]."""
         at = torch.arange(self.index_ST.shape[1], device=self.device)
         distance = (at[:, None] - at[None, :])[None]
-        seen = distance >= 0
+        seen, keys = distance >= 0, at[None]
         if self.prefix_SP is not None and self.prefix_lengths_S is not None:
             lengths = self.prefix_lengths_S[:, None, None]
             before = torch.arange(self.prefix_SP.shape[1], device=self.device)[None, None, :]
@@ -195,6 +196,10 @@ class _Bucket:
             own = seen.expand(len(lengths), -1, -1)
             seen = torch.cat([(before < lengths).expand(-1, len(at), -1), own], dim=2)
             distance = torch.cat([ahead, distance.expand(len(lengths), -1, -1)], dim=2)
+            keys = torch.cat([before[0].expand(len(lengths), -1), lengths[:, 0] + at], dim=1)
+        if chunk is not None:
+            queries = keys[:, None, :] + distance
+            seen = seen & (queries // chunk == keys[:, None, :] // chunk)
         return seen if window is None else seen & (distance < window)
 
 

@@ -55,6 +55,9 @@ def kernels_for(
     config: Config, device: torch.device, dtype: torch.dtype, shape: Shape, *, exact: bool = True
 ) -> Kernels:
     """Return the kernels that `attention_kernel` names, or for `default` the best ones; ConfigError if unavailable."""
+    if shape.has_chunks:
+        log.debug("no kernel on %s masks chunks; attention runs in plain PyTorch", device)
+        return Kernels(packed=PaddedAttend, paged=None)
     name = config.value(KEY, "default")
     stored = STORED.get(config.inference.kv_cache_dtype, dtype)
     site = Site(device=device, dtype=dtype, shape=shape, stored=stored, exact=exact)

@@ -240,9 +240,13 @@ def can_stream(folder: Folder, adapter: AdapterFile | None) -> bool:
         return any(name in reader for module in adapter.deltas for name in _tensor_names(module))
 
 
-def _tensor_names(module: str) -> tuple[str, str]:
-    """Return possible names of a module's matrix in the files of a base: some omit the name of the model's body."""
-    return f"{module}.weight", f"{module.partition('.')[2]}.weight"
+def _tensor_names(module: str) -> tuple[str, str, str]:
+    """Return possible names of a module's matrix in the files of a base.
+
+    Some omit the name of the model's body; older ones put a text part's name before it.
+    """
+    older = module.replace("model.language_model.", "language_model.model.")
+    return f"{module}.weight", f"{module.partition('.')[2]}.weight", f"{older}.weight"
 
 
 def _dequantised(folder: Folder, path: Path, kind: str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:

@@ -24,6 +24,7 @@ class MemoryLimits:
     `cache_tokens` bounds the key-value pool; `pool_tokens`, where it is allocated at once, is the need of the largest
     call so far. `pack_tokens` is the budget that training chose at its first step, `train_tokens` the budget left after
     running out of memory, `kept_tokens` the largest pack with activations kept. `packs_at_a_time` divides the packs.
+    `cache_slots` and `pool_slots` are the same for rows and prompts whose other state is kept at a time.
     """
 
     train_tokens: int = 0
@@ -33,13 +34,16 @@ class MemoryLimits:
     recompute: bool = False
     kept_tokens: int = 0
     packs_at_a_time: int = 0
+    cache_slots: int = 0
+    pool_slots: int = 0
 
     def tighten(self, ranks: Iterable[MemoryLimits]) -> None:
         """Take the smallest sizes of several ranks, so that all split their work alike."""
         found = list(ranks)
-        for name in ("train_tokens", "cache_tokens", "pack_tokens", "kept_tokens", "packs_at_a_time"):
+        for name in ("train_tokens", "cache_tokens", "pack_tokens", "kept_tokens", "packs_at_a_time", "cache_slots"):
             setattr(self, name, min((size for limits in found if (size := getattr(limits, name))), default=0))
-        self.pool_tokens = max(limits.pool_tokens for limits in found)
+        for name in ("pool_tokens", "pool_slots"):
+            setattr(self, name, max(getattr(limits, name) for limits in found))
         self.recompute = any(limits.recompute for limits in found)
 
     def restore(self, state: Mapping[str, int]) -> None:

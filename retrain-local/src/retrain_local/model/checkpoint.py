@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,10 @@ def load_state(
     if found != FORMAT:
         raise _unusable(folder, f"{STATE_FILE} has format {found}, this version reads {FORMAT}")
     targets, published = file_names(pair.parameters), dict[int, Adapter]()
-    adapter = _loaded(weights_file, targets)
-    wanted = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
-    stored = _loaded(folder / OPTIMIZER_FILE, wanted, may_be_empty=True)
+    adapter = _loaded(weights_file, targets, besides=_fixed(pair))
+    moment_of = {f"{name}.{m}": p if m != "step" else None for name, p in pair.parameters.items() for m in MOMENTS}
+    # A parameter that has got no gradient yet has no moments: of an expert, or of a layer that this model skips.
+    stored = _loaded(folder / OPTIMIZER_FILE, moment_of, some_of=MOMENTS)
     files = {EARLIER_FILE.format(version): version for version in state.get("earlier_versions", ())}
     for name, each in (files | {PUBLISHED_FILE: state.get("published_version")}).items():
         if each is not None:
@@ -134,7 +135,9 @@ def load_state(
     for name, target in targets.items():
         put(target, adapter[name])
     moments.clear()
-    for name, p in pair.parameters.items() if stored else ():
+    for name, p in pair.parameters.items():
+        if f"{name}.{MOMENTS[0]}" not in stored:
+            continue
         loaded = {m: stored[f"{name}.{m}"] for m in MOMENTS}
         moments[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
     if limits is not None:
@@ -153,7 +156,7 @@ def load_weights(pair: Pair, folder: Path | None, beginning: Mapping[str, Tensor
         what, fix = "all weights were trained, so the base model is not kept", "open the base model by its name"
         raise BackendError(Problem(code="checkpoint.base-not-kept", what=what, fix=fix))
     file = (folder or Path()) / (ADAPTER_FILE if pair.files is None else pair.files.weights_file)
-    tensors = _loaded(file, file_names(pair.parameters)) if folder else beginning
+    tensors = _loaded(file, file_names(pair.parameters), besides=_fixed(pair)) if folder else beginning
     if misfit := set_adapter(pair, tensors):
         raise _unusable(file, misfit)
 
@@ -168,12 +171,26 @@ def set_adapter(pair: Pair, tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _loaded(file: Path, wanted: Mapping[str, Tensor | None], *, may_be_empty: bool = False) -> dict[str, Tensor]:
+def _fixed(pair: Pair) -> Collection[str]:
+    return () if pair.files is None else {*pair.files.fixed, *pair.files.others}
+
+
+def _loaded(
+    file: Path, wanted: Mapping[str, Tensor | None], *, besides: Collection[str] = (), some_of: Sequence[str] = ()
+) -> dict[str, Tensor]:
+    """Read tensors of these names and shapes, without those `besides`.
+
+    With `some_of`, the endings of a group's names, whole groups may be missing.
+    """
     try:
         tensors: dict[str, Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
         raise _unusable(file, f"{type(error).__name__}: {error}") from error
-    if (tensors or not may_be_empty) and (misfit := _misfit(wanted, tensors)):
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in besides}
+    if some_of:
+        groups = {name.rpartition(".")[0] for name in tensors}
+        wanted = {name: target for name, target in wanted.items() if name.rpartition(".")[0] in groups}
+    if misfit := _misfit(wanted, tensors):
         raise _unusable(file, misfit)
     return tensors
 

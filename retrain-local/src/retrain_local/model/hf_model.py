@@ -3,154 +3,93 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from retrain_local.decoder import Attend, Shape
 from retrain_local.memory import sizes
 from retrain_local.model.adapter import ADAPTER, PREFIX, adapter_config, file_names
+from retrain_local.model.composite import TEXT_NAMES, Whole, others, text_config, whole_of
 from retrain_local.model.full import ReadsReference
-from retrain_local.model.model_files import Folder, ModelFiles, refuse_recurrent
+from retrain_local.model.hf_decoder import HfDecoder
+from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Lora, Pair, Placement, Publish
-from retrain_local.model.probe import ATTENTION, KEYWORD, UnsupportedAttentionError, attention, measured, own_logits
+from retrain_local.model.plain import PlainDecoder
+from retrain_local.model.probe import NotCausalError, Route, choose_route
+from retrain_local.model.targets import target_names
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
+log = logging.getLogger("retrain")
 
-class HfDecoder:
-    """A causal language model of transformers as a `TrainedDecoder`.
 
-    The model with its body cut out is the head, so that the architecture's own code does soft-capping and scaling.
+def load_base(folder: Folder, place: Placement) -> tuple[Any, Whole | None]:
+    """Load the model of transformers, frozen and in evaluation mode, and its place in a checkpoint of more than text.
+
+    ConfigError for a model that cannot be served.
     """
-
-    shape: Shape
-    is_ordered = False  # experts and other modules scatter
-    head_parameters: tuple[nn.Parameter, ...] = ()
-
-    def __init__(self, model: Any) -> None:
-        self.device, self.dtype = model.device, model.dtype
-        self._model = model
-        body = model.get_decoder() if hasattr(model, "get_decoder") else None
-        names = [name for name, module in model.named_modules() if name and module is body]
-        path = names[0] if names else str(model.base_model_prefix)
-        self._body = model.get_submodule(path)
-        self._head = _replaced(model, path.split("."), _Given())
-        self._recompute = False
-        self._reference: list[tuple[nn.ModuleDict, nn.ModuleDict]] = []
-
-    @property
-    def recompute(self) -> bool:
-        return self._recompute
-
-    @recompute.setter
-    def recompute(self, value: bool) -> None:
-        if value == self._recompute:
-            return
-        self._recompute = value
-        # transformers' own switch requires training mode and so enables dropout in some layers
-        for module in self._model.modules():
-            if not isinstance(module, GradientCheckpointingLayer):
-                continue
-            if value:
-                again = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
-                module.__dict__["forward"] = again
-            else:
-                del module.__dict__["forward"]
-
-    def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False}
-        return self._body(**inputs, **{KEYWORD: attend}).last_hidden_state[0]
-
-    def keep_reference(self) -> None:
-        self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]
-
-    @contextmanager
-    def as_reference(self) -> Iterator[None]:
-        layers = self._adapted()
-        trained = [(layer.lora_A, layer.lora_B) for layer in layers]
-        try:
-            for layer in layers:
-                # PEFT's own switch also freezes the parameters.
-                layer._disable_adapters = not self._reference
-            for layer, (a, b) in zip(layers, self._reference, strict=False):
-                layer.lora_A, layer.lora_B = a, b
-            yield
-        finally:
-            for layer, (a, b) in zip(layers, trained, strict=True):
-                layer.lora_A, layer.lora_B, layer._disable_adapters = a, b, False
-
-    def _adapted(self) -> list[LoraLayer]:
-        return [module for module in self._model.modules() if isinstance(module, LoraLayer)]
-
-    def logits(self, hidden_MD: Tensor) -> Tensor:
-        return self._head(inputs_embeds=hidden_MD[None], use_cache=False).logits[0]
-
-
-def load_base(folder: Folder, place: Placement) -> Any:
-    """Load the model of transformers, frozen and in evaluation mode; ConfigError for one that cannot be served."""
     if place.quantize != "none":
         what = f"quantize = {place.quantize!r} is not served for {folder.document['model_type']}"
         fix = 'set [model] quantize to "none", or name a model of the Llama family (llama, qwen2, qwen3, mistral)'
         raise folder.refused(code="model.not-quantisable", what=what, fix=fix)
-    AttentionInterface.register(ATTENTION, attention)
-    source, options = folder.source, {"trust_remote_code": folder.trust_remote_code}
-    options["local_files_only"] = folder.source.offline
-    config = AutoConfig.from_pretrained(source.path, **options)
-    text = config.get_text_config()
-    if not getattr(text, "num_attention_heads", None):
-        what, fix = f"{config.model_type} has no attention layers", "use a model with attention layers only"
-        raise folder.refused(code="model.recurrent-layers", what=what, fix=fix)
-    refuse_recurrent({"model_type": config.model_type, "layer_types": getattr(text, "layer_types", None)}, folder.where)
-    with quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            config=config,
-            dtype=place.trainer_dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            attn_implementation="eager",
-            **options,
-        )
-    if report["missing_keys"]:
-        raise UnfitWeightsError.missing(sorted(report["missing_keys"]))
+    options: dict[str, Any] = {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
+    config = AutoConfig.from_pretrained(folder.source.path, **options)
+    text = text_config(config)
+    options |= {"dtype": place.trainer_dtype, "config": config if text is None else text}
+    if text is not None:
+        options["key_mapping"] = TEXT_NAMES
+    model, missing = _read(folder, options)
+    if text is not None and missing == ["lm_head.weight"]:
+        # The whole ties its head to the embedding, and its text configuration does not say so.
+        text.tie_word_embeddings = True
+        model, missing = _read(folder, options)
+    if missing:
+        raise UnfitWeightsError.missing(missing)
     if model.get_output_embeddings() is None:
         what, fix = f"{type(model).__name__} has no language-model head", "name a causal language model"
         raise folder.refused(code="model.no-head", what=what, fix=fix)
-    return model.requires_grad_(False).eval().to(place.trainer)
+    whole = None if text is None else whole_of(config, model)
+    return model.requires_grad_(False).eval().to(place.trainer), whole
 
 
-def measured_shape(trained: HfDecoder, base: Any, own: list[Tensor], parameters: int, folder: Folder) -> Shape:
-    """Measure the sizes of `trained`; ConfigError unless its logits equal `own`, those with the model's attention."""
-    text = base.config.get_text_config()
-    context = getattr(text, "max_position_embeddings", None)
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+def _read(folder: Folder, options: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Return the model, and the weights that its files lack."""
+    given = {"use_safetensors": True, "output_loading_info": True, "attn_implementation": "eager"}
+    with quiet():
+        model, report = AutoModelForCausalLM.from_pretrained(folder.source.path, **given, **options)
+    return model, sorted(report["missing_keys"])
+
+
+def route_of(base: Any, folder: Folder) -> Route:
+    """Choose the tier of the loaded model, and log what keeps it from a faster one."""
     try:
-        return measured(trained, own, parameters=parameters, context=context, inner=inner)
-    except UnsupportedAttentionError as error:
-        what, fix = f"{type(base).__name__} cannot be trained here: {error}", "name a model of another architecture"
-        raise folder.refused(code="model.other-attention", what=what, fix=fix) from None
+        route = choose_route(base)
+    except NotCausalError:
+        what = f"{type(base).__name__} is no causal language model: a token's logits change with later tokens"
+        raise folder.refused(code="model.not-causal", what=what, fix="name a causal language model") from None
+    if route.why:
+        how = "its own cache" if route.cache else "no cache, so every token reads its row again"
+        log.info("Tier plain for %s (%s): the model's own forward pass, with %s.", folder.name, route.why, how)
+    return route
 
 
 def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
-    base = load_base(folder, place)
-    own = own_logits(base, base.get_input_embeddings().num_embeddings)
+    base, whole = load_base(folder, place)
+    route = route_of(base, folder)
     peft = attach(base, lora)
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
     total = sum(p.numel() for p in peft.parameters())
-    trained = HfDecoder(peft.get_base_model())
-    trained.shape = measured_shape(trained, base, own, total, folder)
+    trained = route.decoder(peft.get_base_model())
+    trained.shape = replace(trained.shape, parameters=total)
     made = []
     for device in place.samplers:
         with folder.refusals(device):
@@ -164,42 +103,44 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         "dora": lora.dora,
     }
     fan_in_fan_out = bool(peft_config.fan_in_fan_out)
-    written = adapter_config(peft_config.target_modules, fan_in_fan_out=fan_in_fan_out, **given)
-    return _pair(folder, trained, made, parameters=parameters, total=total, adapter_config=written)
+    names = {name: name for name in parameters}
+    targets: Collection[str] = peft_config.target_modules
+    if whole is not None:
+        names = {name: PREFIX + whole.name(name.removeprefix(PREFIX)) for name in parameters}
+        # The short names would match layers of the other towers too.
+        targets = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in names.values()}
+    written = adapter_config(targets, fan_in_fan_out=fan_in_fan_out, **given)
+    return _pair(folder, route, trained, made, names, parameters=parameters, total=total, adapter_config=written)
 
 
-def _pair(folder: Folder, trained: HfDecoder, made: Sequence[tuple[Any, Publish]], **given: Any) -> Pair:
-    """`made` are the modules of each sampler and the function that publishes to them."""
-    samplers = [HfDecoder(model) for model, _ in made]
+def _pair(
+    folder: Folder,
+    route: Route,
+    trained: HfDecoder,
+    made: Sequence[tuple[Any, Publish]],
+    names: Mapping[str, str],
+    *,
+    parameters: Mapping[str, nn.Parameter],
+    **given: Any,
+) -> Pair:
+    """`made` are the modules of each sampler and the function that publishes to them.
+
+    `names` are those of the parameters in files, which differ from the modules' where these are part of a whole.
+    """
+    samplers = [route.decoder(model) for model, _ in made]
     for sampler in samplers:
         sampler.shape = trained.shape
 
+    in_files = {names[name]: p for name, p in parameters.items()}
+    modules = {id(p): name for name, p in file_names(parameters).items()}
+    own = {name: modules[id(p)] for name, p in file_names(in_files).items()}
+
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
         for _, publish_one in made:
-            publish_one(adapter)
+            publish_one(None if adapter is None else {own[name]: tensor for name, tensor in adapter.items()})
 
-    return Pair(trained=trained, samplers=tuple(samplers), eos_ids=folder.eos_ids(), publish=publish, **given)
-
-
-class _Output(BaseModelOutput):  # type: ignore[misc]
-    """Hidden states. Other fields that an architecture reads (router logits, cross attentions) are None."""
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("_"):
-            raise AttributeError(name)
-
-
-class _Given(nn.Module):  # type: ignore[misc]
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
-        return _Output(last_hidden_state=inputs_embeds)
-
-
-def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> Any:
-    """Return a copy of the module with the same tensors and another submodule at `path`."""
-    found, child = copy.copy(module), module._modules[path[0]]
-    assert child is not None
-    found._modules = module._modules | {path[0]: _replaced(child, path[1:], new) if path[1:] else new}
-    return found
+    given |= {"parameters": in_files, "eos_ids": folder.eos_ids()}
+    return Pair(trained=trained, samplers=tuple(samplers), publish=publish, **given)
 
 
 @contextmanager
@@ -220,12 +161,12 @@ def attach(base: Any, lora: Lora) -> PeftModel:
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
-        target_modules="all-linear",
         bias="none",
         task_type="CAUSAL_LM",
         use_rslora=lora.rslora,
         use_dora=lora.dora,
     )
+    config.target_modules = target_names(base, config)
     device = next(base.parameters()).device
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
@@ -307,20 +248,26 @@ def _copy(model: nn.Module, place: Placement, device: torch.device) -> Any:
     return copy.deepcopy(model, memo)
 
 
+# The reference takes no gradient, so recomputation need not reach it.
+WITH_REFERENCE = ("_model", "_body", "_head")
+
+
 class HfFullDecoder(ReadsReference, HfDecoder):
-    # The reference takes no gradient, so recomputation need not reach it.
-    attributes = ("_model", "_body", "_head")
+    attributes = WITH_REFERENCE
+
+
+class PlainFullDecoder(ReadsReference, PlainDecoder):
+    attributes = WITH_REFERENCE
 
 
 def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
     """Create a pair that trains all weights of the model; ConfigError where that is not possible."""
     # transformers' modules multiply by the numbers they hold, so these are fp32: in bf16 they would lose updates
     _refuse(folder, place)
-    base = load_base(folder, place)
-    own = own_logits(base, base.get_input_embeddings().num_embeddings)
+    base, whole = load_base(folder, place)
+    route = route_of(base, folder)
     total = sum(p.numel() for p in base.parameters())
-    trained = HfFullDecoder(base)
-    trained.shape = measured_shape(trained, base, own, total, folder)
+    trained = route.decoder(base, HfFullDecoder, PlainFullDecoder)
     parameters, made = dict(base.named_parameters()), []
     for device in place.samplers:
         with folder.refusals(device):
@@ -329,19 +276,29 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
     base.requires_grad_(True)
     trained.head_parameters = _head_parameters(trained)
 
-    def reference() -> HfDecoder:
-        frozen = load_base(folder, place)
-        frozen.set_attn_implementation(ATTENTION)
-        return HfDecoder(frozen)
+    def reference() -> object:
+        frozen, _ = load_base(folder, place)
+        return route.decoder(frozen)
 
     trained.read_reference = reference
-    _refuse_other_numbers(base, folder)
     with Reader(folder.weights(), torch.device("cpu"), torch.float32) as reader:
-        stored = {reader.dtype(name) for name in reader.names()}
+        stored, in_files = {reader.dtype(name) for name in reader.names()}, reader.names()
     written = stored.pop() if len(stored) == 1 else torch.float32
-    dtypes = dict.fromkeys(parameters, written)
-    files = ModelFiles(document=dict(folder.document), companions=folder.companions(), dtypes=dtypes)
-    return _pair(folder, trained, made, parameters=parameters, total=total, adapter_config={}, files=files)
+    names = {name: name for name in parameters} if whole is None else whole.stored(parameters, in_files)
+    dtypes = dict.fromkeys(names.values(), written)
+    weights = {p.data_ptr() for p in base.parameters()}
+    # Numbers of the files that no gradient trains: a bias that balances experts, a normalisation's running mean.
+    fixed = {name: tensor for name, tensor in base.state_dict().items() if tensor.data_ptr() not in weights}
+    files = ModelFiles(
+        document=dict(folder.document),
+        companions=folder.companions(),
+        dtypes=dtypes,
+        fixed=fixed if whole is None else {whole.name(name): tensor for name, tensor in fixed.items()},
+        source=folder.weights(),
+        others=others(in_files, parameters) if whole is not None else (),
+    )
+    given = {"total": total, "adapter_config": {}, "files": files}
+    return _pair(folder, route, trained, made, names, parameters=parameters, **given)
 
 
 def _refuse(folder: Folder, place: Placement) -> None:
@@ -366,18 +323,9 @@ def _copied(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
 def _head_parameters(decoder: HfDecoder) -> tuple[nn.Parameter, ...]:
     """Return the weights that the logits of given hidden states depend on."""
     found = tuple(decoder._head.parameters())
+    if not found:  # the hidden states are the logits
+        return ()
     with torch.enable_grad():
         logits_1V = decoder.logits(torch.zeros(1, decoder.shape.hidden, device=decoder.device))
     gradients = torch.autograd.grad(logits_1V.sum(), found, allow_unused=True)
     return tuple(p for p, gradient in zip(found, gradients, strict=True) if gradient is not None)
-
-
-def _refuse_other_numbers(model: nn.Module, folder: Folder) -> None:
-    """Raise ConfigError if the model's files hold more than its weights: a checkpoint would lack it."""
-    weights = {p.data_ptr() for p in model.parameters()}
-    others = [name for name, tensor in model.state_dict().items() if tensor.data_ptr() not in weights]
-    if others:
-        what = f"lora_rank = 0 is not served for {folder.document['model_type']}"
-        why = f"its files hold {len(others)} tensors that no gradient trains, first {others[0]}"
-        fix = "set [model] lora_rank to 32"
-        raise folder.refused(code="model.untrained-tensors", what=what, why=why, fix=fix)

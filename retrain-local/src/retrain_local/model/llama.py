@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from retrain_local.attention.packed import MakeAttend
 from retrain_local.decoder import Attend, PagedAttend, Scores, Shape, Target
 from retrain_local.memory import sizes
 from retrain_local.model.adapter import adapter_config, create_adapters
@@ -48,6 +49,8 @@ class LlamaDecoder:
     used. `padding` is a token whose embedding gets no gradient as an input, as in transformers' modules.
     """
 
+    tier = "native"
+    mixers = None
     padding: int | None = None
 
     def __init__(
@@ -87,6 +90,9 @@ class LlamaDecoder:
             for at, layer in enumerate(weights.layers)
         ]
         self._adapted = [p for p in projections if isinstance(p, Trained)]
+
+    def packed(self, attend: MakeAttend) -> MakeAttend:
+        return attend
 
     def keep_reference(self) -> None:
         for adapted in self._adapted:

@@ -6,9 +6,9 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from retrain.api import BackendError, Config, ConfigError, Plugins, Problem
 from retrain_local.memory.limits import is_out_of_memory
-from retrain_local.model.weights import INDEX, SINGLE, file_names
+from retrain_local.model.weights import INDEX, SINGLE, Reader, file_names
 
 COMPANIONS = (
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -29,7 +29,6 @@ KEY = "model.model"
 HUB_TIMEOUT_S = 10.0
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 log = logging.getLogger("retrain")
-LAYERS_SERVED = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,24 +166,13 @@ class Folder:
 
 
 def open_folder(config: Config, source: Source, name: str = "") -> Folder:
-    """Read config.json of `[model] model`, or of `name`; ConfigError for layers whose state is not keys and values."""
+    """Read config.json of `[model] model`, or of `name`."""
     where, trust = config.place(KEY), config.model.trust_remote_code
     folder = Folder(source=source, document={}, name=name or config.model.model, where=where, trust_remote_code=trust)
     with folder.refusals(torch.device("cpu")):
         document = json.loads(_fetched(source, CONFIG_FILE).read_text(encoding="utf-8"))
     folder.document.update(document)
-    refuse_recurrent(document, where)
     return folder
-
-
-def refuse_recurrent(document: dict[str, Any], where: str) -> None:
-    text = document.get("text_config") or document
-    kinds = set(text.get("layer_types") or ()) - LAYERS_SERVED
-    if kinds:
-        what = f"{document['model_type']} has {', '.join(sorted(kinds))} layers"
-        why = "the local backend keeps keys and values of whole rows, and no other state, between tokens"
-        fix = "use a model with attention layers only"
-        raise ConfigError(Problem(code="model.recurrent-layers", where=where, what=what, why=why, fix=fix))
 
 
 def _fetched(source: Source, name: str) -> Path:
@@ -215,11 +203,17 @@ def _optional(source: Source, name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The rest of a model's folder: config.json, files to copy, and the dtype of each tensor."""
+    """The rest of a model's folder: config.json, files to copy, the dtype of each tensor, and what is not trained.
+
+    `others` are tensors of the files in `source` that were not loaded, such as those of a vision tower.
+    """
 
     document: Mapping[str, Any]
     companions: tuple[Path, ...]
     dtypes: Mapping[str, torch.dtype]
+    fixed: Mapping[str, Tensor] = field(default_factory=dict)
+    source: Path = Path()
+    others: Collection[str] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -235,7 +229,11 @@ class ModelFiles:
 def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -> None:
     # on the host: a GPU that is full of weights and moments has no room for another copy
     rounded = {name: tensor.cpu().to(files.dtypes[name]) for name, tensor in tensors.items()}
-    save_tensors(rounded, folder / SINGLE)
+    if files.others:
+        with Reader(files.source, torch.device("cpu"), torch.float32) as reader:
+            for name in files.others:
+                rounded[name] = reader.read(name, torch.empty(reader.shape(name), dtype=reader.dtype(name)))
+    save_tensors(rounded | dict(files.fixed), folder / SINGLE)
     text = json.dumps(dict(files.document), indent=2, sort_keys=True) + "\n"
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     for file in files.companions:

@@ -1,24 +1,74 @@
-"""The function behind transformers' AttentionInterface, and a small forward pass that verifies it for a model.
+"""Small forward passes over the loaded modules of transformers that decide which tier computes a model.
 
-Every layer calls the `Attend` of the forward pass; logits over packed rows are compared with the model's own.
+Packed rows with this backend's attention and states are the tier paged; what does not compute the model's own logits
+that way goes to the tier plain, which runs the model's own forward pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache
 
 from retrain_local.attention.packed import PaddedAttend, Spans
-from retrain_local.decoder import Attend, Decoder, Scores, Shape
+from retrain_local.decoder import Attend, KeySize, Scores, Shape
+from retrain_local.model.hf_decoder import CACHES, HfDecoder, cache_argument
+from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
+from retrain_local.model.states import Mixed, Mixer, Mixers, PackedMix, Run, tensors_in
+from retrain_local.model.tunnel import current
 
-ATTENTION, KEYWORD = "retrain", "retrain_attend"
+ATTENTION = "retrain"
+# Two rows of 9 and 7 tokens that share their first four.
+SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))
+TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
+LOOSE = 0.1  # in bf16, where routing may pick other experts
+# Layers whose masks `Attend` has. The rows above are too short to show what others hide: indexed or compressed keys.
+CHUNKED = "chunked_attention"
+MASKS = frozenset({CHUNKED, "full_attention", "sliding_attention", "attention", "hybrid", "hybrid_sliding"})
+# A row in pieces: a prompt, several more tokens, then token by token. Some layers read several only without a state.
+PIECES, STEPS = (4, 3, 1, 1), (4, 1, 1, 1, 1, 1)
 
 
 class UnsupportedAttentionError(Exception):
     """The architecture needs something that `Attend` does not provide."""
+
+
+class NotCausalError(Exception):
+    """A token's logits depend on later tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Route:
+    """How a model is computed: `attention` are its modules in order, `mixers` those with a state of their own.
+
+    `why` is empty, or says what keeps the model from the tier paged. The rest describes a `PlainDecoder`.
+    """
+
+    shape: Shape
+    attention: tuple[str, ...] = ()
+    mixers: Mixers | None = None
+    why: str = ""
+    cache: str = ""
+    is_whole: bool = False
+    pads: bool = True
+
+    def decoder(self, model: Any, paged: type[HfDecoder] = HfDecoder, plain: type[PlainDecoder] = PlainDecoder) -> Any:
+        """Return `model` as a decoder of its tier, of the class given for it."""
+        if self.why:
+            decoder: HfDecoder = plain(model, cache=self.cache, is_whole=self.is_whole, pads=self.pads)
+        else:
+            model.set_attn_implementation(ATTENTION)
+            for number, name in enumerate(self.attention):
+                _number(model, model.get_submodule(name), number)
+            decoder = paged(model, self.mixers)
+        decoder.shape = self.shape
+        return decoder
 
 
 def attention(
@@ -26,92 +76,278 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Replace attention in transformers, with tensors [1, heads, N, size]."""
     # transformers builds no mask for this unknown name, so a mask was made by the architecture, with unknown meaning
-    attend: Attend | None = given.get(KEYWORD)
+    attend = current()
     if attend is None:
-        raise UnsupportedAttentionError("it passes no keyword arguments to its attention")
+        raise UnsupportedAttentionError("its layers are not given the cache")
     if attention_mask is not None:
         raise UnsupportedAttentionError("it builds its own attention masks")
+    if isinstance(attend, Recorder):
+        attend.note(module)
     scale = given.get("scaling")
     scores = Scores(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         window=given.get("sliding_window"),
+        chunk=getattr(module, "retrain_chunk", None),
         softcap=given.get("softcap"),
         sinks_H=given.get("s_aux"),
     )
     queries_NHD, keys_NKD, values_NKD = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(module.layer_idx, queries_NHD, keys_NKD, values_NKD, scores)[None], None
-
-
-# Two rows of 9 and 7 tokens that share their first four.
-SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))
-TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
-LOOSE = 0.1  # in bf16, where routing may pick other experts
+    return attend(module.retrain_layer, queries_NHD, keys_NKD, values_NKD, scores)[None], None
 
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """An `Attend` that records the layers that called it, and their shapes."""
+    """An `Attend` that records the modules that called it, in order, and their shapes."""
 
-    attend: PaddedAttend
-    layers: list[int] = field(default_factory=list)
-    shapes: set[tuple[int, int, int, int]] = field(default_factory=set)
-    windows: set[int | None] = field(default_factory=set)
+    model: Any
+    attend: Attend
+    modules: list[nn.Module] = field(default_factory=list)
+    heads: int = 0
+    sizes: list[KeySize] = field(default_factory=list)
+    windows: list[int | None] = field(default_factory=list)
+
+    def note(self, module: nn.Module) -> None:
+        if any(module is each for each in self.modules):
+            raise UnsupportedAttentionError("it calls the same attention for several layers")
+        _number(self.model, module, len(self.modules))
+        self.modules.append(module)
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
-        _, heads, size = queries_NHD.shape
-        self.layers.append(layer)
-        self.shapes.add((heads, keys_NKD.shape[1], size, values_NKD.shape[2]))
-        self.windows.add(scores.window)
+        _, kv_heads, size = keys_NKD.shape
+        self.heads = max(self.heads, queries_NHD.shape[1])
+        self.sizes.append(KeySize(kv_heads=kv_heads, head_size=size, value_size=values_NKD.shape[2]))
+        self.windows.append(scores.window)
         return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
-def own_logits(model: Any, vocabulary: int) -> list[Tensor]:
-    shared, *endings = _ids(vocabulary, model.device).split(SPANS.lengths)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        rows = [torch.cat([shared, ending])[None] for ending in endings]
-        logits = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
-    model.set_attn_implementation(ATTENTION)
-    return logits
+def _kind(model: Any, module: nn.Module) -> str:
+    """Return what the configuration calls the layer of this attention."""
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    index = getattr(module, "layer_idx", None)
+    return types[index] if isinstance(index, int) and index < len(types) else "full_attention"
 
 
-def measured(decoder: Decoder, own: list[Tensor], parameters: int, context: int | None, inner: int) -> Shape:
-    """Return the decoder's sizes; UnsupportedAttentionError unless its logits over packed rows equal `own`."""
-    device, vocabulary = decoder.device, own[0].shape[-1]
-    recorder = Recorder(PaddedAttend(SPANS, device))
-    positions_N = torch.from_numpy(SPANS.positions()).to(device)
+def _number(model: Any, module: nn.Module, number: int) -> None:
+    """Note on an attention module which of the layers with keys and values it is."""
+    module.retrain_layer, text = number, model.config.get_text_config(decoder=True)
+    module.retrain_chunk = text.attention_chunk_size if _kind(model, module) == CHUNKED else None
+
+
+class Pieces:
+    """A `Mix` that reads a row in pieces, each from the state that the one before it left."""
+
+    def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
+        self._mixers, self._lengths = mixers, lengths
+        self.kept: dict[int, Any] = {}
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        cache, parts, start = self._mixers.empty(), [], 0
+        for length in self._lengths:
+            parts.append(run(partial(_piece, start, length), cache))
+            start += length
+        self.kept[number] = self._mixers.found(number, cache)
+        return torch.cat(parts, dim=1)
+
+
+def _piece(start: int, length: int, x_1N: Tensor) -> Tensor:
+    return x_1N[:, start : start + length]
+
+
+def choose_route(model: Any) -> Route:
+    """Return the first tier whose logits are the model's own; NotCausalError where there is none."""
+    AttentionInterface.register(ATTENTION, attention)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
+    shared, *endings = ids_N.split(SPANS.lengths)
+    rows = [torch.cat([shared, ending]) for ending in endings]
     with torch.no_grad():
+        own = [_logits(model(input_ids=row[None], use_cache=False)) for row in rows]
+        shorter = _logits(model(input_ids=rows[0][None, :5], use_cache=False))
+        if _gap([shorter], [own[0][:5]]) > _tolerance(model.dtype):
+            raise NotCausalError
         try:
-            hidden_ND = decoder.hidden(_ids(vocabulary, device), positions_N, recorder)
-        except (TypeError, ValueError) as error:
-            if KEYWORD in str(error):
-                raise UnsupportedAttentionError("it takes no keyword arguments for its attention") from error
-            raise
-        shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
-    if recorder.layers != list(range(len(recorder.layers))) or not recorder.layers:
-        raise UnsupportedAttentionError(f"its attention is called for layers {recorder.layers}")
-    if len(recorder.shapes) > 1:
-        raise UnsupportedAttentionError("its layers have heads of different numbers or sizes")
-    for ending, expected in zip(endings, own, strict=True):
-        gap = (torch.cat([shared, ending]) - expected).float().norm() / expected.float().norm()
-        if not gap <= TOLERANCE.get(decoder.dtype, LOOSE):
-            raise UnsupportedAttentionError(
-                f"without padding its logits differ by {float(gap):.2g} of their size from its own"
-            )
-    ((heads, kv_heads, head_size, value_size),) = recorder.shapes
+            return _paged(model, ids_N, rows[0], own)
+        # Architectures raise errors of any class where they meet what they do not expect.
+        except Exception as error:
+            why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
+        for module in model.modules():
+            module.__dict__.pop("forward", None)
+        model.set_attn_implementation("eager")
+        return _plain(model, ids_N, rows, own, why)
+
+
+def _logits(out: Any) -> Tensor:
+    return out.logits[0]
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return TOLERANCE.get(dtype, LOOSE)
+
+
+def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
+    """Return the largest distance of logits from the model's own, of their norm; NaN counts as infinite."""
+    gaps = [float((a - b).float().norm() / b.float().norm()) for a, b in zip(found, own, strict=True)]
+    return max(gap if gap == gap else float("inf") for gap in gaps)
+
+
+def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route:
+    model.set_attn_implementation(ATTENTION)
+    device, alone = model.device, Spans.apart((len(row_T),))
+    plain = HfDecoder(model)
+    recorder = Recorder(model, PaddedAttend(alone, device))
+    mixers = _mixers(plain._body, model, row_T, recorder)
+    if not recorder.modules and not mixers:
+        raise UnsupportedAttentionError("it calls no attention function of transformers")
+    names = {id(module): name for name, module in model.named_modules()}
+    _check_masks(model, recorder)
+    decoder = HfDecoder(model, mixers) if mixers else plain
+    positions_N = torch.from_numpy(SPANS.positions()).to(device)
+    attend: Attend = PaddedAttend(SPANS, device)
+    hidden_ND = decoder.hidden(ids_N, positions_N, Mixed(attend, PackedMix(SPANS, device)) if mixers else attend)
+    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
+    if gap > _tolerance(model.dtype):
+        raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
+    if mixers:
+        mixers = _continued(decoder, mixers, row_T, own[0])
+    shape = _shape(model, hidden_ND.shape[1], own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes)
+    shape = replace(shape, row_bytes=mixers.row_bytes if mixers else 0)
+    return Route(shape=shape, attention=tuple(names[id(module)] for module in recorder.modules), mixers=mixers)
+
+
+def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers | None:
+    """Find the innermost modules that are given the cache and do not call `recorder`."""
+    given: list[nn.Module] = []
+    config = model.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config)
+    cache.attend = recorder
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(each is cache for each in (*args, *kwargs.values())):
+            given.append(module)
+
+    positions_1T = torch.arange(len(row_T), device=row_T.device)[None]
+    argument = cache_argument(body)
+    with _hooked(body, note):
+        body(input_ids=row_T[None], position_ids=positions_1T, use_cache=True, **{argument: cache})
+    receivers = {id(module) for module in given}
+    names = {id(module): name for name, module in model.named_modules()}
+    found = []
+    for module in given:
+        inner = any(id(child) in receivers for child in module.modules() if child is not module)
+        if inner or any(module is each for each in recorder.modules):
+            continue
+        index = getattr(module, "layer_idx", None)
+        if index is None or not tensors_in(cache.layers[index]):
+            continue  # it keeps nothing there; if elsewhere, packed rows mix it and the logits differ
+        found.append(Mixer(name=names[id(module)], index=index, kept=cache.layers[index]))
+    if len({mixer.name for mixer in found}) < len(found):
+        raise UnsupportedAttentionError("it calls the same layer with a state several times")
+    if not found:
+        return None
+    mixers = Mixers(layers=tuple(found), config=config)
+    pieces = Pieces(mixers, (len(row_T),))
+    attend = Mixed(PaddedAttend(Spans.apart((len(row_T),)), row_T.device), pieces)
+    HfDecoder(model, mixers).hidden(row_T, positions_1T[0], attend)
+    # Without the keys and values that attention beside the mixer has put into the same object.
+    kept = (replace(mixer, kept=pieces.kept[number]) for number, mixer in enumerate(mixers.layers))
+    return replace(mixers, layers=tuple(kept))
+
+
+@contextmanager
+def _hooked(body: nn.Module, note: Any) -> Iterator[None]:
+    handles = [
+        module.register_forward_pre_hook(note, with_kwargs=True) for module in body.modules() if module is not body
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_masks(model: Any, recorder: Recorder) -> None:
+    """Refuse masks that rows of nine tokens do not show."""
+    for module, window in zip(recorder.modules, recorder.windows, strict=True):
+        kind = _kind(model, module)
+        if kind not in MASKS:
+            raise UnsupportedAttentionError(f"its layers of {kind} need a mask that only it can make")
+        if kind == "sliding_attention" and window is None:
+            raise UnsupportedAttentionError("it does not tell its attention the size of its window")
+
+
+def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:
+    """Return how the mixers go on from a stored state; UnsupportedAttentionError if they cannot."""
+    positions_T = torch.arange(len(row_T), device=row_T.device)
+    for lengths in (PIECES, STEPS):
+        attend = PaddedAttend(Spans.apart((len(row_T),)), row_T.device)
+        hidden = decoder.hidden(row_T, positions_T, Mixed(attend, Pieces(mixers, lengths)))
+        if _gap([decoder.logits(hidden)], [own_TV]) <= _tolerance(decoder.dtype):
+            return replace(mixers, is_chunked=lengths is PIECES)
+    raise UnsupportedAttentionError("its layers do not go on from a stored state")
+
+
+def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], why: str) -> Route:
+    shape = _shape(model, model.config.get_text_config(decoder=True).hidden_size, own[0].shape[-1], heads=1, sizes=())
+    route = Route(shape=shape, why=why)
+    tolerance, device = _tolerance(model.dtype), model.device
+    # From the best to the one that is the model's own forward pass.
+    for is_whole, pads in ((False, True), (False, False), (True, True), (True, False)):
+        route = replace(route, is_whole=is_whole, pads=pads)
+        try:
+            decoder = route.decoder(model)
+            hidden_ND = decoder.hidden(ids_N, ids_N, PackedRows(SPANS, device, pads=pads))
+            shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+        except Exception:
+            continue
+        if _gap([torch.cat([shared, ending]) for ending in endings], own) <= tolerance:
+            break
+    shape = replace(shape, hidden=hidden_ND.shape[1])
+    for cache in CACHES:
+        found = replace(route, cache=cache)
+        try:
+            sizes = _cached(found.decoder(model), rows[0], own[0])
+        except Exception:
+            continue
+        if sizes is not None:
+            return replace(found, shape=replace(shape, token_bytes=sizes[0], row_bytes=sizes[1]))
+    return replace(route, shape=replace(shape, token_bytes=8))  # ids
+
+
+def _cached(decoder: PlainDecoder, row_T: Tensor, own_TV: Tensor) -> tuple[int, int] | None:
+    """Return the bytes that the model's cache takes for a token and for a row; None if it does not compute the same."""
+    prompt_1T = row_T[None, :4]
+    kept, others = (decoder.continued(each, None)[1] for each in (prompt_1T, prompt_1T.flip(0)))
+    if kept is None:
+        return None
+    before = sum(tensor.nbytes for tensor in tensors_in(kept))
+    step = RowStep([kept, others])
+    hidden = [step.hidden(decoder, token.expand(2)) for token in row_T[4:]]
+    step.drop(torch.tensor([1], device=row_T.device))
+    grown = sum(tensor.nbytes for tensor in tensors_in(step.of_row(0)))
+    logits = torch.stack([decoder.logits(each)[1] for each in hidden])
+    if _gap([logits], [own_TV[4:]]) > _tolerance(decoder.dtype):
+        return None
+    each = max(0, grown - before) // len(row_T[4:])
+    return each, max(0, before - 4 * each)
+
+
+def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Sequence[KeySize]) -> Shape:
+    text = model.config.get_text_config(decoder=True)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    keeping = tuple(sizes)
+    layers = getattr(text, "num_hidden_layers", None) or len(keeping)
     return Shape(
-        layers=len(recorder.layers),
+        layers=layers,
         heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        value_size=value_size,
-        hidden=hidden_ND.shape[1],
-        inner=inner,
+        kv_heads=max((size.kv_heads for size in sizes), default=1),
+        head_size=max((size.head_size for size in sizes), default=1),
+        value_size=max((size.value_size for size in sizes), default=1),
+        hidden=hidden,
+        inner=max(inner) if isinstance(inner, (list, tuple)) else inner,
         vocabulary=vocabulary,
-        context=context,
-        parameters=parameters,
+        context=getattr(text, "max_position_embeddings", None),
+        parameters=sum(p.numel() for p in model.parameters()),
+        has_chunks=CHUNKED in (getattr(text, "layer_types", None) or ()),
+        keeping=None if len(set(keeping)) == 1 and len(keeping) == layers else keeping,
     )
-
-
-def _ids(vocabulary: int, device: torch.device) -> Tensor:
-    return (torch.arange(SPANS.num_tokens, device=device) * 7919 + 17) % vocabulary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from retrain_local.attention.pages import LARGEST, STORED, Pages, as_bytes, zero
 from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_bytes
 from retrain_local.memory.sizes import BLOCK_SIZE, CACHE_BYTES_CPU, CACHE_SHARE_GPU, token_bytes
+from retrain_local.model.states import States
 
 
 class Pool:
@@ -33,14 +35,12 @@ class Pool:
         self.num_blocks = 1 + max(1, tokens // block_size)
         self.dtype = dtype
         self._stored = stored = STORED.get(kind, dtype)
-        slots, sizes = (self.num_blocks, block_size, shape.kv_heads), (shape.head_size, shape.value_size)
-        self.layers = [
-            Pages(
-                *(_zeros((*slots, size), dtype=stored, device=device) for size in sizes),
-                *(_zeros(slots, dtype=torch.float32, device=device) for _ in sizes if stored in LARGEST),
-            )
-            for _ in range(shape.layers)
-        ]
+        self.layers = []
+        for size in shape.key_sizes:
+            slots, sizes = (self.num_blocks, block_size, size.kv_heads), (size.head_size, size.value_size)
+            cells = (_zeros((*slots, each), dtype=stored, device=device) for each in sizes)
+            scales = (_zeros(slots, dtype=torch.float32, device=device) for _ in sizes if stored in LARGEST)
+            self.layers.append(Pages(*cells, *scales))
 
     @property
     def is_exact(self) -> bool:
@@ -54,9 +54,10 @@ class Pool:
             if scales is not None and scales_NK is not None:
                 scales.flatten(0, 1).index_copy_(0, slots_N, scales_NK)
 
-    def read(self, layer: int, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values at any vectors (`vectors_of`), [*vectors.shape, size] in the model's dtype."""
-        found = []
+    def read(self, layer: int, slots_RT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values in these slots, [rows, kv_heads, tokens, size] in the model's dtype."""
+        heads, found = self.layers[layer].keys.shape[2], []
+        vectors = slots_RT[:, None] * heads + torch.arange(heads, device=slots_RT.device)[:, None]
         for stored, scales in self.layers[layer].sides:
             cells = as_bytes(stored).flatten(0, 2).index_select(0, vectors.flatten()).view(stored.dtype)
             taken = None if scales is None else scales.flatten().index_select(0, vectors.flatten())
@@ -67,13 +68,8 @@ class Pool:
         """Return these states as they would be read back."""
         return states_NKD if self.is_exact else self._decoded(*self._encoded(states_NKD))
 
-    def vectors_of(self, slots: Tensor) -> Tensor:
-        """Return the vectors in these slots, slot x kv_heads + head: [rows, tokens] to [rows, kv_heads, tokens]."""
-        heads = self.layers[0].keys.shape[2]
-        return slots[:, None] * heads + torch.arange(heads, device=slots.device)[:, None]
-
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if not sources:
+        if not sources or not self.layers:
             return
         device = self.layers[0].keys.device
         sources_R, targets_R = (torch.tensor(list(blocks), device=device) for blocks in (sources, targets))
@@ -96,8 +92,10 @@ class Pool:
 
 
 def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
-    sizes = shape.head_size + shape.value_size
-    return token_bytes(shape.layers, shape.kv_heads, sizes, STORED.get(kind, dtype).itemsize)
+    if shape.token_bytes is not None:
+        return shape.token_bytes
+    stored = STORED.get(kind, dtype).itemsize
+    return sum(token_bytes(1, size.kv_heads, size.head_size + size.value_size, stored) for size in shape.key_sizes)
 
 
 def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -121,6 +119,9 @@ class Blocks:
     @property
     def free(self) -> int:
         return self.capacity - len(self._owners)
+
+    def is_owned(self, block: int) -> bool:
+        return block in self._owners
 
     def take(self, count: int) -> list[int]:
         if not 0 <= count <= self.free:
@@ -159,10 +160,11 @@ TAIL = 16  # trailing tokens of a prefix that serve as its lookup key
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefix:
-    """Tokens, and the blocks with the keys and values of all but the last."""
+    """Tokens, the blocks with the keys and values of all but the last, and the slot of the state after these."""
 
     tokens_T: Tokens
     blocks: list[int]
+    slot: int = 0
 
     @property
     def cached(self) -> int:
@@ -175,8 +177,8 @@ class PrefixCache:
     Only whole rows match, so the computation depends on the requests and not on block boundaries.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Blocks, slots: Blocks | None = None) -> None:
+        self._blocks, self._slots = blocks, slots
         self._prefixes: dict[bytes, Prefix] = {}  # oldest first
         self._by_tail: dict[tuple[int, bytes], list[Prefix]] = {}  # by length and last tokens
 
@@ -186,7 +188,7 @@ class PrefixCache:
     def add(self, prefix: Prefix) -> None:
         key = prefix.tokens_T.tobytes()
         if key in self._prefixes:
-            self._blocks.release(prefix.blocks)
+            self._release(prefix)
             return
         self._prefixes[key] = prefix
         self._by_tail.setdefault(_tail(prefix.tokens_T), []).append(prefix)
@@ -207,12 +209,17 @@ class PrefixCache:
         self._by_tail[tail].remove(prefix)
         if not self._by_tail[tail]:
             del self._by_tail[tail]
-        self._blocks.release(prefix.blocks)
+        self._release(prefix)
         return True
 
     def keep_youngest(self, count: int) -> None:
         while len(self) > count:
             self.drop_oldest()
+
+    def _release(self, prefix: Prefix) -> None:
+        self._blocks.release(prefix.blocks)
+        if self._slots is not None:
+            self._slots.release([prefix.slot])
 
 
 def _tail(tokens_T: Tokens) -> tuple[int, bytes]:
@@ -220,22 +227,44 @@ def _tail(tokens_T: Tokens) -> tuple[int, bytes]:
 
 
 class Cache:
-    """A pool for `tokens` tokens, the owners of its blocks, and finished rows kept for their prefixes."""
+    """A pool for `tokens` tokens, the owners of its blocks, and finished rows kept for their prefixes.
 
-    def __init__(self, decoder: Decoder, tokens: int, kind: str) -> None:
-        self.tokens = tokens
+    A model with other state has as many `slots` for it, a model of the plain tier its own caches by slot.
+    """
+
+    def __init__(self, decoder: Decoder, tokens: int, kind: str, slots: int = 0) -> None:
+        self.tokens, self.num_slots = tokens, slots
         place = {"dtype": decoder.dtype, "device": decoder.device}
         self.pool = Pool(decoder.shape, tokens=tokens, block_size=BLOCK_SIZE, kind=kind, **place)
         self.blocks = Blocks(self.pool.num_blocks - 1)
-        self.prefixes = PrefixCache(self.blocks)
+        self.slots = Blocks(slots) if slots else None
+        self.states = States(decoder.mixers, slots + 1, decoder.device) if decoder.mixers else None
+        self.kept: dict[int, Any] = {}
+        self.prefixes = PrefixCache(self.blocks, self.slots)
+
+
+UNBOUNDED = 2**31
+MOST_SLOTS = 4096  # rows at once; more would not be faster on any device
 
 
 def budget_tokens(decoder: Decoder, kind: str, cache_bytes: int | None, *, is_copied: bool) -> int:
     """Return the tokens that a pool of `cache_bytes` (None: most free memory) can hold; `is_copied`: half."""
-    if cache_bytes is None:
-        cache_bytes = CACHE_BYTES_CPU
-        if decoder.device.type == "cuda":
-            cache_bytes = int(CACHE_SHARE_GPU * free_bytes(decoder.device))
-    if is_copied:
-        cache_bytes //= 2
-    return max(BLOCK_SIZE, cache_bytes // bytes_per_token(decoder.shape, kind, decoder.dtype))
+    given = _cache_bytes(decoder, cache_bytes)
+    # A copy takes half of it, and states half of the rest.
+    share = (2 if is_copied else 1) * (2 if decoder.mixers else 1)
+    return max(BLOCK_SIZE, given // share // max(1, bytes_per_token(decoder.shape, kind, decoder.dtype)))
+
+
+def budget_slots(decoder: Decoder, cache_bytes: int | None) -> int:
+    """Return the rows whose state can be kept; 0 for a model without any."""
+    if decoder.tier == "plain":
+        return UNBOUNDED
+    if not decoder.mixers:
+        return 0
+    return max(2, min(MOST_SLOTS, _cache_bytes(decoder, cache_bytes) // 2 // max(1, decoder.shape.row_bytes)))
+
+
+def _cache_bytes(decoder: Decoder, cache_bytes: int | None) -> int:
+    if cache_bytes is not None:
+        return cache_bytes
+    return int(CACHE_SHARE_GPU * free_bytes(decoder.device)) if decoder.device.type == "cuda" else CACHE_BYTES_CPU

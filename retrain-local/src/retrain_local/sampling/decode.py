@@ -165,13 +165,13 @@ class Graphs:
     the same for the same key. If a capture fails, steps run without graphs, after one warning.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, records: bool = True) -> None:
         self._device = device
         self._pool: Any = None
         self._stream: Any = None
         # with the tensors that a graph updates, to keep them alive
         self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
-        self._records = device.type == "cuda"
+        self._records = records and device.type == "cuda"
 
     def __len__(self) -> int:
         return len(self._recordings)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,17 +27,18 @@ from retrain.api import (
 )
 from retrain_local.decoder import Decoder, Shape
 from retrain_local.memory.limits import free_memory, is_out_of_memory
-from retrain_local.memory.sizes import BLOCK_SIZE, PREFILL_TOKENS
+from retrain_local.memory.sizes import BLOCK_SIZE
 from retrain_local.model.pair import LocalPolicy
-from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_tokens
+from retrain_local.model.states import Mixed, StepMix
+from retrain_local.sampling.cache import KEPT_ROWS, Cache, budget_slots, budget_tokens
 from retrain_local.sampling.decode import Batch, Graphs, PagedAttention, bucket, decode_step
 from retrain_local.sampling.draw import draw_for, draw_tokens
 from retrain_local.sampling.gathered_decoding import GatheredDecoding
-from retrain_local.sampling.prefill import fill
 from retrain_local.sampling.schedule import NoRoomError, Prefill, Row, Schedule, enough_tokens, new_rows
 
 if TYPE_CHECKING:
     from retrain_local.attention.select_kernels import Kernels
+    from retrain_local.sampling.plain_decoding import PlainDecoding
 
 
 LOG = logging.getLogger("retrain")
@@ -107,11 +108,16 @@ class PytorchEngine:
         self._check_stop, self._progress = check_stop, progress or PhaseProgress()
         self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes, is_copied=kernels.paged is None)
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
+        policy.limits.cache_slots = policy.limits.cache_slots or budget_slots(self._decoder, cache_bytes)
         self._cache: Cache | None = None
-        self._graphs = Graphs(policy.device)
+        # A mixer makes tensors of its own at every step, and a graph needs them at fixed addresses.
+        self._graphs = Graphs(policy.device, records=not self._decoder.mixers)
         self._draw = draw_for(policy.device, self._decoder.dtype, self._decoder.shape.vocabulary)
         self._batches: dict[tuple[int, int], tuple[Batch, PagedAttention]] = {}
-        self._gathered = GatheredDecoding(self._decoder, policy.device)
+        self._gathered = _decoding(self._decoder, policy.device)
+        # The state of a row that is kept has to end with its last token, so nothing is computed behind that.
+        has_state = bool(self._decoder.mixers) or self._decoder.tier == "plain"
+        self._steps = 1 if has_state and keep_rows else SEGMENT
         self._batch_size = BatchSize(rows=0, width=0, drawn=0)
         self._counters = EngineCounters()
 
@@ -127,6 +133,7 @@ class PytorchEngine:
         if self._kernels.paged is not None and rows:
             limits, options = policy.limits, {"share": self._share, "keep_rows": self._keep_rows}
             limits.pool_tokens = enough_tokens(rows, limits.pool_tokens, **options)
+            limits.pool_slots = max(limits.pool_slots, (1 + self._keep_rows) * (len(rows) + len(requests)))
         hand_over = partial(_hand_over, deliver, policy.version, params.entropy)
         while any(row.room for row in rows):
             self._finish(rows, params, hand_over, lambda schedule: None)
@@ -139,7 +146,7 @@ class PytorchEngine:
         policy, vocabulary = self._policy, self._decoder.shape.vocabulary
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
         # The rows to come are unknown, so the pool is as large as memory permits.
-        policy.limits.pool_tokens = policy.limits.cache_tokens
+        policy.limits.pool_tokens, policy.limits.pool_slots = policy.limits.cache_tokens, policy.limits.cache_slots
         # Agents continue older rows. A server that trains nothing never publishes, so nothing else bounds their number.
         if self._cache is not None:
             self._cache.prefixes.keep_youngest(KEPT_ROWS)
@@ -215,7 +222,10 @@ class PytorchEngine:
                 self._forget()
         # outside the except block, since the error keeps alive the tensors of every frame it passed through
         free_memory(self._policy.device)
-        self._policy.limits.cache_tokens = tokens
+        limits = self._policy.limits
+        limits.cache_tokens = tokens
+        if self._decoder.mixers:
+            limits.cache_slots = max(2, min(limits.cache_slots, 2 * self._batch_size.rows) // 2)
         LOG.warning(
             "Out of memory in sampling, with %s on %s. At most %d tokens are kept from now on; completions that do "
             "not fit wait.",
@@ -234,10 +244,11 @@ class PytorchEngine:
         limits = self._policy.limits
         # A checkpoint of an older version may not have stored it.
         limits.cache_tokens = limits.cache_tokens or self._budget
-        if self._cache is not None and self._cache.tokens != self._pool_tokens:
+        slots = limits.cache_slots if self._kernels.paged is None else min(limits.cache_slots, limits.pool_slots)
+        if self._cache is not None and (self._cache.tokens, self._cache.num_slots) != (self._pool_tokens, slots):
             self.free_cache()
         if self._cache is None:
-            self._cache = Cache(self._decoder, self._pool_tokens, self._cache_dtype)
+            self._cache = Cache(self._decoder, self._pool_tokens, self._cache_dtype, slots)
         return self._cache
 
     @property
@@ -255,16 +266,18 @@ class PytorchEngine:
             cache=cache.prefixes if self._keep_rows else None,
             share=self._share,
             batch_tokens=None if self._kernels.paged else cache.tokens,
+            slots=cache.slots,
         )
         while schedule.running or schedule.waiting:
             self._check_stop()
-            fills = schedule.advance(SEGMENT)
+            fills = schedule.advance(self._steps)
             for part in (fills.prompts, fills.rest):
-                given, most = (self._decoder, cache.pool, self._kernels.packed), min(PREFILL_TOKENS, cache.tokens)
-                fill(part, *given, max_tokens=most, note=self._note)
+                self._gathered.fill(part, cache, self._kernels.packed, note=self._note)
             self._segment(cache, schedule.running, params)
             after(schedule)
             for row in [row for row in schedule.running if not row.room]:
+                if self._keep_rows:
+                    self._gathered.keep(cache, row)
                 schedule.retire(row)
                 hand_over(row)
         self._gathered.forget()
@@ -276,11 +289,11 @@ class PytorchEngine:
         self._batch_size = BatchSize(rows=len(fills), width=max(f.past + len(f.tokens_T) for f in fills), drawn=SEGMENT)
 
     def _segment(self, cache: Cache, rows: Sequence[Row], params: SamplingParams) -> None:
-        steps = min(SEGMENT, max(row.room for row in rows))
+        steps = min(self._steps, max(row.room for row in rows))
         width = max(row.cached for row in rows) + steps
         self._batch_size = BatchSize(rows=len(rows), width=width, drawn=max(len(row.tokens) for row in rows) + steps)
-        if self._kernels.paged is None:
-            decoded = self._gathered.segment(cache.pool, rows, params, steps)
+        if self._kernels.paged is None or self._decoder.tier == "plain":
+            decoded = self._gathered.segment(cache, rows, params, steps)
         else:
             decoded = [(rows, self._steps_paged(cache, rows, params, steps, width))]
         before = sum(len(row.tokens) for row in rows)
@@ -306,10 +319,26 @@ class PytorchEngine:
         batch, attend = self._batches[size, blocks]
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
         draw = partial(draw_tokens, greedy=True) if params.greedy else self._draw
-        step = partial(decode_step, self._decoder, attend, batch, entropy=params.entropy, draw_tokens=draw)
+        mix = None
+        if cache.states is not None:
+            # Padding rows use the scratch slot.
+            mix = StepMix(cache.states, [*(row.slot for row in rows), *([0] * (size - len(rows)))])
+        given = attend if mix is None else Mixed(attend, mix)
+        step = partial(decode_step, self._decoder, given, batch, entropy=params.entropy, draw_tokens=draw)
         for _ in range(steps):
             self._graphs.run((size, blocks, params.entropy, params.greedy), step, batch.advanced)
+        if mix is not None:
+            mix.finish()
         return batch
+
+
+def _decoding(decoder: Any, device: torch.device) -> GatheredDecoding | PlainDecoding:
+    if decoder.tier != "plain":
+        return GatheredDecoding(decoder, device)
+    # Its module imports transformers, which takes seconds; a plain decoder has imported it.
+    from retrain_local.sampling.plain_decoding import PlainDecoding
+
+    return PlainDecoding(decoder)
 
 
 def _hand_over(deliver: Deliver | None, version: int, entropy: bool, row: Row) -> None:

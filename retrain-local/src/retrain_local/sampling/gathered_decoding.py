@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from retrain.api import SamplingParams
-from retrain_local.attention.packed import dense_attention
+from retrain_local.attention.packed import MakeAttend, dense_attention
 from retrain_local.decoder import Decoder, Scores
 from retrain_local.devices.torch_devices import limited_threads
-from retrain_local.memory.sizes import BLOCK_SIZE
-from retrain_local.sampling.cache import Pool
+from retrain_local.memory.sizes import BLOCK_SIZE, PREFILL_TOKENS
+from retrain_local.model.states import Mixed, States, StepMix
+from retrain_local.sampling.cache import Cache, Pool
 from retrain_local.sampling.decode import Batch, decode_step
 from retrain_local.sampling.draw import draw_tokens
-from retrain_local.sampling.schedule import Row
+from retrain_local.sampling.prefill import Note, fill
+from retrain_local.sampling.schedule import Prefill, Row
 
 # Tokens that a copy has room for: more means fewer gathers, and more to move when rows are dropped.
 COLUMNS = 32
@@ -34,33 +36,40 @@ class GatheredAttention:
     [rows, kv_heads, size, columns]: products of 16 bits would copy them to that layout every time.
     """
 
-    def __init__(self, pool: Pool, rows: Sequence[Row], batch: Batch, columns: int) -> None:
+    def __init__(
+        self, pool: Pool, rows: Sequence[Row], batch: Batch, columns: int, states: States | None = None
+    ) -> None:
         """Copy from the pool, with room for `columns` more tokens; `batch` has been loaded with these rows."""
         self._pool = pool
+        self.mix = StepMix(states, [row.slot for row in rows]) if states is not None else None
         self._rows = list(rows)
+        self._slots = {id(row): row.slot for row in rows}
         slots_BL = batch.cached_slots(pool.block_size)
         lengths_B1 = batch.positions_B[:, None]
         past = slots_BL.shape[1]
-        self._vectors_BKC = pool.vectors_of(torch.cat([slots_BL, slots_BL.new_zeros(len(rows), columns)], dim=1))
+        self._slots_BC = torch.cat([slots_BL, slots_BL.new_zeros(len(rows), columns)], dim=1)
         columns_C = torch.arange(past + columns, device=slots_BL.device)
         self._positions_BC = torch.where(columns_C < past, columns_C, lengths_B1 + columns_C - past)
         # In fp32, as softmax is computed: in bf16 a sum with the scores would round them.
         self._mask_BC = torch.zeros(self._positions_BC.shape, device=slots_BL.device)
         self._mask_BC.masked_fill_((columns_C < past) & (columns_C >= lengths_B1), -math.inf)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int | None, int], Tensor] = {}
         self._first = self._seen = past  # columns in use when the segment began, and now
 
     def continues(self, rows: Sequence[Row], steps: int) -> bool:
         """Prepare another segment of these rows; False if the copy has to be made again."""
         places = {id(row): place for place, row in enumerate(self._rows)}
         kept = [places.get(id(row)) for row in rows]
-        if None in kept or self._seen + steps > self._mask_BC.shape[1]:
+        moved = any(row.slot != self._slots.get(id(row)) for row in rows)  # of a row that was put aside in between
+        if None in kept or moved or self._seen + steps > self._mask_BC.shape[1]:
             return False
         self._first = self._seen
         if len(kept) < len(self._rows):
             self._rows = list(rows)
             kept_B = torch.tensor(kept, device=self._mask_BC.device)
+            if self.mix is not None:
+                self.mix.drop(kept_B)
             self._mask_BC, self._positions_BC = self._mask_BC[kept_B], self._positions_BC[kept_B]
             for layer, (keys, values) in self._layers.items():
                 self._layers[layer] = self._laid_out(keys.index_select(0, kept_B)), values.index_select(0, kept_B)
@@ -71,18 +80,20 @@ class GatheredAttention:
             self._seen += 1  # another step
             self._masks.clear()
         if layer not in self._layers:
-            keys_BKCD, values_BKCD = self._pool.read(layer, self._vectors_BKC)
+            keys_BKCD, values_BKCD = self._pool.read(layer, self._slots_BC)
             self._layers[layer] = self._laid_out(keys_BKCD), values_BKCD
         keys_BKCD, values_BKCD = self._layers[layer]
         keys_BKCD[:, :, self._seen - 1] = self._pool.rounded(keys_NKD)
         values_BKCD[:, :, self._seen - 1] = self._pool.rounded(values_NKD)
         keys, values = keys_BKCD[:, :, : self._seen], values_BKCD[:, :, : self._seen]
-        mask = self._mask(scores.window)
+        mask = self._mask(scores.window, scores.chunk, keys.shape[1])
         if scores.softcap is None and scores.sinks_H is None:
             return _plain(queries_NHD, keys, values, mask, scores.scale)
         return dense_attention(queries_NHD[:, :, None], keys, values, mask[:, :1], scores)[:, :, 0]
 
     def finish(self, slots_SB: Tensor) -> None:
+        if self.mix is not None:
+            self.mix.finish()
         slots_N = slots_SB[: self._seen - self._first].flatten()
         for layer, copies in self._layers.items():
             new = (states[:, :, self._first : self._seen].permute(2, 0, 1, 3).flatten(0, 1) for states in copies)
@@ -93,15 +104,16 @@ class GatheredAttention:
             return keys_BKCD
         return keys_BKCD.transpose(2, 3).contiguous().transpose(2, 3)
 
-    def _mask(self, window: int | None) -> Tensor:
+    def _mask(self, window: int | None, chunk: int | None, kv_heads: int) -> Tensor:
         """Return 0 for a visible column and -inf for others, [B, kv_heads, 1, seen], for all layers of a step."""
-        if window not in self._masks:
-            mask_BC = self._mask_BC[:, : self._seen]
+        if (window, chunk, kv_heads) not in self._masks:
+            mask_BC, positions_BC = self._mask_BC[:, : self._seen], self._positions_BC[:, : self._seen]
             if window is not None:
-                positions_BC = self._positions_BC[:, : self._seen]
                 mask_BC = mask_BC.masked_fill(positions_BC <= positions_BC[:, -1:] - window, -math.inf)
-            self._masks[window] = mask_BC[:, None, None].expand(-1, self._vectors_BKC.shape[1], -1, -1).contiguous()
-        return self._masks[window]
+            if chunk is not None:
+                mask_BC = mask_BC.masked_fill(positions_BC // chunk != positions_BC[:, -1:] // chunk, -math.inf)
+            self._masks[window, chunk, kv_heads] = mask_BC[:, None, None].expand(-1, kv_heads, -1, -1).contiguous()
+        return self._masks[window, chunk, kv_heads]
 
 
 def _plain(queries_BHD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -138,7 +150,13 @@ class GatheredDecoding:
         self._copies: dict[int, GatheredAttention] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def segment(self, pool: Pool, rows: Sequence[Row], params: SamplingParams, steps: int) -> Decoded:
+    def fill(self, fills: Sequence[Prefill], cache: Cache, packed: MakeAttend, *, note: Note) -> None:
+        fill(fills, self._decoder, cache, packed, max_tokens=min(PREFILL_TOKENS, cache.tokens), note=note)
+
+    def keep(self, cache: Cache, row: Row) -> None:
+        """A segment has left the row's keys, values and state in the cache."""
+
+    def segment(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int) -> Decoded:
         parts = [list(rows)]
         if self._device.type == "cpu" and len(rows) >= PARTS * PART_ROWS:
             parts = [part for number in range(PARTS) if (part := [row for row in rows if row.parity == number])]
@@ -146,7 +164,7 @@ class GatheredDecoding:
             del self._copies[number]
 
         def decode(number: int) -> Batch:
-            return self._decoded(number, pool, parts[number], params, steps)
+            return self._decoded(number, cache, parts[number], params, steps)
 
         return list(zip(parts, self._side_by_side(decode, len(parts)), strict=True))
 
@@ -179,7 +197,7 @@ class GatheredDecoding:
                 wait(others)
         return [first, *(other.result() for other in others)]
 
-    def _decoded(self, number: int, pool: Pool, rows: Sequence[Row], params: SamplingParams, steps: int) -> Batch:
+    def _decoded(self, number: int, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int) -> Batch:
         width = max(row.cached for row in rows) + steps
         batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._device)
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
@@ -189,9 +207,10 @@ class GatheredDecoding:
             # Frees its memory before the next copy is allocated.
             self._copies.pop(number, None)
             columns = max(steps, min(COLUMNS, max(row.room for row in rows)))
-            copied = self._copies[number] = GatheredAttention(pool, rows, batch, columns)
+            copied = self._copies[number] = GatheredAttention(cache.pool, rows, batch, columns, cache.states)
+        attend = copied if copied.mix is None else Mixed(copied, copied.mix)
         draw = partial(draw_tokens, greedy=params.greedy)
         for _ in range(steps):
-            decode_step(self._decoder, copied, batch, entropy=params.entropy, draw_tokens=draw)
+            decode_step(self._decoder, attend, batch, entropy=params.entropy, draw_tokens=draw)
         copied.finish(batch.slots_SB)
         return batch

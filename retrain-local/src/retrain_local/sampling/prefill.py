@@ -18,33 +18,41 @@ from retrain.api import Tokens
 from retrain_local.attention.packed import MakeAttend, Spans, dense_attention
 from retrain_local.decoder import Attend, Decoder, Scores
 from retrain_local.memory.sizes import runs
-from retrain_local.sampling.cache import Pool
+from retrain_local.model.states import Mixed, PromptMix
+from retrain_local.sampling.cache import Cache, Pool
 from retrain_local.sampling.schedule import Prefill
+
+Note = Callable[[Sequence[Prefill]], None]
 
 
 def fill(
     fills: Sequence[Prefill],
     decoder: Decoder,
-    pool: Pool,
+    cache: Cache,
     packed: MakeAttend,
     *,
     max_tokens: int,
-    note: Callable[[Sequence[Prefill]], None],
+    note: Note,
 ) -> None:
     """Copy the partial blocks, then compute the rest in forward passes of at most `max_tokens` tokens or one row.
 
     `note` is called with the rows of each forward pass before it starts.
     """
-    pool.copy(*([pair[side] for f in fills if (pair := f.copied)] for side in (0, 1)))
+    cache.pool.copy(*([pair[side] for f in fills if (pair := f.copied)] for side in (0, 1)))
+    if cache.states is not None:
+        cache.states.clear([f.slot for f in fills if not f.past and not len(f.tokens_T)])
+        continued = [f for f in fills if f.past]
+        cache.states.copy([f.source for f in continued], [f.slot for f in continued])
     work = [f for f in fills if len(f.tokens_T)]
     for is_fresh in (True, False):
         for part in runs((f for f in work if (f.past == 0) == is_fresh), max_tokens, lambda f: len(f.tokens_T)):
             note(part)
-            _forward(part, decoder, pool, packed)
+            _forward(part, decoder, cache, packed)
 
 
-def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: MakeAttend) -> None:
-    """Run a forward pass over the packed tokens; its layers write keys and values to the pool."""
+def _forward(fills: Sequence[Prefill], decoder: Decoder, cache: Cache, packed: MakeAttend) -> None:
+    """Run a forward pass over the packed tokens; its layers write keys, values and states to the cache."""
+    pool = cache.pool
     lengths, pasts = [len(f.tokens_T) for f in fills], [f.past for f in fills]
 
     def on_device(parts: Sequence[np.ndarray]) -> torch.Tensor:
@@ -58,6 +66,9 @@ def _forward(fills: Sequence[Prefill], decoder: Decoder, pool: Pool, packed: Mak
         attend = ContinuedAttention(pool, slots_N, [f.blocks for f in fills], pasts, lengths)
     else:
         attend = FreshAttention(pool, slots_N, packed(Spans.apart(lengths), decoder.device))
+    if cache.states is not None:
+        mix = PromptMix(cache.states, [f.slot for f in fills], lengths, continues=pasts[0] > 0)
+        attend = Mixed(attend, mix)
     decoder.hidden(on_device([f.tokens_T for f in fills]), positions_N, attend)
 
 
@@ -101,14 +112,14 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Bucket:
-    """Pieces side by side: queries by index, their positions, and the vectors of their keys in the pool.
+    """Pieces side by side: queries by index, their positions, and the slots of their keys in the pool.
 
     The last query and the last key of a piece are repeated to fill it up; such a key is behind every query.
     """
 
     index_RQ: Tensor
     positions_RQ: Tensor
-    vectors_RKT: Tensor
+    slots_RT: Tensor
 
 
 class ContinuedAttention:
@@ -118,7 +129,7 @@ class ContinuedAttention:
         self, pool: Pool, slots_N: Tensor, tables: Sequence[Sequence[int]], pasts: Sequence[int], lengths: Sequence[int]
     ) -> None:
         self._pool, self._slots_N, self._tables = pool, slots_N, tables
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int | None], Tensor] = {}
         groups = list(_groups(_pieces(pasts, lengths)))
         self._buckets = [self._bucket(pieces) for pieces in groups]
         places_N, before = np.empty(sum(lengths), np.int64), 0
@@ -134,9 +145,9 @@ class ContinuedAttention:
         self._pool.write(layer, self._slots_N, keys_NKD, values_NKD)
         parts = []
         for number, bucket in enumerate(self._buckets):
-            keys, values = self._pool.read(layer, bucket.vectors_RKT)
+            keys, values = self._pool.read(layer, bucket.slots_RT)
             queries = queries_NHD[bucket.index_RQ].transpose(1, 2)
-            mask = self._mask(number, scores.window, queries.dtype)
+            mask = self._mask(number, scores.window, scores.chunk, queries.dtype)
             if scores.softcap is None and scores.sinks_H is None:
                 found = functional.scaled_dot_product_attention(
                     queries, keys, values, attn_mask=mask, scale=scores.scale, enable_gqa=True
@@ -160,21 +171,23 @@ class ContinuedAttention:
         return _Bucket(
             index_RQ=torch.from_numpy(starts_R1 + within_RQ).to(device),
             positions_RQ=torch.from_numpy(positions_R1 + within_RQ).to(device),
-            vectors_RKT=self._pool.vectors_of(torch.from_numpy(slots_RT).to(device)),
+            slots_RT=torch.from_numpy(slots_RT).to(device),
         )
 
-    def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    def _mask(self, number: int, window: int | None, chunk: int | None, dtype: torch.dtype) -> Tensor:
         """Return 0 for a visible key and -inf for others, [R, 1, Q, T], for all layers."""
-        if (number, window) not in self._masks:
+        if (number, window, chunk) not in self._masks:
             bucket = self._buckets[number]
-            keys_T = torch.arange(bucket.vectors_RKT.shape[2], device=bucket.positions_RQ.device)
+            keys_T = torch.arange(bucket.slots_RT.shape[1], device=bucket.positions_RQ.device)
             distance_RQT = bucket.positions_RQ[:, :, None] - keys_T
             hidden_RQT = distance_RQT < 0
             if window is not None:
                 hidden_RQT |= distance_RQT >= window
+            if chunk is not None:
+                hidden_RQT |= bucket.positions_RQ[:, :, None] // chunk != keys_T // chunk
             mask_RQT = torch.zeros(hidden_RQT.shape, dtype=dtype, device=keys_T.device)
-            self._masks[number, window] = mask_RQT.masked_fill_(hidden_RQT, -math.inf)[:, None]
-        return self._masks[number, window]
+            self._masks[number, window, chunk] = mask_RQT.masked_fill_(hidden_RQT, -math.inf)[:, None]
+        return self._masks[number, window, chunk]
 
 
 def _pieces(pasts: Sequence[int], lengths: Sequence[int]) -> Iterator[_Piece]:

@@ -30,7 +30,7 @@ class Row:
     `request` and `place` are the indices of its request and of its seed. `prompt_key` is equal for equal prompts.
     `room` is the number of tokens it may still get. Each token consumes one number of the stream, in order, so a
     preempted row continues exactly where it stopped. `blocks` of the pool hold every token of a running row except the
-    last, the next one to read.
+    last, the next one to read; `slot` holds the state after these, if the model has any.
     """
 
     request: int
@@ -45,6 +45,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    slot: int = 0
     stream: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,12 +138,25 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefill:
-    """Tokens to compute, after `past` ones in `blocks`; `copied`: a block to copy first, and its target."""
+    """Tokens to compute, after `past` ones in `blocks`; `copied`: a block to copy first, and its target.
+
+    The state of the past ones is in the slot `source`, that of all goes to `slot`.
+    """
 
     tokens_T: Tokens
     past: int
     blocks: list[int]
     copied: tuple[int, int] | None = None
+    source: int = 0
+    slot: int = 0
+
+    @classmethod
+    def after(
+        cls, base: Prefix | None, tokens_T: Tokens, blocks: list[int], slot: int, copied: tuple[int, int] | None
+    ) -> Prefill:
+        """Read all tokens but the last, after those of `base`."""
+        past, source = (base.cached, base.slot) if base else (0, 0)
+        return cls(tokens_T=tokens_T[past:-1], past=past, blocks=blocks, copied=copied, source=source, slot=slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,7 +172,8 @@ class Schedule:
 
     Every running row is older than every waiting one. When blocks run out, cached rows of earlier turns are evicted
     first, then prompts without a running row. Then the youngest row is preempted: it keeps its tokens and waits. All
-    decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of rows times the longest.
+    decisions depend only on the rows and the sizes. `batch_tokens` bounds the number of rows times the longest. With
+    `slots` every running row and every shared prompt holds one.
     """
 
     def __init__(
@@ -170,12 +185,13 @@ class Schedule:
         cache: PrefixCache | None,
         share: bool,
         batch_tokens: int | None = None,
+        slots: Blocks | None = None,
     ) -> None:
         self.running: list[Row] = []
         self.waiting = deque(row for row in rows if row.room)
         # `computed_tokens` are the part of `prompt_tokens` that was not in the cache.
         self.preempted = self.prompt_tokens = self.computed_tokens = 0
-        self._blocks, self._size, self._cache = blocks, block_size, cache
+        self._blocks, self._slots, self._size, self._cache = blocks, slots, block_size, cache
         self._share, self._batch_tokens = share, batch_tokens
         self._prompts: dict[bytes, Prefix] = {}
         self._unfinished = Counter(row.prompt_key for row in self.waiting if share)
@@ -213,10 +229,10 @@ class Schedule:
         needed = self._count(row.cached)
         self._blocks.release(row.blocks[needed:])
         if self._cache is not None:
-            self._cache.add(Prefix(tokens_T=row.prefix_T, blocks=row.blocks[:needed]))
+            self._cache.add(Prefix(tokens_T=row.prefix_T, blocks=row.blocks[:needed], slot=row.slot))
         else:
-            self._blocks.release(row.blocks[:needed])
-        row.blocks = []
+            self._release(row.blocks[:needed], row.slot)
+        row.blocks, row.slot = [], 0
         self._unfinished[row.prompt_key] -= 1
         if self._unfinished[row.prompt_key] <= 0:
             self._forget(row.prompt_key)
@@ -254,7 +270,8 @@ class Schedule:
             if is_shared and prompt is None:
                 # the prompt gets its own blocks; the row shares all of them except the last, partial one
                 missing += self._count(before_last) - before_last // self._size
-            if missing + reserved <= self._blocks.free:
+            has_slots = self._slots is None or 1 + (is_shared and prompt is None) <= self._slots.free
+            if missing + reserved <= self._blocks.free and has_slots:
                 break
             if not self._evict_one():
                 if not is_only:
@@ -265,8 +282,9 @@ class Schedule:
         if is_shared and prompt is None:
             base = self._begin_prompt(row, base, fills)
         row.blocks, copied = self._fork(base, count)
+        row.slot = self._take_slot()
         past = base.cached if base else 0
-        fills.rest.append(Prefill(tokens_T=row.prefix_T[past:-1], past=past, blocks=row.blocks, copied=copied))
+        fills.rest.append(Prefill.after(base, row.prefix_T, row.blocks, row.slot, copied))
         if not row.tokens:
             self.prompt_tokens += before_last
             self.computed_tokens += before_last - past
@@ -275,10 +293,10 @@ class Schedule:
 
     def _begin_prompt(self, row: Row, base: Prefix | None, fills: Prefills) -> Prefix:
         blocks, copied = self._fork(base, self._count(len(row.prompt_T) - 1))
-        past = base.cached if base else 0
-        fills.prompts.append(Prefill(tokens_T=row.prompt_T[past:-1], past=past, blocks=blocks, copied=copied))
+        past, slot = base.cached if base else 0, self._take_slot()
+        fills.prompts.append(Prefill.after(base, row.prompt_T, blocks, slot, copied))
         self.computed_tokens += len(row.prompt_T) - 1 - past
-        prefix = Prefix(tokens_T=row.prompt_T, blocks=blocks)
+        prefix = Prefix(tokens_T=row.prompt_T, blocks=blocks, slot=slot)
         self._prompts[row.prompt_key] = prefix
         return prefix
 
@@ -294,8 +312,8 @@ class Schedule:
 
     def _preempt(self) -> None:
         row = self.running.pop()
-        self._blocks.release(row.blocks)
-        row.blocks = []
+        self._release(row.blocks, row.slot)
+        row.blocks, row.slot = [], 0
         self.waiting.appendleft(row)
         self.preempted += 1
 
@@ -311,7 +329,15 @@ class Schedule:
     def _forget(self, key: bytes) -> None:
         prompt = self._prompts.pop(key, None)
         if prompt is not None:
-            self._blocks.release(prompt.blocks)
+            self._release(prompt.blocks, prompt.slot)
+
+    def _take_slot(self) -> int:
+        return self._slots.take(1)[0] if self._slots is not None else 0
+
+    def _release(self, blocks: Iterable[int], slot: int) -> None:
+        self._blocks.release(blocks)
+        if self._slots is not None:
+            self._slots.release([slot])
 
     def _reserved(self, row: Row) -> int:
         return max(0, self._count(row.cached + min(HEADROOM, row.room)) - len(row.blocks))

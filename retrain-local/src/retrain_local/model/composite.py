@@ -1,0 +1,73 @@
+"""The text part of a checkpoint that also holds vision or audio: what is loaded of it, and its names in the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from retrain_local.model.hf_decoder import body_path
+
+# Names in files of today and of earlier versions of transformers, and those of a text model alone.
+TEXT_NAMES = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+
+
+def text_config(config: Any) -> Any | None:
+    """Return the configuration of the text part; None where the model is nothing else, or its text has no class."""
+    text = config.get_text_config(decoder=True)
+    return text if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """The whole model's names: `body` and `head` are pairs of a module's name in the text model and in the whole."""
+
+    body: tuple[str, str]
+    head: tuple[str, str]
+
+    def name(self, name: str) -> str:
+        """Return the name of a module or parameter of the text model in the whole."""
+        for own, whole in (self.body, self.head):
+            if name.startswith(f"{own}."):
+                return whole + name.removeprefix(own)
+        return name
+
+    def stored(self, parameters: Iterable[str], files: Collection[str]) -> dict[str, str]:
+        """Return the name of each parameter in the files, or in the whole where these have it in other parts."""
+        found = {_text_name(name): name for name in files}
+        return {name: found.get(name, self.name(name)) for name in parameters}
+
+
+def others(files: Iterable[str], parameters: Collection[str]) -> tuple[str, ...]:
+    """Return the names in the files that do not belong to the text part."""
+    return tuple(name for name in files if _text_name(name) == name and name not in parameters)
+
+
+def _text_name(name: str) -> str:
+    for pattern, text in TEXT_NAMES.items():
+        name = re.sub(pattern, text, name)
+    return name
+
+
+def whole_of(config: Any, model: Any) -> Whole:
+    """Find the text `model` in the whole that `config` describes, which is built without memory."""
+    named = next(iter(config.architectures or ()), "")
+    made = getattr(transformers, named, None) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    with torch.device("meta"):
+        whole = made(config)
+    path = body_path(model)
+    modules: Mapping[str, Any] = dict(whole.named_modules())
+    kind = type(model.get_submodule(path))
+    body = next(name for name, module in modules.items() if type(module) is kind)
+    head = next(name for name, module in modules.items() if module is whole.get_output_embeddings())
+    own = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    return Whole(body=(path, body), head=(own, head))

@@ -1,0 +1,231 @@
+"""State that a layer keeps between tokens beside keys and values: convolution windows, gated-delta and Mamba matrices.
+
+Such a layer, a mixer, is a module of transformers. It reads its rows side by side, [rows, tokens, hidden], while the
+rest of the model reads them packed, [1, N, hidden]; a `Mix` moves between the two and holds the states.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrain_local.attention.packed import MakeAttend, Spans
+from retrain_local.attention.rows import Move, WholeRows
+from retrain_local.decoder import Attend, Scores
+
+
+def mapped(found: Any, change: Move) -> Any:
+    """Return a copy of nested containers and cache objects with every tensor changed."""
+    if isinstance(found, Tensor):
+        return change(found)
+    if isinstance(found, (list, tuple)) and not hasattr(found, "_fields"):
+        return type(found)(mapped(each, change) for each in found)
+    if isinstance(found, dict):
+        return type(found)((key, mapped(each, change)) for key, each in found.items())
+    if isinstance(found, (nn.Module, type)) or hasattr(found, "model_type") or not hasattr(found, "__dict__"):
+        return found  # a module, a configuration of transformers, a plain value
+    made = copy.copy(found)
+    for name, value in vars(found).items():
+        made.__dict__[name] = mapped(value, change)
+    return made
+
+
+def tensors_in(found: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    mapped(found, note)
+    return tensors
+
+
+def with_tensors(found: Any, tensors: Iterable[Tensor]) -> Any:
+    """Return a copy with these tensors in the order of `tensors_in`."""
+    given = iter(tensors)
+    return mapped(found, lambda _: next(given))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixer:
+    """A module by `name`, the index of its layer in the cache, and that layer's cache object after one row."""
+
+    name: str
+    index: int
+    kept: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixers:
+    """The mixers of a model, in order; `is_chunked`: they read several tokens from a stored state at once."""
+
+    layers: tuple[Mixer, ...]
+    config: Any
+    is_chunked: bool = True
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(tensor.nbytes for layer in self.layers for tensor in tensors_in(layer.kept))
+
+    def empty(self) -> Any:
+        """Return a cache of transformers in which no layer has a state."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.config)
+
+    def cache(self, number: int, kept: Any) -> Any:
+        """Return a cache of transformers whose layer of mixer `number` is `kept`."""
+        cache = self.empty()
+        cache.layers[self.layers[number].index] = kept
+        return cache
+
+    def found(self, number: int, cache: Any) -> Any:
+        return cache.layers[self.layers[number].index]
+
+
+class States:
+    """Slots for the states of rows, [slots, ...] per tensor of each mixer; slot 0 is scratch."""
+
+    def __init__(self, mixers: Mixers, slots: int, device: torch.device) -> None:
+        self.mixers, self._device = mixers, device
+        self._tensors = [[_zeros(slots, each, device) for each in tensors_in(layer.kept)] for layer in mixers.layers]
+
+    def read(self, number: int, slots_B: Tensor) -> Any:
+        """Return the cache layer of these rows."""
+        tensors = (stored.index_select(0, slots_B) for stored in self._tensors[number])
+        return with_tensors(self.mixers.layers[number].kept, tensors)
+
+    def write(self, number: int, slots_B: Tensor, kept: Any) -> None:
+        for stored, tensor in zip(self._tensors[number], tensors_in(kept), strict=True):
+            stored.index_copy_(0, slots_B, tensor)
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Give rows without a token before the next one the state of no tokens."""
+        if slots:
+            slots_R = self.index(slots)
+            for stored in (tensor for tensors in self._tensors for tensor in tensors):
+                stored.index_fill_(0, slots_R, 0)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if sources:
+            sources_R, targets_R = self.index(sources), self.index(targets)
+            for stored in (tensor for tensors in self._tensors for tensor in tensors):
+                stored.index_copy_(0, targets_R, stored.index_select(0, sources_R))
+
+    def index(self, slots: Sequence[int]) -> Tensor:
+        return torch.tensor(list(slots), device=self._device)
+
+
+def _zeros(slots: int, row: Tensor, device: torch.device) -> Tensor:
+    size = slots, *row.shape[1:]
+    if device.type == "cpu":  # numpy's zeros commit memory only when it is first written
+        bytes_ = np.zeros(int(np.prod(size, dtype=np.int64)) * row.dtype.itemsize, np.int8)
+        return torch.from_numpy(bytes_).view(row.dtype).view(size)
+    return torch.zeros(size, dtype=row.dtype, device=device)
+
+
+class Run(Protocol):
+    """Runs a mixer over rows: `move` takes [1, N, ...] to [rows, tokens, ...], `cache` (or None) holds its state."""
+
+    def __call__(self, move: Move, cache: Any) -> Tensor: ...
+
+
+class Mix(Protocol):
+    """Runs mixer `number` over N packed tokens."""
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        """Return the mixer's output, [1, N, hidden]."""
+
+
+class Mixed:
+    """An `Attend` of a model with mixers."""
+
+    def __init__(self, attend: Attend, mix: Mix) -> None:
+        self.attend, self.mix = attend, mix
+
+    def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
+        return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
+
+
+def with_mixers(packed: MakeAttend) -> MakeAttend:
+    """Return the factory of attention over whole rows for a model with mixers."""
+    return lambda spans, device: Mixed(packed(spans, device), PackedMix(spans, device))
+
+
+class PackedMix:
+    """`Mix` of training: every row is read from its first token."""
+
+    def __init__(self, spans: Spans, device: torch.device) -> None:
+        self._rows = WholeRows(spans, device)
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        return self._rows.through(lambda move: run(lambda x: move(x[0]), None))[None]
+
+
+class PromptMix:
+    """`Mix` of prompts: `lengths` new tokens per row, from the state in the row's slot if it `continues` one.
+
+    The state after the last token is left in the slot.
+    """
+
+    def __init__(self, states: States, slots: Sequence[int], lengths: Sequence[int], *, continues: bool) -> None:
+        self._states, self._slots, self._continues = states, slots, continues
+        self._starts = [0, *np.cumsum(lengths).tolist()]
+        # Rows of one length share a call: padding would enter their states.
+        self._calls = [
+            ([number for number, each in enumerate(lengths) if each == length], length)
+            for length in sorted(set(lengths))
+        ]
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        states, mixers, parts = self._states, self._states.mixers, dict[int, Tensor]()
+        for rows, length in self._calls:
+            slots_B = states.index([self._slots[row] for row in rows])
+            cache = mixers.cache(number, states.read(number, slots_B)) if self._continues else mixers.empty()
+            step = 1 if self._continues and not mixers.is_chunked else length
+            outs = []
+            for first in range(0, length, step):
+                places = [self._starts[row] + first for row in rows]
+                outs.append(run(partial(_stacked, places, step), cache))
+            states.write(number, slots_B, mixers.found(number, cache))
+            parts |= dict(zip(rows, torch.cat(outs, dim=1), strict=True))
+        return torch.cat([parts[row] for row in range(len(parts))])[None]
+
+
+def _stacked(places: Sequence[int], length: int, x_1N: Tensor) -> Tensor:
+    return torch.stack([x_1N[0, place : place + length] for place in places])
+
+
+class StepMix:
+    """`Mix` of decoding: one token per row and call, over a copy of the states in these slots."""
+
+    def __init__(self, states: States, slots: Sequence[int]) -> None:
+        self._states, self._slots_B = states, states.index(slots)
+        self._caches: dict[int, Any] = {}
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        if number not in self._caches:
+            kept = self._states.read(number, self._slots_B)
+            self._caches[number] = self._states.mixers.cache(number, kept)
+        return run(lambda x: x.transpose(0, 1), self._caches[number]).transpose(0, 1)
+
+    def drop(self, kept_B: Tensor) -> None:
+        """Go on with these rows only."""
+        mixers = self._states.mixers
+        self._slots_B = self._slots_B[kept_B]
+        for number, cache in self._caches.items():
+            found = mapped(mixers.found(number, cache), lambda tensor: tensor.index_select(0, kept_B))
+            self._caches[number] = mixers.cache(number, found)
+
+    def finish(self) -> None:
+        """Store the states in their slots."""
+        for number, cache in self._caches.items():
+            self._states.write(number, self._slots_B, self._states.mixers.found(number, cache))

@@ -1,0 +1,75 @@
+"""The layers that get an adapter: linear layers, and on request the fused matrices of experts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+# Fused kernels of these types read some weights without calling the layer, so an adapter around it would be skipped;
+# PEFT refuses the same names.
+FUSED_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+UNREACHED = frozenset({"out_proj", "conv1d"})
+
+
+def linear_names(model: Any) -> set[str]:
+    """Return the linear layers except the head.
+
+    A router is often a linear layer with a forward pass of its own, whose result is no product; it is left out.
+    """
+    head = model.get_output_embeddings()
+    return {name for name, module in model.named_modules() if module is not head and _is_product(module)}
+
+
+def _is_product(module: nn.Module) -> bool:
+    if type(module) in (nn.Linear, Conv1D):
+        return True
+    if not isinstance(module, nn.Linear):
+        return False
+    x = torch.ones(1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)
+    with torch.no_grad():
+        try:
+            found = module(x)
+        except Exception:  # a subclass may want more arguments
+            return False
+        return isinstance(found, Tensor) and torch.equal(found, functional.linear(x, module.weight, module.bias))
+
+
+def target_names(model: Any, config: LoraConfig) -> list[str]:
+    """Return the names that give PEFT every linear layer and nothing else, as short as possible."""
+    wanted = linear_names(model)
+    if model.config.model_type in FUSED_MAMBA:
+        wanted = {name for name in wanted if _last(name) not in UNREACHED}
+    wanted = _unconverted(model, config, wanted)
+    others = {name for name, _ in model.named_modules()} - wanted
+    last = {_last(name) for name in wanted}
+    return sorted(last) if last.isdisjoint(map(_last, others)) else sorted(wanted)
+
+
+def _unconverted(model: Any, config: LoraConfig, names: Iterable[str]) -> set[str]:
+    """Drop names that PEFT reads as those of fused experts: checkpoints of some families have them from older ones."""
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # before PEFT 0.19
+        return set(names)
+    trial = copy.deepcopy(config)
+    kept = set()
+    for name in names:
+        trial.target_modules, trial.target_parameters = {name}, None
+        try:
+            convert_peft_config_for_transformers(trial, model=model, conversions=None)
+        except ValueError:  # one matrix of a fused pair
+            continue
+        if name in trial.target_modules:
+            kept.add(name)
+    return kept
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

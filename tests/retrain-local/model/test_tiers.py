@@ -1,0 +1,244 @@
+"""Types whose layers keep other state than keys and values, or have attention of their own: the same numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from retrain.api import ConfigError, SampleRequest, SamplingParams, TrainBatch
+from retrain_local.attention.packed import PaddedAttend, Spans
+from retrain_local.model.probe import choose_route
+from tests.kit.causal_types import COMPOSITES, small_composite, small_model
+from tests.kit.local_backend import Local, check_same_rows, saved
+from tests.kit.plain_path import distance, gradient, joined, plain_gradient, plain_model
+from tests.kit.problems import codes_in
+from tests.kit.shared import first_or_long
+
+TIERS = {
+    "qwen3_5_text": "paged",  # gated delta rule
+    "lfm2": "paged",  # convolutions
+    "falcon_h1": "paged",  # Mamba-2 beside attention in one layer
+    "jamba": "paged",  # Mamba, whose module cannot read several tokens from a state
+    "nemotron_h": "paged",  # layers of one part each
+    "kimi_linear": "paged",  # delta attention and latent attention
+    "llama4_text": "paged",  # chunks
+    "gemma4_text": "paged",  # heads of different sizes, shared keys and values
+    "gptj": "plain",  # attention of its own
+    "openai-gpt": "plain",  # no cache
+}
+QUICK = ("qwen3_5_text", "falcon_h1", "gptj")
+REQUESTS = [
+    SampleRequest(prompt_T=np.arange(5, 5 + length) * 7 % 190 + 3, seeds_G=tuple(range(seed, seed + count)))
+    for length, seed, count in ((3, 1, 3), (9, 5, 3), (1, 9, 1))
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind)
+            model = small_composite(kind) if kind in COMPOSITES else small_model(kind)
+            model.save_pretrained(made[kind])
+        return made[kind]
+
+    return folder
+
+
+def own_logprobs(model: Any, tokens_T: np.ndarray) -> np.ndarray:
+    ids_1T = torch.from_numpy(tokens_T)[None]
+    with torch.no_grad():
+        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
+    return torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, 1:, None])[:, 0].numpy()
+
+
+def check_own(model: Any, batch: TrainBatch) -> None:
+    """The sampled log-probabilities are those of the model's own forward pass over whole rows."""
+    for row in batch.rows:
+        found = row.logprobs_T[1:][row.action_T[1:]]
+        assert found == pytest.approx(own_logprobs(model, row.tokens_T)[row.action_T[1:]], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in TIERS])
+def test_sampling_training_and_resuming_are_transformers(
+    kind: str, local: Local, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    backend = local.make(folders(kind))
+    assert backend._pair.trained.tier == TIERS[kind]
+    backend.train(local.roll(backend, requests=REQUESTS, max_tokens=12))
+    backend.publish()
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=12, step=1)
+    model = plain_model(folders(kind), saved(tmp_path / "adapter", backend.save_adapter)).eval()
+    check_own(model, batch)
+    wanted = joined(plain_gradient(batch, model))
+    for most in (0, 20):  # one pack, and packs of about a row
+        assert distance(gradient(backend, batch, max_tokens=most), wanted) < 1e-4
+    state = saved(tmp_path / "state", backend.save)
+    resumed = local.make(folders(kind))
+    resumed.load(state)
+    check_same_rows(*(local.roll(each, requests=REQUESTS, max_tokens=12, step=2) for each in (resumed, backend)))
+
+
+@pytest.mark.parametrize("kind", first_or_long(["nemotron_h", "deepseek_v3", "gemma4_text", "openai-gpt"]))
+def test_all_weights_are_trained_and_what_no_gradient_trains_is_kept(
+    kind: str, local: Local, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    backend = local.make(folders(kind), rank=0)
+    backend.train(local.roll(backend, requests=REQUESTS, max_tokens=8))
+    backend.publish()
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8, step=1)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        saved(tmp_path / "model", backend.save_adapter), output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    check_own(model.eval(), batch)
+    resumed = local.make(folders(kind), rank=0)
+    resumed.load(saved(tmp_path / "state", backend.save))
+    check_same_rows(*(local.roll(each, requests=REQUESTS, max_tokens=8, step=2) for each in (resumed, backend)))
+
+
+@pytest.mark.parametrize("kind", first_or_long(list(COMPOSITES)))
+@pytest.mark.parametrize("rank", [4, 0])
+def test_the_text_of_a_larger_checkpoint_fits_the_whole(
+    kind: str, rank: int, local: Local, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = small_composite(kind)
+    backend = local.make(folders(kind), rank=rank)
+    loaded = sum(p.numel() for p in backend._pair.trained._model.parameters() if p.dim() > 1)
+    assert loaded < sum(p.numel() for name, p in whole.named_parameters() if "vision" not in name) + 20_000
+    backend.train(local.roll(backend, requests=REQUESTS, max_tokens=8))
+    backend.publish()
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8, step=1)
+    written = saved(tmp_path / "written", backend.save_adapter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PEFT warns about names that do not fit
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        if rank:
+            model = PeftModel.from_pretrained(type(whole).from_pretrained(folders(kind)), str(written))
+            assert not any("vision" in name for name, _ in model.named_parameters() if "lora_" in name)
+        else:
+            model, report = type(whole).from_pretrained(written, output_loading_info=True)
+            assert not report["missing_keys"]
+            assert not report["unexpected_keys"]
+    check_own(model.eval(), batch)
+
+
+PROMPT_T = np.arange(2, 9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    kind=st.sampled_from(["qwen3_5_text", "falcon_h1", "gptj"]),
+    is_shared=st.booleans(),
+)
+def test_a_row_does_not_depend_on_its_neighbours(
+    lengths: list[int], kind: str, is_shared: bool, pairs: Callable[[str], Any]
+) -> None:
+    """Hidden states and gradients of each row of a pack, after a shared prompt or alone, are those of the row alone."""
+    decoder = pairs(kind).trained
+    make, cpu = decoder.packed(PaddedAttend), torch.device("cpu")
+    rng = np.random.default_rng(len(lengths))
+    rows = [rng.integers(3, 190, size=length) for length in lengths]
+    before = [PROMPT_T] if is_shared else []
+    spans = Spans(
+        lengths=tuple(len(part) for part in (*before, *rows)),
+        prefixes=(*([-1] * len(before)), *([0 if is_shared else -1] * len(rows))),
+    )
+
+    def of(spans: Spans, ids: np.ndarray) -> torch.Tensor:
+        return decoder.hidden(torch.from_numpy(ids), torch.from_numpy(spans.positions()), make(spans, cpu))
+
+    parameters = [p for name, p in pairs(kind).parameters.items() if "lora_B" in name]
+    packed = of(spans, np.concatenate([*before, *rows])).split(spans.lengths)[len(before) :]
+    for row_T, found in zip(rows, packed, strict=True):
+        whole_T = np.concatenate([*before, row_T])
+        alone = of(Spans.apart([len(whole_T)]), whole_T)[-len(row_T) :]
+        assert torch.allclose(found, alone, atol=1e-5)
+        gradients = (
+            torch.autograd.grad(part.square().sum(), parameters, retain_graph=True, allow_unused=True)
+            for part in (found, alone)
+        )
+        for left, right in zip(*gradients, strict=True):
+            assert (left is None) == (right is None)
+            assert left is None or torch.allclose(left, right, atol=1e-4, rtol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def pairs(local: Local, folders: Callable[[str], Path]) -> Callable[[str], Any]:
+    made: dict[str, Any] = {}
+
+    def pair(kind: str) -> Any:
+        if kind not in made:
+            made[kind] = local.pair(folders(kind))
+        return made[kind]
+
+    return pair
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gptj"])
+def test_turns_continue_from_what_was_kept(kind: str, local: Local, folders: Callable[[str], Path]) -> None:
+    from retrain.kernel.config.plugin_tables import EnvironmentTable
+
+    context = local.context(folders(kind), tables={"environment": EnvironmentTable(provider="any")})
+    from retrain_local.factory import create_backend
+
+    backend: Any = create_backend(context)
+    engine, params = backend._engine, SamplingParams(max_tokens=6, temperature=1.0)
+    [first] = backend.sample(REQUESTS[1:2], params)
+    engine.metrics()
+    rows = [np.concatenate([REQUESTS[1].prompt_T, each.tokens_T, [7, 9]]) for each in first]
+    asked = [SampleRequest(prompt_T=row, seeds_G=(3,)) for row in rows]
+    found = backend.sample(asked, params)
+    assert engine.metrics()["engine_prompt_reuse"] > 0.5
+    model = AutoModelForCausalLM.from_pretrained(folders(kind))
+    for row, [each] in zip(rows, found, strict=True):
+        wanted = own_logprobs(model.eval(), np.concatenate([row, each.tokens_T]))[-len(each.tokens_T) :]
+        assert each.logprobs_T == pytest.approx(wanted, abs=1e-4)
+
+
+def test_few_slots_put_rows_aside_and_change_nothing(local: Local, folders: Callable[[str], Path]) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.0)
+    wide, narrow = local.make(folders("lfm2")), local.make(folders("lfm2"))
+    narrow._policies[0].limits.cache_slots = 2
+    for left, right in zip(wide.sample(REQUESTS, params), narrow.sample(REQUESTS, params), strict=True):
+        for a, b in zip(left, right, strict=True):
+            assert a.tokens_T.tolist() == b.tokens_T.tolist()
+            assert a.logprobs_T == pytest.approx(b.logprobs_T, abs=1e-5)
+
+
+def test_a_model_that_sees_later_tokens_is_refused(local: Local, tmp_path: Path) -> None:
+    small_model("roberta", is_decoder=False).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        local.pair(tmp_path)
+    assert codes_in(caught) == ["model.not-causal"]
+
+
+def test_the_tier_is_chosen_by_what_the_modules_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An architecture whose own attention does a little more than the one that packing needs."""
+    from transformers.models.granite import modeling_granite
+
+    model = small_model("granite")
+    model.set_attn_implementation("eager")
+    assert not choose_route(model).why
+    plain = modeling_granite.eager_attention_forward
+
+    def stranger(*arguments: Any, **given: Any) -> Any:
+        values, weights = plain(*arguments, **given)
+        return values * 1.05, weights
+
+    monkeypatch.setattr(modeling_granite, "eager_attention_forward", stranger)
+    model.set_attn_implementation("eager")
+    assert choose_route(model).why
