@@ -270,21 +270,21 @@ def trained_logits(
 
 
 def load(path: str, folder: Folder, **options: Any) -> Any:
-    """Load a causal language model of transformers on the CPU, a small one in fp64, so that rounding hides nothing."""
-    with without_advice():
-        from transformers import AutoModelForCausalLM
+    """Load a language model of transformers on the CPU, a small one in fp64, so that rounding hides nothing.
 
+    Of a checkpoint that holds more than text all is loaded: the names of adapters are those of the whole.
+    """
+    with without_advice():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from retrain_local.model.composite import text_config, whole_class
         from retrain_local.model.hf_model import quiet
+    options |= {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     # The GGUF reader writes a progress bar to standard error.
     with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            trust_remote_code=folder.trust_remote_code,
-            local_files_only=folder.source.offline,
-            attn_implementation="eager",
-            **options,
-        )
+        config = AutoConfig.from_pretrained(path, **options)
+        made = AutoModelForCausalLM if text_config(config) is None else whole_class(config)
+        model = made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager", **options)
     is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
     # transformers keeps GGUF weights packed in newer versions, and cannot widen them.
     is_packed = getattr(model, "is_quantized", False)

@@ -58,12 +58,16 @@ def _text_name(name: str) -> str:
     return name
 
 
+def whole_class(config: Any) -> Any:
+    """Return the class of transformers that holds all of the checkpoint."""
+    named = next(iter(config.architectures or ()), "")
+    return getattr(transformers, named, None) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+
+
 def whole_of(config: Any, model: Any) -> Whole:
     """Find the text `model` in the whole that `config` describes, which is built without memory."""
-    named = next(iter(config.architectures or ()), "")
-    made = getattr(transformers, named, None) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
     with torch.device("meta"):
-        whole = made(config)
+        whole = whole_class(config)(config)
     path = body_path(model)
     modules: Mapping[str, Any] = dict(whole.named_modules())
     kind = type(model.get_submodule(path))
