@@ -74,7 +74,7 @@ def retrain_register_backends(register: Callable[[PluginSpec], None]) -> None:
             traits=CAPABILITIES,
             functions=BackendFunctions(
                 find_devices=find_devices,
-                estimate_memory="retrain_local.memory.estimate:estimate_memory",
+                estimate_memory="retrain_local.planning:estimate_memory",
                 evaluate_loss="retrain_local.training.step_loss:evaluate_loss",
                 export_model="retrain_local.export.write:export_model",
                 models={f"builtin:{name}": folder for name, folder in BUILTIN_MODELS.items()},

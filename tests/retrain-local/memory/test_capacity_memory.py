@@ -24,12 +24,12 @@ from retrain_local.memory.estimate import (
     activation_elements,
     bytes_per_token,
     estimate,
-    other_models,
     pack_tokens,
     packs_at_a_time,
 )
 from retrain_local.memory.shape import ModelShape, read_shape
 from retrain_local.model.architecture import FAMILIES
+from retrain_local.planning import other_models
 from retrain_local.sampling import cache as pool
 from retrain_local.training import budget
 

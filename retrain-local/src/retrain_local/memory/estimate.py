@@ -9,52 +9,12 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from retrain.api import Config, ConfigError, MemoryEstimate, MemoryModel, MemoryPhase, TensorSize, Workload
+from retrain.api import MemoryEstimate, MemoryPhase, TensorSize, Workload
 from retrain_local.memory import sizes
-from retrain_local.memory.shape import ModelShape, read_shape
-
-HERE = "pytorch"  # the engine of a teacher in this process
-
-
-def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
-    shape = read_shape(model_folder(), where=config.place("model.model"))
-    rank, others = config.model.lora_rank, other_models(config, shape, model_folder)
-
-    def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
-        return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes, others=others)
-
-    return MemoryModel(
-        parameters=shape.parameters,
-        is_counted=shape.is_counted,
-        lora_parameters=shape.lora_parameters(rank),
-        checkpoint_bytes=0 if rank else shape.parameters * sizes.FULL_CHECKPOINT_BYTES,
-        context=shape.context,
-        estimate=estimated,
-        can_quantise=shape.is_native,
-    )
-
-
-def other_models(config: Config, own: ModelShape, model_folder: Callable[..., Path]) -> dict[str, ModelShape]:
-    """Return a teacher in this process, if its `config.json` is on this machine, and the reference of all weights."""
-    found = {}
-    name, adapter = config.teacher.model, config.teacher.adapter
-    if (name or adapter) and config.teacher.engine == HERE:
-        if name in ("", config.model.model):
-            found["teacher"] = own
-        else:
-            folder = None
-            with suppress(ConfigError):
-                folder = model_folder(name)
-            if folder is not None:
-                found["teacher"] = read_shape(folder, where=config.place("teacher.model"))
-    if config.kl.coef and not config.model.lora_rank:
-        found["reference"] = own
-    return found
+from retrain_local.memory.shape import ModelShape
 
 
 def estimate(
@@ -162,6 +122,8 @@ STORED_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
 def bytes_per_token(shape: ModelShape, work: Workload) -> int:
     computed = 2 if work.dtype == "bf16" else sizes.weight_bytes(work.device, work.model_dtype)
     stored = STORED_BYTES.get(work.kv_cache_dtype, computed)
+    if shape.kept:
+        return shape.token_elements * stored
     return sizes.token_bytes(shape.layers, shape.kv_heads, 2 * shape.head_size, stored)
 
 
@@ -207,7 +169,7 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     devices, is_cpu = max(1, work.samplers), work.device == "cpu"
     wanted = math.ceil(work.most_sampled / devices)
     needed = Blocks.needed(work)
-    pool = max(needed.of(1), pool_bytes // per_block) if pool_bytes else needed.of(wanted)
+    pool = max(needed.of(1), pool_bytes // max(1, per_block)) if pool_bytes else needed.of(wanted)
     # As large as all rows of a step need, see `retrain_local.sampling.schedule.enough_tokens`.
     if not is_cpu:
         pool = min(pool, wanted * row_blocks(work) + math.ceil(wanted / work.group_size))
@@ -226,8 +188,10 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
         "draw": chunk * sizes.DRAW_BYTES + rows * shape.vocabulary * element,
     }
     if is_cpu:
-        plain = 2 * shape.layers * shape.kv_heads * shape.head_size * element * sizes.BLOCK_SIZE
+        plain = shape.token_elements * element * sizes.BLOCK_SIZE
         parts["kv_copy"] = int(rows * row_blocks(work) * plain * sizes.COPY_WASTE)
+    if shape.row_bytes:  # of every row and every shared prompt, and of the copy that a segment works on
+        parts["states"] = (2 * rows + math.ceil(rows / work.group_size)) * shape.row_bytes
     keys = (held, sizes.BLOCK_SIZE, shape.kv_heads, shape.head_size)
     tensors = (
         TensorSize(name="keys of a layer", shape=keys, bytes=held * per_block // (2 * shape.layers)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,31 @@ from retrain_local.memory.sizes import NATIVE
 
 # Their feed-forward part has two matrices; other families have three, with a gate.
 PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})
+# Names of a text part in the files of a larger checkpoint, of today and of earlier versions of transformers, and those
+# of a text model alone.
+TEXT_NAMES = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
 MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the layers of a model of transformers keep, measured: see `model.measure`.
+
+    A token keeps `token_elements` numbers, a row `row_bytes` beside them. An adapter has `adapter_width` numbers for
+    each of its ranks, beside matrices of `adapted_elements`. `why` says what keeps the model from the tier paged.
+    """
+
+    tier: str
+    why: str
+    token_elements: int
+    row_bytes: int
+    adapter_width: int
+    adapted_elements: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +61,16 @@ class ModelShape:
     is_counted: bool
     context: int | None
     is_native: bool = True
+    kept: Kept | None = None
+
+    @property
+    def token_elements(self) -> int:
+        """The numbers in a token's keys and values, of all layers."""
+        return self.kept.token_elements if self.kept else 2 * self.layers * self.kv_heads * self.head_size
+
+    @property
+    def row_bytes(self) -> int:
+        return self.kept.row_bytes if self.kept else 0
 
     @property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
@@ -53,15 +87,19 @@ class ModelShape:
 
     @property
     def adapted_elements(self) -> int:
+        if self.kept:
+            return self.kept.adapted_elements
         return self.layers * sum(inputs * outputs * count for inputs, outputs, count in self.linears)
 
     def lora_parameters(self, rank: int) -> int:
         """Return rank x (inputs + outputs), over every linear layer but the head."""
+        if self.kept:
+            return rank * self.kept.adapter_width
         return rank * self.layers * sum((inputs + outputs) * count for inputs, outputs, count in self.linears)
 
     def sampler_adapter_elements(self, rank: int) -> int:
         """Return the elements of a sampler's unmerged adapter, whose B is block-diagonal over layers with one input."""
-        if self.experts:
+        if self.experts or self.kept:
             return self.lora_parameters(rank)
         attention, keys, ups = self.heads * self.head_size, self.kv_heads * self.head_size, 2 if self.has_gate else 1
         joint = (  # inputs + outputs, and the number of stacked matrices
@@ -71,6 +109,10 @@ class ModelShape:
             (self.inner + self.hidden, 1),
         )
         return rank * self.layers * sum(size * parts for size, parts in joint)
+
+
+def is_text(name: str) -> bool:
+    return name.startswith("lm_head.") or any(re.match(pattern, name) for pattern in TEXT_NAMES)
 
 
 def _refused(where: str, *, what: str, code: str) -> ConfigError:
@@ -87,7 +129,10 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
     if not isinstance(text, dict):
         what = f"{file} is not the configuration of a model"
         raise _refused(where, what=what, code="model.bad-config-json")
-    return shape_of(text, file=file, where=where, counted=count_parameters(folder))
+    is_part = text is not document
+    shape = shape_of(text, file=file, where=where, counted=count_parameters(folder, is_part=is_part))
+    # The own decoder reads files that hold nothing else.
+    return replace(shape, is_native=shape.is_native and not is_part)
 
 
 def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: int | None = None) -> ModelShape:
@@ -135,16 +180,20 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
     return replace(shape, parameters=counted or formula, context=context)
 
 
-def count_parameters(folder: Path) -> int | None:
-    """Count the elements in the safetensors files of a folder, from their headers; None if a file is damaged."""
+def count_parameters(folder: Path, *, is_part: bool = False) -> int | None:
+    """Count the elements in the safetensors files of a folder, from their headers; None if a file is damaged.
+
+    With `is_part` only those of the text in a checkpoint that holds more.
+    """
     total = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with file.open("rb") as stream:
                 length = int.from_bytes(stream.read(8), "little")
                 header = json.loads(stream.read(length)) if 0 < length <= MAX_HEADER_BYTES else None
-            shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]  # type: ignore[union-attr]
-            total += sum(math.prod(shape) for shape in shapes)
+            header.pop("__metadata__", None)  # type: ignore[union-attr]
+            counted = (each for name, each in header.items() if not is_part or is_text(name))  # type: ignore[union-attr]
+            total += sum(math.prod(entry["shape"]) for entry in counted)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
     return total or None

@@ -11,14 +11,8 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from retrain_local.memory.shape import TEXT_NAMES, is_text
 from retrain_local.model.hf_decoder import body_path
-
-# Names in files of today and of earlier versions of transformers, and those of a text model alone.
-TEXT_NAMES = {
-    r"^model\.language_model\.": "model.",
-    r"^language_model\.model\.": "model.",
-    r"^language_model\.lm_head\.": "lm_head.",
-}
 
 
 def text_config(config: Any) -> Any | None:
@@ -49,7 +43,7 @@ class Whole:
 
 def others(files: Iterable[str], parameters: Collection[str]) -> tuple[str, ...]:
     """Return the names in the files that do not belong to the text part."""
-    return tuple(name for name in files if _text_name(name) == name and name not in parameters)
+    return tuple(name for name in files if not is_text(name) and name not in parameters)
 
 
 def _text_name(name: str) -> str:

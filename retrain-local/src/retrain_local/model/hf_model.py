@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from retrain_local.memory import sizes
+from retrain_local.memory.shape import TEXT_NAMES
 from retrain_local.model.adapter import ADAPTER, PREFIX, adapter_config, file_names
-from retrain_local.model.composite import TEXT_NAMES, Whole, others, text_config, whole_of
+from retrain_local.model.composite import Whole, others, text_config, whole_of
 from retrain_local.model.full import ReadsReference
 from retrain_local.model.hf_decoder import HfDecoder
 from retrain_local.model.model_files import Folder, ModelFiles

@@ -33,6 +33,8 @@ def _is_product(module: nn.Module) -> bool:
     if not isinstance(module, nn.Linear):
         return False
     x = torch.ones(1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)
+    if x.is_meta:
+        return type(module).forward is nn.Linear.forward
     with torch.no_grad():
         try:
             found = module(x)

@@ -160,7 +160,8 @@ class Reader:
         return sorted(self._files)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._files[name].get_slice(name)[:1].dtype
+        one = self._files[name].get_slice(name)
+        return (one[:1] if one.get_shape() else self._files[name].get_tensor(name)).dtype
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self._device, dtype=self._dtype)

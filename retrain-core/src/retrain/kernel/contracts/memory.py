@@ -122,7 +122,7 @@ class MemoryModel:
     adapter's; `context` is the longest row, None if the model does not say. `runtime_bytes` is the measured need of a
     process in addition to the model, None if unknown; `device_bytes` the memory of the device. `checkpoint_bytes` is
     the size of a checkpoint on disk where it is worth a word, 0 if not. `can_quantise`: the backend can keep the frozen
-    weights of this model in fewer bits.
+    weights of this model in fewer bits. `tier` says for display how the backend computes the model, if in several ways.
     """
 
     parameters: int
@@ -132,3 +132,4 @@ class MemoryModel:
     estimate: Callable[[Workload, int | None, int | None], MemoryEstimate]
     checkpoint_bytes: int = 0
     can_quantise: bool = True
+    tier: str = ""

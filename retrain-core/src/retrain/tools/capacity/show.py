@@ -124,7 +124,8 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
         found = forecast(config, plugins)
     except RetrainError as error:
         return {"peak_memory": f"unknown: {error.problems[0].what}"} | _time_rows(run_time(config, Past()), None)
-    rows = {
+    rows = {"model_tier": found.model.tier} if found.model.tier else {}
+    rows |= {
         "peak_memory": f"{size(found.estimate.peak_bytes)} in {found.estimate.worst.name} on {found.work.device}",
         "biggest_tensor": str(found.estimate.biggest),
     }
