@@ -70,68 +70,39 @@ def test_a_passing_fault_changes_nothing_but_the_count_of_retries(make_engine, s
     assert engine.metrics()["inference_retries"] == 2
 
 
-UNUSABLE = {name: fault for name, fault in PASSING.items() if name in ("truncated JSON", "NaN")}
-
-
-@pytest.mark.parametrize("fault", UNUSABLE.values(), ids=UNUSABLE.keys())
+@pytest.mark.parametrize("fault", ["truncated JSON", "NaN"])
 def test_a_server_that_always_answers_wrongly_is_one_clear_error(make_engine, server, fault) -> None:
     engine = make_engine(server, retry_s=600.0)
-    server.always = fault
-    with pytest.raises(BackendError) as caught:
+    server.always = PASSING[fault]
+    with pytest.raises(
+        BackendError, match=r"of prompt 0 failed.*\n.*3 answers were unusable; none was trained"
+    ) as caught:
         engine.sample(EIGHT, PARAMS)
-    text = str(caught.value)
-    assert text.startswith(server.url)
-    assert "of prompt 0 failed" in text
-    assert "3 answers were unusable; none was trained on" in text
+    assert str(caught.value).startswith(server.url)
 
 
-@pytest.mark.slow
-def test_a_server_that_is_away_too_long_is_one_clear_error(make_engine, server) -> None:
-    engine = make_engine(server, retry_s=1.0)
-    server.die()
-    with pytest.raises(BackendError) as caught:
-        engine.sample(EIGHT, PARAMS)
-    assert "[inference] retry_s = 1 ended it" in str(caught.value)
-    assert "start the server" in str(caught.value)
-
-
-def test_a_request_that_is_refused_is_not_sent_again(make_engine, server) -> None:
+def test_a_refused_request_is_not_sent_again_and_its_reason_shown_without_control_characters(
+    make_engine, server
+) -> None:
     engine = make_engine(server)
     server.requests.clear()
-    server.always = faulty.status(400)
-    with pytest.raises(RefusedError, match="HTTP 400: switched on"):
+    server.always = lambda handler, answer: handler.error(400, "\x1b[31mred\n\n alert" + "x" * 5000)
+    with pytest.raises(RefusedError, match="HTTP 400: .*red alert") as caught:
         engine.sample([SampleRequest(prompt_T=np.arange(3, 9), seeds_G=(1,))], PARAMS)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 600
     assert len(server.completions) == 1
 
 
-def test_what_a_server_says_is_shown_without_control_characters(make_engine, server) -> None:
-    engine = make_engine(server)
-    server.always = lambda handler, answer: handler.error(400, "\x1b[31mred\n\n alert" + "x" * 5000)
-    with pytest.raises(RefusedError) as caught:
-        engine.sample(EIGHT, PARAMS)
-    assert "\x1b" not in str(caught.value)
-    assert len(str(caught.value)) < 600
-
-
-def test_a_request_that_hangs_is_given_up_and_sent_again(make_engine, server) -> None:
+def test_a_request_that_hangs_is_sent_again_until_retry_s_is_over(make_engine, server) -> None:
     engine = make_engine(server, timeout_s=1.0)
     expected = tokens(engine.sample(EIGHT, PARAMS))
     server.faults.extend([faulty.hangs] * 2)
     assert tokens(engine.sample(EIGHT, PARAMS)) == expected
-
-
-def test_a_server_that_always_hangs_is_one_clear_error(make_engine, server) -> None:
-    engine = make_engine(server, timeout_s=0.3, retry_s=1.0)
+    engine = make_engine(server, timeout_s=0.2, retry_s=0.3)
     server.always = faulty.hangs
-    with pytest.raises(BackendError, match=r"no answer within"):
+    with pytest.raises(BackendError, match=r"no answer within.*\n?.*\[inference\] retry_s = 0\.3 ended it"):
         engine.sample(EIGHT, PARAMS)
-
-
-def test_a_hanging_server_is_put_aside_for_another(make_engine) -> None:
-    with serving(ToyModel()) as one, serving(ToyModel()) as two:
-        engine = make_engine(one, two, timeout_s=1.0)
-        one.always = faulty.hangs
-        assert len(tokens(engine.sample(EIGHT, PARAMS))) == 8
 
 
 def test_a_storm_of_429_ends_in_all_samples(make_engine, server) -> None:
@@ -142,6 +113,7 @@ def test_a_storm_of_429_ends_in_all_samples(make_engine, server) -> None:
     assert engine.metrics()["inference_retries"] > 0
     (known,) = engine._caller.servers
     assert known.room < 32  # it has learnt that the server does not take all at once
+    assert engine.sample([], PARAMS) == []
 
 
 @pytest.mark.slow
@@ -168,17 +140,6 @@ def test_a_server_killed_and_started_again_in_the_middle_of_a_step(make_engine, 
         assert engine._adapters.current.key in again[0].adapters
         engine.close()
         again[0].die()
-
-
-def test_one_of_two_servers_killed_for_good(make_engine, policy) -> None:
-    with serving(ToyModel()) as one, serving(ToyModel()) as two:
-        one.latency_s = two.latency_s = 0.02
-        engine = make_engine(one, two, max_concurrent=8)
-        many = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(60)))]
-        timer = threading.Timer(0.1, one.die)
-        timer.start()
-        assert len(tokens(engine.sample(many, PARAMS))) == 60
-        timer.join()
 
 
 def test_a_stop_ends_sampling_and_gives_up_what_is_in_flight(make_engine, server) -> None:
@@ -242,7 +203,3 @@ def test_a_fault_of_ours_in_reading_is_not_swallowed(server) -> None:
     finally:
         client.close()
         client.close()
-
-
-def test_no_request_is_no_work(make_engine, server) -> None:
-    assert make_engine(server).sample([], PARAMS) == []

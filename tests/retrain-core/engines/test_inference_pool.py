@@ -118,11 +118,7 @@ def test_a_full_server_is_waited_for() -> None:
     assert [word.split()[1] for word in order] == ["in", "out"] * 5
 
 
-def test_a_name_is_the_url_without_a_login() -> None:
+def test_a_login_is_not_part_of_a_name_and_jitter_only_adds() -> None:
     assert Server.at("http://user:pass@host:8000/base").name == "http://host:8000/base"
-    assert Server.at("http://host").name == "http://host"
-
-
-def test_jitter_only_adds() -> None:
     values = [jittered(1.0) for _ in range(200)]
     assert 1.0 <= min(values) < max(values) <= 1.25
