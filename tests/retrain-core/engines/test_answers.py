@@ -76,6 +76,9 @@ def test_whatever_gets_through_is_sound(tokens, logprobs, reason) -> None:
     except BadAnswerError:
         return
     assert 1 <= len(drawn.tokens_T) == len(drawn.logprobs_T) <= ASKED.max_tokens
+    assert drawn.tokens_T.tolist() == tokens
+    assert {type(token) for token in tokens} == {int}, "neither a fraction nor True is an id"
+    assert not any(isinstance(value, bool | str) for value in logprobs)
     assert (drawn.tokens_T >= 0).all()
     assert (drawn.tokens_T < ASKED.vocabulary).all()
     assert np.isfinite(drawn.logprobs_T).all()
