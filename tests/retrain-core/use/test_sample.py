@@ -67,12 +67,8 @@ def test_prompts_of_text_and_of_json_lines(tiny: Opened, tmp_path: Path) -> None
     assert read_prompts(str(text), tiny.config, tiny.plugins) == ["One?", "Two?"]
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]}]
     rows.write_text('{"prompt": "One?"}\n"Two?"\n{"question": "Three?"}\n' + json.dumps({"messages": chat}) + "\n")
-    assert read_prompts(str(rows), tiny.config, tiny.plugins) == [
-        "One?",
-        "Two?",
-        "Three?",
-        [{"role": "user", "content": "Hi there"}],
-    ]
+    joined = [{"role": "user", "content": "Hi there"}]
+    assert read_prompts(str(rows), tiny.config, tiny.plugins) == ["One?", "Two?", "Three?", joined]
 
 
 @pytest.mark.parametrize(

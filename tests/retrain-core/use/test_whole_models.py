@@ -149,7 +149,7 @@ def test_how_a_merged_model_compares_is_told() -> None:
     assert "were not compared" in "\n".join(lines_of(adapted, Path("out"), replace(written, gap=None)))
 
 
-def test_a_merge_that_ends_early_leaves_nothing(
+def test_a_merge_that_ends_early_or_that_no_plugin_makes_leaves_nothing(
     run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = tmp_path / "parent" / "out"
@@ -163,16 +163,11 @@ def test_a_merge_that_ends_early_leaves_nothing(
     result = ask(export_command.command, plugins, run, "--format", "transformers", "--out", empty)
     assert "Aborted" in result.output
     assert list(empty.parent.rglob("*")) == [empty]
-
-
-def test_without_a_plugin_that_writes_models_the_install_line_is_told(
-    run: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     exported_by(monkeypatch, plugins, lambda export: None)
-    message = told(ask(export_command.command, plugins, run, "--format", "transformers", "--out", tmp_path / "out"))
+    message = told(ask(export_command.command, plugins, run, "--format", "transformers", "--out", empty))
     assert "no installed plugin can merge" in message
     assert "retrain-local" in message
-    assert not (tmp_path / "out").exists()
+    assert list(empty.parent.rglob("*")) == [empty]
 
 
 def test_vllm_serves_an_adapter_as_it_is(run: Path, plugins: Plugins, tmp_path: Path) -> None:

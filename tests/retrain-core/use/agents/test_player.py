@@ -44,14 +44,6 @@ def test_every_fault_is_said_at_once(flags: tuple[str, ...], words: list[str]) -
     assert all(word in str(caught.value) for word in words)
 
 
-def test_a_function_and_a_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert made("--environment-id=pkg.my_agent:play").name == "pkg.my_agent:play"
-    agent = made('--environment-args={"command": "python a.py", "concurrency": 3}', "--environment-max-turns=-1")
-    assert (agent.name, agent.most_calls) == ("python a.py", MOST_CALLS)
-    agent.close()
-    agent.close()
-
-
 @pytest.mark.parametrize(
     "flag", ["--environment-id=my_agent:play", '--environment-args={"command": "python my_agent.py"}']
 )
@@ -62,9 +54,10 @@ def test_its_code_is_part_of_what_a_run_is(flag: str, tmp_path: Any, monkeypatch
     plugins = load_plugins()
     identity = identity_of(configured(flag), plugins, registered_tables(plugins))
     assert [file.name for file in identity.code] == ["my_agent.py"]
-
-
-def test_data_and_reward_are_those_of_the_run() -> None:
-    plugins = load_plugins()
-    parts = selected_parts(configured("--environment-id=a:b"), plugins, registered_tables(plugins))
-    assert {Kind.DATA_SOURCE, Kind.REWARD, Kind.ENVIRONMENT} <= {part.kind for part in parts}
+    agent = made(flag, "--environment-max-turns=-1")
+    assert agent.name in flag
+    assert agent.most_calls == MOST_CALLS
+    agent.close()
+    agent.close()
+    kinds = {part.kind for part in selected_parts(configured(flag), plugins, registered_tables(plugins))}
+    assert {Kind.DATA_SOURCE, Kind.REWARD, Kind.ENVIRONMENT} <= kinds, "data and reward are the run's"
