@@ -95,17 +95,26 @@ class NotingEngine:
         self.is_closed = True
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def broadcast() -> Callable[..., Path]:
     """Writes the weights of a step as a trainer does; returns their folder."""
 
-    def write(folder: Path, step: int, *, is_adapter: bool = True) -> Path:
+    def write(
+        folder: Path,
+        step: int,
+        *,
+        is_adapter: bool = True,
+        stable: bool = True,
+        weights: bytes = ADAPTER,
+        config: str = "{}",
+    ) -> Path:
         target = folder / "broadcasts" / f"step_{step}"
         target.mkdir(parents=True, exist_ok=True)
         if is_adapter:
-            (target / "adapter_config.json").write_text("{}", encoding="utf-8")
-        (target / ("adapter_model.safetensors" if is_adapter else "model.safetensors")).write_bytes(ADAPTER)
-        (target / "STABLE").touch()
+            (target / "adapter_config.json").write_text(config, encoding="utf-8")
+        (target / ("adapter_model.safetensors" if is_adapter else "model.safetensors")).write_bytes(weights)
+        if stable:
+            (target / "STABLE").touch()
         return target
 
     return write
