@@ -57,14 +57,6 @@ def create(tmp_path: Path) -> Iterator[Callable[..., PrimeRlBackend]]:
             backend.close()
 
 
-def test_micro_batches_become_a_file_per_rank(create, make_batch, tmp_path):
-    backend = create(data_world_size=2)
-    assert backend.capabilities.preserves_token_advantages
-    backend.train(make_batch([6, 9, 5]))
-    files = (tmp_path / "run_1" / "rollouts" / "step_1").iterdir()
-    assert sorted(file.name for file in files) == ["rank_0.bin", "rank_1.bin"]
-
-
 def test_samples_of_the_older_wire_become_one_file(create, make_batch, tmp_path):
     backend = create(wire="scalar")
     assert not backend.capabilities.preserves_token_advantages
@@ -76,22 +68,23 @@ def test_samples_of_the_older_wire_become_one_file(create, make_batch, tmp_path)
 
 
 def test_samples_of_the_older_wire_are_pushed_under_the_name_of_the_folder(create, make_batch, free_ports):
-    context = zmq.Context()
-    packer = context.socket(zmq.PULL)
-    packer.bind(f"tcp://127.0.0.1:{free_ports}")
-    create(wire="scalar", transport="zmq", zmq_host="127.0.0.1", zmq_port=free_ports).train(
-        make_batch([6], varying=False)
-    )
-    assert packer.poll(20_000)
-    assert packer.recv_multipart()[0] == b"run_1"
-    packer.close(linger=0)
-    context.term()
+    with zmq.Context() as context, context.socket(zmq.PULL) as packer:
+        packer.bind(f"tcp://127.0.0.1:{free_ports}")
+        made = create(wire="scalar", transport="zmq", zmq_host="127.0.0.1", zmq_port=free_ports)
+        made.train(make_batch([6], varying=False))
+        assert packer.poll(20_000)
+        assert packer.recv_multipart()[0] == b"run_1"
 
 
-def test_the_next_step_is_found_on_a_resume_and_refused_to_a_new_run(create, make_batch, tmp_path):
+def test_each_rank_has_a_file_and_the_next_step_is_found_on_a_resume_and_refused_to_a_new_run(
+    create, make_batch, tmp_path
+):
     for _ in range(2):
-        create("[resume]\nfrom = 'earlier'\n").train(make_batch([6]))
-    assert (tmp_path / "run_1" / "rollouts" / "step_2").is_dir()
+        backend = create("[resume]\nfrom = 'earlier'\n", data_world_size=2)
+        assert backend.capabilities.preserves_token_advantages
+        backend.train(make_batch([6, 9, 5]))
+    files = (tmp_path / "run_1" / "rollouts" / "step_2").iterdir()
+    assert sorted(file.name for file in files) == ["rank_0.bin", "rank_1.bin"]
     with pytest.raises(ConfigError, match="its trainer was sent 2 steps"):
         create()
 

@@ -72,32 +72,24 @@ def test_the_server_samples_for_the_trainer(written):
     server = read("inference.toml")
     assert server["router"] == "None"  # weights go to the address that samples
     assert server["server"] == {"host": "0.0.0.0", "port": 8000}
-    assert server["vllm"]["max_model_len"] == 8192
-    assert server["vllm"]["logprobs_mode"] == "processed_logprobs"
-    assert (server["vllm"]["enable_lora"], server["vllm"]["max_lora_rank"]) == (True, 32)
-    assert server["vllm"]["data_parallel_size"] == 2
-
-
-def test_weights_go_to_the_engine_behind_its_router(written):
-    assert written("--set", "inference.admin_url=http://gpu-1:8100") == 0
-    server = read("inference.toml")
-    assert (server["server"]["port"], server["backend_port"]) == (8000, 8100)
-    assert "router" not in server  # its own default
-
-
-def test_servers_behind_a_router_of_ones_own_are_bare_engines(written):
-    assert written("--set", "inference.admin_url=http://gpu-2:8100,http://gpu-3:8100") == 0
-    server = read("inference.toml")
-    assert (server["server"]["port"], server["router"]) == (8100, "None")
-    assert [line.rpartition("# on ")[2] for line in typed("Several machines")[:2]] == ["gpu-2", "gpu-3"]
-
-
-def test_all_weights_have_neither_adapter_nor_its_rate(written):
-    assert written("--all-weights") == 0
+    wanted = {"max_model_len": 8192, "logprobs_mode": "processed_logprobs", "enable_lora": True, "max_lora_rank": 32}
+    assert server["vllm"].items() >= (wanted | {"data_parallel_size": 2}).items()
+    assert written("--all-weights", "--force") == 0
     trainer, server = read("trainer.toml"), read("inference.toml")
     assert "lora" not in trainer["model"]
     assert "lr" not in trainer["optim"]
     assert "enable_lora" not in server["vllm"]
+
+
+def test_weights_go_to_the_engines_behind_a_router(written):
+    assert written("--set", "inference.admin_url=http://gpu-1:8100") == 0
+    server = read("inference.toml")
+    assert (server["server"]["port"], server["backend_port"]) == (8000, 8100)
+    assert "router" not in server  # its own default
+    assert written("--force", "--set", "inference.admin_url=http://gpu-2:8100,http://gpu-3:8100") == 0
+    server = read("inference.toml")
+    assert (server["server"]["port"], server["router"]) == (8100, "None"), "bare engines behind a router of one's own"
+    assert [line.rpartition("# on ")[2] for line in typed("Several machines")[:2]] == ["gpu-2", "gpu-3"]
 
 
 @pytest.mark.parametrize(
@@ -150,12 +142,8 @@ def test_what_the_files_cannot_express_is_refused(written, capsys, flags, option
     assert written(*flags, more=more, **options) == 2
     assert said in capsys.readouterr().err
     assert not Path("prime-rl").exists()
-
-
-def test_another_backend_has_no_such_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("retrain.toml").write_text('[backend]\nbackend = "local"\n', encoding="utf-8")
-    assert run(["prime-rl-config"]) == 2
+    Path("run.toml").write_text('[backend]\nbackend = "local"\n', encoding="utf-8")
+    assert run(["prime-rl-config", "run.toml"]) == 2
     assert 'set backend = "prime_rl"' in capsys.readouterr().err
 
 
@@ -174,7 +162,7 @@ def test_edited_files_are_kept_unless_forced(written, capsys):
     assert sorted(path.name for path in Path("prime-rl").iterdir()) == sorted(FILES)
 
 
-def test_one_machine_divides_its_gpus(written):
+def test_one_machine_divides_its_gpus_and_several_share_the_trainer(written):
     url = "http://localhost:8000,http://127.0.0.1:8010"
     assert (
         written("--inference-gpus", "2", "--context-parallel", "2", url=url, pad_to_multiple_of=4, data_world_size=2)
@@ -190,10 +178,7 @@ def test_one_machine_divides_its_gpus(written):
     assert ours == "retrain run.toml"
     assert read("inference.toml")["server"]["host"] == "127.0.0.1"
     assert read("trainer.toml")["model"]["cp"] == 2
-
-
-def test_several_machines_share_the_trainer(written):
-    assert written("--gpus-per-node", "4", "--max-steps", "9", data_world_size=12) == 0
+    assert written("--gpus-per-node", "4", "--max-steps", "9", "--force", data_world_size=12) == 0
     assert not typed("One machine")
     server, trainer, ours = typed("Several machines")
     assert server.endswith("# on gpu-1")
@@ -209,9 +194,6 @@ def test_hostile_names_stay_what_they_are(written):
     text = Path("my files/start.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if "torchrun" in line)
     assert shlex.split(line)[-1] == str(Path("my files/trainer.toml").resolve())
-
-
-def test_a_model_of_a_plugin_is_named_by_its_folder(written):
     assert written(more='[model]\nmodel = "builtin:tiny"\n') == 0
     assert (Path(read("trainer.toml")["model"]["name"]) / "config.json").is_file()
     assert read("inference.toml")["vllm"]["model"] == read("trainer.toml")["model"]["name"]
