@@ -38,3 +38,14 @@ def batch_of(requests: Any, samples: Any, step: int = 0) -> TrainBatch:
                 )
             )
     return TrainBatch(step=step, rows=tuple(rows), temperature=1.0)
+
+
+def policy_gradient(table: np.ndarray, batch: TrainBatch) -> np.ndarray:
+    """Return the gradient of the mean of -A log p over the action tokens in the logits whose log-softmax is `table`."""
+    gradient = np.zeros_like(table)
+    for row in batch.rows:
+        for at in np.flatnonzero(row.action_T):
+            read, token, weight = row.tokens_T[at - 1], row.tokens_T[at], row.advantages_T[at] / batch.num_actions
+            gradient[read] += weight * np.exp(table[read])
+            gradient[read, token] -= weight
+    return gradient

@@ -12,7 +12,7 @@ import pytest
 from retrain.api import BackendError, ConfigError, LogprobRow, PluginContext, TrainBatch
 from retrain_tinker.backend import TinkerBackend, create_backend
 from tests.kit.problems import codes_in
-from tests.kit.tinker_rows import batch_of, drawn
+from tests.kit.tinker_rows import batch_of, drawn, policy_gradient
 from tests.kit.tinker_toy import Toy
 
 Make = Callable[..., TinkerBackend]
@@ -43,17 +43,14 @@ def test_the_gradient_of_given_answers_is_the_gradient_of_the_mean_over_their_to
     batch = given_answers(batch) if keys is SFT else batch
     assert len({len(row.tokens_T) for row in batch.rows}) > 1
     table = toy.logprobs(np.zeros_like(toy.base))
-    gradient, loss = np.zeros_like(table), 0.0
-    for row in batch.rows:  # of -A log p, mean over the action tokens of the step, in the logits
-        for at in np.flatnonzero(row.action_T):
-            read, token, weight = row.tokens_T[at - 1], row.tokens_T[at], row.advantages_T[at] / batch.num_actions
-            gradient[read] += weight * np.exp(table[read])
-            gradient[read, token] -= weight
-            loss -= weight * table[read, token]
+    loss = -sum(
+        float((row.advantages_T[1:] * row.action_T[1:] * table[row.tokens_T[:-1], row.tokens_T[1:]]).sum())
+        for row in batch.rows
+    )
     toy.calls.clear()
     report = made.train(batch)
-    assert delta() == pytest.approx(-gradient, abs=1e-5)
-    assert report.loss == pytest.approx(loss, abs=1e-5)
+    assert delta() == pytest.approx(-policy_gradient(table, batch), abs=1e-5)
+    assert report.loss == pytest.approx(loss / batch.num_actions, abs=1e-5)
     assert report.num_tokens == batch.num_actions
     sent = [body["forward_backward_input"]["loss_fn"] for path, body in toy.calls if path == "forward_backward"]
     assert sent == ["cross_entropy" if reports_sum else "importance_sampling"]
