@@ -16,6 +16,7 @@ from typing import Protocol
 
 import httpx
 
+from tests.kit import server_process
 from tests.kit.tiny_server import launch, start
 from tests.servers import vllm_server
 
@@ -67,7 +68,6 @@ class StandIn:
         self._process = launch(self._model, "--noise", "0.05", port=self._port)
 
     def mend(self) -> None:
-        """See `Member.mend`."""
         if self._process.poll() is None and not self._is_another():
             os.kill(self._process.pid, signal.SIGCONT)
             self._control(latency_s=0.0, is_stale=False)
@@ -76,7 +76,6 @@ class StandIn:
         self._process = launch(self._model, port=self._port)
 
     def close(self) -> None:
-        """See `Member.close`."""
         self._process.kill()
         self._process.wait()
 
@@ -94,10 +93,10 @@ class RealVllm:
     faults = ("kill", "stop")
 
     def __init__(self, model: Path, folder: Path) -> None:
-        self._model, self._log, self._port = model, folder / "vllm.log", vllm_server.free_port()
+        self._model, self._log, self._port = model, folder / "vllm.log", server_process.free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._process = self._launched()
-        vllm_server.wait_for(self.url, self._process, self._log)
+        server_process.wait_for(f"{self.url}/health", self._process, self._log, vllm_server.START_S)
 
     def kill(self) -> None:
         """As `kill -9`, its engine too."""
@@ -112,18 +111,17 @@ class RealVllm:
         return self._log.read_text(encoding="utf-8").count('"POST /v1/completions HTTP/1.1" 200')
 
     def mend(self) -> None:
-        """See `Member.mend`."""
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGCONT)
         else:
             self._process = self._launched()
 
     def close(self) -> None:
-        """See `Member.close`."""
-        vllm_server.end(self._process, signal.SIGKILL)
+        server_process.end(self._process)
 
     def _launched(self) -> subprocess.Popen[bytes]:
-        return vllm_server.launch(self._model, self._log, self._port, *vllm_server.ADAPTERS, *PROCESSED)
+        command = vllm_server.command(self._model, self._port, *vllm_server.ADAPTERS, *PROCESSED)
+        return server_process.launch(command, self._log, vllm_server.environ())
 
 
 @contextmanager

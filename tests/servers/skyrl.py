@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
+import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from retrain_local.plugin import BUILTIN_MODELS
+from tests.kit import server_process
 
 PYTHON = "RETRAIN_SKYRL_PYTHON"  # interpreter of the virtualenv that SkyRL-tx is installed in
 PLACES = 4  # adapters at a time; on a CPU each costs time in every forward
@@ -61,46 +60,17 @@ def running(folder: Path, model: Path, *, port: int = 0) -> Iterator[SkyRL]:
     stand_in = tools / "uv"  # the server starts its engine with `uv run ... -m tx.tinker.engine ...`
     stand_in.write_text(f'#!/bin/sh\nwhile [ "$1" != "-m" ]; do shift; done\nexec "{python}" "$@"\n', encoding="utf-8")
     stand_in.chmod(0o755)
-    port = port or _free_port()
+    port = port or server_process.free_port()
     sizes = {"max_lora_adapters": PLACES, "max_lora_rank": 16, **FIXED_SHAPES}
     command = [python, "-m", "tx.tinker.api", "--host", "127.0.0.1", "--port", str(port), "--base-model", str(model)]
     command += ["--checkpoints-base", str(folder / "checkpoints"), "--database-url", f"sqlite:///{folder}/tinker.db"]
-    command += [
-        "--backend-config",
-        json.dumps(sizes),
-        "--session-timeout-sec",
-        "60",
-        "--session-cleanup-interval-sec",
-        "5",
-    ]
+    command += ["--backend-config", json.dumps(sizes)]
+    command += ["--session-timeout-sec", "60", "--session-cleanup-interval-sec", "5"]
     environ = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
-    with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True)
+    url, log = f"http://127.0.0.1:{port}", folder / "server.log"
+    process = server_process.launch(command, log, environ, folder)
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_for(url, process, folder / "server.log")
+        server_process.wait_for(f"{url}/api/v1/healthz", process, log, START_S)
         yield SkyRL(url=url, model=model, process=process)
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/api/v1/healthz", timeout=2).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.5)
-    raise RuntimeError(f"SkyRL-tx did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+        server_process.end(process, signal.SIGTERM)
