@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,11 @@ from tests.end_to_end.killing import finish, start
 from tests.end_to_end.running import records, retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT
 from tests.prime_rl.their_trainer import LORA, TheirTrainer
-from tests.prime_rl_stack.stack import MODEL, Server, start_server, wait_until
+from tests.prime_rl_stack.stack import MODEL, wait_until
 
 BF16_KL = 1e-2  # all weights are broadcast in bfloat16, while the trainer here computes with float32
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
-
-
-@pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[Callable[..., TheirTrainer]]:
-    """Makes trainers whose processes end with the test."""
-    opened: list[TheirTrainer] = []
-
-    def make(**options: object) -> TheirTrainer:
-        opened.append(TheirTrainer(folder=tmp_path, **options))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
 
 
 @pytest.mark.parametrize("lora", [LORA, ""], ids=["lora", "all-weights"])

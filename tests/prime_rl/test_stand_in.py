@@ -1,13 +1,16 @@
-"""The stand-in of the quick tests does what PRIME-RL's trainer does, as far as a run can see."""
+"""The stand-in of the quick tests does what PRIME-RL's trainer does, and batches arrive in its own types."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 
+from retrain.api import TrainBatch, TrainRow
+from retrain_prime_rl.packing import Layout, encode, pack
 from tests.end_to_end.running import retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, theirs
 from tests.prime_rl.their_trainer import TheirTrainer
@@ -15,6 +18,7 @@ from tests.prime_rl_stack import rank, wire_check
 from tests.prime_rl_stack.stack import Server, Stack, start_server
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
+TYPES = ("prime_rl.transports.rollouts.types", "prime_rl.transport.types")  # the latter before v0.8.1.dev44
 
 
 @pytest.mark.parametrize("all_weights", [False, True], ids=["lora", "all-weights"])
@@ -81,3 +85,44 @@ def test_both_read_the_same_fields_from_the_same_first_file(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_bytes(msgspec.msgpack.encode([]))
     assert receiver.can_receive()
+
+
+def make_batch(lengths: tuple[int, ...]) -> TrainBatch:
+    """Rows whose second half was sampled, with an advantage for each token."""
+    stream = np.random.default_rng(0)
+    rows = []
+    for length in lengths:
+        action_T = np.arange(length) >= length // 2
+        rows.append(
+            TrainRow(
+                tokens_T=stream.integers(2, 60, length),
+                action_T=action_T,
+                logprobs_T=np.where(action_T, -stream.exponential(size=length), 0.0),
+                advantages_T=np.where(action_T, stream.normal(size=length), 0.0),
+            )
+        )
+    return TrainBatch(step=0, rows=tuple(rows), temperature=0.7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("padding", [1, 8])
+def test_every_field_arrives_in_their_type(ranks, padding):
+    msgspec, types = theirs("msgspec"), theirs(*TYPES)
+    layout = Layout(seq_len=24, ranks=ranks, pad_to_multiple_of=padding)
+    sent = pack(make_batch((6, 9, 5, 11, 7)), layout)
+    for ours in sent:
+        arrived = msgspec.msgpack.decode(encode(ours), type=list[types.MicroBatch])
+        assert [msgspec.structs.asdict(each) for each in arrived] == [msgspec.structs.asdict(each) for each in ours]
+        assert msgspec.msgpack.encode(arrived) == encode(ours)
+
+
+def test_padding_is_theirs():
+    msgspec, types = theirs("msgspec"), theirs(*TYPES)
+    batch = make_batch((6, 9, 5, 11, 7))
+    ((*plain,),) = pack(batch, Layout(seq_len=64))
+    ((*padded,),) = pack(batch, Layout(seq_len=64, pad_to_multiple_of=8))
+    for ours, bare in zip(padded, plain, strict=True):
+        arrived = msgspec.msgpack.decode(encode([bare]), type=list[types.MicroBatch])[0]
+        by_them = theirs("prime_rl.trainer.batch").pad_micro_batch(arrived, 8)
+        assert len(by_them.input_ids) % 8 == 0
+        assert msgspec.structs.asdict(ours) == msgspec.structs.asdict(by_them)
