@@ -22,10 +22,7 @@ from tests.prime_rl_stack.stack import two_free_ports
 # As the trainer writes it: names of the model's own modules, without PEFT's prefix.
 LAYER = "model.layers.0.self_attn.q_proj"
 ADAPTER = save(
-    {
-        f"{LAYER}.lora_A.weight": np.ones((4, 8), np.float32),
-        f"{LAYER}.lora_B.weight": np.ones((8, 4), np.float32),
-    }
+    {f"{LAYER}.lora_A.weight": np.ones((4, 8), np.float32), f"{LAYER}.lora_B.weight": np.ones((8, 4), np.float32)}
 )
 
 

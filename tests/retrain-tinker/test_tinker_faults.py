@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.api import (
-    BackendError,
-    NonFiniteError,
-    PluginContext,
-    SampleRequest,
-    SamplingParams,
-)
+from retrain.api import BackendError, NonFiniteError, PluginContext, SampleRequest, SamplingParams
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.sampling import Sampler
 from tests.kit.tinker_rows import PROMPT, batch_of, drawn

@@ -46,8 +46,7 @@ def test_a_missing_or_foreign_key_is_a_config_error_and_the_address_may_come_fro
 
 
 @pytest.mark.parametrize(
-    ("status", "code"),
-    [(401, "key-refused"), (402, "no-credit"), (403, "forbidden"), (422, "bad-request")],
+    ("status", "code"), [(401, "key-refused"), (402, "no-credit"), (403, "forbidden"), (422, "bad-request")]
 )
 def test_a_refusal_is_reported_in_the_services_words(context: Contexts, toy: Toy, status: int, code: str) -> None:
     toy.faults.statuses["create_model"] = [status] * 3

@@ -10,15 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.api import (
-    BackendError,
-    ConfigError,
-    Sample,
-    SampleRequest,
-    SamplingParams,
-    ServedElsewhere,
-    StopReason,
-)
+from retrain.api import BackendError, ConfigError, Sample, SampleRequest, SamplingParams, ServedElsewhere, StopReason
 from retrain.credit.logprob_gap import LogprobGap, measure_gap
 from retrain.engines.engine import create
 from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
