@@ -27,7 +27,8 @@ ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, a
 COMPLETE = (".finished", "STABLE")  # the marks of newer and older trainers
 OFFERED, ANSWERED = ".sender_ready", ".receiver_ready"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MAX_HEADER_BYTES = 2**27  # a larger size was not written as a header
+# A larger size is not the size of a header, but the beginning of a torn file.
+MAX_HEADER_BYTES = 2**27
 LEDGER = "retrain_steps.json"
 SENT = "steps_sent"
 WHERE = "[backend.options] output_dir"
@@ -73,7 +74,8 @@ def answer_offers(output_dir: Path) -> None:
     """Accept the weights that a trainer offers and waits with; older trainers offer nothing."""
     for folder in numbered(output_dir / BROADCASTS).values():
         if (folder / OFFERED).exists() and not (folder / ANSWERED).exists():
-            with suppress(FileNotFoundError):  # the trainer has just removed the folder
+            # The trainer may remove the folder between the two calls.
+            with suppress(FileNotFoundError):
                 (folder / ANSWERED).touch()
 
 
@@ -320,7 +322,8 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
                 break
         else:
             if factors:
-                return  # a new adapter changes nothing anyway
+                # A new adapter has B = 0 and changes nothing under any name.
+                return
     what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
     why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
     fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"
