@@ -103,7 +103,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_its_gradient_is_dropped(b
     kept, moments, steps = before.delta.copy(), before.first.copy(), before.steps
     next_batch = batch_of(*drawn(made, first_seed=50))
     toy.faults.nan_logprobs = True
-    with pytest.raises(NonFiniteError, match="row 0 are not finite"):
+    with pytest.raises(NonFiniteError, match="not finite: log-probabilities of row 0"):
         made.train(next_batch)
     toy.faults.nan_logprobs = False
     (after,) = toy.adapters.values()

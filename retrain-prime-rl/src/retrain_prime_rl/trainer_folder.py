@@ -33,6 +33,10 @@ LEDGER = "retrain_steps.json"
 SENT = "steps_sent"
 WHERE = "[backend.options] output_dir"
 CHECKPOINTS = "checkpoints"
+PUT_BACK = (
+    "restart the trainer from its latest checkpoint, or remove the files of later steps from rollouts/ and broadcasts/ "
+    "and resume the run with first_step = "
+)
 # Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
 OLD_RUNS = "run_*/control/orch.toml"
 PREFIX = "base_model.model."
@@ -120,13 +124,6 @@ def put_back(output_dir: Path) -> int | None:
     return None if newest is None or newest == max(written) else newest
 
 
-def put_back_fix(step: int) -> str:
-    return (
-        "remove the files of later steps from rollouts/ and broadcasts/, and resume the run with "
-        f"first_step = {step + 1}; or restart the trainer from its latest checkpoint"
-    )
-
-
 def _fault(folder: Path, *, is_adapter: bool) -> str:
     """Return why weights marked as complete cannot be used, or "". Tensors are not read."""
     try:
@@ -181,8 +178,8 @@ def find_sent(
         return first_step - first
     if (step := put_back(output_dir)) is not None:
         what = f"the trainer was put back to step {step}: it has written that step after all others"
-        where = str(output_dir / BROADCASTS)
-        raise ConfigError(Problem(code="prime-rl.trainer-put-back", where=where, what=what, fix=put_back_fix(step)))
+        where, fix = str(output_dir / BROADCASTS), f"{PUT_BACK}{step + 1}"
+        raise ConfigError(Problem(code="prime-rl.trainer-put-back", where=where, what=what, fix=fix))
     # all steps from the one that the trainer waits for must be there; those before it may have been removed
     for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
         folder = output_dir / ROLLOUTS / f"step_{step}"

@@ -193,8 +193,8 @@ class Conversation:
             return Subject(named=own.model, kind=SubjectKind.MODEL, model=own.model)
         found = find_subject(name)
         if found.model != own.model:
-            what = f"{found.label} is of {found.model!r}, and {own.label} of {own.model!r}"
-            fix = "compare policies on the same base"
+            what = f"{found.label} was trained on another model than {own.label}"
+            fix = f"compare policies on the same base, {own.model!r}; this one is on {found.model!r}"
             raise ConfigError(Problem(code="chat.other-base", where="compare", what=what, fix=fix))
         return found
 
