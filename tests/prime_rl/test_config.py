@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.running import records, retrain
+from tests.end_to_end.running import retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, SOURCES, load
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
@@ -123,7 +122,7 @@ def test_the_defaults_that_its_comments_name_are_its_own(lines, tmp_path):
     assert read["loss"]["type"] == "default"
 
 
-def test_its_own_trainer_trains_with_them_and_is_put_back_as_start_md_says(trainer, server, tmp_path):
+def test_its_own_trainer_trains_with_them(trainer, server, tmp_path):
     made = trainer(ranks=1)
     debug = ("[log]", 'level = "debug"')  # how the test learns that it is ready
     made.write_toml(server)
@@ -133,14 +132,4 @@ def test_its_own_trainer_trains_with_them_and_is_put_back_as_start_md_says(train
     outcome = retrain(cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert [line["step"] for line in made.trained()] == [1, 2, 3]
-    made.stop_trainer()
-    for folder in ("rollouts", "broadcasts"):
-        shutil.rmtree(made.output_dir / folder / "step_3", ignore_errors=True)
-    made.start_trainer(*debug, "[resume]", "step = 2")
-    more = ("--resume", "logs/train", "--max-steps", "5", "--set", "backend.options.first_step=3")
-    outcome = retrain(*more, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    trained = made.trained()
-    assert [line["step"] for line in trained] == [1, 2, 3, 3, 4]
-    assert max(line["mismatch_kl/all/max"] for line in trained) < 1e-6
-    assert [line["step"] for line in records(tmp_path / "logs" / "train" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    assert max(line["mismatch_kl/all/max"] for line in made.trained()) < 1e-6

@@ -6,24 +6,18 @@ the log-probabilities of the policy that it had.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from tests.end_to_end.killing import finish, start
 from tests.end_to_end.running import records, retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT
 from tests.prime_rl.their_trainer import LORA, TheirTrainer
-from tests.prime_rl_stack.stack import MODEL, wait_until
+from tests.prime_rl_stack.stack import wait_until
 
 BF16_KL = 1e-2  # all weights are broadcast in bfloat16, while the trainer here computes with float32
 
@@ -114,33 +108,3 @@ def test_a_trainer_that_listens_to_sockets_is_told_by_the_error(trainer, server)
     assert outcome.code == 1
     assert f"{made.output_dir / 'rollouts' / 'step_1'}, which is there" in outcome.err
     assert '[rollout_transport] type = "filesystem"' in outcome.err
-
-
-def test_the_last_adapter_is_the_trainers_in_peft(trainer, server):
-    made = trainer(ranks=1)
-    made.write_toml(server)
-    made.start_trainer()
-    outcome = retrain(cwd=made.folder)
-    assert outcome.code == 0, outcome.err
-    assert "Adapter saved to logs/train/adapter/final" in outcome.out + outcome.err
-    prompt = torch.tensor([[5, 9, 12, 40, 7, 30]])
-    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    with torch.no_grad():
-        untrained = base(prompt).logits
-        trained = with_factors(made.output_dir / "broadcasts" / "step_3")(prompt).logits
-        saved = PeftModel.from_pretrained(base, made.folder / "logs" / "train" / "adapter" / "final")(prompt).logits
-    assert float((trained - untrained).abs().max()) > 1e-2
-    assert torch.allclose(saved, trained, atol=1e-4, rtol=0.0)
-
-
-def with_factors(folder: Path) -> Any:
-    """The base model with scale * B @ A added to its weights, straight from the trainer's files."""
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    factors = load_file(folder / "adapter_model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    for name in factors:
-        if name.endswith(".lora_A.weight"):
-            module = model.get_submodule(name.removesuffix(".lora_A.weight"))
-            change = factors[name.replace("lora_A", "lora_B")] @ factors[name]
-            module.weight.data += config["lora_alpha"] / config["r"] * change
-    return model

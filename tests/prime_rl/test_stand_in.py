@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors import safe_open
 
-from retrain.api import TrainBatch, TrainRow
+from retrain.api import TrainBatch
 from retrain_prime_rl.packing import Layout, encode, pack
 from tests.end_to_end.running import retrain
+from tests.kit.sampled_rows import make_row
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, theirs
 from tests.prime_rl.their_trainer import TheirTrainer
 from tests.prime_rl_stack import rank, wire_check
@@ -88,20 +88,8 @@ def test_both_read_the_same_fields_from_the_same_first_file(tmp_path):
 
 
 def make_batch(lengths: tuple[int, ...]) -> TrainBatch:
-    """Rows whose second half was sampled, with an advantage for each token."""
-    stream = np.random.default_rng(0)
-    rows = []
-    for length in lengths:
-        action_T = np.arange(length) >= length // 2
-        rows.append(
-            TrainRow(
-                tokens_T=stream.integers(2, 60, length),
-                action_T=action_T,
-                logprobs_T=np.where(action_T, -stream.exponential(size=length), 0.0),
-                advantages_T=np.where(action_T, stream.normal(size=length), 0.0),
-            )
-        )
-    return TrainBatch(step=0, rows=tuple(rows), temperature=0.7)
+    rows = tuple(make_row(length, seed=number) for number, length in enumerate(lengths))
+    return TrainBatch(step=0, rows=rows, temperature=0.7)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

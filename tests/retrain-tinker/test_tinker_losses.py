@@ -64,8 +64,8 @@ def test_cispo_bounds_its_weight_only_from_above() -> None:
     assert loss.service_config == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
     old = np.array([-2.0, -2.0])
     new = old + np.log([0.01, 9.0])
-    terms, clipped = loss.terms(new, old, np.array([1.0, 1.0]))
-    assert terms == pytest.approx([-0.01 * new[0], -4.0 * new[1]])
+    terms, clipped = loss.terms(new, old, np.array([2.0, -3.0]))
+    assert terms == pytest.approx([-0.02 * new[0], 12.0 * new[1]])
     assert clipped.tolist() == [False, True]
 
 
@@ -76,18 +76,6 @@ def test_the_reference_vectors_of_the_literature() -> None:
     plain, clipped = (PolicyLoss(kind=kind).terms(new, old, advantages)[0] for kind in ("importance_sampling", "ppo"))
     assert plain == pytest.approx([-1.491825, 0.670320, 2.718282, -2.0], abs=1e-6)
     assert clipped == pytest.approx([-1.2, 0.8, 2.718282, -2.0], abs=1e-6)
-
-
-@settings(max_examples=30)
-@given(
-    kind=st.sampled_from(["importance_sampling", "ppo", "cispo", "likelihood"]),
-    tokens=TOKENS,
-    scale=st.floats(1e-3, 1e3),
-)
-def test_losses_are_proportional_to_the_advantage(kind: str, tokens: list[tuple[float, ...]], scale: float) -> None:
-    new, old, advantages = (np.array(column) for column in zip(*tokens, strict=True))
-    loss = PolicyLoss.of(config(loss=kind))
-    assert loss.terms(new, old, scale * advantages)[0] == pytest.approx(scale * loss.terms(new, old, advantages)[0])
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import tinker
 
-from retrain.api import BackendError, PluginContext
+from retrain.api import BackendError, CheckpointMode, Config, Determinism, Kind, PluginContext, load_plugins
+from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
+from retrain_tinker.adapter import fetch_adapter
 from retrain_tinker.backend import TinkerBackend, create_backend
+from retrain_tinker.losses import Datum
+from retrain_tinker.plugin import CAPABILITIES, retrain_check_config
+from retrain_tinker.service import inputs_of, resolved
 from tests.kit.problems import codes_in, refused
+from tests.kit.tinker_rows import batch_of, drawn
 from tests.kit.tinker_toy import MODEL, Toy
 
 Make = Callable[..., TinkerBackend]
@@ -90,3 +102,96 @@ def test_at_another_temperature_the_log_probabilities_must_be_those_of_one(
     with pytest.raises(BackendError, match=r"temperature = 1\.0") as caught:
         create_backend(context(training__temperature=0.5))
     assert codes_in(caught) == ["tinker.logprob-gap"]
+
+
+# ---------------------------------------------------------------- the plugin
+
+
+HOSTED = {"backend": schema.BackendTable(backend="tinker"), "lora": schema.LoraTable()}
+
+
+def test_the_backend_is_registered_with_what_it_can_do() -> None:
+    (entry,) = load_plugins().find(Kind.BACKEND, "tinker")
+    assert (entry.spec.traits, entry.owner.distribution) == (CAPABILITIES, "retrain-tinker")
+    assert CAPABILITIES.checkpoint_resume_mode is CheckpointMode.EXACT
+    assert CAPABILITIES.determinism is Determinism.NONE
+    assert not CAPABILITIES.provides_entropy
+
+
+@pytest.mark.parametrize(
+    ("backend", "keys", "refused"),
+    [
+        ("tinker", {}, []),
+        ("tinker", {"engine": "vllm", "url": "http://127.0.0.1:1"}, ["engine", "url"]),
+        ("local", {"engine": "vllm"}, []),
+    ],
+)
+def test_sampling_keys_that_the_service_does_not_read_are_refused(
+    backend: str, keys: dict[str, str], refused: list[str]
+) -> None:
+    tables = HOSTED | {"backend": schema.BackendTable(backend=backend), "inference": InferenceTable(**keys)}
+    found = [(p.code, p.where) for p in retrain_check_config(Config(tables=tables))]
+    assert found == [("tinker.key-without-effect", f"[inference] {key} (default)") for key in refused]
+
+
+@pytest.mark.parametrize("teacher", [{"model": "other"}, {"adapter": "logs/a"}, {"engine": "vllm"}, {}], ids=str)
+def test_a_teacher_is_compared_at_the_temperature_that_the_service_knows(teacher: dict[str, str]) -> None:
+    found = []
+    for temperature in (0.7, 1.0):
+        training = schema.TrainingTable(temperature=temperature)
+        tables = HOSTED | {"teacher": TeacherTable(**teacher), "training": training}
+        found += [(temperature, problem.code) for problem in retrain_check_config(Config(tables=tables))]
+    assert found == ([(0.7, "tinker.teacher-temperature")] if teacher else [])
+
+
+def trained(made: TinkerBackend, folder: Path) -> dict[str, str]:
+    """The state that a trained policy's checkpoint refers to."""
+    made.train(batch_of(*drawn(made)))
+    made.publish()
+    made.save(folder)
+    return json.loads((folder / "tinker_state.json").read_text())
+
+
+def test_an_adapter_on_the_service_is_fetched_once(
+    backend: Make, toy: Toy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = Config(tables={"model": schema.ModelTable(model="toy/bigram", base_url=url)})
+    assert fetch_adapter("some/folder", config) is None
+    state = trained(backend(), tmp_path)
+    for kind in ("adapter_path", "state_path"):
+        folder = fetch_adapter(state[kind], config)
+        assert folder is not None
+        found = (folder / "adapter_model.safetensors").read_bytes()
+        assert found == (tmp_path / "adapter_model.safetensors").read_bytes()
+        assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == ["q_proj", "v_proj"]
+        calls = len(toy.calls)
+        assert fetch_adapter(state[kind], config) == folder
+        assert len(toy.calls) == calls
+    assert len(list((tmp_path / "cache" / "retrain" / "tinker").iterdir())) == 2
+    assert len(toy.adapters) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "wanted"),
+    [
+        ("ppo", {"logprobs": [0.0, -0.5, -1.5], "advantages": [0.0, 1.25, -2.0]}),
+        ("cross_entropy", {"weights": [0.0, 1.25, -2.0]}),  # which takes no other inputs
+    ],
+)
+def test_datums_keep_their_numbers(loss: str, wanted: dict[str, list[float]]) -> None:
+    datum = Datum(
+        inputs_T=np.array([1, 2, 3]),
+        targets_T=np.array([2, 3, 4]),
+        action_T=np.array([False, True, True]),
+        logprobs_T=np.array([0.0, -0.5, -1.5]),
+        advantages_T=np.array([0.0, 1.25, -2.0]),
+    )
+    (made,) = inputs_of([datum], loss)
+    assert made.model_input.to_ints() == [1, 2, 3]
+    found = {name: tensor.to_numpy().tolist() for name, tensor in made.loss_fn_inputs.items()}
+    assert found == {"target_tokens": [2, 3, 4]} | wanted
+    assert {tensor.dtype for tensor in made.loss_fn_inputs.values()} == {"int64", "float32"}
+    assert resolved(tinker) is tinker
+    coming = SimpleNamespace(result=lambda: "client")
+    assert resolved(coming) == "client", "results of either kind of call"

@@ -16,7 +16,7 @@ from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config.plugin_tables import TeacherTable
-from tests.kit.inference_server import InferenceServer, changed, log_softmax, serving, truncated
+from tests.kit.inference_server import Fault, InferenceServer, changed, log_softmax, serving, truncated
 from tests.kit.toy_policy import ToyModel
 
 Teaching = Callable[..., PluginContext]
@@ -83,26 +83,32 @@ def test_another_tokenizer_or_an_unclear_model_is_refused(server: InferenceServe
         open_server(VLLM(), teaching(server.url, other.url))
 
 
-@pytest.mark.parametrize("fault", [truncated, changed(prompt_logprobs=None), changed(prompt_logprobs=[None])])
-def test_an_answer_without_the_numbers_is_never_one(
-    teacher: ServerTeacher, server: InferenceServer, fault: Any
-) -> None:
-    server.always = fault
-    with pytest.raises(BackendError) as caught:
-        teacher.logprobs(rows(3), 1.0)
-    assert "[inference]" not in str(caught.value.problems[0].fix)
-
-
-@pytest.mark.parametrize("value", [0.5, float("nan"), -9999.0, float("-inf"), None, "-1.0", True])
-def test_what_is_no_log_probability_is_refused(teacher: ServerTeacher, server: InferenceServer, value: Any) -> None:
+def saying(value: Any) -> Fault:
     def lying(handler: Any, answer: Any) -> None:
         for entry in answer["choices"][0]["prompt_logprobs"][1:]:
             next(iter(entry.values()))["logprob"] = value
         handler.reply(answer)
 
-    server.always = lying
-    with pytest.raises(BackendError, match="is not a log-probability"):
+    return lying
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        *((fault, "") for fault in (truncated, changed(prompt_logprobs=None), changed(prompt_logprobs=[None]))),
+        *(
+            (saying(value), "is not a log-probability")
+            for value in (0.5, float("nan"), -9999.0, float("-inf"), None, "-1.0", True)
+        ),
+    ],
+)
+def test_an_answer_without_the_numbers_is_never_one(
+    teacher: ServerTeacher, server: InferenceServer, fault: Any, said: str
+) -> None:
+    server.always = fault
+    with pytest.raises(BackendError, match=said) as caught:
         teacher.logprobs(rows(3), 1.0)
+    assert "[inference]" not in str(caught.value.problems[0].fix)
 
 
 def test_sglang_is_asked_in_its_own_way() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from retrain.api import BackendError, SampleRequest, SamplingParams
 from retrain.engines.client import Call, Client, RefusedError
+from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pool, Server, jittered
 from retrain.engines.table import Settings
 from tests.kit import inference_server as faulty
 from tests.kit.inference_server import InferenceServer, serving
@@ -127,39 +130,27 @@ def test_a_server_killed_and_started_again_in_the_middle_of_a_step(make_engine, 
         again[0].die()
 
 
-def test_a_stop_ends_sampling_and_gives_up_what_is_in_flight(make_engine, server) -> None:
-    asked = threading.Event()
-
-    def check_stop() -> None:
-        if asked.is_set():
-            raise StopError
-
-    engine = make_engine(server, check_stop=check_stop)
-    server.always = faulty.hangs
-    timer = threading.Timer(0.5, asked.set)
-    timer.start()
-    with pytest.raises(StopError):
-        engine.sample(EIGHT, PARAMS)
-    server.always = None
-    asked.clear()
-    assert len(tokens(engine.sample(EIGHT, PARAMS))) == 8
-
-
-def test_a_signal_ends_sampling_at_once(make_engine, server) -> None:
-    engine = make_engine(server)
-    server.always = faulty.hangs
+def test_a_stop_or_a_signal_ends_sampling_at_once_and_gives_up_what_is_in_flight(make_engine, server) -> None:
+    stops = threading.Event()
 
     def stop(*_: object) -> None:
-        raise StopError
+        if stops.is_set():
+            raise StopError
 
-    before = signal.signal(signal.SIGUSR1, stop)
-    timer = threading.Timer(0.3, os.kill, args=(os.getpid(), signal.SIGUSR1))
-    timer.start()
+    engine = make_engine(server, check_stop=stop)
+    server.always = faulty.hangs
+    before = signal.signal(signal.SIGUSR1, lambda *_: (stops.set(), stop()))
     try:
-        with pytest.raises(StopError):
-            engine.sample(EIGHT, PARAMS)
+        for request, *given in ((stops.set,), (os.kill, os.getpid(), signal.SIGUSR1)):
+            stops.clear()
+            threading.Timer(0.3, request, given).start()
+            with pytest.raises(StopError):
+                engine.sample(EIGHT, PARAMS)
     finally:
         signal.signal(signal.SIGUSR1, before)
+    server.always = None
+    stops.clear()
+    assert len(tokens(engine.sample(EIGHT, PARAMS))) == 8
 
 
 def test_an_error_of_whoever_takes_the_samples_ends_the_rest(make_engine, server) -> None:
@@ -188,3 +179,108 @@ def test_a_fault_of_ours_in_reading_is_not_swallowed(server) -> None:
     finally:
         client.close()
         client.close()
+
+
+# ---------------------------------------------------------------- which server gets the next request
+
+
+def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    return lambda: asyncio.run(test())
+
+
+@in_a_loop
+async def test_the_least_loaded_server_is_next() -> None:
+    pool = Pool(["http://a", "http://b", "http://c"], max_concurrent=10)
+    async with pool.slot() as one, pool.slot() as two, pool.slot() as three:
+        assert {one, two, three} == set(pool.servers)
+        async with pool.slot() as four:
+            assert four.load == 2
+    async with pool.slot(pool.servers[2]) as pinned:
+        assert pinned is pool.servers[2]
+        async with pool.slot() as other:
+            assert other is not pinned
+    assert all(server.load == 0 for server in pool.servers)
+    pool.servers[0].answer_s, pool.servers[1].answer_s, pool.servers[2].answer_s = 0.3, 0.1, 0.1
+    async with pool.slot() as one, pool.slot() as two, pool.slot() as three, pool.slot() as four:
+        assert pool.servers[0] not in (one, two, three, four), "the share of a slow server shrinks"
+
+
+@in_a_loop
+async def test_a_server_put_aside_is_left_alone_and_comes_back() -> None:
+    pool = Pool(["http://a", "http://b"], max_concurrent=10)
+    first, second = pool.servers
+    pool.back_off(first)
+    for _ in range(5):
+        async with pool.slot() as server:
+            assert server is second
+    pool.answered(first)
+    for _ in range(4):
+        async with pool.slot() as one, pool.slot() as two:
+            assert {one, two} == {first, second}
+
+
+@in_a_loop
+async def test_when_all_are_aside_the_first_that_is_back_is_waited_for() -> None:
+    pool = Pool(["http://a", "http://b"], max_concurrent=10)
+    pool.back_off(pool.servers[0], at_least_s=0.2)
+    pool.back_off(pool.servers[1], at_least_s=30.0)
+    started = asyncio.get_running_loop().time()
+    async with pool.slot() as server:
+        assert server is pool.servers[0]
+    assert asyncio.get_running_loop().time() - started >= 0.2
+
+
+@in_a_loop
+async def test_pauses_double_up_to_a_limit_and_many_failures_at_once_are_one() -> None:
+    pool = Pool(["http://a"], max_concurrent=10)
+    (server,) = pool.servers
+    pauses = []
+    for _ in range(10):
+        started = asyncio.get_running_loop().time()
+        for _ in range(50):
+            pool.back_off(server)
+        pauses.append(server.backoff_until - started)
+        server.backoff_until = 0.0
+    pool.answered(server)
+    assert server.failures == 0
+    assert pauses[:2] == pytest.approx([FIRST_PAUSE_S, 2 * FIRST_PAUSE_S], abs=0.1)
+    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_S, abs=0.1)
+
+
+@in_a_loop
+async def test_a_server_that_says_too_many_gets_fewer_and_then_more_again() -> None:
+    pool = Pool(["http://a"], max_concurrent=100)
+    (server,) = pool.servers
+    server.load = 40
+    for _ in range(20):
+        pool.reduce_room(server)
+        pool.back_off(server)
+    assert server.room == 20
+    server.backoff_until = 0.0
+    pool.reduce_room(server)
+    assert server.room == 10
+    for _ in range(10):
+        pool.answered(server)
+    assert 10.9 < server.room < 11.1
+
+
+@in_a_loop
+async def test_a_full_server_is_waited_for() -> None:
+    pool = Pool(["http://a"], max_concurrent=100)
+    pool.servers[0].room = 1.0
+    order: list[str] = []
+
+    async def one() -> None:
+        async with pool.slot():
+            order.append("in")
+            await asyncio.sleep(0)
+            order.append("out")
+
+    await asyncio.gather(*(one() for _ in range(5)))
+    assert order == ["in", "out"] * 5
+
+
+def test_a_login_is_not_part_of_a_name_and_jitter_only_adds() -> None:
+    assert Server.at("http://user:pass@host:8000/base").name == "http://host:8000/base"
+    values = [jittered(1.0) for _ in range(200)]
+    assert 1.0 <= min(values) < max(values) <= 1.25

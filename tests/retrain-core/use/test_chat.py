@@ -173,23 +173,6 @@ def test_words_of_a_model_cannot_steer_the_terminal(tiny: Opened, capsys: pytest
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_deeper_the_colour_the_more_it_counts_and_all_of_it_can_be_read() -> None:
-    def backgrounds(text: str) -> list[tuple[int, ...]]:
-        codes = [part.split("m")[0] for part in text.split("\x1b[48;2;")[1:]]
-        return [tuple(map(int, code.split(";"))) for code in codes]
-
-    assert backgrounds(shaded("sure", 0.01 / UNSURE, ORANGE)) == []
-    (some,), (more,) = backgrounds(shaded("a", 0.5 / UNSURE, ORANGE)), backgrounds(shaded("a", 9.0 / UNSURE, ORANGE))
-    assert sum(more) < sum(some)
-    praise, blame = backgrounds(by_credit(["a", "b", "c"], np.array([1.0, 0.0, -1.0]), 1.0))
-    assert praise[1] > praise[0]
-    assert blame[0] > blame[1]
-    for colour in (more, praise, blame):
-        parts = [c / 255 for c in colour]
-        red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        assert (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) / 0.05 > 7.0
-
-
 def test_credit_is_shown_answer_by_answer(
     source: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
