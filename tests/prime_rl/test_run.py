@@ -97,14 +97,3 @@ def test_a_trainer_that_is_put_back_goes_on_with_first_step(trainer, server, tra
     resumed(made, "--max-steps", "4", "--set", "backend.options.first_step=2")
     assert made.trained()[-1]["step"] == 2
     assert metrics(made)[-1]["prime_rl_step"] == 2
-
-
-def test_a_trainer_that_listens_to_sockets_is_told_by_the_error(trainer, server):
-    made = trainer(transport="zmq", ranks=1)
-    made.write_toml(server, options="sync_poll_s = 0.1")
-    made.start_trainer()
-    options = ("--backend-opt", "transport=filesystem", "--backend-opt", "sync_wait_s=5")
-    outcome = retrain(*options, cwd=made.folder)
-    assert outcome.code == 1
-    assert f"{made.output_dir / 'rollouts' / 'step_1'}, which is there" in outcome.err
-    assert '[rollout_transport] type = "filesystem"' in outcome.err

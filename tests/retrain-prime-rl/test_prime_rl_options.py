@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -194,40 +195,28 @@ def test_the_task_is_named_after_its_source_but_not_by_the_trainers_own_word_for
 
 
 @pytest.fixture
-def create(tmp_path: Path) -> Iterator[Callable[..., PrimeRlBackend]]:
+def create(tmp_path: Path, configured: Callable[..., Config]) -> Iterator[Callable[..., PrimeRlBackend]]:
     """`create(toml, option=value)`: the backend of a configuration, closed when the test is over."""
-    made: list[PrimeRlBackend] = []
     local = pytest.importorskip("retrain_local.plugin", reason="the tiny model comes with retrain-local")
     tiny = str(local.BUILTIN_MODELS["tiny"])
-    with serving(ToyModel(root=tiny)) as server:
+    with serving(ToyModel(root=tiny)) as server, ExitStack() as opened:
 
         def build(toml: str = "", url: str = server.url, **options: object) -> PrimeRlBackend:
-            file = tmp_path / "retrain.toml"
-            file.write_text(
-                '[model]\nmodel = "builtin:tiny"\n[backend]\nbackend = "prime_rl"\n'
-                f'[inference]\nengine = "vllm"\nurl = "{url}"\nretry_s = 5\n{toml}',
-                encoding="utf-8",
-            )
-            plugins = load_plugins(environ={})
-            config, problems = load_config(file, tables=registered_tables(plugins))
-            assert not problems
-            settings = {"output_dir": str(tmp_path / "run_1"), "sync_wait_s": 0, "sync_timeout": "stale"} | options
+            options = {"output_dir": str(tmp_path / "run_1"), "sync_wait_s": 0, "sync_timeout": "stale"} | options
             if options.get("wire") == "scalar":  # as its own orchestrator leaves it
                 (tmp_path / "run_1" / "control").mkdir(parents=True, exist_ok=True)
                 (tmp_path / "run_1" / "control" / "orch.toml").touch()
+            tables = f'[model]\nmodel = "builtin:tiny"\n[inference]\nengine = "vllm"\nurl = "{url}"\nretry_s = 5\n'
             context = PluginContext(
-                config=config,
+                config=configured(tables + toml, **options),
                 seeds=Seeds(1),
-                plugins=plugins,
-                params=PrimeRlOptions(**settings),
+                plugins=load_plugins(environ={}),
+                params=PrimeRlOptions(**options),
                 tokenizer=AutoTokenizer.from_pretrained(tiny),
             )
-            made.append(create_backend(context))
-            return made[-1]
+            return opened.enter_context(closing(create_backend(context)))
 
         yield build
-        for backend in made:
-            backend.close()
 
 
 def test_samples_of_the_older_wire_become_one_file(create, make_batch, tmp_path):

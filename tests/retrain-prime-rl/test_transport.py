@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -41,26 +40,6 @@ def test_each_rank_has_a_file_and_newer_trainers_find_the_same_in_batches(tmp_pa
     assert (tmp_path / "batches" / "step_3" / "rank_0.bin").read_bytes() == b"left"
     transport.forget(3)
     assert [path.name for path in (tmp_path / "batches").iterdir()] == ["step_3"]
-
-
-def test_a_reader_that_sees_one_file_sees_all_of_them_whole(tmp_path):
-    payloads = [os.urandom(400_000), os.urandom(400_000)]
-    seen, done = [], threading.Event()
-
-    def read() -> None:
-        while not done.is_set() or not seen:
-            for folder in (tmp_path / "rollouts").glob("step_*"):
-                seen.append([len((folder / name).read_bytes()) for name in rank_files(2)])
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    transport = FileTransport(tmp_path, rank_files(2))
-    for number in range(10):
-        transport.send(number, payloads)
-    done.set()
-    reader.join(10)
-    assert seen
-    assert all(sizes == [400_000, 400_000] for sizes in seen)
 
 
 def test_a_process_killed_while_writing_leaves_no_step_and_the_next_one_writes_it(tmp_path):
@@ -221,15 +200,6 @@ def test_each_rank_gets_its_own_payload_and_nobody_elses_even_after_the_end(publ
     for step in range(3):
         assert [rank.receive() for rank in ranks] == [b"left %d" % step, b"right %d" % step]
     assert [rank.receive() for rank in ranks] == [b"x" * 10**6] * 2
-
-
-def test_ranks_that_join_late_lose_nothing(publisher, receivers):
-    sender, joined = publisher(), []
-    for number, delay_s in ((1, 0.2), (0, 0.6)):
-        threading.Timer(delay_s, lambda number=number: joined.append(receivers(number))).start()
-    sender.send(0, [b"left", b"right"])
-    received = {rank.rank: rank.receive() for rank in joined}
-    assert received == {0: b"left", 1: b"right"}
 
 
 def test_an_announcement_without_a_subscription_is_not_enough(publisher, receivers, free_ports):

@@ -180,13 +180,9 @@ def test_an_adapter_on_the_service_is_fetched_once(
     ],
 )
 def test_datums_keep_their_numbers(loss: str, wanted: dict[str, list[float]]) -> None:
-    datum = Datum(
-        inputs_T=np.array([1, 2, 3]),
-        targets_T=np.array([2, 3, 4]),
-        action_T=np.array([False, True, True]),
-        logprobs_T=np.array([0.0, -0.5, -1.5]),
-        advantages_T=np.array([0.0, 1.25, -2.0]),
-    )
+    arrays = ([1, 2, 3], [2, 3, 4], [False, True, True], [0.0, -0.5, -1.5], [0.0, 1.25, -2.0])
+    names = ("inputs_T", "targets_T", "action_T", "logprobs_T", "advantages_T")
+    datum = Datum(**dict(zip(names, map(np.array, arrays), strict=True)))
     (made,) = inputs_of([datum], loss)
     assert made.model_input.to_ints() == [1, 2, 3]
     found = {name: tensor.to_numpy().tolist() for name, tensor in made.loss_fn_inputs.items()}

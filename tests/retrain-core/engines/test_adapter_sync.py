@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SamplingParams
 from retrain.engines.engine import create
-from retrain.engines.policy_check import WEIGHTS, _after_temperature, write_probe_adapter
+from retrain.engines.policy_check import WEIGHTS, write_probe_adapter
 from retrain.engines.vllm import VLLM
 from tests.kit.inference_server import Handler, InferenceServer, changed, serving
 from tests.kit.toy_policy import ToyModel
@@ -242,14 +241,6 @@ def test_the_probe_sends_what_rollouts_send(make_engine, server, policy, request
 # ---------------------------------------------------------------- the handshake before a run
 
 
-def test_the_log_says_what_was_found(make_engine, server, caplog) -> None:
-    caplog.set_level(logging.INFO, logger="retrain")
-    make_engine(server)
-    (line,) = [record.getMessage() for record in caplog.records if "vllm at" in record.getMessage()]
-    assert line.startswith(f"vllm at {server.url}: toy, context 640, log-probabilities after temperature, ")
-    assert "nats from the trainer's" in line
-
-
 def test_log_probabilities_before_temperature_are_refused_with_the_option(make_engine) -> None:
     with serving(ToyModel(), processed=False) as server:
         said = "reports log-probabilities before temperature, and [training] temperature = 0.7"
@@ -316,20 +307,3 @@ def test_the_smaller_context_counts(make_engine) -> None:
         engine = make_engine(server)
         assert engine._caller.context_limit == 100
         assert max(len(body["prompt"]) for body in server.completions) <= 100 - 16
-
-
-def test_which_distribution_is_seen_from_two_answers() -> None:
-    logits = np.array([3.0, 1.0, 0.5, -2.0, -4.0])
-
-    def shown(temperature: float) -> dict[str, float]:
-        scaled = logits / temperature
-        values = scaled - np.log(np.exp(scaled).sum())
-        return {f"t{n}": float(value) for n, value in enumerate(values)}
-
-    raw, warm = shown(1.0), shown(0.7)
-    assert _after_temperature(raw, warm) is True
-    assert _after_temperature(raw, raw) is False
-    assert _after_temperature(raw, shown(0.5)) is None  # neither: a server with a temperature of its own
-    ties = {"a": -1.0, "b": -1.0}
-    for one, other in (({"t0": -0.1}, {"t0": -0.2}), (raw, {}), (ties, ties), (ties | {"a": -np.inf}, ties)):
-        assert _after_temperature(one, other) is None

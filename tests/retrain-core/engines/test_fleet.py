@@ -174,25 +174,6 @@ def test_a_server_that_is_away_at_the_start_is_used_once_it_answers(make_engine,
             engine.close()
 
 
-@pytest.mark.long
-def test_when_none_is_left_the_error_has_the_last_failure_of_each(make_engine, fleet, policy, impatient) -> None:
-    engine = make_engine(*fleet, retry_s=0.6)
-    fleet[0].always = faulty.status(503)
-    fleet[1].die()
-    fleet[2].die()
-    with pytest.raises(BackendError) as caught:
-        engine.sample(MANY, PARAMS)
-    assert "retry_s = 0.6 ended" in str(caught.value)
-    policy.train()
-    fleet[0].die()
-    with pytest.raises(BackendError) as caught:
-        engine.publish()
-    for server in fleet:
-        assert f"{server.url}: " in str(caught.value)
-    assert str(caught.value).count("ConnectError") == 3
-    assert "the adapter of version 1" in str(caught.value)
-
-
 def test_a_request_may_fail_for_longer_than_retry_s_while_another_server_samples(make_engine, fleet) -> None:
     broken, busy, _ = fleet
     engine = make_engine(broken, busy, retry_s=0.4)

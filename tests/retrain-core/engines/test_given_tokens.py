@@ -106,7 +106,7 @@ def test_an_answer_without_the_numbers_is_never_one(
     teacher: ServerTeacher, server: InferenceServer, fault: Any, said: str
 ) -> None:
     server.always = fault
-    with pytest.raises(BackendError, match=said) as caught:
+    with pytest.raises(BackendError, match=said or None) as caught:
         teacher.logprobs(rows(3), 1.0)
     assert "[inference]" not in str(caught.value.problems[0].fix)
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,8 +17,6 @@ from retrain.engines.client import Call, Client, RefusedError
 from retrain.engines.pool import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pool, Server, jittered
 from retrain.engines.table import Settings
 from tests.kit import inference_server as faulty
-from tests.kit.inference_server import InferenceServer, serving
-from tests.kit.toy_policy import ToyModel
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.7)
 EIGHT = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(8)))]
@@ -102,32 +99,6 @@ def test_a_storm_of_429_ends_in_all_samples(make_engine, server) -> None:
     (known,) = engine._caller.servers
     assert known.room < 32  # it has learnt that the server does not take all at once
     assert engine.sample([], PARAMS) == []
-
-
-@pytest.mark.slow
-def test_a_server_killed_and_started_again_in_the_middle_of_a_step(make_engine, policy) -> None:
-    with serving(ToyModel()) as server:
-        server.latency_s = 0.05
-        engine = make_engine(server, max_concurrent=4, retry_s=30.0)
-        policy.train()
-        engine.publish()
-        many = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(40)))]
-        expected = tokens(engine.sample(many, PARAMS))
-        port, again = server.server_address[1], []
-
-        def replace() -> None:
-            server.die()
-            time.sleep(0.5)
-            again.append(InferenceServer(ToyModel(), port=port))
-            threading.Thread(target=again[0].serve_forever, args=(0.01,), daemon=True).start()
-
-        timer = threading.Timer(0.2, replace)
-        timer.start()
-        assert tokens(engine.sample(many, PARAMS)) == expected
-        timer.join()
-        assert engine._adapters.current.key in again[0].adapters
-        engine.close()
-        again[0].die()
 
 
 def test_a_stop_or_a_signal_ends_sampling_at_once_and_gives_up_what_is_in_flight(make_engine, server) -> None:

@@ -20,7 +20,7 @@ from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import CompletionRequest, checked
 from retrain.engines.mlx import MLX, convert
 
-MODEL = "/models/tiny"
+MODEL, WEIGHTS = "/models/tiny", "adapter_model.safetensors"
 CONFIG = {"r": 4, "lora_alpha": 6, "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
 # from MLX-LM 0.32.2 on a CPU
 ANSWER = json.loads("""
@@ -175,17 +175,17 @@ def test_a_token_that_the_tokenizer_puts_first_is_not_sent_twice(asked: Completi
 
 @pytest.fixture
 def write_peft(tmp_path: Path) -> Callable[..., Path]:
-    def write(tensors: dict[str, np.ndarray] | None = None, **config: Any) -> Path:
+    def write(**config: Any) -> Path:
         folder = tmp_path / "peft"
         folder.mkdir()
         stream = np.random.default_rng(0)
-        default = {}
+        tensors = {}
         for layer in (0, 1):
             for module, (out, width) in {"self_attn.q_proj": (8, 6), "mlp.down_proj": (6, 10)}.items():
                 name = f"base_model.model.model.layers.{layer}.{module}"
-                default[f"{name}.lora_A.weight"] = stream.normal(size=(4, width)).astype(np.float32)
-                default[f"{name}.lora_B.weight"] = stream.normal(size=(out, 4)).astype(np.float32)
-        save_file(default if tensors is None else tensors, folder / "adapter_model.safetensors")
+                tensors[f"{name}.lora_A.weight"] = stream.normal(size=(4, width)).astype(np.float32)
+                tensors[f"{name}.lora_B.weight"] = stream.normal(size=(out, 4)).astype(np.float32)
+        save_file(tensors, folder / WEIGHTS)
         (folder / "adapter_config.json").write_text(json.dumps(CONFIG | config))
         return folder
 
@@ -215,7 +215,7 @@ def test_an_adapter_keeps_its_product_and_scale(
 ) -> None:
     source = write_peft(use_rslora=rslora)
     convert(source, tmp_path / "mlx")
-    theirs, ours = load_file(source / "adapter_model.safetensors"), load_file(tmp_path / "mlx" / "adapters.safetensors")
+    theirs, ours = load_file(source / WEIGHTS), load_file(tmp_path / "mlx" / "adapters.safetensors")
     assert len(ours) == len(theirs) == 8
     for name in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
         a, b = theirs[f"base_model.model.{name}.lora_A.weight"], theirs[f"base_model.model.{name}.lora_B.weight"]
@@ -231,7 +231,7 @@ def test_bfloat16_is_read_exactly(write_peft: Callable[..., Path], tmp_path: Pat
     tensor = torch.randn(4, 6).bfloat16()
     name = "base_model.model.model.layers.0.self_attn.q_proj"
     tensors = {f"{name}.lora_A.weight": tensor, f"{name}.lora_B.weight": torch.randn(8, 4).bfloat16()}
-    save_torch(tensors, source / "adapter_model.safetensors")
+    save_torch(tensors, source / WEIGHTS)
     convert(source, tmp_path / "mlx")
     found = load_file(tmp_path / "mlx" / "adapters.safetensors")["model.layers.0.self_attn.q_proj.lora_a"]
     np.testing.assert_array_equal(found, tensor.float().numpy().T)
@@ -268,9 +268,7 @@ def test_unreadable_adapters_are_one_error(
         (source / file).write_bytes(content)
     with pytest.raises(BackendError, match="cannot be converted for MLX"):
         convert(source, tmp_path / "mlx")
-
-
-def test_tensors_that_are_no_lora_are_refused(write_peft: Callable[..., Path], tmp_path: Path) -> None:
-    source = write_peft({"base_model.model.lm_head.modules_to_save.weight": np.zeros((2, 2), np.float32)})
+    save_file({"base_model.model.lm_head.modules_to_save.weight": np.zeros((2, 2), np.float32)}, source / WEIGHTS)
+    (source / "adapter_config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(BackendError, match="MLX-LM does not support"):
         convert(source, tmp_path / "mlx")
