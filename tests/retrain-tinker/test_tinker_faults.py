@@ -4,15 +4,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from retrain.api import BackendError, NonFiniteError, PluginContext, SampleRequest, SamplingParams
+from retrain.api import BackendError, NonFiniteError, PluginContext, SampleRequest, SamplingParams, Throttle
 from retrain_tinker.backend import TinkerBackend, create_backend
-from retrain_tinker.sampling import Sampler
 from tests.kit.tinker_rows import PROMPT, batch_of, drawn
 from tests.kit.tinker_server import serving
 from tests.kit.tinker_toy import Gate, Toy
@@ -141,29 +140,16 @@ def test_a_failed_gradient_never_gets_into_a_later_step(backend: Make, toy: Toy)
 # ---------------------------------------------------------------- together with other runs
 
 
-@pytest.mark.long
-def test_a_throttle_bounds_the_runs_that_call_at_a_time(
-    backend: Make, toy: Toy, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = [backend(backend__throttle_dir=str(tmp_path), backend__max_concurrent=1) for _ in range(2)]
-    toy.faults.latency_s = 0.05
-    spans: list[tuple[float, float]] = []
-
-    draw = Sampler.draw
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        started = time.monotonic()
-        try:
-            return draw(*args, **kwargs)
-        finally:
-            spans.append((started, time.monotonic()))
-
-    monkeypatch.setattr(Sampler, "draw", timed)
-    threads = [threading.Thread(target=drawn, args=(each,)) for each in made for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spans.sort()
-    assert len(spans) == 4
-    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+def test_a_throttle_bounds_the_runs_that_call_at_a_time(backend: Make, toy: Toy, tmp_path: Path) -> None:
+    made = backend(backend__throttle_dir=str(tmp_path), backend__max_concurrent=1)
+    batch, before = batch_of(*drawn(made)), len(toy.calls)
+    for call in (lambda: drawn(made, first_seed=9), lambda: made.train(batch)):
+        waiting = threading.Thread(target=call)
+        with Throttle(tmp_path, 1).slot():  # of another run
+            waiting.start()
+            while not list(tmp_path.glob("ticket_*.lock")):
+                time.sleep(0.005)
+            assert {path for path, _ in toy.calls[before:]} <= {"session_heartbeat", "telemetry"}
+        waiting.join()
+        assert len(toy.calls) > before
+        before = len(toy.calls)

@@ -34,7 +34,7 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.kernel.config import schema
+from retrain.run.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.training.step_loss import NAMED, PolicyLoss
 from retrain_tinker.backend import TinkerBackend, create_backend
@@ -69,16 +69,12 @@ def backend(server: SkyRL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         for path, value in changes.items():
             table, _, key = path.partition("__")
             given.setdefault(table, {})[key] = value
-        models = {
-            "model": schema.ModelTable,
-            "training": schema.TrainingTable,
-            "algorithm": schema.AlgorithmTable,
-            "optimizer": schema.OptimizerTable,
-        }
+        plugins = load_plugins()
+        models = registered_tables(plugins)
         context = PluginContext(
-            config=Config(tables={name: models[name](**values) for name, values in given.items()}),
+            config=Config(tables={name: models[name].model(**values) for name, values in given.items()}),
             seeds=Seeds(1),
-            plugins=load_plugins(),
+            plugins=plugins,
             params=TinkerOptions(base_model=str(server.model), timeout_s=600, connect_timeout_s=300),
             tokenizer=AutoTokenizer.from_pretrained(server.model),
         )

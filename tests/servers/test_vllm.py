@@ -63,19 +63,21 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TINY)
 
 
-def context_for(url: str, tokenizer: Any, *, temperature: float = 0.7, **inference: Any) -> PluginContext:
+def context_for(tokenizer: Any, url: str = "", *, temperature: float = 0.7, **changes: Any) -> PluginContext:
+    """A context with keys of `[inference]`, or with whole tables."""
     tables = {
         "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
         "backend": schema.BackendTable(devices="cpu"),
         "training": schema.TrainingTable(temperature=temperature, lr=5e-3),
-        "inference": InferenceTable(engine="vllm", url=url, retry_s=60.0, **inference),
+        "teacher": changes.pop("teacher", TeacherTable()),
+        "inference": InferenceTable(engine="vllm", url=url, retry_s=60.0, **changes),
     }
     return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
 
 
 @pytest.fixture
 def backend(processed: str, tokenizer: Any) -> Iterator[LocalBackend]:
-    built = create_backend(context_for(processed, tokenizer))
+    built = create_backend(context_for(tokenizer, processed))
     yield built
     built.close()
 
@@ -157,9 +159,9 @@ def test_what_the_server_refuses(processed: str) -> None:
 def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) -> None:
     with vllm_serving(TINY, tmp_path / "server.log") as url:
         with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
-            create_backend(context_for(url, tokenizer))
+            create_backend(context_for(tokenizer, url))
         for options in ({"temperature": 1.0}, {"temperature": 0.7, "logprobs": "trainer"}):
-            backend = create_backend(context_for(url, tokenizer, **options))
+            backend = create_backend(context_for(tokenizer, url, **options))
             request = SampleRequest(prompt_T=np.arange(5, 30), seeds_G=(1, 2))
             temperature = float(options["temperature"])  # type: ignore[arg-type]
             (group,) = backend.sample([request], SamplingParams(max_tokens=16, temperature=temperature))
@@ -173,7 +175,7 @@ def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) ->
 def test_a_teacher_on_the_server_gives_what_a_local_one_gives(tokenizer: Any, tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     rows = [LogprobRow.of(stream.integers(3, 500, size=20), stream.integers(3, 500, size=n)) for n in (1, 7, 200)]
-    wanted = open_teacher(teaching_context(tokenizer)).logprobs(rows, 1.0)
+    wanted = open_teacher(context_for(tokenizer, teacher=TeacherTable(model="builtin:tiny"))).logprobs(rows, 1.0)
     # with --enable-lora, vLLM 0.32 ends on a CPU when it is asked for log-probabilities of the prompt
     with vllm_serving(TINY, tmp_path / "server.log", takes_adapters=False) as url:
         found = given_by(url, tokenizer, rows)
@@ -183,19 +185,9 @@ def test_a_teacher_on_the_server_gives_what_a_local_one_gives(tokenizer: Any, tm
     assert all(values_T.min() < -1.0 for values_T in wanted)
 
 
-def teaching_context(tokenizer: Any, **teacher: Any) -> PluginContext:
-    tables = {
-        "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
-        "backend": schema.BackendTable(devices="cpu"),
-        "teacher": TeacherTable(**(teacher or {"model": "builtin:tiny"})),
-        "inference": InferenceTable(retry_s=60.0),
-    }
-    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
-
-
 def given_by(url: str, tokenizer: Any, rows: list[LogprobRow]) -> list[Any]:
     """What a server says of the rows."""
-    teacher = open_server(VLLM(), teaching_context(tokenizer, engine="vllm", url=url))
+    teacher = open_server(VLLM(), context_for(tokenizer, teacher=TeacherTable(engine="vllm", url=url)))
     found = teacher.logprobs(rows, 1.0)
     teacher.close()
     return found

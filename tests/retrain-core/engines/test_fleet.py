@@ -16,8 +16,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
 from retrain.engines import client, keeper, pool
@@ -245,42 +243,6 @@ def test_a_restarted_server_gets_no_request_before_it_has_the_weights_again(
         assert gap(policy, engine.sample(MANY, PARAMS)) < 1e-9
         paths = [path for path, _ in empty.requests]
         assert "/update_weights" in paths[: paths.index("/v1/completions")]
-
-
-FAULTS: list[Any] = [
-    None,
-    faulty.hangs_up,
-    faulty.truncated,
-    faulty.not_json,
-    faulty.status(429),
-    faulty.status(500),
-    faulty.changed(model="somebody-else"),
-    faulty.changed(token_logprobs=lambda values: [float("nan"), *values[1:]]),
-    faulty.status(404),
-]
-
-
-@pytest.mark.long
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.lists(st.sampled_from(FAULTS), max_size=12), min_size=3, max_size=3))
-def test_whatever_is_drawn_each_completion_comes_once_and_from_its_version(
-    make_engine, faults: list[list[Any]]
-) -> None:
-    policy = ToyPolicy()
-    with ExitStack() as stack:
-        fleet = [stack.enter_context(serving(ToyModel())) for _ in range(3)]
-        engine = make_engine(*fleet, policy=policy)
-        for version in (1, 2):
-            for server, drawn in zip(fleet, faults, strict=True):
-                server.faults.extend(drawn)
-            seen = Counter[tuple[int, int]]()
-            groups = engine.sample(MANY, PARAMS, lambda group, index, sample, seen=seen: seen.update([(group, index)]))
-            assert seen == Counter((0, index) for index in range(40))
-            assert gap(policy, groups) < 1e-9
-            policy.train()
-            engine.publish()
-            assert {sample.policy_version for sample in engine.sample(MANY, PARAMS)[0]} == {version}
-        engine.close()
 
 
 # ---------------------------------------------------------------- behind a router

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from retrain.api import ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.records.checkpoints import save_checkpoint
-from retrain.run.subject import find_subject
 from retrain.text import secrets
 from retrain.use import export_command
 from retrain.use.hub_upload import repeating_config
-from retrain.use.whole_model import WholeModel, lines_of
 from retrain_local.model.adapter import PREFIX, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.hub_server import hub_server
@@ -128,24 +125,6 @@ def test_merge_writes_a_new_folder_and_nothing_else(run: Path, plugins: Plugins,
         refused = ask(export_command.command, plugins, run, *export, taken)
         assert codes_in(told(refused)) == ["export.exists"]
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_how_a_merged_model_compares_is_told() -> None:
-    subject = find_subject("builtin:tiny")
-    adapted: Any = WholeModel(subject=subject, config=None, plugins=None, dtype="", with_check=True)  # type: ignore[arg-type]
-    written = ExportedModel(dtype="bf16", tensors=3, num_bytes=2**20, gap=0.3, change=0.4, size=17.0, quantised_gap=0.5)
-    text = "\n".join(lines_of(adapted, Path("out"), replace(written, notes=("a note",))))
-    assert "differ by at most 0.3 from" in text
-    assert "training changed them by up to 0.4" in text
-    assert "bf16 rounds away much of what training changed" in text
-    for changes, words in (
-        ({"gap": 0.1}, ""),
-        ({"is_unchanged": True}, "every B is zero"),
-        ({"gap": None}, "not compared"),
-    ):
-        text = "\n".join(lines_of(adapted, Path("out"), replace(written, **changes)))
-        assert words in text
-        assert words or "rounds away" not in text
 
 
 def test_a_merge_that_ends_early_or_that_no_plugin_makes_leaves_nothing(
