@@ -8,15 +8,12 @@ import pytest
 
 from retrain.engines import ENGINES
 from retrain.engines.table import KEYS, teacher_problems, unsupported_keys
-from retrain.kernel.config import schema
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.plugin_tables import InferenceTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.declared import EngineTraits, PluginSpec
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import Owner, Plugins
-from retrain.run.check import check
-from retrain.run.tables import registered_tables
 
 CHANGED = {"attention_kernel": "triton", "dtype": "bf16", "kv_cache_dtype": "int8"}
 
@@ -50,13 +47,6 @@ def test_an_engine_refuses_each_key_that_it_does_not_support(
     config = Config(tables={"inference": InferenceTable.model_validate({"engine": engine, **keys})})
     found = [(problem.code, problem.where) for problem in unsupported_keys(config, plugins, ENGINES)]
     assert found == [(code, f"[inference] {name} (default)") for name in refused]
-
-
-def test_the_check_of_a_run_names_the_flag_of_a_known_server(plugins: Plugins) -> None:
-    tables = {"inference": InferenceTable(engine="vllm", dtype="fp8"), "backend": schema.BackendTable()}
-    _, problems = check(Config(tables=tables), plugins, registered_tables(plugins))
-    (fix,) = [problem.fix for problem in problems if problem.code == "engine.option-of-server"]
-    assert fix == "remove it, and start the server with --dtype or --quantization"
 
 
 @pytest.mark.parametrize(

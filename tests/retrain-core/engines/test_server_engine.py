@@ -25,12 +25,11 @@ from retrain.api import (
     StopReason,
     load_plugins,
 )
-from retrain.credit.logprob_gap import LogprobGap, measure_gap
+from retrain.credit.logprob_gap import LogprobGap
 from retrain.engines import TEACHERS, vllm
 from retrain.engines.client import BadAnswerError
 from retrain.engines.engine import create
 from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
-from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config.plugin_tables import TeacherTable
@@ -215,21 +214,6 @@ def test_servers_go_on_after_weights_that_could_not_be_read(make_engine, server,
     engine.close()
     paths = [path for path, _ in server.requests if not path.startswith("/v1")]
     assert (paths[0], paths[-1]) == ("/pause?mode=keep&clear_cache=false", "/resume")
-
-
-def test_doctor_can_measure_an_engine_through_its_backend(make_engine, server, policy, tokenizer) -> None:
-    engine = make_engine(server)
-
-    class Backend:
-        sample = engine.sample
-        logprobs = policy.logprobs
-
-    prompts, params = probe_prompts(tokenizer, 640), SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.7)
-    gap = measure_gap(Backend, prompts, params)
-    assert gap is not None
-    assert gap.max < 1e-9
-    assert gap.num_tokens > 50
-    assert measure_gap(object(), prompts, params) is None
 
 
 def test_a_gap_that_is_not_finite_is_never_a_small_one(make_engine, server, policy) -> None:
