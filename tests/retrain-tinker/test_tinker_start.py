@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import tinker
 
 from retrain.api import BackendError, CheckpointMode, Config, Determinism, Kind, PluginContext, load_plugins
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain_tinker.adapter import fetch_adapter
 from retrain_tinker.backend import TinkerBackend, create_backend
-from retrain_tinker.losses import Datum
 from retrain_tinker.plugin import CAPABILITIES, retrain_check_config
-from retrain_tinker.service import inputs_of, resolved
 from tests.kit.problems import codes_in, refused
 from tests.kit.tinker_rows import batch_of, drawn
 from tests.kit.tinker_toy import MODEL, Toy
@@ -170,24 +165,3 @@ def test_an_adapter_on_the_service_is_fetched_once(
         assert len(toy.calls) == calls
     assert len(list((tmp_path / "cache" / "retrain" / "tinker").iterdir())) == 2
     assert len(toy.adapters) == 1
-
-
-@pytest.mark.parametrize(
-    ("loss", "wanted"),
-    [
-        ("ppo", {"logprobs": [0.0, -0.5, -1.5], "advantages": [0.0, 1.25, -2.0]}),
-        ("cross_entropy", {"weights": [0.0, 1.25, -2.0]}),  # which takes no other inputs
-    ],
-)
-def test_datums_keep_their_numbers(loss: str, wanted: dict[str, list[float]]) -> None:
-    arrays = ([1, 2, 3], [2, 3, 4], [False, True, True], [0.0, -0.5, -1.5], [0.0, 1.25, -2.0])
-    names = ("inputs_T", "targets_T", "action_T", "logprobs_T", "advantages_T")
-    datum = Datum(**dict(zip(names, map(np.array, arrays), strict=True)))
-    (made,) = inputs_of([datum], loss)
-    assert made.model_input.to_ints() == [1, 2, 3]
-    found = {name: tensor.to_numpy().tolist() for name, tensor in made.loss_fn_inputs.items()}
-    assert found == {"target_tokens": [2, 3, 4]} | wanted
-    assert {tensor.dtype for tensor in made.loss_fn_inputs.values()} == {"int64", "float32"}
-    assert resolved(tinker) is tinker
-    coming = SimpleNamespace(result=lambda: "client")
-    assert resolved(coming) == "client", "results of either kind of call"
