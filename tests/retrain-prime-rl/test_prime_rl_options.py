@@ -148,11 +148,6 @@ def test_explain_says_what_the_trainers_own_file_must_say(configured, options, s
     assert "no max_steps" in told
 
 
-def test_all_problems_come_at_once(configured, refused):
-    text = refused(configured('[training]\nlr = 1.0\n[inference]\nengine = "sglang"\n', output_dir=""))
-    assert all(word in text for word in ("lr", "engine = 'sglang'", "max_tokens", "output_dir"))
-
-
 def test_another_backend_is_left_alone(configured, refused):
     pytest.importorskip("retrain_local", reason="the other backend is that of retrain-local")
     config = configured("[training]\nlr = 1.0\n")
@@ -161,9 +156,10 @@ def test_another_backend_is_left_alone(configured, refused):
     assert refused(local) == ""
 
 
-def test_another_engine_is_refused_even_by_default_so_that_records_say_who_sampled(configured, refused):
-    for table in ("", '[inference]\nengine = "sglang"\n'):
-        assert 'set engine = "vllm"' in refused(configured("[training]\nmax_tokens = 64\n" + table))
+def test_another_engine_is_refused_even_by_default_and_all_problems_come_at_once(configured, refused):
+    assert 'set engine = "vllm"' in refused(configured("[training]\nmax_tokens = 64\n"))
+    text = refused(configured('[training]\nlr = 1.0\n[inference]\nengine = "sglang"\n', output_dir=""))
+    assert all(word in text for word in ("lr", "engine = 'sglang'", "max_tokens", "output_dir"))
 
 
 @pytest.mark.parametrize(("max_tokens", "seq_len"), [(2048, 2048), (10240, 2048)])

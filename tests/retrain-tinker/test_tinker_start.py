@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from retrain.api import BackendError, CheckpointMode, Config, Determinism, Kind, PluginContext, load_plugins
+from retrain.api import BackendError, Config, PluginContext
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain_tinker.adapter import fetch_adapter
 from retrain_tinker.backend import TinkerBackend, create_backend
-from retrain_tinker.plugin import CAPABILITIES, retrain_check_config
+from retrain_tinker.plugin import retrain_check_config
 from tests.kit.problems import codes_in, refused
 from tests.kit.tinker_rows import batch_of, drawn
 from tests.kit.tinker_toy import MODEL, Toy
@@ -103,14 +103,6 @@ def test_at_another_temperature_the_log_probabilities_must_be_those_of_one(
 
 
 HOSTED = {"backend": schema.BackendTable(backend="tinker"), "lora": schema.LoraTable()}
-
-
-def test_the_backend_is_registered_with_what_it_can_do() -> None:
-    (entry,) = load_plugins().find(Kind.BACKEND, "tinker")
-    assert (entry.spec.traits, entry.owner.distribution) == (CAPABILITIES, "retrain-tinker")
-    assert CAPABILITIES.checkpoint_resume_mode is CheckpointMode.EXACT
-    assert CAPABILITIES.determinism is Determinism.NONE
-    assert not CAPABILITIES.provides_entropy
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from retrain.api import BackendError, ConfigError, SamplingParams
-from retrain.engines.engine import create
 from retrain.engines.policy_check import WEIGHTS, write_probe_adapter
-from retrain.engines.vllm import VLLM
 from tests.kit.inference_server import Handler, InferenceServer, changed, serving
 from tests.kit.toy_policy import ToyModel
 
@@ -169,18 +167,6 @@ def test_a_server_that_restarts_between_load_and_probe_or_loses_its_answer_is_no
     assert len(loads(server)) == 2  # one whose answer was lost, one that heard "already"
 
 
-def test_a_server_that_comes_back_with_another_model_is_not_trained_on(
-    make_engine, server, policy, requests, params
-) -> None:
-    engine = make_engine(server)
-    policy.train()
-    engine.publish()
-    server.adapters.clear()
-    server.model = ToyModel(seed=9)
-    with pytest.raises(BackendError, match="does not sample from policy version 1"):
-        engine.sample(requests, params)
-
-
 def test_an_adapter_that_cannot_be_written_or_read_is_one_clear_error(make_engine, server, policy, tmp_path) -> None:
     engine = make_engine(server, adapter_dir=str(tmp_path / "shared"))
     save = policy.save_adapter
@@ -295,11 +281,6 @@ def test_a_list_without_the_model_and_a_page_that_is_no_list_are_refused(make_en
         server.entries = lambda body=body: body
         with pytest.raises((BackendError, ConfigError)):
             make_engine(server)
-
-
-def test_a_missing_server_is_told_at_once(make_context, policy) -> None:
-    with pytest.raises(BackendError, match=r"start the server, or correct \[inference\] url"):
-        create(VLLM(), make_context(["http://127.0.0.1:9"], retry_s=300.0), policy)
 
 
 def test_the_smaller_context_counts(make_engine) -> None:

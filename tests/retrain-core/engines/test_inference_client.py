@@ -235,22 +235,6 @@ async def test_a_server_that_says_too_many_gets_fewer_and_then_more_again() -> N
     assert 10.9 < server.room < 11.1
 
 
-@in_a_loop
-async def test_a_full_server_is_waited_for() -> None:
-    pool = Pool(["http://a"], max_concurrent=100)
-    pool.servers[0].room = 1.0
-    order: list[str] = []
-
-    async def one() -> None:
-        async with pool.slot():
-            order.append("in")
-            await asyncio.sleep(0)
-            order.append("out")
-
-    await asyncio.gather(*(one() for _ in range(5)))
-    assert order == ["in", "out"] * 5
-
-
 def test_a_login_is_not_part_of_a_name_and_jitter_only_adds() -> None:
     assert Server.at("http://user:pass@host:8000/base").name == "http://host:8000/base"
     values = [jittered(1.0) for _ in range(200)]

@@ -161,17 +161,6 @@ def test_trainer_mode_recomputes_and_keeps_the_engines_own_numbers(make_engine, 
         engine.sample(requests, params)
 
 
-def test_a_server_before_temperature_is_compared_at_temperature_one(make_engine, policy, requests, params) -> None:
-    with serving(ToyModel(), processed=False) as server:
-        engine = make_engine(server, logprobs="trainer")
-        policy.train()
-        engine.publish()
-        groups = engine.sample(requests, params)
-        assert policy.gap(requests, groups) < 1e-12
-        assert all(sample.engine_logprobs_T is None for group in groups for sample in group)
-        assert 0.0 < engine.metrics()["engine_gap_max"] < 1e-9
-
-
 def test_keys_and_values_of_the_weights_before_are_not_read_after_a_trainer_elsewhere_replaced_all(
     make_engine, server, policy, requests, params, tmp_path
 ) -> None:
