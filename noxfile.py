@@ -251,7 +251,7 @@ def server_slurm(session: nox.Session) -> None:
 def server_tinker(session: nox.Session) -> None:
     """Install SkyRL-tx in a virtualenv of its own, start it, and run backend tinker's tests against it."""
     python = _server_python(session, "skyrl", *SKYRL)
-    _test_with_server(session, "RETRAIN_SKYRL_PYTHON", python, "test_tinker.py", "test_tinker_run.py")
+    _test_with_server(session, "RETRAIN_SKYRL_PYTHON", python, "test_tinker.py")
 
 
 @nox.session(name="server-max", default=False)

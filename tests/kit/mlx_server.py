@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
+
+from tests.kit import server_process
 
 START_S = 120.0
 NAMED = os.environ.get("RETRAIN_TEST_MLX_PYTHON", "")  # now: tests of the kernel hide such variables from it
@@ -50,13 +49,12 @@ def mlx_serving(model: Path, home: Path, *arguments: str) -> Iterator[str]:
     try:
         yield url
     finally:
-        process.kill()
-        process.wait()
+        server_process.end(process)
 
 
 def start(model: Path, home: Path, *arguments: str, port: int = 0) -> tuple[subprocess.Popen[bytes], str]:
     """Start one; returns when it is healthy."""
-    port = port or free_port()
+    port, log = port or server_process.free_port(), home / "mlx-server.log"
     environ = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "HF_HOME": str(home / "no-hub-cache"),
@@ -65,22 +63,6 @@ def start(model: Path, home: Path, *arguments: str, port: int = 0) -> tuple[subp
         "OMP_NUM_THREADS": "1",
     }
     command = [python(), "-m", "mlx_lm", "server", "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    with (home / "mlx-server.log").open("ab") as log:
-        process = subprocess.Popen([*command, *arguments], env=environ, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                return process, url
-        time.sleep(0.1)
-    process.kill()
-    process.wait()
-    told = (home / "mlx-server.log").read_text(encoding="utf-8", errors="replace")[-2000:]
-    raise AssertionError(f"the server of MLX-LM did not start: {told}")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    process = server_process.launch([*command, *arguments], log, environ)
+    server_process.wait_for(f"http://127.0.0.1:{port}/health", process, log, START_S)
+    return process, f"http://127.0.0.1:{port}"

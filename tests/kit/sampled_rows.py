@@ -27,3 +27,17 @@ def sampled_rows(
                 )
             )
     return tuple(rows)
+
+
+def make_row(length: int, *, prompt: int | None = None, seed: int = 0, varying: bool = True) -> TrainRow:
+    """A row whose tokens tell where they come from: 1000 x seed + position."""
+    stream = np.random.default_rng(seed)
+    start = max(1, length // 2) if prompt is None else prompt
+    action_T = np.arange(length) >= min(start, length - 1)
+    advantages_T = stream.normal(size=length) if varying else np.full(length, 0.5)
+    return TrainRow(
+        tokens_T=np.arange(length, dtype=np.int64) + 1000 * seed,
+        action_T=action_T,
+        logprobs_T=np.where(action_T, -stream.exponential(size=length), 0.0),
+        advantages_T=np.where(action_T, advantages_T, 0.0),
+    )

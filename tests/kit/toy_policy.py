@@ -96,6 +96,13 @@ class ToyPolicy:
             return None
         return [self._of_row(np.asarray(tokens_T), np.asarray(action_T), temperature) for tokens_T, action_T in rows]
 
+    def gap(self, requests: Sequence[Any], groups: Sequence[Sequence[Any]], temperature: float = 0.7) -> float:
+        """Return the largest distance of samples from this policy, in nats."""
+        pairs = [(r.prompt_T, sample) for r, group in zip(requests, groups, strict=True) for sample in group]
+        rows = [(np.concatenate([prompt_T, s.tokens_T]), len(prompt_T), s.logprobs_T) for prompt_T, s in pairs]
+        own = [self._of_row(ids_T, np.arange(len(ids_T)) >= start, temperature)[start:] for ids_T, start, _ in rows]
+        return max(float(np.abs(own_T - told_T).max()) for own_T, (_, _, told_T) in zip(own, rows, strict=True))
+
     def _of_row(self, tokens_T: np.ndarray, action_T: np.ndarray, temperature: float) -> np.ndarray:
         found_T = np.zeros(len(tokens_T))
         means = context_means(tokens_T.tolist(), self.weights)

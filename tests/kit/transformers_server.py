@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.kit.mlx_server import free_port
+from tests.kit.server_process import free_port
 
 REVISION = "0" * 40
 START_S = 120.0

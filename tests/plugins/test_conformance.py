@@ -62,8 +62,8 @@ WAITS_FOR_WEIGHTS = {
     "trains_at_the_rate_it_is_given",
 }
 PRIME_RL_CANNOT = {
-    "goes_on_from_a_checkpoint": "its trainer cannot be put back to a checkpoint: test_prime_rl_resume.py resumes it",
-    "writes_a_peft_adapter": "before its first step there is no adapter: test_prime_rl_resume.py has both cases",
+    "goes_on_from_a_checkpoint": "its trainer cannot be put back to a checkpoint: test_prime_rl_backend.py resumes it",
+    "writes_a_peft_adapter": "before its first step there is no adapter: test_prime_rl_backend.py has both cases",
 }
 Settings = Mapping[str, Mapping[str, Any]]
 COPIES: Mapping[str, Mapping[str, Any]] = {  # local copies of the sources that read the hub, by column

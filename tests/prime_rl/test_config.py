@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.running import records, retrain
+from tests.end_to_end.running import retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, SOURCES, load
-from tests.prime_rl.their_trainer import TheirTrainer
-from tests.prime_rl_stack.stack import Server, start_server
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
 RUN = """
@@ -125,35 +122,14 @@ def test_the_defaults_that_its_comments_name_are_its_own(lines, tmp_path):
     assert read["loss"]["type"] == "default"
 
 
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
-
-
-def test_its_own_trainer_trains_with_them_and_is_put_back_as_start_md_says(server, tmp_path):
-    made = TheirTrainer(folder=tmp_path, ranks=1)
+def test_its_own_trainer_trains_with_them(trainer, server, tmp_path):
+    made = trainer(ranks=1)
     debug = ("[log]", 'level = "debug"')  # how the test learns that it is ready
-    try:
-        made.write_toml(server)
-        assert retrain("prime-rl-config", "retrain.toml", cwd=tmp_path).code == 0
-        made.toml = (tmp_path / "prime-rl" / "trainer.toml").read_text(encoding="utf-8")
-        made.start_trainer(*debug)
-        outcome = retrain(cwd=tmp_path)
-        assert outcome.code == 0, outcome.err
-        assert [line["step"] for line in made.trained()] == [1, 2, 3]
-        made.stop_trainer()
-        for folder in ("rollouts", "broadcasts"):
-            shutil.rmtree(made.output_dir / folder / "step_3", ignore_errors=True)
-        made.start_trainer(*debug, "[resume]", "step = 2")
-        more = ("--resume", "logs/train", "--max-steps", "5", "--set", "backend.options.first_step=3")
-        outcome = retrain(*more, cwd=tmp_path)
-        assert outcome.code == 0, outcome.err
-        trained = made.trained()
-    finally:
-        made.close()
-    assert [line["step"] for line in trained] == [1, 2, 3, 3, 4]
-    assert max(line["mismatch_kl/all/max"] for line in trained) < 1e-6
-    assert [line["step"] for line in records(tmp_path / "logs" / "train" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    made.write_toml(server)
+    assert retrain("prime-rl-config", "retrain.toml", cwd=tmp_path).code == 0
+    made.toml = (tmp_path / "prime-rl" / "trainer.toml").read_text(encoding="utf-8")
+    made.start_trainer(*debug)
+    outcome = retrain(cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert [line["step"] for line in made.trained()] == [1, 2, 3]
+    assert max(line["mismatch_kl/all/max"] for line in made.trained()) < 1e-6

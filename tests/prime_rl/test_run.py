@@ -6,51 +6,22 @@ the log-probabilities of the policy that it had.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from tests.end_to_end.killing import finish, start
 from tests.end_to_end.running import records, retrain
 from tests.prime_rl.checkout import NEEDS_CHECKOUT
 from tests.prime_rl.their_trainer import LORA, TheirTrainer
-from tests.prime_rl_stack.stack import MODEL, Server, start_server, wait_until
+from tests.prime_rl_stack.stack import wait_until
 
 BF16_KL = 1e-2  # all weights are broadcast in bfloat16, while the trainer here computes with float32
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
-
-
-@pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[Callable[..., TheirTrainer]]:
-    """Makes trainers whose processes end with the test."""
-    opened: list[TheirTrainer] = []
-
-    def make(**options: object) -> TheirTrainer:
-        opened.append(TheirTrainer(folder=tmp_path, **options))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
 
 
 @pytest.mark.parametrize("lora", [LORA, ""], ids=["lora", "all-weights"])
@@ -126,44 +97,3 @@ def test_a_trainer_that_is_put_back_goes_on_with_first_step(trainer, server, tra
     resumed(made, "--max-steps", "4", "--set", "backend.options.first_step=2")
     assert made.trained()[-1]["step"] == 2
     assert metrics(made)[-1]["prime_rl_step"] == 2
-
-
-def test_a_trainer_that_listens_to_sockets_is_told_by_the_error(trainer, server):
-    made = trainer(transport="zmq", ranks=1)
-    made.write_toml(server, options="sync_poll_s = 0.1")
-    made.start_trainer()
-    options = ("--backend-opt", "transport=filesystem", "--backend-opt", "sync_wait_s=5")
-    outcome = retrain(*options, cwd=made.folder)
-    assert outcome.code == 1
-    assert f"{made.output_dir / 'rollouts' / 'step_1'}, which is there" in outcome.err
-    assert '[rollout_transport] type = "filesystem"' in outcome.err
-
-
-def test_the_last_adapter_is_the_trainers_in_peft(trainer, server):
-    made = trainer(ranks=1)
-    made.write_toml(server)
-    made.start_trainer()
-    outcome = retrain(cwd=made.folder)
-    assert outcome.code == 0, outcome.err
-    assert "Adapter saved to logs/train/adapter/final" in outcome.out + outcome.err
-    prompt = torch.tensor([[5, 9, 12, 40, 7, 30]])
-    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    with torch.no_grad():
-        untrained = base(prompt).logits
-        trained = with_factors(made.output_dir / "broadcasts" / "step_3")(prompt).logits
-        saved = PeftModel.from_pretrained(base, made.folder / "logs" / "train" / "adapter" / "final")(prompt).logits
-    assert float((trained - untrained).abs().max()) > 1e-2
-    assert torch.allclose(saved, trained, atol=1e-4, rtol=0.0)
-
-
-def with_factors(folder: Path) -> Any:
-    """The base model with scale * B @ A added to its weights, straight from the trainer's files."""
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    factors = load_file(folder / "adapter_model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    for name in factors:
-        if name.endswith(".lora_A.weight"):
-            module = model.get_submodule(name.removesuffix(".lora_A.weight"))
-            change = factors[name.replace("lora_A", "lora_B")] @ factors[name]
-            module.weight.data += config["lora_alpha"] / config["r"] * change
-    return model

@@ -1,4 +1,4 @@
-"""The stand-in of the quick tests does what PRIME-RL's trainer does, as far as a run can see."""
+"""The stand-in of the quick tests does what PRIME-RL's trainer does, and batches arrive in its own types."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from retrain.api import TrainBatch
+from retrain_prime_rl.packing import Layout, encode, pack
 from tests.end_to_end.running import retrain
+from tests.kit.sampled_rows import make_row
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, theirs
 from tests.prime_rl.their_trainer import TheirTrainer
 from tests.prime_rl_stack import rank, wire_check
 from tests.prime_rl_stack.stack import Server, Stack, start_server
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
+TYPES = ("prime_rl.transports.rollouts.types", "prime_rl.transport.types")  # the latter before v0.8.1.dev44
 
 
 @pytest.mark.parametrize("all_weights", [False, True], ids=["lora", "all-weights"])
@@ -81,3 +85,32 @@ def test_both_read_the_same_fields_from_the_same_first_file(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_bytes(msgspec.msgpack.encode([]))
     assert receiver.can_receive()
+
+
+def make_batch(lengths: tuple[int, ...]) -> TrainBatch:
+    rows = tuple(make_row(length, seed=number) for number, length in enumerate(lengths))
+    return TrainBatch(step=0, rows=rows, temperature=0.7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("padding", [1, 8])
+def test_every_field_arrives_in_their_type(ranks, padding):
+    msgspec, types = theirs("msgspec"), theirs(*TYPES)
+    layout = Layout(seq_len=24, ranks=ranks, pad_to_multiple_of=padding)
+    sent = pack(make_batch((6, 9, 5, 11, 7)), layout)
+    for ours in sent:
+        arrived = msgspec.msgpack.decode(encode(ours), type=list[types.MicroBatch])
+        assert [msgspec.structs.asdict(each) for each in arrived] == [msgspec.structs.asdict(each) for each in ours]
+        assert msgspec.msgpack.encode(arrived) == encode(ours)
+
+
+def test_padding_is_theirs():
+    msgspec, types = theirs("msgspec"), theirs(*TYPES)
+    batch = make_batch((6, 9, 5, 11, 7))
+    ((*plain,),) = pack(batch, Layout(seq_len=64))
+    ((*padded,),) = pack(batch, Layout(seq_len=64, pad_to_multiple_of=8))
+    for ours, bare in zip(padded, plain, strict=True):
+        arrived = msgspec.msgpack.decode(encode([bare]), type=list[types.MicroBatch])[0]
+        by_them = theirs("prime_rl.trainer.batch").pad_micro_batch(arrived, 8)
+        assert len(by_them.input_ids) % 8 == 0
+        assert msgspec.structs.asdict(ours) == msgspec.structs.asdict(by_them)

@@ -10,37 +10,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from retrain.api import Sample, SampleRequest, SamplingParams, StopReason, TrainBatch, TrainRow
+from retrain.api import Sample, SampleRequest, SamplingParams, StopReason, TrainBatch
 from retrain_prime_rl.backend import PrimeRlBackend
 from retrain_prime_rl.options import PrimeRlOptions
 from retrain_prime_rl.packing import Layout, encode, pack
 from retrain_prime_rl.plugin import CAPABILITIES
 from retrain_prime_rl.trainer_folder import RemotePolicy
 from retrain_prime_rl.transport import FileTransport, rank_files
+from tests.kit.sampled_rows import make_row
 from tests.prime_rl_stack.stack import two_free_ports
 
 # As the trainer writes it: names of the model's own modules, without PEFT's prefix.
 LAYER = "model.layers.0.self_attn.q_proj"
 ADAPTER = save(
-    {
-        f"{LAYER}.lora_A.weight": np.ones((4, 8), np.float32),
-        f"{LAYER}.lora_B.weight": np.ones((8, 4), np.float32),
-    }
+    {f"{LAYER}.lora_A.weight": np.ones((4, 8), np.float32), f"{LAYER}.lora_B.weight": np.ones((8, 4), np.float32)}
 )
-
-
-def make_row(length: int, *, prompt: int | None = None, seed: int = 0, varying: bool = True) -> TrainRow:
-    """A row whose tokens tell where they come from: 1000 x seed + position."""
-    stream = np.random.default_rng(seed)
-    start = max(1, length // 2) if prompt is None else prompt
-    action_T = np.arange(length) >= min(start, length - 1)
-    advantages_T = stream.normal(size=length) if varying else np.full(length, 0.5)
-    return TrainRow(
-        tokens_T=np.arange(length, dtype=np.int64) + 1000 * seed,
-        action_T=action_T,
-        logprobs_T=np.where(action_T, -stream.exponential(size=length), 0.0),
-        advantages_T=np.where(action_T, advantages_T, 0.0),
-    )
 
 
 @pytest.fixture
@@ -95,17 +79,26 @@ class NotingEngine:
         self.is_closed = True
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def broadcast() -> Callable[..., Path]:
     """Writes the weights of a step as a trainer does; returns their folder."""
 
-    def write(folder: Path, step: int, *, is_adapter: bool = True) -> Path:
+    def write(
+        folder: Path,
+        step: int,
+        *,
+        is_adapter: bool = True,
+        stable: bool = True,
+        weights: bytes = ADAPTER,
+        config: str = "{}",
+    ) -> Path:
         target = folder / "broadcasts" / f"step_{step}"
         target.mkdir(parents=True, exist_ok=True)
         if is_adapter:
-            (target / "adapter_config.json").write_text("{}", encoding="utf-8")
-        (target / ("adapter_model.safetensors" if is_adapter else "model.safetensors")).write_bytes(ADAPTER)
-        (target / "STABLE").touch()
+            (target / "adapter_config.json").write_text(config, encoding="utf-8")
+        (target / ("adapter_model.safetensors" if is_adapter else "model.safetensors")).write_bytes(weights)
+        if stable:
+            (target / "STABLE").touch()
         return target
 
     return write

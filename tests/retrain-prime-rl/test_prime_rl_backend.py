@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from retrain.api import BackendError, NonFiniteError
+from retrain.api import BackendError, NonFiniteError, ResumeError
+from retrain_prime_rl import trainer_folder
 from retrain_prime_rl.backend import STATE
+from retrain_prime_rl.transport import rank_files
 
 
 def test_a_step_goes_out_its_weights_come_in_and_are_sampled_from(sent, drawing, broadcast, backend, batch, tmp_path):
@@ -26,16 +32,15 @@ def test_a_step_goes_out_its_weights_come_in_and_are_sampled_from(sent, drawing,
     assert len(engine.loaded) == 1
     assert sent(tmp_path) == ["step_1"]
     assert report.num_tokens == batch.num_actions
-
-
-def test_the_loss_is_called_a_placeholder_and_nothing_unknown_is_a_number(broadcast, backend, batch, tmp_path):
-    made, _ = backend()
-    broadcast(tmp_path, 1)
-    report = made.train(batch)
     assert report.loss_is_placeholder
-    unknown = ("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max", "k3", "ess_frac")
+    unknown = ("grad_norm", "ratio_mean", "ratio_max", "gap_mean", "gap_p99", "gap_max", "k3", "ess_frac", "lr")
     assert all(getattr(report, name) is None for name in (*unknown, "clip_fraction"))
     assert not made.capabilities.reports_sync_loss
+    measured = made.metrics()
+    assert measured["prime_rl_step"] == 1
+    assert measured["prime_rl_enqueue_time_s"] > 0.0
+    assert measured["prime_rl_sync_time_s"] > 0.0
+    assert made.metrics() == {}  # a step without informative groups sends nothing
 
 
 def test_all_weights_take_the_other_route(broadcast, backend, batch, tmp_path):
@@ -52,49 +57,31 @@ def test_all_weights_take_the_other_route(broadcast, backend, batch, tmp_path):
     assert folder.exists()
 
 
-def test_weights_that_never_come_are_an_error_with_the_way_out(backend, batch):
-    made, engine = backend(sync_wait_s=0.1)
-    with pytest.raises(BackendError) as caught:
-        made.train(batch)
-    text = str(caught.value)
+def test_the_error_after_a_wait_in_vain_says_what_the_trainer_lacks(broadcast, backend, batch, tmp_path):
+    def waited(sent: int = 0, **options) -> str:
+        with pytest.raises(BackendError) as caught:
+            backend(sent, **options)[0].train(batch)
+        shutil.rmtree(tmp_path / "rollouts")
+        return str(caught.value)
+
+    text = waited(sync_wait_s=0.1)
     assert "no weights with 1 steps in them within sync_wait_s = 0.1 s" in text
     assert "writes step_0 before it reads a batch" in text
-    assert engine.loaded == []
-
-
-def test_weights_of_an_earlier_step_are_not_taken_for_the_new_ones(broadcast, backend, batch, tmp_path):
-    made, _ = backend()
-    broadcast(tmp_path, 1)
-    made.train(batch)
-    made.publish()
-    with pytest.raises(BackendError, match="the newest complete ones have 1"):
-        made.train(batch)
-
-
-def wait_in_vain(made, batch) -> str:
-    with pytest.raises(BackendError) as caught:
-        made.train(batch)
-    return str(caught.value)
-
-
-def test_a_trainer_that_has_started_and_does_not_read_is_asked_for_its_transport(broadcast, backend, batch, tmp_path):
-    broadcast(tmp_path, 0)
-    text = wait_in_vain(backend()[0], batch)
+    broadcast(tmp_path, 0)  # it has started, and reads batches somewhere else
+    text = waited()
     assert str(tmp_path / "rollouts" / "step_1") in text
     assert '[rollout_transport] type = "filesystem"' in text
-
-
-def test_weights_that_are_being_written_are_waited_for_longer(broadcast, backend, batch, tmp_path):
-    broadcast(tmp_path, 0)
-    (broadcast(tmp_path, 1) / "STABLE").unlink()
-    text = wait_in_vain(backend()[0], batch)
+    broadcast(tmp_path, 1, stable=False)
+    text = waited()
     assert "step_1 has neither .finished nor STABLE" in text
     assert "raise sync_wait_s" in text
-
-
-def test_a_trainer_that_waits_for_a_batch_that_is_gone_is_told_the_file(broadcast, backend, batch, tmp_path):
-    broadcast(tmp_path, 1)
-    text = wait_in_vain(backend(3)[0], batch)
+    file = broadcast(tmp_path, 1) / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-3])
+    assert "adapter_model.safetensors has" in waited()
+    file.write_bytes(whole)
+    assert "the newest complete ones have 1" in waited(1)
+    text = waited(3)
     assert f"waits for {tmp_path / 'rollouts' / 'step_2'}, and it is missing" in text
     assert "resume the run with first_step = 2" in text
 
@@ -112,24 +99,6 @@ def test_batches_that_the_trainer_has_behind_it_are_removed(sent, broadcast, bac
         broadcast(tmp_path, step)
         made.train(batch)
     assert sent(tmp_path) == ["step_5", "step_6", "step_7"]
-
-
-def test_the_end_says_what_the_trainer_waits_for(broadcast, backend, batch, tmp_path, caplog):
-    made, _ = backend()
-    broadcast(tmp_path, 1)
-    made.train(batch)
-    with caplog.at_level(logging.INFO, "retrain"):
-        made.close()
-        made.close()
-    assert caplog.text.count("was sent 1 steps and waits for step 2") == 1
-
-
-def test_torn_weights_are_named_in_the_error(broadcast, backend, batch, tmp_path):
-    file = broadcast(tmp_path, 1) / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:-3])
-    made, _ = backend()
-    with pytest.raises(BackendError, match=r"adapter_model\.safetensors has"):
-        made.train(batch)
 
 
 def test_stale_steps_go_on_by_key_are_counted_and_told(sent, broadcast, backend, batch, tmp_path, caplog):
@@ -150,17 +119,6 @@ def test_stale_steps_go_on_by_key_are_counted_and_told(sent, broadcast, backend,
     assert (measured["prime_rl_policy_lag"], measured["prime_rl_stale_steps"]) == (0, 2)
     assert engine.loaded == [("adapter", "step_3", 3)]
     assert sent(tmp_path) == ["step_3"]
-
-
-def test_metrics_say_how_the_step_travelled_once(broadcast, backend, batch, tmp_path):
-    made, _ = backend()
-    broadcast(tmp_path, 1)
-    made.train(batch)
-    measured = made.metrics()
-    assert measured["prime_rl_step"] == 1
-    assert measured["prime_rl_enqueue_time_s"] > 0.0
-    assert measured["prime_rl_sync_time_s"] > 0.0
-    assert made.metrics() == {}  # a step without informative groups sends nothing
 
 
 def test_each_update_of_a_step_is_a_step_of_the_trainer(sent, broadcast, backend, batch, tmp_path):
@@ -184,16 +142,9 @@ def test_each_update_of_a_step_is_a_step_of_the_trainer(sent, broadcast, backend
     assert max(measured["prime_rl_enqueue_time_s"], measured["prime_rl_sync_time_s"]) < 1e6
 
 
-def test_a_skipped_step_of_ours_leaves_no_hole(sent, broadcast, backend, make_batch, tmp_path):
-    made, _ = backend()
-    for ours, theirs in ((0, 1), (3, 2), (9, 3)):
-        broadcast(tmp_path, theirs)
-        made.train(make_batch([6, 9], step=ours))
-        assert made.publish() == theirs
-    assert sent(tmp_path) == ["step_3"]
-
-
-def test_a_batch_that_cannot_be_sent_takes_no_number(sent, broadcast, backend, make_batch, batch, tmp_path):
+def test_neither_a_skipped_step_nor_a_batch_that_cannot_be_sent_takes_a_number(
+    sent, broadcast, backend, make_batch, batch, tmp_path
+):
     made, _ = backend()
     broken = make_batch([6, 6])
     broken.rows[0].advantages_T[-1] = np.nan
@@ -201,9 +152,11 @@ def test_a_batch_that_cannot_be_sent_takes_no_number(sent, broadcast, backend, m
         made.train(broken)
     with pytest.raises(BackendError):
         made.train(make_batch([65]))
-    broadcast(tmp_path, 1)
-    made.train(batch)
-    assert sent(tmp_path) == ["step_1"]
+    for ours, theirs in ((0, 1), (3, 2), (9, 3)):
+        broadcast(tmp_path, theirs)
+        made.train(replace(batch, step=ours))
+        assert made.publish() == theirs
+    assert sent(tmp_path) == ["step_3"]
 
 
 def test_a_sampler_that_is_stale_all_the_same_is_an_error(drawing, broadcast, backend, batch, tmp_path):
@@ -214,3 +167,108 @@ def test_a_sampler_that_is_stale_all_the_same_is_an_error(drawing, broadcast, ba
     made.publish()
     with pytest.raises(BackendError, match=r"policy version \[0\] instead of 1"):
         made.sample(*drawing)
+
+
+# ---------------------------------------------------------------- checkpoints, and a run that goes on
+
+
+@pytest.fixture
+def saved(tmp_path):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    return folder
+
+
+def test_save_and_load_go_on_with_the_trainer_where_it_is(sent, broadcast, backend, batch, tmp_path, caplog, saved):
+    made, _ = backend()
+    for step in (1, 2):
+        broadcast(tmp_path, step)
+        made.train(batch)
+        made.publish()
+    made.save(saved)
+    theirs = load_file(tmp_path / "broadcasts" / "step_2" / "adapter_model.safetensors")
+    adapter = load_file(saved / "adapter_model.safetensors")
+    assert adapter.keys() == {f"base_model.model.{name}" for name in theirs}
+    assert all((adapter[f"base_model.model.{name}"] == tensor).all() for name, tensor in theirs.items())
+    broadcast(tmp_path, 3)
+    made.train(batch)  # after the checkpoint, and then the process dies
+    again, engine = backend(trainer_folder.find_sent(tmp_path, rank_files(2), first=1, resumes=True))
+    with caplog.at_level(logging.WARNING, "retrain"):
+        again.load(saved)
+    assert "1 steps ahead of this checkpoint" in caplog.text
+    assert again.publish() == 3
+    assert engine.loaded == [("adapter", "step_3", 3)]
+    broadcast(tmp_path, 4)
+    again.train(batch)
+    assert sent(tmp_path) == ["step_4"]
+
+
+def test_a_resume_waits_for_the_step_that_was_under_way(broadcast, backend, batch, tmp_path, saved):
+    made, _ = backend(sync_timeout="stale")
+    made.train(batch)
+    made.save(saved)
+    threading.Timer(0.3, lambda: broadcast(tmp_path, 1)).start()
+    again, _ = backend(1, sync_wait_s=20.0)
+    again.load(saved)
+    assert again.publish() == 1
+
+
+def test_a_step_that_left_unnoted_is_believed_by_its_weights(
+    sent, drawing, broadcast, backend, batch, tmp_path, caplog
+):
+    broadcast(tmp_path, 5)
+    made, _ = backend(4)
+    with caplog.at_level(logging.WARNING, "retrain"):
+        assert made.sample(*drawing)[0][0].policy_version == 5
+    assert "has done 5 steps, but only 4 are recorded" in caplog.text
+    broadcast(tmp_path, 6)
+    made.train(batch)
+    assert sent(tmp_path) == ["step_6"]
+    assert json.loads((tmp_path / "retrain_steps.json").read_text()) == {"steps_sent": 6}
+
+
+def test_first_step_wins_over_the_checkpoint(broadcast, backend, tmp_path, saved):
+    state = {"output_dir": str(tmp_path), "steps_sent": 9, "policy_version": 9, "stale_steps": 0}
+    (saved / STATE).write_text(json.dumps(state))
+    broadcast(tmp_path, 4)
+    made, _ = backend(4, first_step=5)
+    made.load(saved)
+    assert made.publish() == 4
+
+
+def test_a_state_that_does_not_fit_is_a_resume_error(backend, saved):
+    made, _ = backend()
+    made.save_adapter(saved)
+    made.save(saved)
+    assert [file.name for file in saved.iterdir()] == [STATE], "before the first step there is no adapter"
+    for text in ("", "{}", "[]", '{"steps_sent": 1, "output_dir": "/elsewhere", "stale_steps": 0}', None):
+        (saved / STATE).write_text(text) if text is not None else (saved / STATE).unlink()
+        with pytest.raises(ResumeError):
+            made.load(saved)
+
+
+def test_an_adapter_that_the_trainer_has_removed_is_named(broadcast, backend, batch, tmp_path, saved):
+    made, _ = backend()
+    folder = broadcast(tmp_path, 1)
+    made.train(batch)
+    made.publish()
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(BackendError, match="let the trainer keep more"):
+        made.save(saved)
+
+
+def test_close_says_what_the_trainer_waits_for_may_be_repeated_and_is_for_good(
+    broadcast, backend, drawing, batch, sent, tmp_path, caplog
+):
+    made, engine = backend()
+    broadcast(tmp_path, 1)
+    made.train(batch)
+    with caplog.at_level(logging.INFO, "retrain"):
+        made.close()
+        made.close()
+    assert caplog.text.count("was sent 1 steps and waits for step 2") == 1
+    assert engine.is_closed
+    for call in (lambda: made.sample(*drawing), lambda: made.train(batch), made.publish):
+        with pytest.raises(BackendError, match="the prime_rl backend is closed"):
+            call()
+    assert sent(tmp_path) == ["step_1"]

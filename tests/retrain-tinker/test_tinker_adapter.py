@@ -18,6 +18,7 @@ from tests.kit.problems import codes_in
 ATTENTION = [f"base_model.model.model.layers.{n}.self_attn.{p}_proj" for n in (0, 10) for p in "qkvo"]
 WEIGHTS = save({"a": np.zeros(1)})
 UNUSABLE = ["tinker.unusable-adapter"]
+LINKS = ((tarfile.SYMTYPE, "../secret"), (tarfile.LNKTYPE, "../secret"))
 
 
 def write_adapter(folder: Path, tensors: dict[str, np.ndarray], **config: object) -> None:
@@ -108,43 +109,42 @@ def archive(**members: bytes | tuple[bytes, str]) -> bytes:
     return buffer.getvalue()
 
 
-def test_only_the_two_files_are_taken_from_an_archive(tmp_path: Path, serve_bytes: Callable[[bytes], str]) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    return folder
+
+
+def test_only_the_two_files_are_taken_from_an_archive_or_by_name(
+    folder: Path, serve_bytes: Callable[[bytes], str]
+) -> None:
     others = dict.fromkeys(("../../escaped.txt", "/etc/absolute.txt", "run.py"), b"x")
     content = archive(**others, **{f"deep/{CONFIG_FILE}": b"{}", f"./{WEIGHTS_FILE}": WEIGHTS})
-    folder = tmp_path / "adapter"
-    folder.mkdir()
     download({"": serve_bytes(content)}, folder, 5.0)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["adapter", CONFIG_FILE, WEIGHTS_FILE]
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE], ids=["symbolic", "hard"])
-def test_a_link_in_an_archive_is_not_followed(tmp_path: Path, serve_bytes: Callable[[bytes], str], kind: bytes) -> None:
-    (tmp_path / "secret").write_text("s3cret")
-    content = archive(**{CONFIG_FILE: (kind, str(tmp_path / "secret")), WEIGHTS_FILE: WEIGHTS})
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    with pytest.raises(BackendError) as caught:
-        download({"": serve_bytes(content)}, folder, 5.0)
-    assert codes_in(caught) == UNUSABLE
-    assert not (folder / CONFIG_FILE).exists()
+    assert sorted(path.name for path in folder.parent.rglob("*")) == ["adapter", CONFIG_FILE, WEIGHTS_FILE]
+    url = serve_bytes(WEIGHTS)
+    download({CONFIG_FILE: url, f"sub/{WEIGHTS_FILE}": url, "../x": url}, folder, 5.0)
+    assert sorted(path.name for path in folder.parent.rglob("*")) == ["adapter", CONFIG_FILE, WEIGHTS_FILE]
+    assert (folder / CONFIG_FILE).read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no archive", archive(**{WEIGHTS_FILE: WEIGHTS})[:60]], ids=["empty", "text", "cut"]
+    "content",
+    [
+        *(archive(**{CONFIG_FILE: link, WEIGHTS_FILE: WEIGHTS}) for link in LINKS),
+        *(b"", b"no archive", archive(**{WEIGHTS_FILE: WEIGHTS})[:60]),
+    ],
+    ids=["symbolic link", "hard link", "empty", "text", "cut"],
 )
-def test_a_broken_archive_is_refused_and_removed(
-    tmp_path: Path, serve_bytes: Callable[[bytes], str], content: bytes
+def test_a_broken_archive_or_a_link_in_one_is_refused_and_removed(
+    folder: Path, serve_bytes: Callable[[bytes], str], content: bytes
 ) -> None:
+    (folder.parent / "secret").write_text("s3cret")
     with pytest.raises(BackendError) as caught:
-        download({"": serve_bytes(content)}, tmp_path, 5.0)
+        download({"": serve_bytes(content)}, folder, 5.0)
     assert codes_in(caught) == UNUSABLE
-    assert not list(tmp_path.glob("*.tar"))
-
-
-def test_single_files_are_fetched_by_name(tmp_path: Path, serve_bytes: Callable[[bytes], str]) -> None:
-    url = serve_bytes(WEIGHTS)
-    download({CONFIG_FILE: url, f"sub/{WEIGHTS_FILE}": url, "../x": url}, tmp_path, 5.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
+    assert not [path for path in folder.iterdir() if path.name != WEIGHTS_FILE]
 
 
 def test_a_signed_address_is_not_shown(tmp_path: Path, serve_bytes: Callable[[bytes], str]) -> None:

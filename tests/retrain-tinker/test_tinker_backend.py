@@ -4,32 +4,38 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from retrain.api import BackendError, LogprobRow, SampleRequest, SamplingParams, StopReason, TrainBatch
-from retrain_tinker.backend import STATE_FILE, TinkerBackend
+from retrain.api import (
+    BackendError,
+    ConfigError,
+    LogprobRow,
+    PluginContext,
+    SampleRequest,
+    SamplingParams,
+    StopReason,
+    TrainBatch,
+)
+from retrain_tinker.backend import STATE_FILE, TinkerBackend, create_backend
+from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
-from tests.kit.tinker_rows import EOS, PROMPT, batch_of, drawn
+from tests.kit.tinker_rows import EOS, PROMPT, batch_of, drawn, policy_gradient
 from tests.kit.tinker_toy import Toy
 
 Make = Callable[..., TinkerBackend]
-
-
-def weights(toy: Toy) -> np.ndarray:
-    """What the one training client has learnt."""
-    (adapter,) = toy.adapters.values()
-    return adapter.delta
+Delta = Callable[[], np.ndarray]
 
 
 # ---------------------------------------------------------------- sampling
 
 
-def test_samples_carry_ids_raw_logprobs_stop_reason_and_version(backend: Make, toy: Toy) -> None:
+def test_samples_carry_ids_raw_logprobs_stop_reason_and_version(backend: Make, toy: Toy, delta: Delta) -> None:
     made = backend()
     _, samples = drawn(made, count=8, max_tokens=40)
-    table = toy.logprobs(weights(toy))
+    table = toy.logprobs(delta())
     for group, prompt in zip(samples, (PROMPT, PROMPT + 1), strict=True):
         for sample in group:
             previous = np.concatenate([[prompt[-1]], sample.tokens_T[:-1]])
@@ -41,56 +47,35 @@ def test_samples_carry_ids_raw_logprobs_stop_reason_and_version(backend: Make, t
     assert {s.stop_reason for group in samples for s in group} == {StopReason.EOS, StopReason.LENGTH}
 
 
-def test_a_completion_depends_on_its_prompt_and_seed_alone(backend: Make) -> None:
+def test_a_completion_depends_on_its_prompt_and_seed_only_and_is_delivered_as_it_finishes(backend: Make) -> None:
     made, params = backend(), SamplingParams(max_tokens=8, temperature=1.0)
     requests = [SampleRequest(prompt_T=PROMPT, seeds_G=(2**62 + 5, 7)), SampleRequest(prompt_T=PROMPT, seeds_G=(7,))]
-    (first, second), (third,) = made.sample(requests, params)
+    seen: dict[tuple[int, int], list[int]] = {}
+    samples = made.sample(requests, params, lambda group, index, s: seen.update({(group, index): s.tokens_T.tolist()}))
+    assert seen == {(g, i): s.tokens_T.tolist() for g, group in enumerate(samples) for i, s in enumerate(group)}
+    (first, second), (third,) = samples
     assert second.tokens_T.tolist() == third.tokens_T.tolist()
     assert first.tokens_T.tolist() != second.tokens_T.tolist()
     (again,) = made.sample([SampleRequest(prompt_T=PROMPT, seeds_G=(2**62 + 5,))], params)
     assert again[0].tokens_T.tolist() == first.tokens_T.tolist()
-
-
-def test_greedy_takes_the_same_tokens_whatever_the_seed(backend: Make) -> None:
-    request = SampleRequest(prompt_T=PROMPT, seeds_G=(1, 2, 3))
-    (group,) = backend().sample([request], SamplingParams(max_tokens=8, temperature=1.0, greedy=True))
+    (group,) = made.sample([SampleRequest(prompt_T=PROMPT, seeds_G=(1, 2, 3))], replace(params, greedy=True))
     assert len({tuple(sample.tokens_T) for sample in group}) == 1
-
-
-def test_finished_completions_are_delivered_one_by_one(backend: Make) -> None:
-    made = backend()
-    seen: dict[tuple[int, int], list[int]] = {}
-    request = SampleRequest(prompt_T=PROMPT, seeds_G=(1, 2, 3))
-    samples = made.sample(
-        [request, request],
-        SamplingParams(max_tokens=4, temperature=1.0),
-        lambda group, index, sample: seen.update({(group, index): sample.tokens_T.tolist()}),
-    )
-    assert seen == {
-        (g, i): sample.tokens_T.tolist() for g, group in enumerate(samples) for i, sample in enumerate(group)
-    }
 
 
 # ---------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize("reports_sum", [False, True], ids=["like SkyRL-tx", "like the hosted service"])
-def test_the_gradient_is_that_of_the_mean_over_action_tokens(backend: Make, toy: Toy, reports_sum: bool) -> None:
+def test_the_gradient_is_that_of_the_mean_over_action_tokens(
+    backend: Make, toy: Toy, reports_sum: bool, delta: Delta
+) -> None:
     """A huge epsilon makes AdamW's first step linear in the gradient, so that its scale can be seen."""
     toy.faults.reports_sum = reports_sum
     made = backend(optimizer__eps=1e6, optimizer__beta1=0.0, optimizer__beta2=0.0, training__lr=1e6)
-    requests, samples = drawn(made)
-    batch = batch_of(requests, samples)
-    probabilities = np.exp(toy.logprobs(weights(toy)))
-    wanted = np.zeros_like(probabilities)
-    for row in batch.rows:
-        for at in np.flatnonzero(row.action_T):
-            read, token = row.tokens_T[at - 1], row.tokens_T[at]
-            slope = -row.advantages_T[at] / batch.num_actions  # the ratio is 1
-            wanted[read] -= slope * probabilities[read]
-            wanted[read, token] += slope
+    batch = batch_of(*drawn(made))
+    wanted = policy_gradient(toy.logprobs(delta()), batch)  # the ratios are 1
     report = made.train(batch)
-    assert weights(toy) == pytest.approx(-wanted, abs=1e-5)
+    assert delta() == pytest.approx(-wanted, abs=1e-5)
     actions = np.concatenate([row.advantages_T[row.action_T] for row in batch.rows])
     assert report.loss == pytest.approx(-actions.mean(), abs=1e-5)
     assert report.num_tokens == batch.num_actions
@@ -123,30 +108,16 @@ def test_the_other_averages_scale_what_is_sent(backend: Make, toy: Toy, aggregat
     assert report.loss == pytest.approx(total, abs=1e-5)  # on policy
 
 
-def test_the_keys_of_adamw_are_passed_on(backend: Make, toy: Toy) -> None:
+def test_the_keys_of_adamw_are_passed_on_with_the_rate_of_each_batch(backend: Make, toy: Toy) -> None:
     toy.faults.reports_sum = True
-    keys = {"optimizer__beta1": 0.8, "optimizer__beta2": 0.7, "optimizer__eps": 1e-5, "optimizer__grad_clip_norm": 0.3}
-    made = backend(**keys, training__weight_decay=0.1, training__lr=0.02)
-    made.train(batch_of(*drawn(made)))
-    (sent,) = [body["adam_params"] for path, body in toy.calls if path == "optim_step"]
-    wanted = {
-        "learning_rate": 0.02,
-        "beta1": 0.8,
-        "beta2": 0.7,
-        "eps": 1e-5,
-        "weight_decay": 0.1,
-        "grad_clip_norm": 0.3,
-    }
-    assert sent == wanted
-
-
-def test_each_update_has_the_rate_of_its_batch_and_reports_it(backend: Make, toy: Toy) -> None:
-    toy.faults.reports_sum = True
-    made = backend(training__lr=0.02)
+    keys = {"beta1": 0.8, "beta2": 0.7, "eps": 1e-5, "grad_clip_norm": 0.3}
+    given = {f"optimizer__{name}": value for name, value in keys.items()}
+    made = backend(**given, training__weight_decay=0.1, training__lr=0.02)
     batch = batch_of(*drawn(made))
     rates = [made.train(replace(batch, lr=lr)).lr for lr in (0.01, None, 0.005)]
-    sent = [body["adam_params"]["learning_rate"] for path, body in toy.calls if path == "optim_step"]
-    assert sent == rates == [0.01, 0.02, 0.005]
+    assert rates == [0.01, 0.02, 0.005]
+    sent = [body["adam_params"] for path, body in toy.calls if path == "optim_step"]
+    assert sent == [keys | {"weight_decay": 0.1, "learning_rate": rate} for rate in rates]
 
 
 def test_of_several_updates_the_importance_weight_is_that_of_the_first(backend: Make, toy: Toy) -> None:
@@ -176,10 +147,7 @@ def test_a_truncated_importance_weight_is_applied_here(backend: Make, toy: Toy) 
     shift = np.log([0.5, 3.0])  # the sampler believed something else
     rows = []
     for number, row in enumerate(batch.rows):
-        lowered = np.where(row.action_T, row.logprobs_T - shift[number % 2], 0.0)
-        rows.append(
-            type(row)(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=lowered, advantages_T=row.advantages_T)
-        )
+        rows.append(replace(row, logprobs_T=np.where(row.action_T, row.logprobs_T - shift[number % 2], 0.0)))
     toy.calls.clear()
     report = made.train(TrainBatch(step=0, rows=tuple(rows), temperature=1.0))
     assert [path for path, _ in toy.calls if path != "retrieve_future"] == ["forward", "forward_backward", "optim_step"]
@@ -198,76 +166,35 @@ def test_a_truncated_importance_weight_is_applied_here(backend: Make, toy: Toy) 
     assert report.ratio_max == pytest.approx(3.0, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_training_makes_what_it_rewards_more_likely(backend: Make, toy: Toy) -> None:
-    made = backend(training__lr=0.3)
-    request = SampleRequest(prompt_T=PROMPT, seeds_G=tuple(range(16)))
-
-    def share(seeds: tuple[int, ...]) -> float:
-        (group,) = made.sample(
-            [SampleRequest(prompt_T=PROMPT, seeds_G=seeds)], SamplingParams(max_tokens=1, temperature=1.0)
-        )
-        return float(np.mean([int(sample.tokens_T[0]) % 2 == 0 for sample in group]))
-
-    fresh = tuple(range(1000, 1100))
-    before = share(fresh)
-    for step in range(12):
-        (group,) = made.sample([request], SamplingParams(max_tokens=1, temperature=1.0))
-        rewards = np.array([float(sample.tokens_T[0] % 2 == 0) for sample in group])
-        if rewards.std() == 0:
-            break
-        batch = batch_of([request], [group], step)
-        rows = [
-            type(row)(
-                tokens_T=row.tokens_T,
-                action_T=row.action_T,
-                logprobs_T=row.logprobs_T,
-                advantages_T=np.where(row.action_T, reward - rewards.mean(), 0.0),
-            )
-            for row, reward in zip(batch.rows, rewards, strict=True)
-        ]
-        made.train(TrainBatch(step=step, rows=tuple(rows), temperature=1.0))
-        assert made.publish() == step + 1
-    assert share(fresh) > before + 0.2
-
-
 # ---------------------------------------------------------------- versions
 
 
 def test_every_version_has_a_sampling_client_of_its_own_and_the_old_one_is_never_asked_again(
-    backend: Make, toy: Toy
+    backend: Make, toy: Toy, delta: Delta
 ) -> None:
     made = backend()
     for version in range(3):
         requests, samples = drawn(made, first_seed=version)
         assert {sample.policy_version for group in samples for sample in group} == {version}
         made.train(batch_of(requests, samples))
-        trained = weights(toy).copy()
-        assert made.publish() == version + 1
+        trained = delta()
+        with pytest.raises(BackendError, match=f"is trained, but {version} is published"):
+            drawn(made)
+        assert made.publish() == made.publish() == version + 1
         drawn(made)
-        assert weights(toy) == pytest.approx(trained), "sampling put older weights back into training"
+        assert delta() == pytest.approx(trained), "sampling put older weights back into training"
     sessions = [body["sampling_session_id"] for path, body in toy.calls if path == "asample"]
     assert sessions == sorted(sessions)
     assert len(set(sessions)) == 4
 
 
-def test_what_was_trained_and_not_published_is_not_sampled_around(backend: Make) -> None:
-    made = backend()
-    made.train(batch_of(*drawn(made)))
-    with pytest.raises(BackendError, match="is trained, but 0 is published"):
-        drawn(made)
-    assert made.publish() == 1
-    assert made.publish() == 1
-    drawn(made)
-
-
-def test_the_trainers_own_logprobs_of_any_row(backend: Make, toy: Toy) -> None:
+def test_the_trainers_own_logprobs_of_any_row(backend: Make, toy: Toy, delta: Delta) -> None:
     made = backend()
     requests, samples = drawn(made)
     made.train(batch_of(requests, samples))
     made.publish()
     rows = [LogprobRow(row.tokens_T, row.action_T) for row in batch_of(requests, samples).rows]
-    table = toy.logprobs(weights(toy))
+    table = toy.logprobs(delta())
     for (tokens, action), found in zip(rows, made.logprobs(rows, 1.0), strict=True):
         wanted = np.concatenate([[0.0], table[tokens[:-1], tokens[1:]]])
         assert found == pytest.approx(np.where(action, wanted, 0.0), abs=1e-6)
@@ -318,12 +245,6 @@ def test_a_checkpoint_says_where_its_state_is_and_holds_the_repaired_adapter(bac
     ]
 
 
-def test_the_adapter_can_stay_on_the_service(backend: Make, tmp_path: Path) -> None:
-    made = backend(options__download_adapter=False)
-    made.save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     first_or_long(
@@ -345,6 +266,7 @@ def test_a_checkpoint_of_something_else_is_refused(
     made = backend(options__download_adapter=False)
     made.save(tmp_path)
     path = tmp_path / STATE_FILE
+    assert list(tmp_path.iterdir()) == [path], "the adapter stays on the service"
     path.write_text("{" if change is None else json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(BackendError, match=words):
         made.load(tmp_path)
@@ -357,3 +279,100 @@ def test_a_closed_backend_says_so(backend: Make, toy: Toy) -> None:
     assert not toy.adapters
     with pytest.raises(BackendError):
         drawn(made)
+
+
+# ---------------------------------------------------------------- given answers, and the reference of [kl]
+
+
+KL = {"kl__coef": 0.1, "kl__where": "reward"}
+SFT, LIKELIHOOD = {"sft__steps": 1, "algorithm__is_bounds": [0.5, 2.0]}, {"algorithm__loss": "likelihood"}
+LINEAR = {"optimizer__eps": 1e6, "optimizer__beta1": 0.0, "optimizer__beta2": 0.0, "training__lr": 1e6}
+services = pytest.mark.parametrize("reports_sum", [False, True], ids=["like SkyRL-tx", "like the hosted service"])
+
+
+def given_answers(batch: TrainBatch) -> TrainBatch:
+    """The same tokens as answers to learn, as `[sft]` makes its rows: all of weight 1, without log-probabilities."""
+    rows = (
+        replace(row, logprobs_T=np.zeros(len(row.tokens_T)), advantages_T=row.action_T.astype(float))
+        for row in batch.rows
+    )
+    return replace(batch, rows=tuple(rows), loss="likelihood")
+
+
+@services
+@pytest.mark.parametrize("keys", [SFT, pytest.param(LIKELIHOOD, marks=pytest.mark.slow)], ids=["sft", "likelihood"])
+def test_the_gradient_of_given_answers_is_the_gradient_of_the_mean_over_their_tokens(
+    backend: Make, toy: Toy, delta: Callable[[], np.ndarray], keys: dict[str, Any], reports_sum: bool
+) -> None:
+    """Whatever the service divides by, and whatever `[algorithm]` says about the steps that follow."""
+    toy.faults.reports_sum = reports_sum
+    made = backend(**LINEAR, **keys)
+    batch = batch_of(*drawn(made))
+    batch = given_answers(batch) if keys is SFT else batch
+    assert len({len(row.tokens_T) for row in batch.rows}) > 1
+    table = toy.logprobs(np.zeros_like(toy.base))
+    loss = -sum(
+        float((row.advantages_T[1:] * row.action_T[1:] * table[row.tokens_T[:-1], row.tokens_T[1:]]).sum())
+        for row in batch.rows
+    )
+    toy.calls.clear()
+    report = made.train(batch)
+    assert delta() == pytest.approx(-policy_gradient(table, batch), abs=1e-5)
+    assert report.loss == pytest.approx(loss / batch.num_actions, abs=1e-5)
+    assert report.num_tokens == batch.num_actions
+    sent = [body["forward_backward_input"]["loss_fn"] for path, body in toy.calls if path == "forward_backward"]
+    assert sent == ["cross_entropy" if reports_sum else "importance_sampling"]
+    assert toy.count("forward") == (0 if reports_sum else 1)
+
+
+@services
+def test_the_reference_is_the_base_model_however_long_the_policy_has_trained(
+    backend: Make, toy: Toy, delta: Callable[[], np.ndarray], reports_sum: bool
+) -> None:
+    toy.faults.reports_sum = reports_sum
+    made = backend(**KL)
+    batch = batch_of(*drawn(made))
+    rows = [LogprobRow(row.tokens_T, row.action_T) for row in batch.rows]
+    before = made.reference_logprobs(rows, 1.0)
+    made.train(batch)
+    made.publish()
+    trained = delta()
+    table = toy.logprobs(np.zeros_like(toy.base))
+    for row, first_T, second_T in zip(rows, before, made.reference_logprobs(rows, 1.0), strict=True):
+        wanted_T = np.concatenate([[0.0], table[row.tokens_T[:-1], row.tokens_T[1:]]])
+        assert first_T == pytest.approx(np.where(row.action_T, wanted_T, 0.0), abs=1e-12)
+        assert second_T.tolist() == first_T.tolist()
+    assert toy.count("create_sampling_session") == 1
+    assert delta().tolist() == trained.tolist()
+    assert np.abs(trained).max() > 0.01
+
+
+@pytest.mark.parametrize(("shift", "code"), [(0.5, "reference-gap"), (float("nan"), "bad-answer")])
+def test_another_base_model_or_one_without_an_answer_is_refused_before_training(
+    context: Callable[..., PluginContext], toy: Toy, shift: float, code: str
+) -> None:
+    toy.faults.base_shift = shift
+    with pytest.raises(BackendError) as caught:
+        create_backend(context(**KL))
+    assert codes_in(caught) == [f"tinker.{code}"]
+    create_backend(context()).close()  # only [kl] needs it
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("keys", "fix"), [(SFT, "set [sft] steps = 0"), (LIKELIHOOD, "use loss =")])
+def test_a_service_with_another_cross_entropy_is_refused_by_the_key_that_needs_it(
+    context: Callable[..., PluginContext], toy: Toy, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], fix: str
+) -> None:
+    toy.faults.reports_sum = True
+    honest = toy._loss
+
+    def halved(given: dict[str, Any], new: np.ndarray, fields: dict[str, np.ndarray]) -> Any:
+        losses, slopes = honest(given, new, fields)
+        return losses / (2 if given["loss_fn"] == "cross_entropy" else 1), slopes
+
+    monkeypatch.setattr(toy, "_loss", halved)
+    with pytest.raises(ConfigError) as caught:
+        create_backend(context(**keys))
+    assert codes_in(caught) == ["tinker.other-loss"]
+    assert fix in str(caught.value)
+    create_backend(context()).close()

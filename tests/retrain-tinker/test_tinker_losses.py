@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.api import Config, TrainBatch, TrainRow, load_plugins
+from retrain.api import BackendError, Config, NonFiniteError, TrainBatch, TrainRow, load_plugins
 from retrain.run.tables import registered_tables
-from retrain_tinker.losses import PolicyLoss
+from retrain_tinker.losses import Datum, PolicyLoss, check_rows
+from tests.kit.problems import codes_in
 from tests.kit.scored_tokens import scored
 
 torch = pytest.importorskip("torch", reason="the losses are compared with those of retrain-local")
@@ -61,30 +64,9 @@ def test_cispo_bounds_its_weight_only_from_above() -> None:
     assert loss.service_config == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}
     old = np.array([-2.0, -2.0])
     new = old + np.log([0.01, 9.0])
-    terms, clipped = loss.terms(new, old, np.array([1.0, 1.0]))
-    assert terms == pytest.approx([-0.01 * new[0], -4.0 * new[1]])
+    terms, clipped = loss.terms(new, old, np.array([2.0, -3.0]))
+    assert terms == pytest.approx([-0.02 * new[0], 12.0 * new[1]])
     assert clipped.tolist() == [False, True]
-
-
-def test_the_reference_vectors_of_the_literature() -> None:
-    """Ratios, advantages and losses as published for importance sampling and for PPO with 0.8 and 1.2."""
-    ratios, advantages = np.array([1.491825, 0.670320, 2.718282, 1.0]), np.array([1.0, -1.0, -1.0, 2.0])
-    new, old = np.log(ratios) - 1.0, np.full(4, -1.0)
-    plain, clipped = (PolicyLoss(kind=kind).terms(new, old, advantages)[0] for kind in ("importance_sampling", "ppo"))
-    assert plain == pytest.approx([-1.491825, 0.670320, 2.718282, -2.0], abs=1e-6)
-    assert clipped == pytest.approx([-1.2, 0.8, 2.718282, -2.0], abs=1e-6)
-
-
-@settings(max_examples=30)
-@given(
-    kind=st.sampled_from(["importance_sampling", "ppo", "cispo", "likelihood"]),
-    tokens=TOKENS,
-    scale=st.floats(1e-3, 1e3),
-)
-def test_losses_are_proportional_to_the_advantage(kind: str, tokens: list[tuple[float, ...]], scale: float) -> None:
-    new, old, advantages = (np.array(column) for column in zip(*tokens, strict=True))
-    loss = PolicyLoss.of(config(loss=kind))
-    assert loss.terms(new, old, scale * advantages)[0] == pytest.approx(scale * loss.terms(new, old, advantages)[0])
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
@@ -99,3 +81,58 @@ def test_the_denominators_are_those_of_the_local_backend(aggregation: str, count
     wanted = local.PolicyLoss.of(given_config, PLUGINS).denominator(batch)
     found = PolicyLoss.of(given_config).denominators(counts, num_masked)
     assert found == [wanted * (n if aggregation == "sequence_mean" else 1) for n in counts]
+
+
+# ---------------------------------------------------------------- rows as the service takes them
+
+
+def row(prompt: int, actions: list[int], seed: int = 0) -> TrainRow:
+    """`actions` are the lengths of sampled stretches, with one token of an environment between two of them."""
+    random = np.random.default_rng(seed)
+    mask = [False] * prompt
+    for number, length in enumerate(actions):
+        mask += [True] * length + [False] * (number < len(actions) - 1)
+    return TrainRow(
+        tokens_T=random.integers(0, 50, len(mask)),
+        action_T=np.array(mask),
+        logprobs_T=random.normal(size=len(mask)),  # numbers at prompt tokens too, which must not get through
+        advantages_T=random.normal(size=len(mask)),
+    )
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 5), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 99))
+def test_each_position_reads_a_token_and_has_the_numbers_of_the_next_one_if_it_is_an_action(
+    prompt: int, actions: list[int], seed: int
+) -> None:
+    source = row(prompt, actions, seed)
+    datum = Datum.of(source)
+    assert datum.inputs_T.tolist() == source.tokens_T.tolist()[:-1]
+    assert datum.targets_T.tolist() == source.tokens_T.tolist()[1:]
+    for found_T, given_T in ((datum.logprobs_T, source.logprobs_T), (datum.advantages_T, source.advantages_T)):
+        assert found_T.tolist() == (given_T * source.action_T)[1:].tolist()
+    factors_N, logprobs_N = np.random.default_rng(seed).normal(size=(2, sum(actions)))
+    other = datum.weighted(factors_N, logprobs_N)
+    assert other.logprobs_T[datum.action_T] == pytest.approx(logprobs_N)
+    assert other.advantages_T[datum.action_T] == pytest.approx(datum.advantages_T[datum.action_T] * factors_N)
+    assert not other.logprobs_T[~datum.action_T].any()
+    assert not other.advantages_T[~datum.action_T].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (BackendError, {"logprobs_T": np.zeros(3)}),
+        (BackendError, {"action_T": np.ones(4, dtype=bool)}),
+        (BackendError, {"action_T": np.zeros(4, dtype=bool)}),
+        (NonFiniteError, {"logprobs_T": np.array([0.0, 0.0, np.nan, 0.0])}),
+        (NonFiniteError, {"advantages_T": np.array([0.0, 0.0, 0.0, np.inf])}),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_refused(kind: type[BackendError], change: dict[str, Any]) -> None:
+    zeros, action_T = np.zeros(4), np.array([False, False, True, True])
+    fields = {"tokens_T": np.arange(4), "action_T": action_T, "logprobs_T": zeros, "advantages_T": zeros}
+    check_rows([TrainRow(**fields)])
+    with pytest.raises(kind) as caught:
+        check_rows([TrainRow(**(fields | change))])
+    assert codes_in(caught) == ["tinker.non-finite-row" if kind is NonFiniteError else "tinker.bad-rows"]

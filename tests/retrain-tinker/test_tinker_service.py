@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,25 +61,14 @@ def test_every_loss_and_number_of_adamw_is_known() -> None:
     ],
 )
 def test_datums_keep_their_numbers(loss: str, wanted: dict[str, list[float]]) -> None:
-    datum = Datum(
-        inputs_T=np.array([1, 2, 3]),
-        targets_T=np.array([2, 3, 4]),
-        action_T=np.array([False, True, True]),
-        logprobs_T=np.array([0.0, -0.5, -1.5]),
-        advantages_T=np.array([0.0, 1.25, -2.0]),
-    )
+    arrays = ([1, 2, 3], [2, 3, 4], [False, True, True], [0.0, -0.5, -1.5], [0.0, 1.25, -2.0])
+    names = ("inputs_T", "targets_T", "action_T", "logprobs_T", "advantages_T")
+    datum = Datum(**dict(zip(names, map(np.array, arrays), strict=True)))
     (made,) = inputs_of([datum], loss)
     assert made.model_input.to_ints() == [1, 2, 3]
     found = {name: tensor.to_numpy().tolist() for name, tensor in made.loss_fn_inputs.items()}
     assert found == {"target_tokens": [2, 3, 4]} | wanted
     assert {tensor.dtype for tensor in made.loss_fn_inputs.values()} == {"int64", "float32"}
-
-
-def test_results_of_either_kind_of_call_are_resolved() -> None:
-    class Coming:
-        def result(self) -> str:
-            return "client"
-
-    ready = object()
-    assert resolved(ready) is ready
-    assert resolved(Coming()) == "client"
+    assert resolved(tinker) is tinker
+    coming = SimpleNamespace(result=lambda: "client")
+    assert resolved(coming) == "client", "results of either kind of call"

@@ -16,8 +16,9 @@ from typing import Protocol
 
 import httpx
 
+from tests.kit import server_process
+from tests.kit.server_process import free_port, running
 from tests.kit.tiny_server import launch, start
-from tests.servers import vllm_server
 
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
 
@@ -67,7 +68,6 @@ class StandIn:
         self._process = launch(self._model, "--noise", "0.05", port=self._port)
 
     def mend(self) -> None:
-        """See `Member.mend`."""
         if self._process.poll() is None and not self._is_another():
             os.kill(self._process.pid, signal.SIGCONT)
             self._control(latency_s=0.0, is_stale=False)
@@ -76,7 +76,6 @@ class StandIn:
         self._process = launch(self._model, port=self._port)
 
     def close(self) -> None:
-        """See `Member.close`."""
         self._process.kill()
         self._process.wait()
 
@@ -94,10 +93,10 @@ class RealVllm:
     faults = ("kill", "stop")
 
     def __init__(self, model: Path, folder: Path) -> None:
-        self._model, self._log, self._port = model, folder / "vllm.log", vllm_server.free_port()
+        self._model, self._log, self._port = model, folder / "vllm.log", server_process.free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._process = self._launched()
-        vllm_server.wait_for(self.url, self._process, self._log)
+        server_process.wait_for(f"{self.url}/health", self._process, self._log, START_S)
 
     def kill(self) -> None:
         """As `kill -9`, its engine too."""
@@ -112,18 +111,17 @@ class RealVllm:
         return self._log.read_text(encoding="utf-8").count('"POST /v1/completions HTTP/1.1" 200')
 
     def mend(self) -> None:
-        """See `Member.mend`."""
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGCONT)
         else:
             self._process = self._launched()
 
     def close(self) -> None:
-        """See `Member.close`."""
-        vllm_server.end(self._process, signal.SIGKILL)
+        server_process.end(self._process)
 
     def _launched(self) -> subprocess.Popen[bytes]:
-        return vllm_server.launch(self._model, self._log, self._port, *vllm_server.ADAPTERS, *PROCESSED)
+        line = command(self._model, self._port, *ADAPTERS, *PROCESSED)
+        return server_process.launch(line, self._log, environ())
 
 
 @contextmanager
@@ -161,3 +159,41 @@ def answers(member: Member) -> bool:
     with suppress(httpx.HTTPError):
         return httpx.get(f"{member.url}/health", timeout=5.0, trust_env=False).status_code == 200
     return False
+
+
+# ---------------------------------------------------------------- a real vLLM on the CPU
+
+
+START_S = 300.0
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "2",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+OPTIONS = ("--dtype", "float32", "--max-model-len", "640", "--max-num-seqs", "16", "--enforce-eager")
+ADAPTERS = ("--enable-lora", "--max-lora-rank", "64", "--max-loras", "2")
+
+
+def python() -> str:
+    """The server's Python; empty when there is none."""
+    return os.environ.get("RETRAIN_VLLM_PYTHON", "")
+
+
+@contextmanager
+def vllm_serving(model: Path, log: Path, *options: str, takes_adapters: bool = True) -> Iterator[str]:
+    """The URL of a server that runs for the duration of the block; what it says goes into a file."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    options = (*(ADAPTERS if takes_adapters else ()), *options)
+    with running(command(model, port, *options), f"{url}/health", log, start_s=START_S, environ=environ()):
+        yield url
+
+
+def command(model: Path, port: int, *options: str) -> list[str]:
+    start = [python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
+    return [*start, "--port", str(port), *OPTIONS, *options]
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, **ENVIRONMENT}

@@ -24,7 +24,6 @@ from retrain.api import (
     SamplingParams,
     Seeds,
     TrainBatch,
-    TrainRow,
     load_plugins,
 )
 from retrain.kernel.config import schema
@@ -34,8 +33,8 @@ from retrain.kernel.types import Sample
 from retrain_local.backend import LocalBackend
 from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.servers.fleet import Member, RealVllm, StandIn, troubled
-from tests.servers.vllm_server import python
+from tests.kit.sampled_rows import sampled_rows
+from tests.servers.fleet import Member, RealVllm, StandIn, python, troubled
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT, OTHER = 1e-4, 1e-3  # nats: to the version that drew a completion, and to the next one
@@ -78,7 +77,7 @@ def step(backend: LocalBackend, number: int, version: int) -> tuple[float, float
     assert {sample.policy_version for _, sample in pairs} == {version}
     rows = [LogprobRow.of(prompt_T, sample.tokens_T) for prompt_T, sample in pairs]
     largest = float(max(_gaps(backend, rows, pairs)))
-    backend.train(TrainBatch(step=number, rows=_trainable(rows, pairs, stream), temperature=TEMPERATURE))
+    backend.train(TrainBatch(step=number, rows=sampled_rows(requests, groups, stream), temperature=TEMPERATURE))
     to_next = float(np.mean(_gaps(backend, rows, pairs)))
     backend.publish()
     return largest, to_next
@@ -89,18 +88,6 @@ def _gaps(backend: LocalBackend, rows: list[LogprobRow], pairs: list[tuple[Any, 
     ours = backend.logprobs(rows, TEMPERATURE)
     found = zip(ours, rows, pairs, strict=True)
     return [float(np.abs(all_T[row.action_T] - sample.logprobs_T).max()) for all_T, row, (_, sample) in found]
-
-
-def _trainable(rows: list[LogprobRow], pairs: list[tuple[Any, Sample]], stream: Any) -> tuple[TrainRow, ...]:
-    return tuple(
-        TrainRow(
-            tokens_T=row.tokens_T,
-            action_T=row.action_T,
-            logprobs_T=np.concatenate([np.zeros(len(prompt_T)), sample.logprobs_T]),
-            advantages_T=np.where(row.action_T, stream.normal(), 0.0),
-        )
-        for row, (prompt_T, sample) in zip(rows, pairs, strict=True)
-    )
 
 
 def train_on(members: list[Member], duration_s: float) -> dict[str, Any]:
@@ -128,26 +115,23 @@ def train_on(members: list[Member], duration_s: float) -> dict[str, Any]:
         }
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_stand_ins_in_trouble(capsys: pytest.CaptureFixture[str]) -> None:
-    with ExitStack() as stack:
-        members: list[Member] = [stack.enter_context(closing(StandIn(TINY))) for _ in range(3)]
-        figures = train_on(members, min(DURATION_S, 60.0))
-    with capsys.disabled():
-        print(json.dumps(figures))
-    assert figures["inference_reloads"] > 0
+NO_VLLM = pytest.mark.skipif(not python(), reason="RETRAIN_VLLM_PYTHON names no Python with vLLM; `nox -s fleet` does")
 
 
-@pytest.mark.server
 @pytest.mark.timeout(7200)
-@pytest.mark.skipif(not python(), reason="RETRAIN_VLLM_PYTHON names no Python with vLLM; `nox -s fleet` does")
-def test_stand_ins_and_a_real_vllm_in_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "has_vllm",
+    [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=[pytest.mark.server, NO_VLLM])],
+    ids=["stand-ins", "and a real vLLM"],
+)
+def test_a_fleet_in_trouble(has_vllm: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ExitStack() as stack:
         members: list[Member] = [stack.enter_context(closing(StandIn(TINY))) for _ in range(3)]
-        real = stack.enter_context(closing(RealVllm(TINY, tmp_path)))
-        figures = train_on([*members, real], DURATION_S)
-        figures["answers of vLLM"] = real.num_answers()
+        if has_vllm:
+            members.append(real := stack.enter_context(closing(RealVllm(TINY, tmp_path))))
+        figures = train_on(members, DURATION_S if has_vllm else min(DURATION_S, 60.0))
+        if has_vllm:
+            figures["answers of vLLM"] = real.num_answers()
     with capsys.disabled():
         print(json.dumps(figures))
     assert figures["inference_reloads"] > 0

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,7 @@ from retrain.engines.openai import TextIds
 from retrain.engines.policy_check import probe_prompts
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.running import retrain
-from tests.kit.mlx_server import free_port
+from tests.kit.server_process import free_port, running
 
 PYTHON = os.environ.get("RETRAIN_MAX_PYTHON", "")
 pytestmark = [
@@ -58,35 +54,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with max_serving(model, tmp_path_factory.mktemp("max") / "server.log") as url:
-        yield url
-
-
-@contextmanager
-def max_serving(model: Path, log: Path) -> Iterator[str]:
-    """The URL of a server that runs for the duration of the block; what it says goes into a file."""
-    port = free_port()
+    url, log = f"http://127.0.0.1:{(port := free_port())}", tmp_path_factory.mktemp("max") / "server.log"
     options = ["--devices", "cpu", "--max-length", "1024", "--quantization-encoding", "float32", "--port", str(port)]
     command = [str(Path(PYTHON).with_name("max")), "serve", "--model", str(model), *options]
     environ = {"MAX_SERVE_HOST": "127.0.0.1", "MAX_SERVE_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command, env={**os.environ, **environ}, stdout=stream, stderr=stream, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while True:
-            assert process.poll() is None, log.read_text(encoding="utf-8", errors="replace")[-3000:]
-            assert time.monotonic() < deadline, "MAX did not start"
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).status_code == 200:
-                    break
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its workers are processes of their own
-        process.wait()
+    with running(command, f"{url}/v1/models", log, start_s=START_S, environ={**os.environ, **environ}):
+        yield url
 
 
 def reference(model: Path, ids: list[int], count: int) -> np.ndarray:
@@ -132,18 +105,15 @@ def test_what_it_says_is_exact_or_refused(model: Path, url: str) -> None:
     assert outcomes["refused"] >= 1  # tokens that are parts of characters all read alike
 
 
-@pytest.mark.parametrize("field", [{"return_token_ids": True}, {"no_such_field": 1}])
-def test_fields_that_it_does_not_know_are_refused(model: Path, url: str, field: dict[str, Any]) -> None:
-    asked = {"model": str(model), "prompt": [5, 6], "max_tokens": 1} | field
-    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=120.0, trust_env=False)
-    assert answer.status_code == 400
-    assert "Extra inputs are not permitted" in answer.text
+def test_fields_that_it_does_not_know_are_refused_and_n_is_ignored(model: Path, url: str) -> None:
+    def answer(**fields: Any) -> httpx.Response:
+        asked = {"model": str(model), "prompt": [5, 6], "max_tokens": 1, "logprobs": 1} | fields
+        return httpx.post(f"{url}/v1/completions", json=asked, timeout=120.0, trust_env=False)
 
-
-def test_n_is_ignored(model: Path, url: str) -> None:
-    asked = {"model": str(model), "prompt": [5, 6], "max_tokens": 1, "n": 3, "logprobs": 1}
-    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=120.0, trust_env=False)
-    assert len(answer.json()["choices"]) == 1
+    for field in ("return_token_ids", "no_such_field"):
+        assert answer(**{field: True}).status_code == 400
+        assert "Extra inputs are not permitted" in answer(**{field: True}).text
+    assert len(answer(n=3).json()["choices"]) == 1
 
 
 def test_training_is_refused_where_adapters_are_not_served(model: Path, url: str, tmp_path: Path) -> None:

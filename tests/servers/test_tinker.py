@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +34,18 @@ from retrain.api import (
     TrainRow,
     load_plugins,
 )
-from retrain.kernel.config import schema
+from retrain.run.tables import registered_tables
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.training.step_loss import NAMED, PolicyLoss
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
+from tests.end_to_end.killing import finish, start
+from tests.end_to_end.running import records
+from tests.kit import server_process
 from tests.kit.scored_tokens import scored
-from tests.servers.skyrl import SkyRL, tiny_server
+from tests.kit.tinker_rows import batch_of
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(3000)]
 TOLERANCE = 1e-4  # nats, float32 on both sides
 RANK = 16
 
@@ -58,16 +69,12 @@ def backend(server: SkyRL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         for path, value in changes.items():
             table, _, key = path.partition("__")
             given.setdefault(table, {})[key] = value
-        models = {
-            "model": schema.ModelTable,
-            "training": schema.TrainingTable,
-            "algorithm": schema.AlgorithmTable,
-            "optimizer": schema.OptimizerTable,
-        }
+        plugins = load_plugins()
+        models = registered_tables(plugins)
         context = PluginContext(
-            config=Config(tables={name: models[name](**values) for name, values in given.items()}),
+            config=Config(tables={name: models[name].model(**values) for name, values in given.items()}),
             seeds=Seeds(1),
-            plugins=load_plugins(),
+            plugins=plugins,
             params=TinkerOptions(base_model=str(server.model), timeout_s=600, connect_timeout_s=300),
             tokenizer=AutoTokenizer.from_pretrained(server.model),
         )
@@ -91,22 +98,8 @@ def rows_of(backend: TinkerBackend, count: int = 2, first_seed: int = 0) -> tupl
     """Completions of different lengths, with credit that differs from token to token."""
     prompts = [prompt(f"What is {12 + i} + {30 - i}? Put your final answer in \\boxed{{}}.") for i in range(4)]
     requests = [SampleRequest(prompt_T=p, seeds_G=tuple(range(first_seed, first_seed + count))) for p in prompts]
-    rows = []
-    for request, group in zip(
-        requests, backend.sample(requests, SamplingParams(max_tokens=32, temperature=1.0)), strict=True
-    ):
-        for number, sample in enumerate(group):
-            ahead, length = len(request.prompt_T), len(request.prompt_T) + len(sample.tokens_T)
-            credit = np.where(np.arange(length) >= ahead, (number - 0.4) * (1 + 0.05 * np.arange(length)), 0.0)
-            rows.append(
-                TrainRow(
-                    tokens_T=np.concatenate([request.prompt_T, sample.tokens_T]),
-                    action_T=np.arange(length) >= ahead,
-                    logprobs_T=np.concatenate([np.zeros(ahead), sample.logprobs_T]),
-                    advantages_T=credit,
-                )
-            )
-    return tuple(rows)
+    samples = backend.sample(requests, SamplingParams(max_tokens=32, temperature=1.0))
+    return batch_of(requests, samples).rows
 
 
 def adapter(backend: TinkerBackend, folder: Path) -> Path:
@@ -221,30 +214,6 @@ def test_the_reference_is_the_base_model(backend: Callable[..., TinkerBackend]) 
         assert not second[~action].any()
 
 
-def test_a_restored_client_goes_on_exactly(backend: Callable[..., TinkerBackend], tmp_path: Path) -> None:
-    made = backend()
-    batches = []
-    for step in range(2):
-        made.train(TrainBatch(step=step, rows=rows_of(made, first_seed=20 * step), temperature=1.0))
-        made.publish()
-    (tmp_path / "saved").mkdir()
-    made.save(tmp_path / "saved")
-    for step in (2, 3):
-        batches.append(TrainBatch(step=step, rows=rows_of(made, first_seed=20 * step), temperature=1.0))
-        made.train(batches[-1])
-        made.publish()
-    straight = load_file(adapter(made, tmp_path / "straight") / "adapter_model.safetensors")
-    made.close()
-    again = backend()
-    again.load(tmp_path / "saved")
-    assert again.publish() == 2
-    for batch in batches:
-        again.train(batch)
-        again.publish()
-    resumed = load_file(adapter(again, tmp_path / "resumed") / "adapter_model.safetensors")
-    assert max(float((straight[name] - resumed[name]).abs().max()) for name in straight) < 1e-6
-
-
 # ---------------------------------------------------------------- what it cannot do
 
 
@@ -268,3 +237,130 @@ def test_what_it_lacks_is_refused_before_training(
 def test_ppo_with_its_own_bounds_is_taken(backend: Callable[..., TinkerBackend]) -> None:
     made = backend(algorithm__loss="ppo")
     assert made.train(TrainBatch(step=0, rows=rows_of(made), temperature=1.0)).clip_fraction == 0.0
+
+
+# ---------------------------------------------------------------- the whole command
+
+
+TRAINING = """
+[model]
+model = "builtin:tiny"
+base_url = "{url}"
+lora_rank = 16
+[backend]
+backend = "tinker"
+[backend.options]
+base_model = "{model}"
+[sepa]
+steps = 20
+delay_steps = 3
+[training]
+seed = 1
+max_steps = 24
+batch_size = 4
+group_size = 16
+max_tokens = 48
+temperature = 1.0
+lr = 3e-3
+save_every = 6
+[data]
+source = "arithmetic"
+[eval]
+every = 0
+examples = 32
+samples = 4
+[logging]
+log_dir = "run"
+"""
+
+
+def test_the_tiny_model_learns_although_the_run_is_killed_on_the_way(
+    server: SkyRL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    file = tmp_path / "run" / "metrics.jsonl"
+
+    def metrics() -> list[dict[str, Any]]:
+        return records(file) if file.exists() else []
+
+    (tmp_path / "retrain.toml").write_text(TRAINING.format(url=server.url, model=server.model))
+    process = start(cwd=tmp_path)
+    while not (lines := metrics()) or lines[-1]["step"] < 8:
+        assert process.poll() is None, finish(process)
+        time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    killed = {line["step"]: line for line in metrics()}
+    resumed = start("--resume", "run", cwd=tmp_path)
+    _, err = resumed.communicate()
+    assert resumed.returncode == 0, err
+    lines = metrics()
+    assert [line["step"] for line in lines] == list(range(-1, 24))
+    rates = [line["eval_correct_rate"] for line in lines if "eval_correct_rate" in line]
+    assert rates[-1] >= rates[0] + 0.2, rates
+    assert max(line["logprob_gap_max"] for line in lines if "logprob_gap_max" in line) < TOLERANCE
+    for step in (6, 7):  # done twice: before the kill, and again from the checkpoint
+        assert lines[step + 1]["loss"] == pytest.approx(killed[step]["loss"], abs=1e-4)
+        assert lines[step + 1]["correct_rate"] == killed[step]["correct_rate"]
+
+
+# ---------------------------------------------------------------- SkyRL-tx on a copy of the built-in tiny model
+
+
+PYTHON = "RETRAIN_SKYRL_PYTHON"  # interpreter of the virtualenv that SkyRL-tx is installed in
+PLACES = 4  # adapters at a time; on a CPU each costs time in every forward
+FIXED_SHAPES = {"sample_max_num_sequences": 64, "train_micro_batch_size": 32}  # so that little is compiled
+START_S = 180
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkyRL:
+    """A running server: its URL, and the folder of the model that it was started with, which is the model's name."""
+
+    url: str
+    model: Path
+    process: subprocess.Popen[bytes]
+
+
+def copy_model(source: Path, target: Path) -> Path:
+    """The model with a config that transformers 4, which the server has, understands as well."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    path = target / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"rope_theta": config["rope_parameters"]["rope_theta"]}), encoding="utf-8")
+    return target
+
+
+@contextmanager
+def tiny_server(folder: Path) -> Iterator[SkyRL]:
+    """A server of the built-in tiny model; skips the test where SkyRL-tx is not installed."""
+    if PYTHON not in os.environ:
+        pytest.skip(f"{PYTHON} does not name the Python that SkyRL-tx is installed for: nox -s server-tinker")
+    folder.mkdir(exist_ok=True)
+    with running(folder, copy_model(BUILTIN_MODELS["tiny"], folder / "tiny")) as started:
+        yield started
+
+
+@contextmanager
+def running(folder: Path, model: Path, *, port: int = 0) -> Iterator[SkyRL]:
+    """Start a server whose checkpoints and database are in `folder`, wait until it answers, and end it."""
+    python = os.environ[PYTHON]
+    tools = folder / "bin"
+    tools.mkdir(parents=True, exist_ok=True)
+    stand_in = tools / "uv"  # the server starts its engine with `uv run ... -m tx.tinker.engine ...`
+    stand_in.write_text(f'#!/bin/sh\nwhile [ "$1" != "-m" ]; do shift; done\nexec "{python}" "$@"\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    port = port or server_process.free_port()
+    sizes = {"max_lora_adapters": PLACES, "max_lora_rank": 16, **FIXED_SHAPES}
+    command = [python, "-m", "tx.tinker.api", "--host", "127.0.0.1", "--port", str(port), "--base-model", str(model)]
+    command += ["--checkpoints-base", str(folder / "checkpoints"), "--database-url", f"sqlite:///{folder}/tinker.db"]
+    command += ["--backend-config", json.dumps(sizes)]
+    command += ["--session-timeout-sec", "60", "--session-cleanup-interval-sec", "5"]
+    environ = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
+    url, log = f"http://127.0.0.1:{port}", folder / "server.log"
+    process = server_process.launch(command, log, environ, folder)
+    try:
+        server_process.wait_for(f"{url}/api/v1/healthz", process, log, START_S)
+        yield SkyRL(url=url, model=model, process=process)
+    finally:
+        server_process.end(process, signal.SIGTERM)

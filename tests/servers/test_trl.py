@@ -89,12 +89,7 @@ CASES = {
     ),
     "gspo": Case(
         ours=GRPO + 'loss = "gspo"\nclip_eps = 0.03\nclip_eps_high = 0.04',
-        trl={
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 0.03,
-            "epsilon_high": 0.04,
-        },
+        trl={"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
     ),
     "cispo": Case(ours=GRPO + 'loss = "cispo"\nclip_eps_high = 1.2', trl={"loss_type": "cispo", "epsilon_high": 1.2}),
     "dual_clip": Case(ours=GRPO + 'loss = "ppo"\ndual_clip = 1.5', trl={"loss_type": "dapo", "delta": 1.5}),

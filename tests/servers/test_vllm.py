@@ -22,12 +22,10 @@ from retrain.api import (
     SamplingParams,
     Seeds,
     TrainBatch,
-    TrainRow,
     load_plugins,
 )
-from retrain.credit.logprob_gap import measure_gap
 from retrain.engines.given_tokens import open_server
-from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
+from retrain.engines.policy_check import PROBE_TOKENS
 from retrain.engines.vllm import VLLM
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
@@ -37,7 +35,9 @@ from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain
-from tests.servers.vllm_server import python, vllm_serving
+from tests.kit import engine_record
+from tests.kit.sampled_rows import sampled_rows
+from tests.servers.fleet import python, vllm_serving
 
 pytestmark = [
     pytest.mark.server,
@@ -63,19 +63,21 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TINY)
 
 
-def context_for(url: str, tokenizer: Any, *, temperature: float = 0.7, **inference: Any) -> PluginContext:
+def context_for(tokenizer: Any, url: str = "", *, temperature: float = 0.7, **changes: Any) -> PluginContext:
+    """A context with keys of `[inference]`, or with whole tables."""
     tables = {
         "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
         "backend": schema.BackendTable(devices="cpu"),
         "training": schema.TrainingTable(temperature=temperature, lr=5e-3),
-        "inference": InferenceTable(engine="vllm", url=url, retry_s=60.0, **inference),
+        "teacher": changes.pop("teacher", TeacherTable()),
+        "inference": InferenceTable(engine="vllm", url=url, retry_s=60.0, **changes),
     }
     return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
 
 
 @pytest.fixture
 def backend(processed: str, tokenizer: Any) -> Iterator[LocalBackend]:
-    built = create_backend(context_for(processed, tokenizer))
+    built = create_backend(context_for(tokenizer, processed))
     yield built
     built.close()
 
@@ -84,67 +86,37 @@ def train_a_step(backend: LocalBackend, step: int) -> None:
     """A real gradient on what the server drew, with advantages that mean nothing."""
     stream = np.random.default_rng(step)
     request = SampleRequest(prompt_T=stream.integers(3, 500, size=20), seeds_G=tuple(range(4)))
-    (group,) = backend.sample([request], SamplingParams(max_tokens=24, temperature=0.7))
-    rows = []
-    for sample in group:
-        tokens_T = np.concatenate([request.prompt_T, sample.tokens_T])
-        action_T = np.arange(len(tokens_T)) >= 20
-        logprobs_T = np.concatenate([np.zeros(20), sample.logprobs_T])
-        advantages_T = np.where(action_T, stream.normal(), 0.0)
-        rows.append(TrainRow(tokens_T=tokens_T, action_T=action_T, logprobs_T=logprobs_T, advantages_T=advantages_T))
-    report = backend.train(TrainBatch(step=step, rows=tuple(rows), temperature=0.7))
+    groups = backend.sample([request], SamplingParams(max_tokens=24, temperature=0.7))
+    rows = sampled_rows([request], groups, stream)
+    report = backend.train(TrainBatch(step=step, rows=rows, temperature=0.7))
     assert report.gap_max < EXACT
     backend.publish()
 
 
-def test_eight_prompts_after_every_step(backend: LocalBackend, tokenizer: Any) -> None:
-    seen = []
-    for step in range(5):
-        gap = measure_gap(backend, probe_prompts(tokenizer, 640), PROBE)  # the longest prompt has 420 tokens
-        assert gap is not None
-        assert gap.max < EXACT
-        seen.append(gap)
-        train_a_step(backend, step)
-    gap = measure_gap(backend, probe_prompts(tokenizer, 640), PROBE)
-    assert gap is not None
-    assert gap.max < EXACT
-    print("gap, max of each step:", [f"{gap.max:.1e}" for gap in seen])
-
-
-def test_five_steps_of_the_whole_command(processed: str, tmp_path: Path) -> None:
-    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
-    url = ("--inference-engine", "vllm", "--inference-url", processed)
-    done = retrain(*url, *SMALL, "--max-steps", "5", "--temperature", "0.7", cwd=tmp_path)
-    assert done.code == 0, done.err
-    lines = records(tmp_path / "logs/tiny/metrics.jsonl")
-    assert len(lines) == 5
-    assert {line["condition"] for line in lines} == {"maxrl+gtpo_sepa"}
-    assert any(line["loss"] is not None for line in lines)
-    for line in lines:
-        assert line["probe_gap_max"] < EXACT
-        assert line.get("logprob_gap_max", 0.0) < EXACT
-
-
-def test_curves_equal_those_of_the_pytorch_side_given_the_same_tokens(
-    processed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_five_steps_of_the_whole_command_and_their_curves_with_the_training_model(
+    processed: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("REPLAY_TAPE", str(tmp_path / "tape.jsonl"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    shutil.copy(engine_record.__file__, tmp_path)
+    environ = {"RECORDED_ENGINE": "retrain.engines.vllm.create_engine"}
     url = ("--inference-url", processed, *SMALL, "--max-steps", "5", "--temperature", "0.7")
     curves = []
-    for engine in ("Recording", "Replaying"):
-        run = (*url, "--inference-engine", f"tests.servers.replaying.{engine}", "--log-dir", f"logs/{engine}")
-        done = retrain(*run, cwd=tmp_path)
+    for engine in ("recording", "replaying"):
+        run = (*url, "--inference-engine", f"engine_record.{engine}", "--log-dir", f"logs/{engine}")
+        done = retrain(*run, cwd=tmp_path, environ=environ)
         assert done.code == 0, done.err
         curves.append(records(tmp_path / f"logs/{engine}/metrics.jsonl"))
+    assert len(curves[0]) == 5
+    gaps = records(tmp_path / "gaps.jsonl")  # on eight prompts of up to 420 tokens, after each step that trained
+    assert gaps
+    assert max(gap["gap"] for gap in gaps) < EXACT
+    assert {line["condition"] for line in curves[0]} == {"maxrl+gtpo_sepa"}
     assert any(line["loss"] is not None for line in curves[0])
     for ours, theirs in zip(*curves, strict=True):
+        assert ours["probe_gap_max"] < EXACT
+        assert ours.get("logprob_gap_max", 0.0) < EXACT
         for name in ("loss", "grad_norm", "correct_rate", "mean_tokens", "exec_surprisal_mean", "sepa_lambda"):
-            if ours.get(name) is None:
-                assert theirs.get(name) is None
-            else:
-                assert theirs[name] == pytest.approx(ours[name], abs=EXACT, rel=1e-3), name
+            assert theirs.get(name) == pytest.approx(ours.get(name), abs=EXACT, rel=1e-3), name
 
 
 def test_a_stale_prefix_cache_is_what_in_place_would_give_and_the_probe_sees_it(
@@ -184,21 +156,12 @@ def test_what_the_server_refuses(processed: str) -> None:
     assert httpx.post(f"{processed}/v1/load_lora_adapter", json=missing, timeout=60.0).status_code == 404
 
 
-def test_texts_alone_do_not_name_tokens(processed: str, tokenizer: Any) -> None:
-    """Why ids are asked for: some tokens of a byte-level vocabulary read the same."""
-    shown = [tokenizer.decode([token]) for token in range(len(tokenizer))]
-    assert len(set(shown)) < len(shown)
-    body = {"model": str(TINY), "prompt": [5, 6], "max_tokens": 3, "return_token_ids": True, "logprobs": 0}
-    (choice,) = httpx.post(f"{processed}/v1/completions", json=body, timeout=60.0).json()["choices"]
-    assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"])
-
-
 def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) -> None:
     with vllm_serving(TINY, tmp_path / "server.log") as url:
         with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
-            create_backend(context_for(url, tokenizer))
+            create_backend(context_for(tokenizer, url))
         for options in ({"temperature": 1.0}, {"temperature": 0.7, "logprobs": "trainer"}):
-            backend = create_backend(context_for(url, tokenizer, **options))
+            backend = create_backend(context_for(tokenizer, url, **options))
             request = SampleRequest(prompt_T=np.arange(5, 30), seeds_G=(1, 2))
             temperature = float(options["temperature"])  # type: ignore[arg-type]
             (group,) = backend.sample([request], SamplingParams(max_tokens=16, temperature=temperature))
@@ -212,7 +175,7 @@ def test_log_probabilities_before_temperature(tmp_path: Path, tokenizer: Any) ->
 def test_a_teacher_on_the_server_gives_what_a_local_one_gives(tokenizer: Any, tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     rows = [LogprobRow.of(stream.integers(3, 500, size=20), stream.integers(3, 500, size=n)) for n in (1, 7, 200)]
-    wanted = open_teacher(teaching_context(tokenizer)).logprobs(rows, 1.0)
+    wanted = open_teacher(context_for(tokenizer, teacher=TeacherTable(model="builtin:tiny"))).logprobs(rows, 1.0)
     # with --enable-lora, vLLM 0.32 ends on a CPU when it is asked for log-probabilities of the prompt
     with vllm_serving(TINY, tmp_path / "server.log", takes_adapters=False) as url:
         found = given_by(url, tokenizer, rows)
@@ -222,37 +185,9 @@ def test_a_teacher_on_the_server_gives_what_a_local_one_gives(tokenizer: Any, tm
     assert all(values_T.min() < -1.0 for values_T in wanted)
 
 
-def teaching_context(tokenizer: Any, **teacher: Any) -> PluginContext:
-    tables = {
-        "model": schema.ModelTable(model="builtin:tiny", lora_rank=8),
-        "backend": schema.BackendTable(devices="cpu"),
-        "teacher": TeacherTable(**(teacher or {"model": "builtin:tiny"})),
-        "inference": InferenceTable(retry_s=60.0),
-    }
-    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
-
-
-class Shifted:
-    """A tokenizer whose every id names the next token."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, *texts: str, **options: Any) -> Any:
-        return self._tokenizer(*texts, **options)
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode([number + 1 for number in ids]))
-
-    def convert_ids_to_tokens(self, number: int) -> str:
-        return str(self._tokenizer.convert_ids_to_tokens(number + 1))
-
-
 def given_by(url: str, tokenizer: Any, rows: list[LogprobRow]) -> list[Any]:
-    """What a server says of the rows; it refuses a student of another tokenizer."""
-    teacher = open_server(VLLM(), teaching_context(tokenizer, engine="vllm", url=url))
-    with pytest.raises(ConfigError, match="has another tokenizer"):
-        teacher.require_tokens(teaching_context(Shifted(tokenizer), engine="vllm", url=url))
+    """What a server says of the rows."""
+    teacher = open_server(VLLM(), context_for(tokenizer, teacher=TeacherTable(engine="vllm", url=url)))
     found = teacher.logprobs(rows, 1.0)
     teacher.close()
     return found

@@ -37,6 +37,7 @@ from retrain_prime_rl.plugin import CAPABILITIES
 from retrain_prime_rl.trainer_folder import (
     BROADCASTS,
     COMPLETE,
+    PUT_BACK,
     ROLLOUTS,
     SENT,
     Broadcast,
@@ -46,7 +47,6 @@ from retrain_prime_rl.trainer_folder import (
     find_sent,
     last_needless,
     put_back,
-    put_back_fix,
     record,
     refuse_other_trainer,
     stop_ids,
@@ -241,7 +241,7 @@ class PrimeRlBackend:
             start = "start the trainer, of PRIME-RL v0.8.1.dev3 or later, with this output_dir"
             fix = f'{start} and [weight_broadcast] type = "filesystem"'
         elif (step := put_back(self.output_dir)) is not None:
-            why, fix = f"the trainer was put back to step {step}, written after all others", put_back_fix(step)
+            why, fix = f"the trainer was put back to step {step}, written after all others", f"{PUT_BACK}{step + 1}"
         elif is_in_files and not batch.is_dir():
             why = f"the newest complete ones have {has}, so the trainer waits for {batch}, and it is missing"
             fix = f"resume the run with first_step = {next_step}"

@@ -27,11 +27,16 @@ ROLLOUTS, BATCHES = "rollouts", "batches"  # the folder of batches up to v0.8, a
 COMPLETE = (".finished", "STABLE")  # the marks of newer and older trainers
 OFFERED, ANSWERED = ".sender_ready", ".receiver_ready"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MAX_HEADER_BYTES = 2**27  # a larger size was not written as a header
+# A larger size is not the size of a header, but the beginning of a torn file.
+MAX_HEADER_BYTES = 2**27
 LEDGER = "retrain_steps.json"
 SENT = "steps_sent"
 WHERE = "[backend.options] output_dir"
 CHECKPOINTS = "checkpoints"
+PUT_BACK = (
+    "restart the trainer from its latest checkpoint, or remove the files of later steps from rollouts/ and broadcasts/ "
+    "and resume the run with first_step = "
+)
 # Written by PRIME-RL's own orchestrator up to 0.8.0 into each `run_*` folder that its trainer looks for.
 OLD_RUNS = "run_*/control/orch.toml"
 PREFIX = "base_model.model."
@@ -73,7 +78,8 @@ def answer_offers(output_dir: Path) -> None:
     """Accept the weights that a trainer offers and waits with; older trainers offer nothing."""
     for folder in numbered(output_dir / BROADCASTS).values():
         if (folder / OFFERED).exists() and not (folder / ANSWERED).exists():
-            with suppress(FileNotFoundError):  # the trainer has just removed the folder
+            # The trainer may remove the folder between the two calls.
+            with suppress(FileNotFoundError):
                 (folder / ANSWERED).touch()
 
 
@@ -116,13 +122,6 @@ def put_back(output_dir: Path) -> int | None:
     # On a disk with a coarse clock several have the same time; then the later step counts.
     newest = max(written, key=lambda step: (written[step], step), default=None)
     return None if newest is None or newest == max(written) else newest
-
-
-def put_back_fix(step: int) -> str:
-    return (
-        "remove the files of later steps from rollouts/ and broadcasts/, and resume the run with "
-        f"first_step = {step + 1}; or restart the trainer from its latest checkpoint"
-    )
 
 
 def _fault(folder: Path, *, is_adapter: bool) -> str:
@@ -179,8 +178,8 @@ def find_sent(
         return first_step - first
     if (step := put_back(output_dir)) is not None:
         what = f"the trainer was put back to step {step}: it has written that step after all others"
-        where = str(output_dir / BROADCASTS)
-        raise ConfigError(Problem(code="prime-rl.trainer-put-back", where=where, what=what, fix=put_back_fix(step)))
+        where, fix = str(output_dir / BROADCASTS), f"{PUT_BACK}{step + 1}"
+        raise ConfigError(Problem(code="prime-rl.trainer-put-back", where=where, what=what, fix=fix))
     # all steps from the one that the trainer waits for must be there; those before it may have been removed
     for step in range(max(waits_for, min(files, default=0)), max(files, default=-1) + 1):
         folder = output_dir / ROLLOUTS / f"step_{step}"
@@ -320,7 +319,8 @@ def _refuse_without_effect(file: Path, header: Mapping[str, Any], start: int, mo
                 break
         else:
             if factors:
-                return  # a new adapter changes nothing anyway
+                # A new adapter has B = 0 and changes nothing under any name.
+                return
     what = "the adapter would change nothing in PEFT: none of its tensors belongs to a module of the base model"
     why = f"it holds {next(iter(header), 'no tensor')}; the base model is {model_path}"
     fix = "train the model of [model] model, with [model.lora] target_modules that PEFT knows"

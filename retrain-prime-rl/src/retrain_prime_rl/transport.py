@@ -59,7 +59,8 @@ class FileTransport(Transport):
         target, draft = self._rollouts / f"step_{step}", self._rollouts / f".step_{step}.tmp"
         where = str(target)
         try:
-            shutil.rmtree(draft, ignore_errors=True)  # left by a process killed while writing
+            # A process that was killed while writing may have left it.
+            shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
             with suppress(FileExistsError):
                 self._rollouts.with_name(BATCHES).symlink_to(ROLLOUTS, target_is_directory=True)
@@ -69,7 +70,8 @@ class FileTransport(Transport):
                     stream.flush()
                     # The trainer may be another machine: the rename must not show it an empty file.
                     os.fsync(stream.fileno())
-            os.rename(draft, target)  # fails if it exists and is not empty
+            # Fails if the target exists and is not empty, so a step of another process is never overwritten.
+            os.rename(draft, target)
         except OSError as error:
             if target.exists():
                 what = f"another process has sent step {step} to this trainer"
@@ -186,7 +188,8 @@ class Publisher(Transport):
                     "data_world_size, or raise ready_wait_s; a trainer set to files waits for rollouts/ instead"
                 )
                 raise BackendError(Problem(code="prime-rl.ranks-not-ready", where=WHERE, what=what, why=why, fix=fix))
-            self._check_stop()  # nothing of this step has been sent yet
+            # A stop is safe here: nothing of this step has been sent yet.
+            self._check_stop()
             self._ready.poll(POLL_MS)
             self._listen()
         for rank in self._ranks:
@@ -209,7 +212,8 @@ class Publisher(Transport):
                     rank.subscribed += is_open
         while self._ready.poll(0):
             text = self._ready.recv().decode("utf-8", "replace").strip()
-            if text.startswith("ack|"):  # later trainers also acknowledge steps
+            # Later trainers acknowledge steps on the same socket.
+            if text.startswith("ack|"):
                 continue
             if not text.isdecimal() or int(text) >= len(self._ranks):
                 what = f"a trainer announced data rank {text[:40]!r}, and data_world_size is {len(self._ranks)}"

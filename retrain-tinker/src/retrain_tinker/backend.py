@@ -171,7 +171,8 @@ class TinkerBackend:
     def load(self, folder: Path) -> None:
         state = _read_state(folder, self.config)
         with self.throttle.slot():
-            self._service.replace_trainer(None)  # a server may not have slots for both
+            # A server may have no slot for a second training client.
+            self._service.replace_trainer(None)
             self._service.restore(str(state["state_path"]))
             self._service.publish()
         self._version = self._published = int(str(state["policy_version"]))
@@ -233,6 +234,7 @@ def _document(located: str, name: str) -> Mapping[str, Any]:
             cached = try_to_load_from_cache(located, name)
             path = Path(cached if isinstance(cached, str) else hf_hub_download(located, name))
         found = json.loads(path.read_text(encoding="utf-8"))
-    except Exception:  # the hub's client raises many types; the tokenizer's own id and no limit are fine
+    except Exception:
+        # The hub's client raises many types; the tokenizer's own id and no limit will do instead.
         return {}
     return found if isinstance(found, dict) else {}

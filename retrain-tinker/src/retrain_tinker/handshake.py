@@ -23,7 +23,8 @@ PROBES, PROBE_TOKENS = 4, 16
 # Nats, mean over the probe: precision accounts for 0.01, another distribution for 0.5.
 LARGEST_GAP = 0.1
 LOSS_TOLERANCE = 1e-3  # relative
-RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)  # on both sides of every clipping bound
+# Ratios on both sides of every clipping bound, since a wrong bound shows only beyond it.
+RATIOS = (0.3, 0.85, 1.0, 1.15, 1.45, 6.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,8 @@ def _compared(
     try:
         output = service.forward(probe, loss)
     except BackendError as error:
-        if error.__cause__ is None:  # no answer at all proves nothing about the loss
+        # No answer at all proves nothing about the loss.
+        if error.__cause__ is None:
             raise
         what = f"the service does not compute the loss {loss.kind!r}"
         problem = Problem(code="tinker.loss-unsupported", where=place, what=what, why=str(error), fix=fix)

@@ -12,7 +12,8 @@ from retrain.api import BackendError, Config, Floats, Mask, NonFiniteError, Prob
 
 Reduction = Literal["token_sum", "sequence_mean"]
 LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
-MAX_LOG_RATIO = 20.0  # keeps exp() of an extreme mismatch finite
+# Keeps exp() of an extreme mismatch finite.
+MAX_LOG_RATIO = 20.0
 CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
 
 

@@ -25,8 +25,10 @@ from retrain_tinker.options import TinkerOptions
 T = TypeVar("T")
 PROBE_S = 5.0  # enough to learn whether anything listens
 GOODBYE_S, RELEASE_S = 5.0, 3.0  # for closing, and for each answer of the service meanwhile
-TEMPORARY_TTL_S = 24 * 3600  # of weights that are stored on the service only for a moment
-SEED_BITS = 31  # SkyRL-tx keeps a seed in 32 bits, with a sign
+# Weights that are stored only for a download need not stay, but a slow download must end first.
+TEMPORARY_TTL_S = 24 * 3600
+# SkyRL-tx keeps a seed in 32 bits, with a sign.
+SEED_BITS = 31
 
 
 class Service:
@@ -47,14 +49,16 @@ class Service:
 
     def connect(self) -> None:
         """Open a session without telemetry, unless it is requested; fails immediately if nothing is listening."""
-        if self.base_url:  # the SDK would retry for minutes if nothing is listening
+        # The SDK would retry for minutes if nothing is listening.
+        if self.base_url:
             import httpx
 
             try:
                 httpx.get(f"{self.base_url.rstrip('/')}/api/v1/healthz", timeout=PROBE_S)
             except (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
                 raise unreachable(self.base_url, str(error)) from error
-            except httpx.HTTPError:  # slow or unusual, but something answers: the deadlines cover the rest
+            except httpx.HTTPError:
+                # Slow or unusual, but something answers: the deadlines cover the rest.
                 pass
 
         def session() -> Any:
@@ -112,7 +116,8 @@ class Service:
             if trainer is not None:
                 _release(client, trainer)
             with suppress(Exception):
-                if hasattr(client, "close"):  # newer releases also end the session on the service
+                # Newer releases also end the session on the service.
+                if hasattr(client, "close"):
                     client.close("success").result(timeout=RELEASE_S)
                 else:
                     client.holder.close()
@@ -203,7 +208,8 @@ class Service:
             run, _, name = path.removeprefix("tinker://").partition("/")
             try:
                 answer = rest.get_checkpoint_archive_url(run, name).result()
-            except tinker.NotFoundError:  # SkyRL-tx names it without the kind in its path
+            except tinker.NotFoundError:
+                # SkyRL-tx names the archive without the kind in its path.
                 kind, _, last = name.rpartition("/")
                 if not kind:
                     raise
@@ -234,7 +240,8 @@ class Service:
         try:
             return future.result(timeout_s)
         except TimeoutError as error:
-            if future.done():  # raised by the SDK, not by our deadline
+            # The SDK has raised it; our own deadline leaves the call running.
+            if future.done():
                 raise explained(error, doing, self.base_url) from error
             raise timed_out(doing, self.base_url, timeout_s, key) from None
         except Exception as error:

@@ -92,7 +92,7 @@ def _mean(
     ]
     losses_N = np.concatenate([losses for losses, _ in parts])
     if not np.isfinite(losses_N).all():
-        raise _not_finite("the loss is")
+        raise _not_finite("the loss")
     clipped = sum(int(cut.sum()) for _, cut in parts)
     if loss.aggregation == "token_mean":
         return float(losses_N.mean()), clipped
@@ -104,11 +104,11 @@ def _at_actions(values: Sequence[Floats], datums: Sequence[Datum]) -> list[Float
     found = [row_T[datum.action_T] for row_T, datum in zip(values, datums, strict=True)]
     for index, row_N in enumerate(found):
         if not np.isfinite(row_N).all():
-            raise _not_finite(f"the service's log-probabilities of row {index} are")
+            raise _not_finite(f"log-probabilities of row {index}")
     return found
 
 
 def _not_finite(subject: str) -> NonFiniteError:
-    what, why = f"{subject} not finite", "weights and optimizer are unchanged"
+    what, why = f"the service returned numbers that are not finite: {subject}", "weights and optimizer are unchanged"
     fix = "lower [training] lr"
     return NonFiniteError(Problem(code="tinker.not-finite", where="training", what=what, why=why, fix=fix))

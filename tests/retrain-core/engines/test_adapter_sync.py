@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
-from retrain.engines.policy_check import WEIGHTS
-from tests.kit.inference_server import Handler, InferenceServer, serving
+from retrain.api import BackendError, ConfigError, SamplingParams
+from retrain.engines.policy_check import WEIGHTS, write_probe_adapter
+from tests.kit.inference_server import Handler, InferenceServer, changed, serving
 from tests.kit.toy_policy import ToyModel
 
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+LOAD = "/v1/load_lora_adapter"
 
 
-def names(server: InferenceServer, route: str) -> list[str]:
-    return [body["lora_name"] for path, body in server.requests if path == route]
+def loads(server: InferenceServer, field: str = "lora_name") -> list[str]:
+    return [body[field] for path, body in server.requests if path == LOAD]
 
 
-def paths(server: InferenceServer) -> list[str]:
-    return [body["lora_path"] for path, body in server.requests if path == LOAD]
+def fails(error: Exception) -> Callable[[Path], Any]:
+    """A function of a folder that raises."""
+
+    def fail(folder: Path) -> None:
+        raise error
+
+    return fail
 
 
 def test_every_version_has_a_new_name_and_path_and_is_never_loaded_in_place(make_engine, server, policy) -> None:
@@ -33,21 +40,17 @@ def test_every_version_has_a_new_name_and_path_and_is_never_loaded_in_place(make
         policy.train()
         engine.publish()
     engine.publish()  # the same version once more, as after a resume
-    assert len(set(names(server, LOAD))) == len(names(server, LOAD)) == 1 + 1 + 5  # the loud one of the handshake
-    assert len(set(paths(server))) == 7
+    make_engine(server)  # of another run on the same server
+    assert len(set(loads(server))) == len(loads(server)) == 1 + 1 + 5 + 2  # one of each handshake has large weights
+    assert len(set(loads(server, "lora_path"))) == 9
     assert not any("load_inplace" in body for _, body in server.requests)
-
-
-def test_another_run_on_the_same_server_uses_other_names(make_engine, server, policy) -> None:
-    make_engine(server)
-    first = set(names(server, LOAD))
-    make_engine(server)
-    assert len(set(names(server, LOAD))) == 2 * len(first)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_old_versions_are_unloaded_beyond_keep_versions(make_engine, server, policy, keep) -> None:
     engine = make_engine(server, keep_versions=keep)
+    assert list(server.adapters) == [engine._adapters.current.key], "the handshake leaves nothing behind"
+    assert [entry.name for entry in engine._adapters.folder.iterdir()] == [engine._adapters.current.key]
     for version in range(1, 6):
         policy.train()
         engine.publish()
@@ -56,20 +59,9 @@ def test_old_versions_are_unloaded_beyond_keep_versions(make_engine, server, pol
     assert kept == list(range(5 - keep + 1, 6))
 
 
-def test_an_adapter_is_loaded_before_any_request_of_its_version(make_engine, server, policy, requests, params) -> None:
-    engine = make_engine(server)
-    policy.train()
-    engine.publish()
-    engine.sample(requests, params)
-    seen: set[str] = set()
-    for path, body in server.requests:
-        if path == LOAD:
-            seen.add(body["lora_name"])
-        elif path == "/v1/completions":
-            assert body["model"] == "toy" or body["model"] in seen
-
-
-def test_nothing_is_loaded_or_unloaded_during_a_generation(make_engine, server, policy, requests, params) -> None:
+def test_an_adapter_is_loaded_before_any_request_of_its_version_and_while_nothing_is_generated(
+    make_engine, server, policy, requests, params
+) -> None:
     engine = make_engine(server)
     busy_at_change: list[int] = []
     change = server.model.load
@@ -84,14 +76,12 @@ def test_nothing_is_loaded_or_unloaded_during_a_generation(make_engine, server, 
         policy.train()
         engine.publish()
     assert busy_at_change == [0, 0, 0]
-
-
-def test_the_probe_has_a_prompt_longer_than_the_blocks_of_a_prefix_cache(make_engine, server, policy) -> None:
-    engine = make_engine(server)
-    server.requests.clear()
-    policy.train()
-    engine.publish()
-    assert max(len(body["prompt"]) for body in server.completions) > 400
+    seen: set[str] = set()
+    for path, body in server.requests:
+        if path == LOAD:
+            seen.add(body["lora_name"])
+        elif path == "/v1/completions":
+            assert body["model"] == "toy" or body["model"] in seen
 
 
 def test_weights_that_change_under_a_name_are_noticed_through_the_stale_cache(make_engine, server, policy) -> None:
@@ -112,18 +102,9 @@ def test_weights_that_change_under_a_name_are_noticed_through_the_stale_cache(ma
     adapters.comparison.require_trainers(known, fixed)  # without the stale cache the new weights are right
 
 
-def test_a_server_that_keeps_old_weights_is_an_error(make_engine, server, policy) -> None:
-    engine = make_engine(server)
-    old = server.model.load(engine._adapters.current.folder)
-    server.model.load = lambda folder: old  # type: ignore[method-assign]
-    policy.train(0.1)
-    with pytest.raises(BackendError) as caught:
-        engine.publish()
-    assert "does not sample from policy version 1" in str(caught.value)
-    assert "restart the server" in str(caught.value)
-
-
-def test_a_small_change_of_the_policy_is_noticed_too(make_engine, server, policy) -> None:
+def test_a_server_that_keeps_old_weights_is_an_error_even_where_the_policy_changed_little(
+    make_engine, server, policy
+) -> None:
     """Judged by the noise of the handshake, not by max_gap alone."""
     engine = make_engine(server)
     policy.train()
@@ -132,24 +113,35 @@ def test_a_small_change_of_the_policy_is_noticed_too(make_engine, server, policy
     server.model.load = lambda folder: old  # type: ignore[method-assign]
     policy.version += 1
     policy.weights = {name: 1.003 * value for name, value in policy.weights.items()}
-    with pytest.raises(BackendError, match="does not sample from policy version 2"):
+    with pytest.raises(BackendError, match=r"(?s)does not sample from policy version 2.*restart the server"):
         engine.publish()
 
 
-def test_a_server_that_was_started_anew_gets_the_adapter_again(make_engine, server, policy, requests, params) -> None:
-    engine = make_engine(server)
+def test_a_restarted_server_gets_its_adapters_once_however_late_its_refusals_come(
+    make_engine, server, policy, requests, params
+) -> None:
+    engine = make_engine(server, max_concurrent=2)
     policy.train()
     engine.publish()
-    server.adapters.clear()
-    server.caches.clear()
     server.requests.clear()
+
+    def late(handler: Handler, answer: object) -> None:
+        server.adapters.clear()
+        server.caches.clear()
+        while len(loads(server)) < 2 or server.busy > 2:  # until the other requests have had it loaded again
+            server.released.wait(0.005)
+        handler.error(404, "The model does not exist.")
+
+    server.faults.append(late)
     groups = engine.sample(requests, params)
     assert [len(group) for group in groups] == [4, 3, 1, 5]
-    assert len(names(server, LOAD)) == 2  # of both versions that are kept
+    assert len(loads(server)) == 2  # of both versions that are kept
     assert sum(body["max_tokens"] == 2 for body in server.completions) >= 2  # compared before anything is trained on
 
 
-def test_a_server_that_is_started_anew_between_load_and_probe(make_engine, server, policy) -> None:
+def test_a_server_that_restarts_between_load_and_probe_or_loses_its_answer_is_no_error(
+    make_engine, server, policy
+) -> None:
     engine = make_engine(server)
 
     def restarts(handler: Handler, answer: object) -> None:
@@ -160,76 +152,39 @@ def test_a_server_that_is_started_anew_between_load_and_probe(make_engine, serve
     policy.train()
     engine.publish()
     assert engine._adapters.current.key in server.adapters
+    server.requests.clear()
+    change = server.model.load
+
+    def cut(folder: Path) -> object:
+        if len(loads(server)) == 1:
+            for connection in list(server.connections):
+                connection.shutdown(2)
+        return change(folder)
+
+    server.model.load = cut  # type: ignore[method-assign]
+    policy.train()
+    engine.publish()
+    assert len(loads(server)) == 2  # one whose answer was lost, one that heard "already"
 
 
-def test_a_full_disk_is_one_clear_error(make_engine, server, policy) -> None:
-    engine = make_engine(server)
-
-    def full(folder: Path) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device")
-
-    policy.save_adapter = full
+def test_an_adapter_that_cannot_be_written_or_read_is_one_clear_error(make_engine, server, policy, tmp_path) -> None:
+    engine = make_engine(server, adapter_dir=str(tmp_path / "shared"))
+    save = policy.save_adapter
+    policy.save_adapter = fails(SafetensorError("Error while serializing: I/O error: No space left on device"))
     policy.train()
     with pytest.raises(BackendError, match=r"version 1 cannot be written: .*No space left"):
         engine.publish()
-
-
-def test_a_server_that_comes_back_with_another_model_is_not_trained_on(
-    make_engine, server, policy, requests, params
-) -> None:
-    engine = make_engine(server)
-    policy.train()
-    engine.publish()
-    server.adapters.clear()
-    server.model = ToyModel(seed=9)
-    with pytest.raises(BackendError, match="does not sample from policy version 1"):
-        engine.sample(requests, params)
-
-
-def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_engine, server, policy) -> None:
-    engine = make_engine(server)
-
-    def unreadable(folder: Path) -> object:
-        raise PermissionError("permission denied")
-
-    server.model.load = unreadable  # type: ignore[method-assign]
-    policy.train()
-    with pytest.raises(BackendError) as caught:
+    policy.save_adapter = save
+    server.model.load = fails(PermissionError("permission denied"))  # type: ignore[method-assign]
+    said = r"(?s)loading the adapter of version 1 was refused with HTTP 404.*must be able to read.*adapter_dir"
+    with pytest.raises(BackendError, match=said):
         engine.publish()
-    text = str(caught.value)
-    assert "loading the adapter of version 1 was refused with HTTP 404" in text
-    assert "must be able to read" in text
-    assert "adapter_dir" in text
-
-
-def test_a_folder_that_cannot_be_written_is_one_clear_error(make_engine, server, policy, tmp_path) -> None:
-    engine = make_engine(server, adapter_dir=str(tmp_path / "shared"))
     shutil.rmtree(tmp_path / "shared")
-    policy.train()
     with pytest.raises(BackendError, match="adapter of version 1 cannot be written"):
         engine.publish()
     (tmp_path / "file").write_text("x")
     with pytest.raises(BackendError, match="no folder for adapters can be made"):
         make_engine(server, adapter_dir=str(tmp_path / "file"))
-
-
-def test_an_answer_lost_after_loading_is_no_error(make_engine, server, policy, requests, params) -> None:
-    engine = make_engine(server)
-    change, lost = server.model.load, []
-
-    def slow_first(folder: Path) -> object:
-        weights = change(folder)
-        if not lost:
-            lost.append(folder)
-            for connection in list(server.connections):
-                connection.shutdown(2)
-        return weights
-
-    server.model.load = slow_first  # type: ignore[method-assign]
-    policy.train()
-    engine.publish()
-    assert len(names(server, LOAD)) == 4  # two at the handshake, one whose answer was lost, one that heard "already"
-    engine.sample(requests, params)
 
 
 def test_a_backend_may_say_that_the_base_model_is_the_policy(make_engine, server, policy, requests, params) -> None:
@@ -242,47 +197,12 @@ def test_a_backend_may_say_that_the_base_model_is_the_policy(make_engine, server
 
 def test_a_server_that_ignores_adapters_is_refused_at_the_start(make_engine, server) -> None:
     server.deaf = True
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"(?s)ignores the adapter.*--enable-lora"):
         make_engine(server)
-    assert "ignores the adapter" in str(caught.value)
-    assert "--enable-lora" in str(caught.value)
     assert not server.adapters
 
 
-def test_the_loud_adapter_leaves_nothing_behind(make_engine, server) -> None:
-    engine = make_engine(server)
-    assert list(server.adapters) == [engine._adapters.current.key]
-    assert [entry.name for entry in engine._adapters.folder.iterdir()] == [engine._adapters.current.key]
-
-
-@pytest.mark.slow
-def test_publish_waits_for_a_server_that_is_away_for_a_moment(make_engine, policy, params) -> None:
-    with serving(ToyModel()) as server:
-        engine = make_engine(server, retry_s=30.0)
-        port = server.server_address[1]
-        server.die()
-        policy.train()
-        again: list[InferenceServer] = []
-
-        def start() -> None:
-            again.append(InferenceServer(ToyModel(), port=port))
-            again[0].serve_forever(0.01)
-
-        timer = threading.Timer(1.0, start)
-        timer.start()
-        try:
-            engine.publish()
-            prompt_T = np.arange(3, 20)
-            engine.sample([SampleRequest(prompt_T=prompt_T, seeds_G=(1, 2))], params)
-        finally:
-            timer.join(0)
-            engine.close()
-            again[0].die()
-
-
-def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
-    from retrain.engines.policy_check import write_probe_adapter
-
+def test_numbers_that_numpy_does_not_have_skip_the_probe_with_large_weights(tmp_path) -> None:
     source = tmp_path / "quiet"
     source.mkdir()
     assert not write_probe_adapter(source, tmp_path / "loud")
@@ -293,15 +213,78 @@ def test_numbers_that_numpy_does_not_have_skip_the_loud_probe(tmp_path) -> None:
     assert (tmp_path / "loud" / "adapter_config.json").read_text() == "{}"
 
 
-def test_sampling_params_are_those_of_the_probe(make_engine, server, policy) -> None:
-    """The probe sends what rollouts send, or it would test another path."""
+def test_the_probe_sends_what_rollouts_send(make_engine, server, policy, requests) -> None:
     engine = make_engine(server)
     server.requests.clear()
     policy.train()
     engine.publish()
     probe = set(server.completions[0])
     server.requests.clear()
-    engine.sample(
-        [SampleRequest(prompt_T=np.arange(3, 9), seeds_G=(1,))], SamplingParams(max_tokens=4, temperature=0.7)
-    )
+    engine.sample(requests[:1], SamplingParams(max_tokens=4, temperature=0.7))
     assert probe == set(server.completions[0])
+
+
+# ---------------------------------------------------------------- the handshake before a run
+
+
+def test_log_probabilities_before_temperature_are_refused_with_the_option(make_engine) -> None:
+    with serving(ToyModel(), processed=False) as server:
+        said = "reports log-probabilities before temperature, and [training] temperature = 0.7"
+        with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+            make_engine(server, temperature=0.7)
+        assert "--logprobs-mode processed_logprobs" in str(caught.value)
+        assert 'logprobs = "trainer"' in str(caught.value)
+        assert not server.adapters
+        make_engine(server, temperature=1.0)
+        make_engine(server, temperature=0.7, logprobs="trainer")
+        with pytest.raises(ConfigError, match="tis_cap"):
+            make_engine(server, temperature=0.7, logprobs="trainer", tis_cap=2.0)
+        with pytest.raises(ConfigError, match=r"\[algorithm\] is_bounds"):
+            make_engine(server, temperature=0.7, logprobs="trainer", is_bounds=[0.5, 2.0])
+
+
+def test_servers_that_differ_in_their_distribution_are_refused(make_engine, server) -> None:
+    with serving(ToyModel(), processed=False) as other, pytest.raises(ConfigError, match="some servers"):
+        make_engine(other, server)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [({"token_logprobs": None}, "log-probabilities"), ({"token_ids": None}, "token ids"), ({"logprobs": None}, "log-")],
+)
+def test_a_server_that_answers_without_what_training_needs_is_refused(make_engine, server, parts, said) -> None:
+    server.always = changed(**parts)
+    with pytest.raises(ConfigError, match=rf"(?s)the answer holds no {said}.*exact ids that were sampled"):
+        make_engine(server)
+
+
+def test_another_model_is_refused_by_its_numbers_or_where_no_trainer_can_compare_by_its_name(
+    make_engine, policy
+) -> None:
+    said = r"(?s)nats from the trainer's.*serve the model of \[model\] model"
+    with serving(ToyModel(seed=5)) as server, pytest.raises(ConfigError, match=said):
+        make_engine(server)
+    policy.is_remote, said = True, "the server has 'other', not 'toy'"
+    other = serving(ToyModel(root="/models/other"), model_name="other")
+    with other as server, pytest.raises(ConfigError, match=said):
+        make_engine(server)
+
+
+def test_a_list_without_the_model_and_a_page_that_is_no_list_are_refused(make_engine, server) -> None:
+    server.entries = lambda: [{"id": "one", "root": "/one"}, {"id": "two", "root": "/two"}]
+    with pytest.raises(ConfigError, match="'one', 'two', not 'toy'"):
+        make_engine(server)
+    server.entries = list
+    with pytest.raises(ConfigError, match="no model"):
+        make_engine(server)
+    for body in (None, 3, [{"name": "x"}], "text"):
+        server.entries = lambda body=body: body
+        with pytest.raises((BackendError, ConfigError)):
+            make_engine(server)
+
+
+def test_the_smaller_context_counts(make_engine) -> None:
+    with serving(ToyModel(context_limit=100)) as server:
+        engine = make_engine(server)
+        assert engine._caller.context_limit == 100
+        assert max(len(body["prompt"]) for body in server.completions) <= 100 - 16

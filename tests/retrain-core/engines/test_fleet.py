@@ -7,17 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from retrain.api import BackendError, LogprobRow, SampleRequest, SamplingParams
+from retrain.api import BackendError, ConfigError, SampleRequest, SamplingParams
 from retrain.engines import client, keeper, pool
 from retrain.kernel.types import Sample
+from tests.kit import http_handler
 from tests.kit import inference_server as faulty
 from tests.kit.inference_server import InferenceServer, serving
 from tests.kit.toy_policy import ToyModel, ToyPolicy
@@ -45,14 +48,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "__kwdefaults__", {**made.__kwdefaults__, "timeout_s": 0.3})
 
 
-def gap(policy: ToyPolicy, groups: list[list[Sample]], requests: list[SampleRequest] = MANY) -> float:
-    """The largest distance of a completion from the policy, in nats."""
-    pairs = [(request.prompt_T, sample) for request, group in zip(requests, groups, strict=True) for sample in group]
-    rows = [LogprobRow.of(np.asarray(prompt_T), sample.tokens_T) for prompt_T, sample in pairs]
-    ours = policy.logprobs(rows, PARAMS.temperature)
-    assert ours is not None
-    found = zip(ours, rows, pairs, strict=True)
-    return max(float(np.abs(all_T[row.action_T] - sample.logprobs_T).max()) for all_T, row, (_, sample) in found)
+def gap(policy: ToyPolicy, groups: list[list[Sample]]) -> float:
+    return policy.gap(MANY, groups)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -175,45 +172,12 @@ def test_a_server_that_is_away_at_the_start_is_used_once_it_answers(make_engine,
             engine.close()
 
 
-@pytest.mark.long
-def test_when_none_is_left_the_error_has_the_last_failure_of_each(make_engine, fleet, policy, impatient) -> None:
-    engine = make_engine(*fleet, retry_s=0.6)
-    fleet[0].always = faulty.status(503)
-    fleet[1].die()
-    fleet[2].die()
-    with pytest.raises(BackendError) as caught:
-        engine.sample(MANY, PARAMS)
-    assert "retry_s = 0.6 ended" in str(caught.value)
-    policy.train()
-    fleet[0].die()
-    with pytest.raises(BackendError) as caught:
-        engine.publish()
-    for server in fleet:
-        assert f"{server.url}: " in str(caught.value)
-    assert str(caught.value).count("ConnectError") == 3
-    assert "the adapter of version 1" in str(caught.value)
-
-
 def test_a_request_may_fail_for_longer_than_retry_s_while_another_server_samples(make_engine, fleet) -> None:
     broken, busy, _ = fleet
     engine = make_engine(broken, busy, retry_s=0.4)
     broken.always, busy.limit, busy.latency_s = faulty.status(500), 1, 0.1
     few = [SampleRequest(prompt_T=np.arange(3, 20), seeds_G=tuple(range(10)))]
     assert len(engine.sample(few, PARAMS)[0]) == 10
-
-
-@pytest.mark.long
-def test_the_share_of_a_slow_server_shrinks(make_engine, fleet) -> None:
-    engine = make_engine(*fleet, max_concurrent=12)
-    for server in fleet:
-        server.latency_s = 0.02
-    fleet[0].latency_s = 0.3
-    engine.sample(MANY, PARAMS)
-    for server in fleet:
-        server.requests.clear()
-    engine.sample(MANY, PARAMS)
-    slow, *others = (len(server.completions) for server in fleet)
-    assert slow < min(others) / 2
 
 
 @pytest.mark.slow
@@ -281,37 +245,69 @@ def test_a_restarted_server_gets_no_request_before_it_has_the_weights_again(
         assert "/update_weights" in paths[: paths.index("/v1/completions")]
 
 
-FAULTS: list[Any] = [
-    None,
-    faulty.hangs_up,
-    faulty.truncated,
-    faulty.not_json,
-    faulty.status(429),
-    faulty.status(500),
-    faulty.changed(model="somebody-else"),
-    faulty.changed(token_logprobs=lambda values: [float("nan"), *values[1:]]),
-    faulty.status(404),
-]
+# ---------------------------------------------------------------- behind a router
 
 
-@pytest.mark.long
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.lists(st.sampled_from(FAULTS), max_size=12), min_size=3, max_size=3))
-def test_whatever_is_drawn_each_completion_comes_once_and_from_its_version(
-    make_engine, faults: list[list[Any]]
-) -> None:
-    policy = ToyPolicy()
-    with ExitStack() as stack:
-        fleet = [stack.enter_context(serving(ToyModel())) for _ in range(3)]
-        engine = make_engine(*fleet, policy=policy)
-        for version in (1, 2):
-            for server, drawn in zip(fleet, faults, strict=True):
-                server.faults.extend(drawn)
-            seen = Counter[tuple[int, int]]()
-            groups = engine.sample(MANY, PARAMS, lambda group, index, sample, seen=seen: seen.update([(group, index)]))
-            assert seen == Counter((0, index) for index in range(40))
-            assert gap(policy, groups) < 1e-9
-            policy.train()
-            engine.publish()
-            assert {sample.policy_version for sample in engine.sample(MANY, PARAMS)[0]} == {version}
-        engine.close()
+class Router(http_handler.Handler):
+    """Forwards what samples, to each server in turn; every other route is unknown."""
+
+    servers: tuple[InferenceServer, ...]
+    turns: Iterator[int]
+
+    def do_GET(self) -> None:
+        self.forward(None)
+
+    def do_POST(self) -> None:
+        self.forward(self.body())
+
+    def forward(self, body: bytes | None) -> None:
+        if self.path not in ("/v1/models", "/v1/completions"):
+            self.send_error(404)
+            return
+        url = self.servers[next(self.turns) % len(self.servers)].url + self.path
+        answer = httpx.request("GET" if body is None else "POST", url, content=body)
+        self.send(answer.status_code, answer.content)
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[InferenceServer, ...]]:
+    with serving(ToyModel()) as one, serving(ToyModel()) as other:
+        yield one, other
+
+
+@pytest.fixture
+def router(servers: tuple[InferenceServer, ...]) -> Iterator[SimpleNamespace]:
+    handler = type("RouterOfTwo", (Router,), {"servers": servers, "turns": count()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield SimpleNamespace(url=f"http://127.0.0.1:{running.server_port}")
+        running.shutdown()
+        thread.join()
+
+
+def loads(server: InferenceServer) -> list[str]:
+    return [body["lora_name"] for path, body in server.requests if path.endswith("/load_lora_adapter")]
+
+
+@pytest.mark.slow
+def test_adapters_go_to_each_server_behind_the_router_and_completions_to_the_router(
+    make_engine, policy, router, servers, requests, params
+):
+    engine = make_engine(router, admin_url=",".join(server.url for server in servers))
+    policy.train()
+    engine.publish()
+    samples = engine.sample(requests, params)
+    assert {sample.policy_version for group in samples for sample in group} == {1}
+    assert loads(servers[0]) == loads(servers[1])
+    assert all(server.completions for server in servers)
+    servers[1].adapters.clear()  # restarted: nobody can tell which of them answered that the adapter is unknown
+    engine.sample(requests, params)
+    assert loads(servers[1])[-1] in loads(servers[1])[:-1]
+
+
+def test_a_router_is_one_server_that_needs_the_addresses_behind_it(make_engine, router, servers):
+    with pytest.raises(ConfigError, match="names 2 servers"):
+        make_engine(*servers, admin_url=router.url)
+    with pytest.raises(BackendError, match="404"):
+        make_engine(router, retry_s=0.2)

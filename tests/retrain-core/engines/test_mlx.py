@@ -1,4 +1,4 @@
-"""MLX-LM's requests and answers, against a recorded exchange; `tests/end_to_end/test_mlx_server.py` has the rest."""
+"""MLX-LM's requests, recorded answers, and adapters converted for it; `end_to_end/test_mlx_server.py` has the rest."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+import torch
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
 
 from retrain.api import BackendError, ConfigError
 from retrain.engines.client import BadAnswerError
 from retrain.engines.dialect import CompletionRequest, checked
-from retrain.engines.mlx import MLX
+from retrain.engines.mlx import MLX, convert
 
-MODEL = "/models/tiny"
+MODEL, WEIGHTS = "/models/tiny", "adapter_model.safetensors"
+CONFIG = {"r": 4, "lora_alpha": 6, "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
 # from MLX-LM 0.32.2 on a CPU
 ANSWER = json.loads("""
 {"id": "cmpl-3a7d390a-24a5-4493-be8e-fc8b28870322", "system_fingerprint": "0.32.2-0.32.4-Linux-x86_64",
@@ -80,11 +83,19 @@ def test_a_request_names_the_model_and_overrules_the_servers_defaults(dialect: M
     assert not {"seed", "n", "top_logprobs", "logit_bias"} & body.keys()
 
 
-def test_answers_are_read(dialect: MLX, asked: CompletionRequest) -> None:
+def test_answers_are_read_up_to_an_end_of_ours(dialect: MLX, asked: CompletionRequest) -> None:
     drawn = checked(dialect.parse_completion(ANSWER, asked), asked)
     assert drawn.tokens_T.tolist() == [16, 26, 299, 26]
     assert drawn.logprobs_T.tolist() == [-2.1875, -4.28125, -0.4375, -0.125]
     assert drawn.stop_reason == "length"
+    answer = with_content((16, -1.0), (2, -0.5), (7, -0.1), (8, -0.2), reason="length")
+    drawn = checked(dialect.parse_completion(answer, asked), asked)
+    assert (drawn.tokens_T.tolist(), drawn.logprobs_T.tolist()) == ([16, 2], [-1.0, -0.5])
+    assert drawn.stop_reason == "eos"
+    answer = with_content((16, -1.0), (2, -0.5), reason="tool_calls")
+    assert checked(dialect.parse_completion(answer, asked), asked).stop_reason == "eos"
+    with pytest.raises(BadAnswerError, match="does not end a sequence"):
+        checked(dialect.parse_completion(with_content((16, -1.0), (9, -0.5), reason="stop"), asked), asked)
 
 
 def test_alternatives_are_asked_for_without_an_end_and_read_alone(dialect: MLX, asked: CompletionRequest) -> None:
@@ -97,24 +108,6 @@ def test_alternatives_are_asked_for_without_an_end_and_read_alone(dialect: MLX, 
         "token_id:16": -2.1875,
         "token_id:21": -1.3125,
     }
-
-
-def test_what_the_server_drew_beyond_an_end_of_ours_is_dropped(dialect: MLX, asked: CompletionRequest) -> None:
-    answer = with_content((16, -1.0), (2, -0.5), (7, -0.1), (8, -0.2), reason="length")
-    drawn = checked(dialect.parse_completion(answer, asked), asked)
-    assert drawn.tokens_T.tolist() == [16, 2]
-    assert drawn.logprobs_T.tolist() == [-1.0, -0.5]
-    assert drawn.stop_reason == "eos"
-
-
-def test_an_end_that_is_none_of_ours_is_refused(dialect: MLX, asked: CompletionRequest) -> None:
-    with pytest.raises(BadAnswerError, match="does not end a sequence"):
-        checked(dialect.parse_completion(with_content((16, -1.0), (9, -0.5), reason="stop"), asked), asked)
-
-
-def test_a_tool_call_is_an_end_like_any_other(dialect: MLX, asked: CompletionRequest) -> None:
-    answer = with_content((16, -1.0), (2, -0.5), reason="tool_calls")
-    assert checked(dialect.parse_completion(answer, asked), asked).stop_reason == "eos"
 
 
 @pytest.mark.parametrize(
@@ -141,14 +134,13 @@ def test_what_cannot_be_used_is_a_bad_answer(
         checked(dialect.parse_completion(answer, asked), asked)
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"status": "unavailable"}, "ok"])
-def test_only_its_own_health_check_is_taken_for_the_server(dialect: MLX, answer: Any) -> None:
-    with pytest.raises(BadAnswerError, match="not the server of MLX-LM"):
-        dialect.parse_models(answer)
-
-
-def test_the_model_it_serves_is_the_one_that_is_asked_for(dialect: MLX) -> None:
+def test_only_its_own_health_check_is_taken_for_the_server_and_full_weights_are_refused(dialect: MLX) -> None:
+    for answer in (None, [], {}, {"status": "unavailable"}, "ok"):
+        with pytest.raises(BadAnswerError, match="not the server of MLX-LM"):
+            dialect.parse_models(answer)
     assert [model.name for model in dialect.parse_models({"status": "ok"})] == [MODEL]
+    with pytest.raises(ConfigError, match="server cannot take full weights"):
+        dialect.load_weights(Path("/weights"))
 
 
 def test_prompts_are_texts_that_encode_to_themselves(dialect: MLX, asked: CompletionRequest, tokenizer: Any) -> None:
@@ -181,27 +173,29 @@ def test_a_token_that_the_tokenizer_puts_first_is_not_sent_twice(asked: Completi
         dialect.completion(asked)  # it could not be had without
 
 
-def test_full_weights_are_refused(dialect: MLX) -> None:
-    with pytest.raises(ConfigError, match="server cannot take full weights"):
-        dialect.load_weights(Path("/weights"))
-
-
 @pytest.fixture
-def peft_folder(tmp_path: Path) -> Path:
-    name = "base_model.model.model.layers.0.self_attn.q_proj"
-    tensors = {
-        f"{name}.lora_A.weight": np.ones((2, 6), np.float32),
-        f"{name}.lora_B.weight": np.ones((8, 2), np.float32),
-    }
-    save_file(tensors, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
-    return tmp_path
+def write_peft(tmp_path: Path) -> Callable[..., Path]:
+    def write(**config: Any) -> Path:
+        folder = tmp_path / "peft"
+        folder.mkdir()
+        stream = np.random.default_rng(0)
+        tensors = {}
+        for layer in (0, 1):
+            for module, (out, width) in {"self_attn.q_proj": (8, 6), "mlp.down_proj": (6, 10)}.items():
+                name = f"base_model.model.model.layers.{layer}.{module}"
+                tensors[f"{name}.lora_A.weight"] = stream.normal(size=(4, width)).astype(np.float32)
+                tensors[f"{name}.lora_B.weight"] = stream.normal(size=(out, 4)).astype(np.float32)
+        save_file(tensors, folder / WEIGHTS)
+        (folder / "adapter_config.json").write_text(json.dumps(CONFIG | config))
+        return folder
+
+    return write
 
 
 def test_every_version_has_a_path_of_its_own_that_goes_with_it(
-    dialect: MLX, asked: CompletionRequest, peft_folder: Path
+    dialect: MLX, asked: CompletionRequest, write_peft: Callable[..., Path]
 ) -> None:
-    folder = peft_folder
+    folder = write_peft()
     path, body = dialect.load_adapter("retrain-v1", folder)
     assert path == "/v1/completions"
     assert body is not None
@@ -213,3 +207,68 @@ def test_every_version_has_a_path_of_its_own_that_goes_with_it(
     dialect.unload_adapter("retrain-v1")
     assert not converted.exists()
     assert dialect.unload_adapter("retrain-v1") == ("/health", None)
+
+
+@pytest.mark.parametrize(("rslora", "scale"), [(False, 6 / 4), (True, 3.0)])
+def test_an_adapter_keeps_its_product_and_scale(
+    write_peft: Callable[..., Path], tmp_path: Path, rslora: bool, scale: float
+) -> None:
+    source = write_peft(use_rslora=rslora)
+    convert(source, tmp_path / "mlx")
+    theirs, ours = load_file(source / WEIGHTS), load_file(tmp_path / "mlx" / "adapters.safetensors")
+    assert len(ours) == len(theirs) == 8
+    for name in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
+        a, b = theirs[f"base_model.model.{name}.lora_A.weight"], theirs[f"base_model.model.{name}.lora_B.weight"]
+        np.testing.assert_array_equal((ours[f"{name}.lora_a"] @ ours[f"{name}.lora_b"]).T, b @ a)
+    config = json.loads((tmp_path / "mlx" / "adapter_config.json").read_text())
+    keys = ["mlp.down_proj", "self_attn.q_proj"]
+    assert config["lora_parameters"].items() >= {"scale": scale, "rank": 4, "keys": keys}.items()
+    assert config["num_layers"] == -1
+
+
+def test_bfloat16_is_read_exactly(write_peft: Callable[..., Path], tmp_path: Path) -> None:
+    source = write_peft()
+    tensor = torch.randn(4, 6).bfloat16()
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": tensor, f"{name}.lora_B.weight": torch.randn(8, 4).bfloat16()}
+    save_torch(tensors, source / WEIGHTS)
+    convert(source, tmp_path / "mlx")
+    found = load_file(tmp_path / "mlx" / "adapters.safetensors")["model.layers.0.self_attn.q_proj.lora_a"]
+    np.testing.assert_array_equal(found, tensor.float().numpy().T)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"r": None}, "cannot be converted for MLX"),
+        ({"r": 0}, "cannot be converted for MLX"),
+    ],
+)
+def test_what_mlx_cannot_express_is_refused(
+    write_peft: Callable[..., Path], tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BackendError, match=said):
+        convert(write_peft(**config), tmp_path / "mlx")
+    assert not (tmp_path / "mlx").exists()
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff" * 64, b"[]"])
+def test_unreadable_adapters_are_one_error(
+    write_peft: Callable[..., Path], tmp_path: Path, file: str, content: bytes | None
+) -> None:
+    source = write_peft()
+    (source / file).unlink()
+    if content is not None:
+        (source / file).write_bytes(content)
+    with pytest.raises(BackendError, match="cannot be converted for MLX"):
+        convert(source, tmp_path / "mlx")
+    save_file({"base_model.model.lm_head.modules_to_save.weight": np.zeros((2, 2), np.float32)}, source / WEIGHTS)
+    (source / "adapter_config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(BackendError, match="MLX-LM does not support"):
+        convert(source, tmp_path / "mlx")

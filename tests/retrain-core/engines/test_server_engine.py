@@ -1,8 +1,13 @@
-"""Samples over HTTP: exact, in order, delivered early, and of the version they claim."""
+"""Samples over HTTP: exact, in order, delivered early, and of the version they claim, whoever trained it."""
 
 from __future__ import annotations
 
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,57 +15,61 @@ import pytest
 from retrain.api import (
     BackendError,
     ConfigError,
-    DeliversEarly,
+    Kind,
     LogprobRow,
-    Measuring,
-    Publishing,
+    PluginContext,
+    Sample,
     SampleRequest,
     SamplingParams,
     ServedElsewhere,
-    TakesWeights,
+    StopReason,
+    load_plugins,
 )
-from retrain.credit.logprob_gap import LogprobGap, measure_gap
-from retrain.engines.engine import ServerEngine
-from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
-from retrain.kernel.types import Sample, StopReason
-from tests.kit.inference_server import InferenceServer, changed, serving
-from tests.kit.toy_policy import STOP, ToyModel, ToyPolicy
+from retrain.credit.logprob_gap import LogprobGap
+from retrain.engines import TEACHERS, vllm
+from retrain.engines.client import BadAnswerError
+from retrain.engines.engine import create
+from retrain.engines.given_tokens import GivenToken, ServerTeacher, open_server
+from retrain.engines.sglang import SGLang
+from retrain.engines.vllm import VLLM
+from retrain.kernel.config.plugin_tables import TeacherTable
+from tests.kit.inference_server import Fault, InferenceServer, changed, log_softmax, serving, truncated
+from tests.kit.toy_policy import STOP, ToyModel
 
 
-def gap_to_trainer(
-    policy: ToyPolicy, requests: list[SampleRequest], groups: list[list[Sample]], temperature: float
-) -> float:
-    pairs = [(r.prompt_T, sample) for r, group in zip(requests, groups, strict=True) for sample in group]
-    rows = [LogprobRow.of(np.asarray(prompt_T), sample.tokens_T) for prompt_T, sample in pairs]
-    ours = policy.logprobs(rows, temperature)
-    assert ours is not None
-    matched = zip(ours, rows, pairs, strict=True)
-    return LogprobGap.of([all_T[action_T] - s.logprobs_T for all_T, (_, action_T), (_, s) in matched]).max
+def versions(groups: list[list[Sample]]) -> set[int]:
+    return {sample.policy_version for group in groups for sample in group}
 
 
-def test_samples_are_in_order_and_exact_over_several_versions(make_engine, server, policy, requests, params) -> None:
-    engine: ServerEngine = make_engine(server)
+def written(policy, folder: Path) -> Path:
+    """The policy after one more step, on a trainer's disk."""
+    policy.train()
+    folder.mkdir(parents=True)
+    policy.save_adapter(folder)
+    return folder
+
+
+def test_samples_are_in_order_exact_and_reproducible_over_several_versions(
+    make_engine, server, policy, requests, params
+) -> None:
+    engine = make_engine(server)
+    assert isinstance(engine, ServedElsewhere)
+    ((url, name),) = engine.addresses()
+    assert url == f"{server.url}/v1"
+    assert name in server.adapters
     for version in range(4):
         groups = engine.sample(requests, params)
         assert [len(group) for group in groups] == [4, 3, 1, 5]
-        assert {s.policy_version for group in groups for s in group} == {version}
-        assert gap_to_trainer(policy, requests, groups, params.temperature) < 1e-9
+        assert versions(groups) == {version}
+        assert policy.gap(requests, groups) < 1e-9
+        for sample in (sample for group in groups for sample in group):
+            has_ended = int(sample.tokens_T[-1]) in STOP
+            assert sample.stop_reason is (StopReason.EOS if has_ended else StopReason.LENGTH)
+            assert has_ended or len(sample.tokens_T) == 12
+        for a, b in zip(groups, engine.sample(requests, params), strict=True):
+            assert all(np.array_equal(x.tokens_T, y.tokens_T) for x, y in zip(a, b, strict=True))
         policy.train()
         engine.publish()
-
-
-def test_stop_reasons_and_lengths(make_engine, server, policy, requests) -> None:
-    engine = make_engine(server)
-    policy.model.table[:, 0] += 4.5  # the server's model is another object
-    server.model.table[:, 0] += 4.5
-    groups = engine.sample(requests, SamplingParams(max_tokens=12, temperature=0.7))
-    samples = [sample for group in groups for sample in group]
-    for sample in samples:
-        ended = int(sample.tokens_T[-1]) in STOP
-        assert sample.stop_reason is (StopReason.EOS if ended else StopReason.LENGTH)
-        assert ended or len(sample.tokens_T) == 12
-        assert not np.isin(sample.tokens_T[:-1], list(STOP)).any()
-    assert {sample.stop_reason for sample in samples} == {StopReason.EOS, StopReason.LENGTH}
 
 
 def test_each_completion_is_a_request_with_its_own_seed_and_the_full_distribution(
@@ -77,26 +86,20 @@ def test_each_completion_is_a_request_with_its_own_seed_and_the_full_distributio
         assert body["temperature"] == 0.7
         assert all(type(token) is int for token in body["prompt"])
         assert set(body["stop_token_ids"]) == STOP
-
-
-def test_greedy_asks_for_temperature_zero(make_engine, server, requests, params) -> None:
-    engine = make_engine(server)
     server.requests.clear()
     groups = engine.sample(requests, replace(params, greedy=True))
     assert {body["temperature"] for body in server.completions} == {0.0}
     assert all(len({tuple(sample.tokens_T) for sample in group}) == 1 for group in groups), "whatever the seed"
-
-
-def test_other_programs_learn_where_the_policy_is_served_and_as_what(make_engine, server) -> None:
-    engine = make_engine(server)
-    assert isinstance(engine, ServedElsewhere)
-    ((url, name),) = engine.addresses()
-    assert url == f"{server.url}/v1"
-    assert name in server.adapters
+    engine = make_engine(server, prefix_caching=False)
+    server.requests.clear()
+    engine.sample(requests, params)
+    salts = [body["cache_salt"] for body in server.completions]
+    assert len(set(salts)) == len(salts) == 13
 
 
 def test_samples_are_delivered_as_they_finish(make_engine, server, requests, params) -> None:
     engine = make_engine(server, max_concurrent=1)
+    assert engine.delivers_early
     seen: list[tuple[int, int]] = []
     asked_at_delivery: list[int] = []
     server.requests.clear()
@@ -110,16 +113,7 @@ def test_samples_are_delivered_as_they_finish(make_engine, server, requests, par
     assert asked_at_delivery[0] < len(seen)
 
 
-def test_the_same_seeds_give_the_same_tokens_where_the_server_honours_them(
-    make_engine, server, requests, params
-) -> None:
-    engine = make_engine(server)
-    first, second = engine.sample(requests, params), engine.sample(requests, params)
-    for a, b in zip(first, second, strict=True):
-        assert all(np.array_equal(x.tokens_T, y.tokens_T) for x, y in zip(a, b, strict=True))
-
-
-def test_a_completion_never_outgrows_the_context(make_engine, server, policy) -> None:
+def test_a_completion_never_outgrows_the_context(make_engine, server) -> None:
     engine = make_engine(server)
     stream = np.random.default_rng(3)
     full = SampleRequest(prompt_T=stream.integers(3, 500, size=636), seeds_G=(1,))
@@ -130,141 +124,85 @@ def test_a_completion_never_outgrows_the_context(make_engine, server, policy) ->
         engine.sample([over], SamplingParams(max_tokens=50, temperature=0.7))
 
 
-@pytest.mark.parametrize("prompt", [[], [512], [-1], [3, 10**9]])
-def test_a_prompt_that_could_kill_a_server_is_not_sent(make_engine, server, params, prompt) -> None:
+def test_a_prompt_that_could_kill_a_server_is_not_sent(make_engine, server, params) -> None:
     engine = make_engine(server)
     server.requests.clear()
-    with pytest.raises(BackendError, match="prompt 0"):
-        engine.sample([SampleRequest(prompt_T=np.asarray(prompt, dtype=np.int64), seeds_G=(1,))], params)
+    for prompt in ([], [512], [-1], [3, 10**9]):
+        with pytest.raises(BackendError, match="prompt 0"):
+            engine.sample([SampleRequest(prompt_T=np.asarray(prompt, dtype=np.int64), seeds_G=(1,))], params)
     assert not server.requests
 
 
-def test_sampling_from_an_unpublished_version_is_an_error(make_engine, server, policy, requests, params) -> None:
+def test_only_with_staleness_the_next_version_may_be_on_its_way(make_engine, server, policy, requests, params) -> None:
     engine = make_engine(server)
     policy.train()
     with pytest.raises(BackendError, match="have policy version 0, and version 1 was published"):
         engine.sample(requests, params)
-
-
-def test_with_staleness_the_next_version_may_be_on_its_way(make_engine, server, policy, requests, params) -> None:
-    engine = make_engine(server)
     engine._is_ahead = True
-    policy.train()
-    drawn = engine.sample(requests, params)
-    assert {sample.policy_version for group in drawn for sample in group} == {0}
+    assert versions(engine.sample(requests, params)) == {0}
     engine.publish()
-    drawn = engine.sample(requests, params)
-    assert {sample.policy_version for group in drawn for sample in group} == {1}
+    assert versions(engine.sample(requests, params)) == {1}
 
 
-def test_several_servers_share_the_load_and_all_have_the_policy(make_engine, policy, requests, params) -> None:
-    with serving(ToyModel()) as one, serving(ToyModel()) as two:
-        one.latency_s = two.latency_s = 0.02
-        engine = make_engine(one, two)
-        policy.train()
-        engine.publish()
-        for server in (one, two):
-            server.requests.clear()
-        groups = engine.sample(requests, params)
-        assert gap_to_trainer(policy, requests, groups, 0.7) < 1e-9
-        counts = len(one.completions), len(two.completions)
-        assert sum(counts) == 13
-        assert min(counts) >= 5
-
-
-def test_trainer_mode_recomputes_and_keeps_the_engines_own_numbers(make_engine, server, policy, requests) -> None:
+def test_trainer_mode_recomputes_and_keeps_the_engines_own_numbers(make_engine, server, policy, requests, params):
     engine = make_engine(server, logprobs="trainer", max_gap=1.0)
     server.always = changed(token_logprobs=lambda values: [value - 0.01 for value in values])
-    groups = engine.sample(requests, SamplingParams(max_tokens=12, temperature=0.7))
-    assert gap_to_trainer(policy, requests, groups, 0.7) < 1e-12
+    groups = engine.sample(requests, params)
+    assert policy.gap(requests, groups) < 1e-12
     for group in groups:
         for sample in group:
             assert sample.engine_logprobs_T is not None
             np.testing.assert_allclose(sample.logprobs_T - sample.engine_logprobs_T, 0.01, atol=1e-9)
     fields = engine.metrics()
-    assert fields["engine_gap_mean"] == pytest.approx(0.01)
-    assert fields["engine_gap_max"] == pytest.approx(0.01)
+    assert (fields["engine_gap_mean"], fields["engine_gap_max"]) == pytest.approx((0.01, 0.01))
     assert "engine_gap_mean" not in engine.metrics()
-
-
-def test_a_server_before_temperature_is_compared_at_temperature_one(make_engine, policy, requests) -> None:
-    with serving(ToyModel(), processed=False) as server:
-        engine = make_engine(server, logprobs="trainer")
-        policy.train()
-        engine.publish()
-        groups = engine.sample(requests, SamplingParams(max_tokens=12, temperature=0.7))
-        assert gap_to_trainer(policy, requests, groups, 0.7) < 1e-12
-        assert all(sample.engine_logprobs_T is None for group in groups for sample in group)
-        assert 0.0 < engine.metrics()["engine_gap_max"] < 1e-9
-
-
-def test_trainer_mode_needs_the_training_model_in_this_process(make_engine, server, policy, requests, params) -> None:
     policy.is_remote = True
-    engine = make_engine(server, logprobs="trainer")
     with pytest.raises(BackendError, match="not in this process"):
         engine.sample(requests, params)
 
 
-def test_no_prefix_caching_gives_each_completion_a_cache_of_its_own(make_engine, server, requests, params) -> None:
-    engine = make_engine(server, prefix_caching=False)
-    server.requests.clear()
-    engine.sample(requests, params)
-    salts = [body["cache_salt"] for body in server.completions]
-    assert len(set(salts)) == len(salts) == 13
-
-
-def test_what_an_engine_can_do_is_said(make_engine, server) -> None:
-    engine = make_engine(server)
-    assert isinstance(engine, Publishing)
-    assert isinstance(engine, TakesWeights)
-    assert isinstance(engine, Measuring)
-    assert isinstance(engine, DeliversEarly)
-    assert engine.delivers_early
-
-
-def test_all_weights_can_be_replaced_by_a_trainer_elsewhere(
+def test_keys_and_values_of_the_weights_before_are_not_read_after_a_trainer_elsewhere_replaced_all(
     make_engine, server, policy, requests, params, tmp_path
 ) -> None:
     engine = make_engine(server)
-    policy.train()
-    policy.save_adapter(tmp_path)
-    engine.load_weights(tmp_path, policy.version)
-    paths = [path for path, _ in server.requests]
-    assert [path for path in paths if not path.startswith("/v1")] == [
-        "/pause?mode=keep&clear_cache=false",
-        "/update_weights",
-        "/resume",
-    ]
-    groups = engine.sample(requests, params)
-    assert {sample.policy_version for group in groups for sample in group} == {1}
+    engine.load_weights(written(policy, tmp_path / "step_1"), policy.version)
+    loading = [path for path, _ in server.requests if not path.startswith("/v1")]
+    assert loading == ["/pause?mode=keep&clear_cache=false", "/update_weights", "/resume"]
+    salts = set()
+    for step in (2, 3):
+        engine.sample(requests, params)  # fills the cache: one prompt is longer than three of its blocks
+        engine.load_weights(written(policy, tmp_path / f"step_{step}"), policy.version)
+        server.requests.clear()
+        groups = engine.sample(requests, params)
+        assert policy.gap(requests, groups) < 1e-9
+        assert versions(groups) == {step}
+        salts |= {body["cache_salt"] for body in server.completions}
+    assert len(salts) == 2
 
 
-def test_an_adapter_of_a_trainer_elsewhere_is_loaded_under_a_new_name(
+def test_an_adapter_of_a_trainer_elsewhere_is_waited_for_and_stays_its_own(
     make_engine, server, policy, requests, params, tmp_path
 ) -> None:
-    engine = make_engine(server)
-    policy.train()
-    policy.save_adapter(tmp_path)
-    engine.load_adapter(tmp_path, policy.version)
-    groups = engine.sample(requests, params)
-    assert gap_to_trainer(policy, requests, groups, 0.7) < 1e-9
+    engine, there = make_engine(server), tmp_path / "step_1"
+    hidden = written(policy, tmp_path / "on its way")
+    threading.Timer(0.3, lambda: hidden.rename(there)).start()
+    engine.load_adapter(there, policy.version)
+    assert policy.gap(requests, engine.sample(requests, params)) < 1e-9
     engine.close()
-    assert (tmp_path / "adapter_model.safetensors").exists()
+    assert (there / "adapter_model.safetensors").exists()
+    with pytest.raises(BackendError, match="step_9"):  # which never arrives
+        make_engine(server, retry_s=0.1).load_adapter(tmp_path / "step_9", policy.version)
 
 
-def test_doctor_can_measure_an_engine_through_its_backend(make_engine, server, policy, tokenizer) -> None:
-    engine = make_engine(server)
-
-    class Backend:
-        sample = engine.sample
-        logprobs = policy.logprobs
-
-    prompts, params = probe_prompts(tokenizer, 640), SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.7)
-    gap = measure_gap(Backend, prompts, params)
-    assert gap is not None
-    assert gap.max < 1e-9
-    assert gap.num_tokens > 50
-    assert measure_gap(object(), prompts, params) is None
+def test_servers_go_on_after_weights_that_could_not_be_read(make_engine, server, policy, tmp_path) -> None:
+    engine = make_engine(server, retry_s=0.1)
+    folder = written(policy, tmp_path / "step_1")
+    shutil.rmtree(folder)
+    with pytest.raises(BackendError, match="the weights of version 1"):
+        engine.load_weights(folder, policy.version)
+    engine.close()
+    paths = [path for path, _ in server.requests if not path.startswith("/v1")]
+    assert (paths[0], paths[-1]) == ("/pause?mode=keep&clear_cache=false", "/resume")
 
 
 def test_a_gap_that_is_not_finite_is_never_a_small_one(make_engine, server, policy) -> None:
@@ -291,39 +229,131 @@ def test_closing_unloads_and_removes_everything(make_engine, policy, requests, p
             engine.sample(requests, params)
 
 
-def test_a_key_goes_into_the_header_and_nowhere_else(make_engine, monkeypatch, caplog) -> None:
-    monkeypatch.setenv("TOY_SERVER_KEY", "planted-secret-123")
+def test_a_key_goes_into_the_header_and_neither_it_nor_a_login_anywhere_else(
+    make_engine, make_context, policy, monkeypatch, caplog
+) -> None:
     with serving(ToyModel(), key="planted-secret-123") as server:
+        with pytest.raises(ConfigError, match="TOY_SERVER_KEY is empty"):
+            make_engine(server, api_key_env="TOY_SERVER_KEY")
+        assert not server.requests
+        monkeypatch.setenv("TOY_SERVER_KEY", "planted-secret-123")
         make_engine(server, api_key_env="TOY_SERVER_KEY")
-        with pytest.raises(BackendError) as caught:
+        with pytest.raises(BackendError, match="api_key_env") as caught:
             make_engine(server)
-    assert "api_key_env" in str(caught.value)
     assert "planted-secret" not in caplog.text + str(caught.value)
-
-
-def test_an_empty_key_is_told_before_anything_is_asked(make_engine, server) -> None:
-    with pytest.raises(ConfigError, match="TOY_SERVER_KEY is empty"):
-        make_engine(server, api_key_env="TOY_SERVER_KEY")
-    assert not server.requests
-
-
-def test_a_login_in_the_url_is_never_shown(make_context, policy) -> None:
-    from retrain.engines.engine import create
-    from retrain.engines.vllm import VLLM
-
-    context = make_context(["http://user:planted-login@127.0.0.1:9"])
-    with pytest.raises(BackendError) as caught:
-        create(VLLM(), context, policy)
+    with pytest.raises(BackendError, match=r"http://127\.0\.0\.1:9") as caught:
+        create(VLLM(), make_context(["http://user:planted-login@127.0.0.1:9"]), policy)
     assert "planted-login" not in str(caught.value)
-    assert "http://127.0.0.1:9" in str(caught.value)
 
 
-def test_a_sample_of_another_policy_is_not_taken_for_this_ones(make_engine, server: InferenceServer, policy) -> None:
-    engine = make_engine(server)
-    other = replace(policy, weights={name: value + 1.0 for name, value in policy.weights.items()})
-    server.adapters = dict.fromkeys(server.adapters, other.weights)  # somebody else meddles
-    server.caches.clear()
-    policy.train()
-    server.deaf = True
-    with pytest.raises(BackendError, match="does not sample from policy version 1"):
-        engine.publish()
+# ---------------------------------------------------------------- a server as a teacher
+
+
+Teaching = Callable[..., PluginContext]
+TOKENS = [3, 14, 15, 9, 2, 6]
+
+
+@pytest.fixture
+def teaching(make_context: Callable[..., PluginContext]) -> Teaching:
+    """A context whose teacher is at a URL, while nothing is at that of `[inference]`."""
+
+    def make(*urls: str, **keys: Any) -> PluginContext:
+        context = make_context(["http://127.0.0.1:9"], temperature=1.0, retry_s=2.0)
+        table = TeacherTable(engine="vllm", url=",".join(urls), **keys)
+        tables = {**context.config.tables, "teacher": table}
+        return replace(context, config=replace(context.config, tables=tables))
+
+    return make
+
+
+@pytest.fixture
+def teacher(server: InferenceServer, teaching: Teaching) -> Iterator[ServerTeacher]:
+    opened = vllm.open_teacher(teaching(server.url))
+    yield opened
+    opened.close()
+
+
+def rows(*lengths: int) -> list[LogprobRow]:
+    stream = np.random.default_rng(0)
+    return [LogprobRow.of(stream.integers(3, 500, size=4), stream.integers(3, 500, size=n)) for n in lengths]
+
+
+def test_the_numbers_are_those_of_the_servers_model(teacher: ServerTeacher) -> None:
+    asked, table = rows(1, 9, 30), ToyModel().table
+    asked[1].action_T[6] = False  # a token of a tool
+    for row, found_T in zip(asked, teacher.logprobs(asked, 1.0), strict=True):
+        wanted_T = [0.0, *(log_softmax(table[a])[b] for a, b in zip(row.tokens_T, row.tokens_T[1:], strict=False))]
+        np.testing.assert_allclose(found_T, np.where(row.action_T, wanted_T, 0.0), atol=1e-12)
+    assert (teacher.logprobs([], 1.0), teacher.state()) == ([], {})
+    with pytest.raises(BackendError, match=r"no log-probabilities at temperature 0\.7"):
+        teacher.logprobs(asked, 0.7)
+
+
+def test_several_servers_share_the_rows_and_a_name_is_sent_as_it_is(
+    server: InferenceServer, teaching: Teaching
+) -> None:
+    with serving(ToyModel()) as other:
+        opened = open_server(VLLM(), teaching(server.url, other.url, model="toy"))
+        opened.logprobs(rows(*[5] * 12), 1.0)
+        opened.close()
+        sent = [[body["model"] for body in each.completions] for each in (server, other)]
+    assert min(map(len, sent)) > 1
+    assert {name for names in sent for name in names} == {"toy"}
+
+
+def test_another_tokenizer_or_an_unclear_model_is_refused(server: InferenceServer, teaching: Teaching) -> None:
+    context = teaching(server.url)
+    probe = context.tokenizer("A small town kept its records", add_special_tokens=False)["input_ids"]
+    server.texts = {probe[3]: context.tokenizer.decode([probe[3]])}
+    open_server(VLLM(), context).close()
+    server.texts = {probe[3]: "another text"}
+    with pytest.raises(ConfigError, match=r"has another tokenizer than .*\n.*'another text' there"):
+        open_server(VLLM(), context)
+    with serving(ToyModel(), model_name="second") as other, pytest.raises(ConfigError, match="'second', 'toy'"):
+        open_server(VLLM(), teaching(server.url, other.url))
+
+
+def saying(value: Any) -> Fault:
+    def lying(handler: Any, answer: Any) -> None:
+        for entry in answer["choices"][0]["prompt_logprobs"][1:]:
+            next(iter(entry.values()))["logprob"] = value
+        handler.reply(answer)
+
+    return lying
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        *((fault, "") for fault in (truncated, changed(prompt_logprobs=None), changed(prompt_logprobs=[None]))),
+        *(
+            (saying(value), "is not a log-probability")
+            for value in (0.5, float("nan"), -9999.0, float("-inf"), None, "-1.0", True)
+        ),
+    ],
+)
+def test_an_answer_without_the_numbers_is_never_one(
+    teacher: ServerTeacher, server: InferenceServer, fault: Any, said: str
+) -> None:
+    server.always = fault
+    with pytest.raises(BackendError, match=said or None) as caught:
+        teacher.logprobs(rows(3), 1.0)
+    assert "[inference]" not in str(caught.value.problems[0].fix)
+
+
+def test_sglang_is_asked_in_its_own_way() -> None:
+    path, body = SGLang().given_tokens(TOKENS, "any")
+    assert (path, body["input_ids"], body["logprob_start_len"]) == ("/generate", TOKENS, 0) if body else False
+    triples = [[None, 3, "a"], *([-0.5 * n, token, f"t{token}"] for n, token in enumerate(TOKENS[1:], 1))]
+    given = SGLang().parse_given_tokens({"meta_info": {"input_token_logprobs": triples}}, TOKENS)
+    assert given[0] == GivenToken(logprob=-0.5, text="t14")
+    assert [entry.logprob for entry in given] == [-0.5, -1.0, -1.5, -2.0, -2.5]
+    for answer in ({}, {"meta_info": {"input_token_logprobs": triples[1:]}}, {"meta_info": None}, []):
+        with pytest.raises(BadAnswerError):
+            SGLang().parse_given_tokens(answer, TOKENS)
+
+
+def test_the_engines_that_teach() -> None:
+    engines = load_plugins().registered(Kind.INFERENCE_ENGINE)
+    teachers = {entry.spec.name for entry in engines if entry.spec.traits.open_teacher}
+    assert teachers == {"pytorch", *TEACHERS} == {"pytorch", "vllm", "sglang"}

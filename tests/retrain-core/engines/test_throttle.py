@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -53,10 +53,6 @@ def says(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def let_go(process: subprocess.Popen[str]) -> None:
-    process.communicate("\n")
-
-
 def waiting(folder: Path) -> int:
     return len(list(folder.glob("ticket_*.lock")))
 
@@ -70,6 +66,9 @@ def test_without_a_folder_nothing_happens(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with Throttle("", 1).slot(), Throttle("", 1).slot():
         assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendError, match="throttle folder"), Throttle(tmp_path / "file" / "t", 1).slot():
+        pass
 
 
 @pytest.mark.long
@@ -101,39 +100,18 @@ def test_whoever_asked_first_is_served_first(tmp_path: Path) -> None:
     assert served == [0, 1, 2, 3, 4]
 
 
-def test_a_slot_goes_with_a_killed_process(tmp_path: Path) -> None:
-    holder = hold(tmp_path)
-    assert says(holder) == "in"
-    other = hold(tmp_path)
-    wait_until(tmp_path, 1)
-    holder.send_signal(signal.SIGKILL)
-    assert says(other) == "in"
-    let_go(other)
-    holder.communicate()
-
-
-@pytest.mark.long
-def test_the_place_in_the_queue_goes_with_a_killed_process(tmp_path: Path) -> None:
-    throttle = Throttle(tmp_path, 1)
-    with throttle.slot():
+@pytest.mark.parametrize("is_queued", [False, pytest.param(True, marks=pytest.mark.long)], ids=["slot", "place"])
+def test_a_slot_and_a_place_in_the_queue_go_with_a_killed_process(tmp_path: Path, is_queued: bool) -> None:
+    with Throttle(tmp_path, 1).slot() if is_queued else nullcontext():
         first = hold(tmp_path)
-        wait_until(tmp_path, 1)
+        wait_until(tmp_path, 1) if is_queued else says(first)
         second = hold(tmp_path)
-        wait_until(tmp_path, 2)
+        wait_until(tmp_path, 1 + is_queued)
         first.kill()
         first.communicate()
     assert says(second) == "in"
-    let_go(second)
+    second.communicate("\n")
     assert waiting(tmp_path) == 0
-
-
-def test_an_exception_inside_lets_go(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(KeyError), Throttle(tmp_path, 1).slot():
-            raise KeyError("x")
-
-
-def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BackendError, match="throttle folder"), Throttle(tmp_path / "file" / "t", 1).slot():
-        pass
+            raise KeyError("an exception lets go of the slot")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,10 +11,13 @@ from typing import Any
 
 import click
 import numpy as np
+import pandas as pd
 import pytest
 
-from retrain.kernel.types import GroupStatus, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.run.opened import Opened
+from retrain.kernel.errors import ConfigError
+from retrain.kernel.types import Example, GroupStatus, Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.run.opened import Opened, subject_config
+from retrain.tasks.prompts import encode_prompts
 from retrain.text.chat import encode
 from retrain.use import chat_command
 from retrain.use.chat import (
@@ -28,7 +32,7 @@ from retrain.use.chat import (
     harmless,
     shaded,
 )
-from retrain.use.sample_command import read_prompts
+from retrain.use.sample_command import Wanted, prompt_tokens, prompts_of, read_prompts, sample_file
 from retrain.use.serving.text_stream import TextStream
 from tests.kit.invoke import invoke
 
@@ -124,7 +128,6 @@ def test_another_policy_answers_too_and_only_the_first_is_remembered(
         ("/nope", "/help"),
         ("/temperature", "0 to 10"),
         ("/temperature nan", "0 to 10"),
-        ("/temperature 99", "0 to 10"),
         ("/credit 4", "send a question first"),
         ("/save x", "nothing has been said"),
         ("a " * 3000, "/reset"),
@@ -174,23 +177,6 @@ def test_words_of_a_model_cannot_steer_the_terminal(tiny: Opened, capsys: pytest
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_deeper_the_colour_the_more_it_counts_and_all_of_it_can_be_read() -> None:
-    def backgrounds(text: str) -> list[tuple[int, ...]]:
-        codes = [part.split("m")[0] for part in text.split("\x1b[48;2;")[1:]]
-        return [tuple(map(int, code.split(";"))) for code in codes]
-
-    assert backgrounds(shaded("sure", 0.01 / UNSURE, ORANGE)) == []
-    (some,), (more,) = backgrounds(shaded("a", 0.5 / UNSURE, ORANGE)), backgrounds(shaded("a", 9.0 / UNSURE, ORANGE))
-    assert sum(more) < sum(some)
-    praise, blame = backgrounds(by_credit(["a", "b", "c"], np.array([1.0, 0.0, -1.0]), 1.0))
-    assert praise[1] > praise[0]
-    assert blame[0] > blame[1]
-    for colour in (more, praise, blame):
-        parts = [c / 255 for c in colour]
-        red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        assert (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) / 0.05 > 7.0
-
-
 def test_credit_is_shown_answer_by_answer(
     source: Opened, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,3 +219,113 @@ def test_each_line_of_stdin_is_a_turn(source: Opened, monkeypatch: pytest.Monkey
     result = invoke(chat_command.command, ["builtin:tiny", "--greedy"], input=given, obj=source.plugins)
     assert result.exit_code == 0, result.output
     assert heard == ["/temperature 0", "What is\n2 + 2?", "", "/entropy", "last"]
+
+
+# ---------------------------------------------------------------- retrain sample
+
+
+QUESTIONS = ["What is 2 + 2?", "What is 9 * 8?", "What is 1 + 1?"]
+
+
+def wanted(**changes: Any) -> Wanted:
+    given = {"samples": 1, "greedy": False, "seed": 0, "raw": False, "tokens": True, "logprobs": True}
+    return Wanted(**(given | changes))
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["index"])
+
+
+def test_completions_are_those_of_the_engine_for_prompts_as_training_renders_them(tiny: Opened, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out.jsonl"
+    sample_file(tiny, QUESTIONS, wanted(samples=3), out)
+    lines = lines_of(out)
+    assert [line["prompt"] for line in lines] == QUESTIONS
+    for line in lines:
+        assert len(line["completions"]) == 3
+        assert line["num_tokens"] == [len(tokens) for tokens in line["tokens"]] == list(map(len, line["logprobs"]))
+        assert line["completions"] == [tiny.tokenizer.decode(t, skip_special_tokens=True) for t in line["tokens"]]
+    assert len({tuple(tokens) for line in lines for tokens in line["tokens"]}) > 5, "each has a seed of its own"
+    greedy = tmp_path / "greedy.jsonl"
+    sample_file(tiny, QUESTIONS, wanted(greedy=True), greedy)
+    rows = encode_prompts([Example(id="q", prompt=q, reference="") for q in QUESTIONS], tiny.tokenizer, tiny.config)
+    params = SamplingParams(max_tokens=24, temperature=1.0, greedy=True)
+    groups = tiny.backend.sample([SampleRequest(prompt_T=row, seeds_G=(9,)) for row in rows], params)
+    assert [line["tokens"][0] for line in lines_of(greedy)] == [group[0].tokens_T.tolist() for group in groups]
+    np.testing.assert_allclose(lines_of(greedy)[1]["logprobs"][0], groups[1][0].logprobs_T, atol=1e-5)
+
+
+def test_a_file_goes_on_where_it_was_stopped_and_takes_nothing_else(tiny: Opened, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    sample_file(tiny, QUESTIONS, wanted(), out)
+    whole = out.read_text()
+    out.write_text(whole.splitlines(keepends=True)[0] + '{"index": 1, "pro')
+    sample_file(tiny, QUESTIONS, wanted(), out)
+    assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
+    for prompts, changes in ((QUESTIONS, {"seed": 1}), (["Another?"], {}), (QUESTIONS, {"samples": 2})):
+        with pytest.raises(ConfigError, match="other prompts or settings"):
+            sample_file(tiny, prompts, wanted(**changes), out)
+    assert sorted(out.read_text().splitlines()) == sorted(whole.splitlines())
+
+
+def test_prompts_of_text_and_of_json_lines(tiny: Opened, tmp_path: Path) -> None:
+    text, rows = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    text.write_text("One?\n\n  Two?  \n")
+    assert read_prompts(str(text), tiny.config, tiny.plugins) == ["One?", "Two?"]
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]}]
+    rows.write_text('{"prompt": "One?"}\n"Two?"\n{"question": "Three?"}\n' + json.dumps({"messages": chat}) + "\n")
+    joined = [{"role": "user", "content": "Hi there"}]
+    assert read_prompts(str(rows), tiny.config, tiny.plugins) == ["One?", "Two?", "Three?", joined]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("", "holds no prompt"),
+        ('{"prompt": 3}\n', ":1"),
+        ('{"prompt": "a"}\n{"promt": "b"}\n', ":2"),
+        ('{"messages": [{"role": "user"}]}', ":1"),
+        ('{"messages": [' * 2000, "JSON"),
+        ("{nope", "JSON"),
+    ],
+)
+def test_a_file_that_holds_no_prompts_is_told_by_line(tiny: Opened, tmp_path: Path, content: str, found: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=found):
+        read_prompts(str(path), tiny.config, tiny.plugins)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_the_column_of_prompts_is_the_one_that_a_flag_names(tiny: Opened, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    table = pd.DataFrame({"Q": ["One?", "Two?"], "prompt": ["no", "no"], "gold": ["1", "2"]})
+    write = {"csv": lambda: table.to_csv(path, index=False), "parquet": lambda: table.to_parquet(path)}
+    write.get(suffix, lambda: table.to_json(path, orient="records", lines=suffix == "jsonl"))()
+    config = subject_config(tiny.subject, tiny.plugins, ["--prompt-key", "Q"]).config
+    assert read_prompts(str(path), config, tiny.plugins) == ["One?", "Two?"]
+    assert read_prompts(str(path), tiny.config, tiny.plugins) == ["no", "no"]
+    config = subject_config(tiny.subject, tiny.plugins, ["--prompt-key", "golf"]).config
+    with pytest.raises(ConfigError, match=r"(?s)no column 'golf'.*--prompt-key.*Q, prompt, gold.*'gold'"):
+        read_prompts(str(path), config, tiny.plugins)
+
+
+def test_the_columns_of_a_run_come_first_and_may_be_nested(tiny: Opened) -> None:
+    rows = [{"ask": {"text": "One?"}, "prompt": "no"}, {"question": "Two?"}]
+    data = tiny.config.data.model_copy(update={"prompt_key": "ask.text"})
+    config = replace(tiny.config, tables={**tiny.config.tables, "data": data})
+    assert prompts_of([("a", row) for row in rows], config) == ["One?", "Two?"]
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    config = subject_config(tiny.subject, tiny.plugins, ["--messages-key", "log.turns"]).config
+    assert prompts_of([("a", {"log": {"turns": chat}, "prompt": "no"})], config) == [chat[:1]]
+    assert prompts_of([("a", {"messages": chat})], tiny.config) == [chat], "only messages_key says that it is an answer"
+
+
+def test_a_prompt_that_cannot_be_read_is_named(tiny: Opened) -> None:
+    for prompt, raw, found in (
+        ("word " * 5000, False, "prompt 1"),
+        ("\ud800", True, "prompt 1"),
+        ([{"role": "user", "content": "hi"}], True, "--raw"),
+    ):
+        with pytest.raises(ConfigError, match=found):
+            prompt_tokens(tiny, ["fine", prompt], ["prompt 0", "prompt 1"], raw=raw)

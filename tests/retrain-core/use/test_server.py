@@ -18,16 +18,22 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
+from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import LogprobRow, SampleRequest, SamplingParams
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
-from retrain.use.serve_command import _stopped_by_signals
+from retrain.use.serve_command import _stopped_by_signals, _try_all
 from retrain.use.serving.batcher import Batcher, Inbox
 from retrain.use.serving.http import ApiServer, with_token
 from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.service import Answer, Service
+from retrain.use.serving.text_stream import TextStream
 
 TOKEN, QUESTION = "secret", "What is 2 + 2?"
 Post = Callable[..., httpx.Response]
@@ -102,7 +108,8 @@ def test_completions_are_those_of_the_engine(tiny: Opened, batcher: Batcher, pos
         "completion_tokens": sampled,
         "total_tokens": 2 * len(ids) + sampled,
     }
-    by_ids = answer(post("/completions", **(body | {"prompt": [ids, ids]})))
+    without_effect = {"top_p": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "best_of": 1, "suffix": None}
+    by_ids = answer(post("/completions", **(body | {"prompt": [ids, ids], "user": "me"} | without_effect)))
     assert by_ids["choices"] == found["choices"]
 
 
@@ -144,16 +151,11 @@ def test_an_echo_gives_the_log_probabilities_of_the_prompt(tiny: Opened, batcher
     assert logprobs["token_logprobs"][-1] == max(logprobs["top_logprobs"][-1].values()), "greedy, to the bit"
     idle(batcher)
     tiny.use(None)
-    row = next(iter(_rows(np.array(ids))))
-    wanted = tiny.backend.logprobs([row], 1.0)[0]
+    (wanted,) = tiny.backend.logprobs([LogprobRow.of(np.array(ids[:1]), np.array(ids[1:]))], 1.0)
     np.testing.assert_allclose(logprobs["token_logprobs"][1:-1], wanted[1:], atol=1e-4)
     scored = answer(post("/completions", **(body | {"max_tokens": 0})))
     assert scored["choices"][0]["logprobs"]["token_logprobs"] == logprobs["token_logprobs"][:-1]
     assert scored["usage"]["completion_tokens"] == 0
-
-
-def _rows(tokens_T: np.ndarray) -> Iterator[Any]:
-    yield LogprobRow.of(tokens_T[:1], tokens_T[1:])
 
 
 def test_clients_share_batches_and_each_gets_its_own_model(
@@ -185,57 +187,50 @@ def test_clients_share_batches_and_each_gets_its_own_model(
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "look"}}
+IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
+BAD_COMPLETIONS = {
+    "prompt": ["", [], {"a": 1}, [[1, "x"]], [99999], [-1], [True], "a" * 9000, ["a"] * 300, "\ud800"],
+    "max_tokens": ["many", 0],
+    "temperature": [-1, True],
+    "n": [10**6],
+    "seed": [0.5],
+    "stop": [[""], 3],
+    "stream": ["yes"],
+    "stream_options": [{}],
+    "logprobs": [21],
+    "top_p": [0.9],
+    "logit_bias": [{"5": 1}],
+    "what": [1],
+    "messages": [[]],
+    "tools": [[TOOL]],
+}
+BAD_CHATS = {
+    "messages": [["hi"], [{"role": "user", "content": None}], IMAGE],
+    "prompt": ["a"],
+    "top_logprobs": [1],
+    "tools": [[{"type": "function"}]],
+    "tool_choice": ["required"],
+}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
+    ("path", "body", "param"),
     [
-        ("/completions", {"prompt": "a", "model": "nope"}, 404, "model"),
-        ("/completions", {}, 400, "prompt"),
-        ("/completions", {"prompt": []}, 400, "prompt"),
-        ("/completions", {"prompt": ""}, 400, "prompt"),
-        ("/completions", {"prompt": {"a": 1}}, 400, "prompt"),
-        ("/completions", {"prompt": [[1, "x"]]}, 400, "prompt"),
-        ("/completions", {"prompt": [99999]}, 400, "prompt"),
-        ("/completions", {"prompt": [-1]}, 400, "prompt"),
-        ("/completions", {"prompt": [True]}, 400, "prompt"),
-        ("/completions", {"prompt": "a" * 9000}, 400, "prompt"),
-        ("/completions", {"prompt": ["a"] * 300}, 400, "prompt"),
-        ("/completions", {"prompt": "\ud800"}, 400, "prompt"),
-        ("/completions", {"prompt": "a", "max_tokens": "many"}, 400, "max_tokens"),
-        ("/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
-        ("/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
-        ("/completions", {"prompt": "a", "temperature": True}, 400, "temperature"),
-        ("/completions", {"prompt": "a", "n": 10**6}, 400, "n"),
-        ("/completions", {"prompt": "a", "seed": 0.5}, 400, "seed"),
-        ("/completions", {"prompt": "a", "stop": [""]}, 400, "stop"),
-        ("/completions", {"prompt": "a", "stop": 3}, 400, "stop"),
-        ("/completions", {"prompt": "a", "stream": "yes"}, 400, "stream"),
-        ("/completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options"),
-        ("/completions", {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
-        ("/completions", {"prompt": "a", "top_p": 0.9}, 400, "top_p"),
-        ("/completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
-        ("/completions", {"prompt": "a", "what": 1}, 400, "what"),
-        ("/completions", {"prompt": "a", "messages": []}, 400, "messages"),
-        ("/chat/completions", {}, 400, "messages"),
-        ("/chat/completions", {"messages": ["hi"]}, 400, "messages"),
-        ("/chat/completions", {"messages": [{"role": "user", "content": None}]}, 400, "messages"),
-        ("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
-        ("/chat/completions", {**CHAT, "prompt": "a"}, 400, "prompt"),
-        ("/chat/completions", {**CHAT, "top_logprobs": 1}, 400, "top_logprobs"),
-        ("/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
-        ("/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
-        ("/completions", {"prompt": "a", "tools": [TOOL]}, 400, "tools"),
-        ("/responses", {"input": "a", "top_p": 0.5}, 400, "top_p"),
-        ("/responses", {"input": "a", "model": "no"}, 404, "model"),
-        ("/elsewhere", {}, 404, None),
+        *(("/completions", {"prompt": "a", k: each}, k) for k, values in BAD_COMPLETIONS.items() for each in values),
+        *(("/chat/completions", {**CHAT, name: each}, name) for name, values in BAD_CHATS.items() for each in values),
+        ("/completions", {}, "prompt"),
+        ("/completions", {"prompt": "a", "model": "nope"}, "model"),
+        ("/chat/completions", {}, "messages"),
+        ("/responses", {"input": "a", "top_p": 0.5}, "top_p"),
+        ("/responses", {"input": "a", "model": "no"}, "model"),
+        ("/elsewhere", {}, None),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(
-    post: Post, path: str, body: dict[str, Any], status: int, param: str | None
+def test_a_field_that_is_not_understood_is_refused_by_name(
+    post: Post, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     response = post(path, **body)
-    assert response.status_code == status, response.text
+    assert response.status_code == (404 if param in ("model", None) else 400), response.text
     error = response.json()["error"]
     assert error["param"] == param
     assert error["message"]
@@ -258,18 +253,6 @@ def test_the_responses_of_openais_client(server: ApiServer) -> None:
     events = list(client.responses.create(**asked, stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
-
-
-def test_what_changes_nothing_is_accepted(post: Post) -> None:
-    neutral = {
-        "top_p": 1.0,
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "best_of": 1,
-        "suffix": None,
-        "user": "me",
-    }
-    assert answer(post("/completions", prompt=QUESTION, max_tokens=1, temperature=0, **neutral))
 
 
 def test_only_those_with_the_token_may_ask(server: ApiServer) -> None:
@@ -303,24 +286,28 @@ JSON_HEAD = f"{HEAD}Content-Type: application/json\r\n"
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (f"{JSON_HEAD}\r\n", 411),
-        (f"{JSON_HEAD}Content-Length: many\r\n\r\n", 400),
-        (f"{JSON_HEAD}Content-Length: -5\r\n\r\n", 400),
-        (f"{JSON_HEAD}Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-        (f"{JSON_HEAD}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
-        (f"{JSON_HEAD}Content-Length: 99999999999\r\n\r\n", 413),
+        *(
+            (f"{JSON_HEAD}{rest}", status)
+            for rest, status in {
+                "\r\n": 411,
+                "Content-Length: many\r\n\r\n": 400,
+                "Content-Length: -5\r\n\r\n": 400,
+                "Content-Length: 5\r\nContent-Length: 6\r\n\r\n": 400,
+                "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 411,
+                "Content-Length: 99999999999\r\n\r\n": 413,
+                "Content-Length: 500\r\n\r\nhalf": None,
+            }.items()
+        ),
+        *(
+            (f"{JSON_HEAD}Content-Length: {len(body)}\r\n\r\n{body}", 400)
+            for body in ("{nope", "NaN", "[]", "[" * 4000, "\xff\xfe\xfd\xfc")
+        ),
         ("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n", 401),
-        (f"{JSON_HEAD}Content-Length: 5\r\n\r\n{{nope", 400),
-        (f"{JSON_HEAD}Content-Length: 3\r\n\r\nNaN", 400),
-        (f"{JSON_HEAD}Content-Length: 2\r\n\r\n[]", 400),
-        (f"{JSON_HEAD}Content-Length: 4000\r\n\r\n" + "[" * 4000, 400),
-        (f"{JSON_HEAD}Content-Length: 4\r\n\r\n\xff\xfe\xfd\xfc", 400),
         (f"{HEAD}Content-Type: text/plain\r\nContent-Length: 14\r\n\r\n" + '{"prompt":"a"}', 415),
         ("NONSENSE\r\n\r\n", 400),
         ("GET /v1/models HTTP/1.1\r\n\r\n", 400),
         ("DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 501),
         (HEAD + "X: y\r\n" * 20_000, 431),
-        (f"{JSON_HEAD}Content-Length: 500\r\n\r\nhalf", None),
         ("", None),
     ],
 )
@@ -406,7 +393,7 @@ def test_too_much_work_is_refused_and_what_waits_at_the_end_is_told(
         assert sorted(each.result().status_code for each in asked) == [429, 503, 503]
 
 
-async def followed(service: Service, answer: Answer) -> None:
+async def _followed(service: Service, answer: Answer) -> None:
     async for _ in service.follow(answer):
         pass
 
@@ -427,7 +414,7 @@ def test_a_signal_ends_serving_quietly(tiny: Opened, capsys: pytest.CaptureFixtu
             batcher.run(stop.is_set)
             assert stop.is_set()
         with pytest.raises(RequestError, match="stopping"):
-            loop.run_until_complete(followed(service, answer))
+            loop.run_until_complete(_followed(service, answer))
         loop.close()
         assert sum(len(choice.tokens) for choice in answer.choices) < 64 * 900
     assert signal.getsignal(signal.SIGTERM) == before
@@ -435,9 +422,6 @@ def test_a_signal_ends_serving_quietly(tiny: Opened, capsys: pytest.CaptureFixtu
 
 
 def test_a_server_of_two_shapes_says_so(tiny: Opened, other: Path, tmp_path: Path) -> None:
-    from retrain.kernel.errors import ConfigError
-    from retrain.use.serve_command import _try_all
-
     shutil.copytree(other, tmp_path / "wide")
     weights = load_file(other / "adapter_model.safetensors")
     wide = {name: np.repeat(w, 2, axis=0 if "lora_A" in name else 1) for name, w in weights.items()}
@@ -445,3 +429,54 @@ def test_a_server_of_two_shapes_says_so(tiny: Opened, other: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="--adapter wide"):
         _try_all(tiny, {"tiny": None, "wide": tmp_path / "wide"})
     tiny.use(None)
+
+
+# ---------------------------------------------------------------- text of a completion that grows
+
+
+WORDS = st.text(alphabet="ab\n#é等🙂 ", max_size=40)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Byte-level BPE with hardly any merge, so that characters span tokens; id 0 is special."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=alphabet, show_progress=False, special_tokens=["<end>"]
+    )
+    bpe.train_from_iterator(["the key is the sum"], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>")
+
+
+@settings(max_examples=40, deadline=None)
+@example(text="aba", stops=["b", "aba"], cut=0)
+@given(
+    text=WORDS, stops=st.lists(st.text(alphabet="ab\n#é", min_size=1, max_size=3), max_size=2), cut=st.integers(0, 3)
+)
+def test_what_is_shown_joins_to_the_text_before_the_first_stop(
+    tokenizer: Any, text: str, stops: list[str], cut: int
+) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = [*ids[: len(ids) - cut], 0]  # may end in half a character; the special token is no text
+    stream = TextStream(tokenizer, stops)
+    shown = []
+    for token in ids:
+        shown.append(stream.add(token))
+        assert stream.text.startswith("".join(shown)), "what has been shown stays"
+    shown.append(stream.finish())
+    # the stop that is complete first ends the text, even where a longer one began before it: `b` in `aba`
+    texts = [tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(len(ids) + 1)]
+    whole = next((text for text in texts if any(stop in text for stop in stops)), texts[-1])
+    places = [whole.find(stop) for stop in stops if stop in whole]
+    assert "".join(shown) == stream.text == whole[: min(places, default=len(whole))]
+    assert stream.is_stopped == bool(places)
+
+
+def test_nothing_waits_that_cannot_become_a_stop(tokenizer: Any) -> None:
+    stream = TextStream(tokenizer, ["\n\n"])
+    pieces = [stream.add(token) for token in tokenizer("ab\na\n\nb", add_special_tokens=False)["input_ids"]]
+    assert pieces == ["a", "b", "", "\na", "", "", ""]
+    assert stream.is_stopped

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from retrain.kernel.errors import ConfigError
+from retrain.kernel.errors import BackendError, ConfigError
 from retrain.records.checkpoints import save_checkpoint
+from retrain.run.opened import Opened
 from retrain.run.subject import SubjectKind, adapter_shape, checkpoints_of, find_subject
 
 
@@ -63,47 +67,30 @@ def test_a_checkpoint_of_a_run_is_chosen(tmp_path: Path, asked: str, name: str, 
     assert (subject.checkpoint, subject.steps) == (name, steps)
 
 
-def test_the_base_of_a_run_has_no_folder(tmp_path: Path) -> None:
-    subject = find_subject(make_run(tmp_path / "run", {}), "base")
-    assert (subject.folder, subject.model, subject.checkpoint, subject.steps) == (None, "builtin:tiny", "base", 0)
-
-
-def test_a_run_is_found_by_its_adapter_folder_and_by_a_checkpoint(tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_adapter_folder_by_a_checkpoint_and_by_its_base(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", RATES)
     assert find_subject(run / "adapter").checkpoint == "final"
     assert find_subject(run / "adapter" / "checkpoint_step_5").steps == 5
     assert find_subject(run / "adapter" / "checkpoint_step_5").run == run
-
-
-def test_checkpoints_at_another_place_are_found(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", RATES, adapter_path=str(tmp_path / "elsewhere"))
-    assert find_subject(run).folder == tmp_path / "elsewhere" / "final"
-
-
-def test_all_checkpoints_of_a_run_oldest_first(tmp_path: Path) -> None:
-    assert [each.steps for each in checkpoints_of(make_run(tmp_path / "run", RATES))] == [5, 10, 12]
+    assert [each.steps for each in checkpoints_of(run)] == [5, 10, 12], "oldest first"
+    base = find_subject(run, "base")
+    assert (base.folder, base.model, base.checkpoint, base.steps) == (None, "builtin:tiny", "base", 0)
+    other = make_run(tmp_path / "other", RATES, adapter_path=str(tmp_path / "elsewhere"))
+    assert find_subject(other).folder == tmp_path / "elsewhere" / "final"
 
 
 def test_an_adapter_names_its_base_and_shape(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "theirs", use_rslora=True)
     subject = find_subject(folder)
     assert (subject.kind, subject.model, subject.folder, subject.run) == ("adapter", "builtin:tiny", folder, None)
-    assert adapter_shape(folder) == {
-        "model.lora_rank": 8,
-        "lora.alpha": 16,
-        "lora.rslora": True,
-        "lora.dora": False,
-    }
+    assert adapter_shape(folder) == {"model.lora_rank": 8, "lora.alpha": 16, "lora.rslora": True, "lora.dora": False}
 
 
-@pytest.mark.parametrize("name", ["builtin:tiny", "gpt2", "Qwen/Qwen3-0.6B"])
-def test_what_is_no_folder_here_is_a_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_no_folder_here_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    subject = find_subject(name)
-    assert (subject.kind, subject.model, subject.folder) == (SubjectKind.MODEL, name, None)
-
-
-def test_a_folder_with_a_model(tmp_path: Path) -> None:
+    for name in ("builtin:tiny", "gpt2", "Qwen/Qwen3-0.6B"):
+        subject = find_subject(name)
+        assert (subject.kind, subject.model, subject.folder) == (SubjectKind.MODEL, name, None)
     (tmp_path / "config.json").write_text("{}")
     assert find_subject(tmp_path).model == str(tmp_path)
 
@@ -141,3 +128,36 @@ def test_what_cannot_be_used_is_said(
     with pytest.raises(ConfigError) as caught:
         find_subject(name, checkpoint)
     assert words in str(caught.value)
+
+
+class Loads:
+    """A backend that can only go on from checkpoints, and refuses one of them."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    def load(self, folder: Path) -> None:
+        self.loaded.append(folder.name)
+        if folder.name == "broken":
+            raise BackendError
+
+    def publish(self) -> int:
+        return len(self.loaded)
+
+
+def test_what_an_opened_policy_has_is_not_loaded_again_except_after_a_failure() -> None:
+    config: Any = SimpleNamespace(place=lambda key: key, backend=SimpleNamespace(backend="loads"))
+    given: Any = {"subject": None, "plugins": None, "context": None, "config": config, "backend": Loads()}
+    policy: Any = Opened(**given)
+    policy.use(None)  # a backend that was just built has the base, whether or not it can return to it
+    for name in ("a", "a", "b", "b", "a"):
+        policy.use(Path(name))
+    assert policy.backend.loaded == ["a", "b", "a"]
+    replace(policy, subject="another").use(Path("b"))  # which shares what is loaded
+    policy.use(Path("a"))
+    with pytest.raises(BackendError):
+        policy.use(Path("broken"))
+    policy.use(Path("a"))
+    assert policy.backend.loaded[3:] == ["b", "a", "broken", "a"]
+    with pytest.raises(BackendError, match="cannot return to the model that training began with"):
+        policy.use(None)

@@ -261,6 +261,9 @@ class Client:
             raise _TransientError(text)
         took_s = loop.time() - started if call.key else None
         self.pool.answered(server, took_s=took_s, has_sampled=call.body is not None)
+        # Before a refusal is read: a late 404 would count as a second loss, after the keeper made good the first.
+        if call.key and losses != server.losses:
+            raise _TransientError("the server lost the policy before it answered")
         if response.status_code >= 300:
             if call.is_done is not None and call.is_done(_message(response)):
                 return call.read(None)
@@ -271,8 +274,6 @@ class Client:
                 fix = "set [inference] api_key_env to the environment variable that holds the server's key"
                 problem = Problem(code="engine.key-refused", where=server.name, what=what, fix=fix)
             raise RefusedError(problem, response.status_code)
-        if call.key and losses != server.losses:
-            raise _TransientError("the server lost the policy before it answered")
         return self._read(call, server, response)
 
     def _failed(

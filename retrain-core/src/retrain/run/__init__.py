@@ -111,6 +111,7 @@ def retrain_explain(config: Config) -> dict[str, str]:
 def retrain_shape_rewards(context: PluginContext) -> Sequence[Shaper]:
     if not (zone := context.config.training.soft_overlong):
         return ()
-    from retrain.credit.overlong import SoftPunishment  # only a run that punishes needs it
+    # Most runs keep truncated completions unpunished and never load this.
+    from retrain.credit.overlong import SoftPunishment
 
     return (SoftPunishment(limit=context.config.training.max_tokens, zone=zone),)

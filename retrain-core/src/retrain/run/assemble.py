@@ -92,7 +92,8 @@ def assemble(
         order = _prompt_order(tasks.pool, context)
         select = _sampling(config, seeds, tasks)
         refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
-        import_backend(config, plugins)  # the slowest import
+        # The slowest import follows everything that can be refused without it.
+        import_backend(config, plugins)
         tasks.verifier.start()
         plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
         warm_up = _warm_up(context, tasks)
@@ -142,7 +143,8 @@ def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | Learn
     sampler = build()
     if sampler.in_passes:
         return PassOrder(pool, sampler)
-    from retrain.run.steps.learned_order import LearnedOrder  # only a sampler that learns needs it
+    # Only a sampler that learns needs its outcomes kept.
+    from retrain.run.steps.learned_order import LearnedOrder
 
     return LearnedOrder(pool, build)
 
@@ -150,7 +152,8 @@ def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | Learn
 def _warm_up(context: PluginContext, tasks: Tasks) -> WarmUp | None:
     if not context.config.sft.steps:
         return None
-    from retrain.credit.warm_up import supervised  # only a run with [sft] loads it
+    # Imported here because only a run with [sft] warms up.
+    from retrain.credit.warm_up import supervised
 
     return supervised(context, tasks)
 
@@ -160,7 +163,8 @@ def _arrangement(config: Config, backend: Backend) -> Callable[[Run, Sample], Se
     most = config.training.max_staleness
     if most == 0 or (most == AUTO and not overlaps_training(backend)):
         return lambda run, sample: Serial(run.parts.backend, run.parts.train, sample)
-    from retrain.run.steps.overlapped import arrangement  # only a run that overlaps needs it
+    # Only a run that overlaps pays for threads and queues.
+    from retrain.run.steps.overlapped import arrangement
 
     return arrangement(config, backend)
 
@@ -176,7 +180,8 @@ def _pacer(context: PluginContext) -> Pacer:
 def _algorithm(flow: CreditFlow, context: PluginContext) -> Algorithm:
     algorithm = build_algorithm(flow, context)
     if context.config.training.control:
-        from retrain.run.steps.controls import controlled_algorithm  # only a control loads it
+        # Few runs are controls, so their module loads on demand.
+        from retrain.run.steps.controls import controlled_algorithm
 
         algorithm = controlled_algorithm(algorithm, context.config)
     return algorithm

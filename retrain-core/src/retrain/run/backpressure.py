@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 HOLD, INCREASE, THROTTLE = "hold", "increase", "throttle"
-LENGTH_DECAY = 0.8  # of the mean completion length that selects comparable samples: about the last five steps
+# Averages the completion length over about the last five steps, because one step's mean is noisy.
+LENGTH_DECAY = 0.8
 
 
 def build(context: PluginContext) -> UslPacer:
@@ -120,6 +121,7 @@ class UslPacer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         table = self._table
+        # The resumed configuration may have narrower bounds than the run that saved this.
         self._ceiling = min(max(int(state["ceiling"]), table.min_batch_size), table.max_batch_size)
         self._batch_size = min(max(int(state["batch_size"]), table.min_batch_size), self._ceiling)
         self._largest_worked = int(state["largest_worked"])
@@ -158,6 +160,7 @@ class UslPacer:
 
     def _lower_ceiling(self, failed: int) -> None:
         """Half of the size that did not fit, or the largest that did fit if that is more; always below the former."""
+        # Completions grow, so a size that fitted before may fail now. It no longer counts as fitting.
         fitting = self._largest_worked if self._largest_worked < failed else 0
         self._largest_worked = fitting
         self._ceiling = max(self._table.min_batch_size, min(self._ceiling, max(failed // 2, fitting)))
@@ -188,6 +191,7 @@ def _sweep(smallest: int, largest: int) -> list[int]:
 
 
 def _averaged(before: float, new: float, decay: float) -> float:
+    # 0 stands for no measurement yet; averaging it in would start the curve too low.
     return new if before == 0.0 else decay * before + (1.0 - decay) * new
 
 
@@ -229,7 +233,8 @@ def regime(p: float, p_star: float, *, underused_below: float, roofline: Rooflin
     return UNDERUSED if p < underused_below else OPTIMAL
 
 
-MIN_DISTINCT = 3  # three parameters: fewer different p do not determine the curve
+# The curve has three parameters, so fewer different p do not determine it.
+MIN_DISTINCT = 3
 UNBOUNDED = math.inf
 
 
@@ -279,9 +284,11 @@ def fit_usl(samples: Sequence[tuple[float, float]], *, relative: bool = False) -
     top = p_N.max()
     terms_N3 = np.stack([np.ones_like(p_N), (p_N - 1.0) / top, p_N * (p_N - 1.0) / top**2], axis=1)
     costs_N = p_N / x_N
+    # A constant weight does not change the plain solution; it only keeps the numbers near 1.
     weights_N = 1.0 / costs_N if relative else np.full_like(costs_N, 1.0 / costs_N.max())
     solution = np.linalg.lstsq(terms_N3 * weights_N[:, None], costs_N * weights_N, rcond=None)[0]
     inverse_rate, queueing, crosstalk = (float(value) for value in solution)
+    # Written so that NaN is refused as well.
     if not inverse_rate > 0.0:
         return None
     sigma, kappa = queueing / top / inverse_rate, crosstalk / top**2 / inverse_rate
@@ -318,6 +325,7 @@ class Window:
         self.samples.append(sample)
         if len(self.samples) > MAX_SAMPLES:
             counts = Counter(each.p for each in self.samples)
+            # Of equally frequent p the current one gives way, because its samples keep coming.
             crowded = max(counts, key=lambda p: (counts[p], p == sample.p))
             self.samples.remove(next(each for each in self.samples if each.p == crowded))
 

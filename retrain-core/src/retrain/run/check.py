@@ -29,9 +29,10 @@ from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
 from retrain.tasks.scoring.build import brings_tasks, reward_params
 
-# Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 LOG = logging.getLogger("retrain")
-TRIAL_S = 5.0  # for a trial of milliseconds: a part may load a library first
+# The trial takes milliseconds, but a part may load a library first.
+TRIAL_S = 5.0
+# Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
 # Keys of options, with kind and key of the part that they are for.
 OPTIONS = {
@@ -79,7 +80,8 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
     provides_entropy = capabilities is None or capabilities.provides_entropy
 
     def tried() -> list[dict[str, str]]:
-        from retrain.credit.trial import try_flow  # in the copy only
+        # Imported only in the copy, so that this process never holds what a part may leave behind.
+        from retrain.credit.trial import try_flow
 
         return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
 
@@ -91,7 +93,8 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
 
 def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -> list[Problem]:
     """Add to a name of the public package a note on its replacement."""
-    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
+    # Only a faulty configuration pays for this import.
+    from retrain.run.public_package import missing_name
 
     kinds = {**CREDIT, "algorithm.algorithm_mode": Kind.ALGORITHM}
     found = (missing_name(plugins, kind, config.value(path, ""), config.place(path)) for path, kind in kinds.items())
@@ -124,8 +127,10 @@ def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, 
     for table, entry in tables.items():
         for key in keys_of(table, entry.model, entry.traits):
             value = config.value(key.path, "")
-            named = value or key.default  # empty is a choice only where the default is empty too
-            is_set = isinstance(value, list) or config.origin(key.path) != DEFAULT_ORIGIN  # a list is all used
+            # Empty is a choice only where the default is empty too.
+            named = value or key.default
+            # All names of a list are used, even if the list is the default.
+            is_set = isinstance(value, list) or config.origin(key.path) != DEFAULT_ORIGIN
             if key.names and key.names not in CHECKED_ELSEWHERE and named and is_set:
                 for name in [value] if isinstance(value, str) else value:  # one name, or names with their weights
                     wanted[key.path if name is value else f"{key.path} {name}"] = (key.names, name)
@@ -144,7 +149,8 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
     """A problem for every name that no plugin provides, except loss and credit flow, and for a module in two files."""
     wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
-        wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)  # two owners of one table
+        # Two plugins may own one table, which no key of it would show.
+        wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)
     found = [name_problem(config, plugins, path, kind, name) for path, (kind, name) in wanted.items()]
     for table, entry in tables.items():
         for path in (f"{table}.{name}" for name, sort in declared_sorts(entry.model).items() if sort == CODE):
@@ -160,7 +166,8 @@ def name_problem(config: Config, plugins: Plugins, path: str, kind: Kind, name: 
     problem = problem_with(plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
     if problem is None or plugins.find(kind, name):
         return problem
-    from retrain.run.public_package import missing_name  # only a faulty configuration needs it
+    # Only a faulty configuration needs the table of public names.
+    from retrain.run.public_package import missing_name
 
     return missing_name(plugins, kind, name, where) or problem
 
@@ -197,7 +204,8 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
         entries = plugins.find(kind, name)
         try:
             model = entries[0].spec.load_params() if len(entries) == 1 else None
-        except Exception as error:  # a fault of that plugin, reported with its owner
+        except Exception as error:
+            # Whatever its model raises is the plugin's own fault, so it is reported with its owner.
             what = f"the parameters of {kind} {name!r} failed to load: {type(error).__name__}: {error}"
             fix = f"repair or reinstall {entries[0].owner.distribution}"
             problems.append(Problem(code="plugin.broken-params", where=config.place(path), what=what, fix=fix))
@@ -214,7 +222,8 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
 
 
 def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[str, Problem]:
-    from retrain.run.public_package import note_on  # only a faulty configuration needs it
+    # Imported late: a correct configuration has no unknown option.
+    from retrain.run.public_package import note_on
 
     where = config.place(path)
     return {
@@ -267,7 +276,8 @@ def _options_of_others(config: Config, plugins: Plugins) -> dict[str, tuple[str,
     if not set(config.backend.options) - set(own or ()):
         return {}
     declared: dict[str, Mapping[str, Any]] = dict(promised_options())
-    if own is not None:  # a backend that declares nothing may take options of any name
+    # A backend that declares nothing may take options of any name.
+    if own is not None:
         others = [entry.spec.name for entry in plugins.registered(Kind.BACKEND)]
         declared |= {name: found for name in others if (found := _declared_options(plugins, name)) is not None}
     return {
@@ -284,7 +294,8 @@ def _declared_options(plugins: Plugins, backend: str) -> Mapping[str, Any] | Non
     entries = plugins.find(Kind.BACKEND, backend)
     try:
         model: type[BaseModel] | None = entries[0].spec.load_params() if len(entries) == 1 else None
-    except Exception:  # reported when that backend is selected
+    except Exception:
+        # It is reported when that backend is selected.
         return None
     return None if model is None else {name: info.default for name, info in model.model_fields.items()}
 

@@ -97,7 +97,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     if rest and not rest[0].startswith("-"):
         return Path(rest.pop(0)), rest
     resumed = _value_of("--resume", rest) or _value_of("--resume-from", rest)
-    if resumed and os.path.isfile(Path(resumed) / CONFIG_FILE):  # is_file would raise where it may not look
+    # `Path.is_file` raises where it may not look.
+    if resumed and os.path.isfile(Path(resumed) / CONFIG_FILE):
         return Path(resumed) / CONFIG_FILE, rest
     if DEFAULT_FILE.is_file():
         return DEFAULT_FILE, rest

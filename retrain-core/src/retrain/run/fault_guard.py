@@ -34,6 +34,7 @@ class FaultGuard:
         """State of one of them; empty if it is not JSON, because it must not make a checkpoint fail."""
 
         def plain() -> Any:
+            # What JSON cannot hold fails here, and not later while the checkpoint is being written.
             return json.loads(json.dumps(dict(function() or {}), allow_nan=False))
 
         return self.call(name, "state", plain)[1] or {}
@@ -43,6 +44,7 @@ class FaultGuard:
         if name in self._reported:
             return
         self._reported.add(name)
+        # The text comes from a plugin: it may hold a secret, or characters that steer a terminal.
         reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
         LOG.warning("%s %r failed in %s(): %s. %s", self._kind, name, method, reason, self._consequence)
         LOG.debug("%s %r failed", self._kind, name, exc_info=error)

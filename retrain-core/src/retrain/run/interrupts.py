@@ -63,6 +63,7 @@ class Interrupts:
             return
         self._failure = failure
         self._start_timer()
+        # A signal ends even a blocking call. Windows has no `pthread_kill`; there the timer has to do.
         if self._is_installed and hasattr(signal, "pthread_kill"):
             self._own_signal = SIGNALS[-1]
             signal.pthread_kill(threading.main_thread().ident or 0, self._own_signal)
@@ -157,6 +158,7 @@ class Interrupts:
             raise StopRequested(self._reason, self._failure)
 
     def _start_timer(self) -> None:
+        # `fail` may have started it already; a second timer would extend the grace.
         if self._timer:
             return  # `fail` started it already, in case the main thread does not react
         timer = threading.Timer(self._grace_s, self._leave, args=(f"not stopped within {self._grace_s:g} s: leaving",))
@@ -165,6 +167,7 @@ class Interrupts:
         self._timer = timer
 
     def _stop_timer(self) -> None:
+        # The process may have other work than this run, which an old timer would end.
         if self._timer:
             self._timer.cancel()  # the process may have other work than this run
 
@@ -179,4 +182,5 @@ class Interrupts:
         # Not print: the handler may have interrupted a print in the main thread, whose buffer is locked.
         with suppress(OSError):
             os.write(2, hide_text(f"{failure}retrain: {message}\n").encode())
+        # `sys.exit` would run exit handlers, which may hang as the run does.
         os._exit(EXIT_RESUMABLE if self._resumable and not failure else EXIT_FAILED)

@@ -89,7 +89,8 @@ def _is_met(config: Config, need: str, parts: set[str]) -> bool:
     if not name:
         return need in parts
     fields = type(config.tables[table]).model_fields if table in config.tables else {}
-    if name not in fields:  # its room is not installed
+    # The plugin that adds this key is not installed.
+    if name not in fields:
         return False
     return bool(config.value(need, None) != fields[name].get_default(call_default_factory=True))
 

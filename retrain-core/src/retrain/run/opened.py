@@ -23,8 +23,10 @@ from retrain.run.tables import registered_tables
 from retrain.text.tables import progress_bar
 from retrain.text.tokenizer import load_tokenizer
 
-SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}  # using a policy is not part of its run
-SMALLEST_RANK = 1  # of the adapter of a model that is only used: its B is 0
+# Using a policy is not part of its run, so nothing is recorded.
+SILENT = {"logging.wandb_project": "", "logging.recorders": "[]"}
+# A model that is only used still gets an adapter: the smallest, whose B is 0.
+SMALLEST_RANK = 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,7 +56,8 @@ class Opened:
         """
         if self._shown == [folder]:
             return
-        self._shown.clear()  # unless the backend succeeds
+        # A load that fails may leave any weights behind, so they count as unknown until it succeeds.
+        self._shown.clear()
         backend, name = self.backend, self.config.backend.backend
         if hasattr(backend, "sample_from"):
             backend.sample_from(folder)
@@ -80,7 +83,8 @@ def subject_config(
     own: dict[str, Any] = {path: value for path, value in SILENT.items() if path in known}
     if subject.kind is SubjectKind.RUN:
         file = file or (subject.run / CONFIG_FILE if subject.run else None)
-        own["model.adapter"] = ""  # what training began with: the checkpoint has it all
+        # The checkpoint contains the adapter that training began with.
+        own["model.adapter"] = ""
     else:
         own |= {"model.model": subject.model, "model.lora_rank": SMALLEST_RANK}
     if subject.kind is SubjectKind.ADAPTER and subject.folder:

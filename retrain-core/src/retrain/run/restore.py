@@ -31,7 +31,8 @@ NOT_EVEN = "--resume-anyway cannot change that"
 def reopened(run: Path) -> RunFolder:
     """The folder of an interrupted run, locked from now on, so that no other process continues it too."""
     opened = Run(run)
-    opened.started_manifest()  # a folder that is not a run is refused before anything is written to it
+    # Refuses a folder that is not a run before anything is written to it.
+    opened.started_manifest()
     adapters = opened.adapters
     refuse_unwritable(run, adapters, place="[resume] from")
     folder = RunFolder(run, adapters)
@@ -76,7 +77,8 @@ def restore_obstacles(checkpoint: Checkpoint | None, checked: Checked, plugins: 
         except ResumeError as error:
             whys = [f"{problem.why}; {NOT_EVEN}" if problem.why else NOT_EVEN for problem in error.problems]
             problems += [replace(problem, why=why) for problem, why in zip(error.problems, whys, strict=True)]
-        except Exception:  # one that needs the tokenizer is restored before the model loads, and says it there
+        except Exception:
+            # It needs the tokenizer: it is restored, and may refuse, before the model loads.
             return problems
     return problems
 
@@ -92,6 +94,7 @@ def restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupt
         parts.backend.load(checkpoint.path)
         parts.plugins.notify("retrain_load_state", run=view, state=checkpoint.state["plugins"])
         interrupts.may_resume()
+    # Newer checkpoints are of steps that are about to be made again.
     set_newer_aside(plan.adapters, checkpoint)
     sizes = checkpoint.state["record_sizes"] if checkpoint else {}
     folder.rewind(sizes, checkpoint.first_unwritten_step if checkpoint else 0, plan.records.digests)

@@ -201,7 +201,8 @@ def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugin
     try:
         both = (before.get("options", {}), backend_options(config, plugins))
         then, now = cast("tuple[Any, Any]", tuple(model(**options) for options in both))
-    except (ValidationError, TypeError):  # other options than this version knows: the comparison of keys names them
+    except (ValidationError, TypeError):
+        # The options are not those of this version; the comparison of keys names them.
         return frozenset()
     is_same = then.kept_on_resume(before.get("devices", "")) == now.kept_on_resume(config.backend.devices)
     return PATHS if is_same else frozenset()

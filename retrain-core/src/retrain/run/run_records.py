@@ -19,7 +19,8 @@ from retrain.records.checkpoints import prune, save_checkpoint
 from retrain.records.completions import generation_records, step_summary, token_records
 from retrain.records.folder import RunFolder
 
-FULL_KEPT = 2  # checkpoints of all weights, unless [training] keep_last says more
+# A checkpoint of all weights is large: without a limit, a long run would fill the disk.
+FULL_KEPT = 2
 CONTROLLER = "controller"
 
 

@@ -19,7 +19,8 @@ PURPOSES: Mapping[SeedSource, tuple[str, ...]] = {
     "initialisation": ("lora init",),
     # completions, their worlds and scores, and draws from them
     "sampling": ("sample", "clip_cov", "environment", "judge markers", "random_reward"),
-    "evaluation": ("eval",),  # completions of held-out examples; which examples are held out stays with [eval] seed
+    # Completions of held-out examples only: their choice stays with [eval] seed, so that runs can be compared.
+    "evaluation": ("eval",),
 }
 
 

@@ -62,7 +62,8 @@ def train(checked: Checked, plugins: Plugins, interrupts: Interrupts | None = No
     config = checked.config
     interrupts = interrupts or Interrupts(grace_s=config.training.grace_s)
     if resume := config.resume.from_:
-        from retrain.run.restore import checked_plan, reopened  # only a resume loads it
+        # Only a resume reads checkpoints and old records.
+        from retrain.run.restore import checked_plan, reopened
 
         with reopened(Path(resume).expanduser()) as folder:
             devices = choose_devices(config, plugins, RunReader(folder.path).started_manifest())
@@ -137,6 +138,7 @@ def _session(
                 from retrain.run.restore import restore  # only a resume loads it
 
                 restore(parts, plan, view, interrupts, folder)
+            # An unchanged resume keeps the copies that its first start made.
             if plan is None or plan.changes:
                 write_inputs(folder.path, identity, kept_as=f"until_step_{progress.step}")
             folder.write_manifest(_described(run) | manifest, config_toml(config, seed=seeds.root))
@@ -163,7 +165,8 @@ def watching(plugins: Plugins, watchers: Sequence[object]) -> Iterator[None]:
     with ExitStack() as registered:
         for watcher in watchers:
             has_methods_only = isinstance(watcher, Watcher) and not has_hooks(watcher)
-            if has_methods_only or plugins.pluggy.is_registered(watcher):  # such as the panel, a plugin of the command
+            # The panel, a plugin of the command, is registered already.
+            if has_methods_only or plugins.pluggy.is_registered(watcher):
                 continue
             kind = type(watcher)
             try:
@@ -236,6 +239,7 @@ class ExampleCheck:
         digest = blake2b(digest_size=DIGEST_BYTES)
         for prompt in tasks.prompts:
             for part in (prompt_text(prompt.example), prompt.example.reference, prompt.example.task):
+                # The lengths keep `ab`, `c` apart from `a`, `bc`; JSON may hold half a surrogate pair.
                 digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
         found = {"train": len(tasks.pool.train), "held_out": len(tasks.pool.held_out), "digest": digest.hexdigest()}
         self.entry = {KEY: found}

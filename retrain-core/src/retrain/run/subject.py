@@ -146,6 +146,7 @@ def _chosen(adapters: Path, checkpoint: str, manifest: Any) -> Path | None:
         return best
     if checkpoint.isdecimal():
         named = [path for path in found if path.name == f"checkpoint_step_{int(checkpoint)}"]
+        # The last checkpoint is called `final`, whatever its step.
         final = [path for path in found if path.name == FINAL and steps_of(path) == int(checkpoint)]
         return next(iter(named + final), None)
     return next((path for path in found if not checkpoint or path.name == checkpoint), None)
@@ -169,6 +170,7 @@ def _run_of(folder: Path) -> Path | None:
         return folder
     is_checkpoint = (folder / STATE).is_file()
     parents = folder.resolve().parents
+    # A checkpoint lies two folders below its run: RUN/adapter/CHECKPOINT.
     near = parents[1:2] if is_checkpoint else parents[:1]
     if is_checkpoint or folder.name == "adapter":
         return next((parent for parent in near if is_run(parent)), None)
@@ -186,6 +188,7 @@ def _adapter_document(folder: Path) -> dict[str, Any]:
         if not isinstance(document, dict):
             raise ValueError("not an object")
     except (OSError, ValueError, RecursionError) as error:
+        # Deeply nested JSON ends in a RecursionError, which is not a ValueError.
         what, fix = f"cannot be read: {type(error).__name__}: {error}", "give a complete adapter"
         where = printable(str(file))
         raise ConfigError(Problem(code="model.unreadable", where=where, what=what, fix=fix)) from error

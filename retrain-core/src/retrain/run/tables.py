@@ -61,9 +61,11 @@ def read_config(
         settings=settings,
         recipe=partial(_recipe_values, plugins, tables),
     )
-    known = config.foreign_tables if settings else ()  # the settings of a condition come after the campaign itself
+    # The settings of a condition come after the campaign itself, whose tables are known by then.
+    known = config.foreign_tables if settings else ()
     if records := records_of(file if isinstance(file, Path) else None, config.resume.from_):
-        from retrain.records.identity.recorded import follow_record  # a first run has no record
+        # A first run has no record to follow, and does not load its reader.
+        from retrain.records.identity.recorded import follow_record
 
         config, more = follow_record(config, tables, plugins, records)
         problems += more
@@ -168,9 +170,11 @@ def _known_names(kind: Kind | None, plugins: Plugins) -> str:
 def _model(entry: Registered, plugins: Plugins) -> type[BaseModel] | None:
     try:
         model: type[BaseModel] | None = entry.spec.load()
-    except Exception as error:  # must not affect other plugins
+    except Exception as error:
+        # One plugin's faulty table must not take the others away.
         failure = LoadFailure(owner=entry.owner, error=f"table [{entry.spec.name}]: {type(error).__name__}: {error}")
-        if failure not in plugins.failures:  # tables are collected more than once
+        # Tables are collected more than once, and each failure is to be reported once.
+        if failure not in plugins.failures:
             plugins.failures.append(failure)
         return None
     return model

@@ -25,7 +25,8 @@ def wandb_key() -> tuple[bool, str]:
                 return True, f"for {host}, in {file}"
         except (OSError, netrc.NetrcParseError):
             continue
-    for file in _files(*SETTINGS):  # they may name a key, another host or a mode
+    # A settings file may name a key, another host or a mode, so the judgement is left to wandb.
+    for file in _files(*SETTINGS):
         if file.is_file():
             return True, f"left to {file}"
     return False, f"no key for {host}"

@@ -104,7 +104,8 @@ class Conversation:
     def __init__(self, source: Opened, *, plain: bool) -> None:
         self._source = source
         data, training = source.config.data, source.config.training
-        is_bare = plain or bool(source.config.environment.provider)  # an environment writes its chats whole
+        # An environment writes its chats whole, so training added neither prompt nor instruction.
+        is_bare = plain or bool(source.config.environment.provider)
         self.system = "" if is_bare else data.system_prompt
         self._instruction = "" if is_bare else data.instruction
         self.temperature = training.temperature
@@ -178,7 +179,8 @@ class Conversation:
             _say("one answer from now on")
             return
         other = self._found(name)
-        self._source.use(other.folder)  # refused now, not at the next question
+        # A policy that does not fit is refused now, not at the next question.
+        self._source.use(other.folder)
         label = other.label if name != BASE else "the base"
         self._voices[1:] = [(label, other.folder)]
         _say(f"{label} answers, too")
@@ -191,8 +193,8 @@ class Conversation:
             return Subject(named=own.model, kind=SubjectKind.MODEL, model=own.model)
         found = find_subject(name)
         if found.model != own.model:
-            what = f"{found.label} is of {found.model!r}, and {own.label} of {own.model!r}"
-            fix = "compare policies on the same base"
+            what = f"{found.label} was trained on another model than {own.label}"
+            fix = f"compare policies on the same base, {own.model!r}; this one is on {found.model!r}"
             raise ConfigError(Problem(code="chat.other-base", where="compare", what=what, fix=fix))
         return found
 
@@ -270,6 +272,7 @@ class Conversation:
             return
         entry = {"messages": self._with_system(self.messages), "subject": self._source.subject.label}
         try:
+            # Mode `x` never overwrites a file.
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:

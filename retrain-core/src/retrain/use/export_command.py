@@ -32,7 +32,8 @@ MERGED_TYPES = ("bf16", "fp32")
 TYPES = {TRANSFORMERS: MERGED_TYPES, "gguf": ("f32", "f16", "bf16", "q8_0"), "mlx": MERGED_TYPES, "vllm": MERGED_TYPES}
 GGUF_FILE = "model.gguf"  # as the backend names it
 MLX_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank
+# vLLM accepts only these values for --max-lora-rank.
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 EPILOG = """\b
 Examples:
   retrain export logs/train --format transformers --out merged
@@ -126,7 +127,8 @@ def _export(whole: WholeModel, form: str, out: Path | None) -> tuple[dict[str, A
     if form == "gguf":
         refuse_existing(out, or_empty_folder=False)
         folder = out.with_name(f".{out.name}.folder")
-        shutil.rmtree(folder, ignore_errors=True)  # left by an export that was killed
+        # A killed export may have left it.
+        shutil.rmtree(folder, ignore_errors=True)
         written, run = whole.write(folder, "gguf"), f"llama-cli -m {where} -cnv"
         (folder / GGUF_FILE).rename(out)
         folder.rmdir()

@@ -100,7 +100,8 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     try:
         made = api.create_repo(repo, private=private or None, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="Trained with retrain")
-    except Exception as error:  # the classes of HTTP errors depend on the version of huggingface_hub
+    except Exception as error:
+        # The classes of HTTP errors depend on the version of huggingface_hub.
         # The text of an HTTP error holds the address, perhaps with a token in it.
         why = hide_text(" ".join(str(error).split())[:300])
         fix = "check the name, the connection and the rights of the token; --dry-run writes the folder only"

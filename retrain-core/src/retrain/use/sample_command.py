@@ -304,7 +304,8 @@ def _raw_tokens(opened: Opened, prompt: Prompt, name: str) -> Tokens:
     if isinstance(prompt, str):
         try:
             return np.asarray(opened.tokenizer(prompt, verbose=False)["input_ids"], dtype=np.int64)
-        except Exception as error:  # each tokenizer library has its own error for half a surrogate pair
+        except Exception as error:
+            # Each tokenizer library has its own error for half a surrogate pair.
             what = f"the tokenizer refuses it: {type(error).__name__}: {printable(str(error))[:300]}"
             fix = "repair the text"
     raise ConfigError(Problem(code="sample.bad-raw-prompt", where=printable(name), what=what, fix=fix))

@@ -123,7 +123,7 @@ def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Pa
             raise ConfigError(Problem(code="serve.bad-adapter", where="command line", what=what, fix=fix))
         found = find_subject(other)
         if found.model != policy.model:
-            what = f"{printable(other)} is of {found.model!r}, and {policy.label} of {policy.model!r}"
+            what = f"{printable(other)} was trained on {found.model!r}, and the served policy on another model"
             fix = "serve it by itself, on another port"
             where = f"--adapter {printable(other_name)}"
             raise ConfigError(Problem(code="serve.other-base", where=where, what=what, fix=fix))

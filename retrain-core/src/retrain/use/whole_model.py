@@ -69,7 +69,8 @@ class WholeModel:
             with progress_bar("merging" if adapter else "writing", export.progress):
                 written = self.plugins.call_backend("export_model", export)
             if written is None:
-                what, fix = "no installed plugin can merge and write models", install_line("retrain-local")
+                what = "no installed plugin can merge and write models"
+                fix = f"install one that can: {install_line('retrain-local')}"
                 raise ConfigError(Problem(code="export.no-writer", where=self.subject.label, what=what, fix=fix))
             found.append(written)
 

@@ -8,13 +8,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 
 from retrain.kernel.errors import NonFiniteError
-from retrain.kernel.types import StopReason
+from retrain.kernel.types import Completion, Sample, StopReason
+from retrain.use.agents.episode import Call, Calls
 from retrain.use.serving.batcher import Batcher
 
 Play = Callable[..., Any]
@@ -32,7 +34,7 @@ def trained(played: Any, number: int = 0) -> list[int]:
 def test_tokens_are_those_that_the_engine_drew(play: Play, scripted: Any) -> None:
     policy = scripted(lambda prompt, seed: f"I say {seed % 1000}")
     played = play(policy)
-    first = played.chat("Guess.")
+    first = played.chat("Guess.", temperature=0.7, max_tokens=10**9)
     answer = first["choices"][0]["message"]
     assert first["usage"]["completion_tokens"] == len(policy.wrote[0].tokens_T)
     assert first["model"] == "policy"
@@ -43,6 +45,10 @@ def test_tokens_are_those_that_the_engine_drew(play: Play, scripted: Any) -> Non
     assert done.starts == (0,), "the second prompt continues the first answer"
     assert done.policy_version == 3
     assert np.array_equal(policy.asked[1].prompt_T[: len(policy.asked[0].prompt_T)], policy.asked[0].prompt_T)
+    episode = played.episodes[0]
+    assert len(episode.token) >= 32
+    assert episode.token not in json.dumps(episode.task), "no record shows a key"
+    assert "4" not in str(episode.task.get("reference", "")), "the reference is the verifier's"
 
 
 def test_calls_side_by_side_have_answers_of_their_own_whatever_their_order(play: Play, scripted: Any) -> None:
@@ -56,16 +62,6 @@ def test_calls_side_by_side_have_answers_of_their_own_whatever_their_order(play:
     one, many = answers(1), answers(5)
     assert len(one[1]) == 5
     assert one == many
-
-
-def test_another_episode_of_the_group_draws_otherwise_and_a_repetition_the_same(play: Play, scripted: Any) -> None:
-    def said() -> list[str]:
-        played = play(scripted(lambda prompt, seed: f"{seed:x}"), episodes=2)
-        return [played.chat("x", number=n)["choices"][0]["message"]["content"] for n in (0, 1)]
-
-    first = said()
-    assert first[0] != first[1]
-    assert said() == first
 
 
 def test_tool_calls_are_read_and_stand_in_the_next_prompt_as_they_were_written(play: Play, scripted: Any) -> None:
@@ -83,6 +79,10 @@ def test_tool_calls_are_read_and_stand_in_the_next_prompt_as_they_were_written(p
     played.chat("Guess.", message, *results, tools=TOOLS)
     assert played.episodes[0].completion().starts == (0,)
     assert COMPARE in played.episodes[0].completion().text
+    one["function"]["arguments"] = '{"number": 4}'
+    said = iter(["another conversation, since a call was altered"])
+    played.chat("Guess.", message, "Go on.", tools=TOOLS)
+    assert len(played.episodes[0].completion().starts) == 2
 
 
 FORCED = {"type": "function", "function": {"name": "compare"}}
@@ -111,9 +111,19 @@ def test_a_call_that_must_be_made_is_begun_for_the_policy(
     assert played.episodes[0].completion().starts == (0,), "the next prompt continues the call with its opening"
 
 
-def test_a_forced_call_that_is_not_made_stays_text(play: Play, scripted: Any) -> None:
-    choice = play(scripted(lambda prompt, seed: "no")).chat("x", tools=TOOLS, tool_choice="required")["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("<tool_call>\nno", "stop")
+@pytest.mark.parametrize(
+    ("tools", "said", "text"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "no", "<tool_call>\nno"),
+        ({"tools": TOOLS, "tool_choice": "none"}, COMPARE, COMPARE),
+        ({}, COMPARE, COMPARE),
+    ],
+)
+def test_a_forced_call_that_is_not_made_and_a_call_without_tools_are_text(
+    play: Play, scripted: Any, tools: dict[str, Any], said: str, text: str
+) -> None:
+    choice = play(scripted(lambda prompt, seed: said)).chat("x", **tools)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
 
 
 def test_without_parallel_calls_an_answer_ends_after_its_first(play: Play, scripted: Any) -> None:
@@ -128,11 +138,20 @@ def test_without_parallel_calls_an_answer_ends_after_its_first(play: Play, scrip
     assert done.text.count(COMPARE) == 1
 
 
-def test_a_seed_repeats_an_answer_within_its_episode_alone(play: Play, scripted: Any) -> None:
-    played = play(scripted(lambda prompt, seed: f"{seed:x}"), episodes=2)
-    one, same, other = (played.chat("x", seed=seed)["choices"][0]["message"]["content"] for seed in (3, 3, 4))
+def test_a_seed_repeats_an_answer_within_its_episode_only(play: Play, scripted: Any) -> None:
+    def said(number: int, **body: Any) -> str:
+        found = played.chat("x", number=number, model="gpt-5", **body)
+        assert found["model"] == "gpt-5"
+        return str(found["choices"][0]["message"]["content"])
+
+    found = []
+    for _ in range(2):
+        played = play(scripted(lambda prompt, seed: f"{seed:x}"), episodes=2)
+        found.append([said(0, seed=3), said(0, seed=3), said(0, seed=4), said(1, seed=3), said(0), said(1)])
+    assert found[0] == found[1], "another run of the step draws the same"
+    one, same, other, *rest = found[0]
     assert one == same != other
-    assert played.chat("x", seed=3, number=1)["choices"][0]["message"]["content"] != one
+    assert len({one, other, *rest}) == 5, "another episode of the group draws otherwise"
 
 
 def test_the_responses_of_openais_client(play: Play, scripted: Any) -> None:
@@ -162,49 +181,23 @@ def test_the_responses_of_openais_client(play: Play, scripted: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    "body",
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
-        ({"store": True}, "store"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": "any"}, "tool_choice"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
-        ({"temperature": 0.1}, "temperature"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": None}, "input"),
-        ({"instructions": 1}, "instructions"),
-        ({"n": 2}, "n"),
+        *({"previous_response_id": "resp_1"}, {"background": True}, {"store": True}, {"truncation": "auto"}),
+        *({"include": ["reasoning.encrypted_content"]}, {"reasoning": {"effort": "low"}}, {"max_tool_calls": 1}),
+        *({"text": {"format": {"type": "json_object"}}}, {"tools": [{"type": "web_search"}]}, {"instructions": 1}),
+        {"tool_choice": "any", "tools": [{"type": "function", "name": "f"}]},
+        *({"max_output_tokens": 0}, {"temperature": 0.1}, {"n": 2}, {"input": None}),
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
     ],
+    ids=lambda body: next(iter(body)),
 )
-def test_what_a_response_cannot_have_is_refused_by_name(
-    play: Play, scripted: Any, body: dict[str, Any], param: str
-) -> None:
+def test_what_a_response_cannot_have_is_refused_by_name(play: Play, scripted: Any, body: dict[str, Any]) -> None:
     played = play(scripted(lambda prompt, seed: "x"))
     response = played.post(path="/responses", **({"input": "x"} | body))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(body)))
     assert len(played.episodes[0].calls) == 0
-
-
-def test_an_altered_call_is_another_conversation(play: Play, scripted: Any) -> None:
-    played = play(scripted(lambda prompt, seed: COMPARE))
-    message = played.chat("Guess.", tools=TOOLS)["choices"][0]["message"]
-    message["tool_calls"][0]["function"]["arguments"] = '{"number": 4}'
-    played.chat("Guess.", message, "Go on.", tools=TOOLS)
-    assert len(played.episodes[0].completion().starts) == 2
-
-
-@pytest.mark.parametrize("extra", [{}, {"tools": TOOLS, "tool_choice": "none"}])
-def test_without_tools_a_call_is_text(play: Play, scripted: Any, extra: dict[str, Any]) -> None:
-    choice = play(scripted(lambda prompt, seed: COMPARE)).chat("x", **extra)["choices"][0]
-    assert choice["message"]["content"] == COMPARE
-    assert choice["finish_reason"] == "stop"
 
 
 def test_a_stream_has_the_same_parts(play: Play, scripted: Any) -> None:
@@ -240,12 +233,8 @@ def test_a_client_that_asks_again_gets_the_answer_that_it_missed_once(play: Play
     assert played.chat("x")["choices"] != first["choices"], "without the mark of a retry it is a second question"
     streamed = played.post(messages=[{"role": "user", "content": "x"}], stream=True, headers=RETRY)
     assert streamed.status_code == 200, "another body, though the same question"
-    assert trained(played) == sorted_ids(policy)
-
-
-def sorted_ids(policy: Any) -> list[int]:
     wrote = sorted(policy.wrote, key=lambda s: s.tokens_T.tobytes())
-    return [int(t) for sample in wrote for t in sample.tokens_T]
+    assert trained(played) == [int(t) for sample in wrote for t in sample.tokens_T]
 
 
 def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same(play: Play, scripted: Any) -> None:
@@ -276,53 +265,56 @@ def test_a_call_whose_client_has_gone_leaves_nothing_and_is_drawn_again_the_same
     assert trained(played) == [int(t) for t in episode.completion().tokens_T[episode.completion().action_T]]
 
 
+ASSISTANT = {"role": "assistant", "content": ""}
+
+
 @pytest.mark.parametrize(
-    ("body", "status", "word"),
+    ("word", "body"),
     [
-        ({"temperature": 0}, 400, "Leave it out"),
-        ({"temperature": 1.5}, 400, "Leave it out"),
-        ({"top_p": 0.9}, 400, "top_p"),
-        ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "any"}, 400, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, 400, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, 400, "tool_choice"),
-        ({"tools": TOOLS, "parallel_tool_calls": "no"}, 400, "parallel_tool_calls"),
-        ({"store": True}, 400, "store"),
-        ({"service_tier": "flex"}, 400, "service_tier"),
-        ({"timeout": 3}, 400, "timeout"),
-        ({"stream": True, "stream_options": {"every": 2}}, 400, "every"),
-        ({"logprobs": True, "top_logprobs": 2}, 400, "alternatives"),
-        ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, 400, "function_call"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, 400, "names no function"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools"),
-        ({"tools": "all"}, 400, "tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": "x"}]}, 400, "tool_calls"),
-        ({"messages": []}, 400, "messages"),
-        ({"path": "/completions", "prompt": "x", "messages": None}, 404, "only chats"),
-        ({"path": "/elsewhere"}, 404, "/v1/chat/completions"),
-        ({"token": "x" * 43}, 401, "no episode"),
-        ({"token": "no-such-key"}, 401, "no episode"),
-        ({"messages": [{"role": "user", "content": "x " * 2**20}], "token": "stranger"}, 413, "MiB"),
+        ("Leave it out", {"temperature": 0}),
+        ("Leave it out", {"temperature": 1.5}),
+        ("top_p", {"top_p": 0.9}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}),
+        ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": "no"}),
+        *(("store", {"store": True}), ("service_tier", {"service_tier": "flex"}), ("timeout", {"timeout": 3})),
+        ("every", {"stream": True, "stream_options": {"every": 2}}),
+        ("alternatives", {"logprobs": True, "top_logprobs": 2}),
+        ("function_call", {"messages": [ASSISTANT | {"function_call": {"name": "f"}}]}),
+        ("names no function", {"messages": [ASSISTANT | {"tool_calls": [{"id": "1"}]}]}),
+        ("tool_calls", {"messages": [ASSISTANT | {"tool_calls": "x"}]}),
+        *(("tools", {"tools": [{"type": "web_search"}]}), ("tools", {"tools": "all"})),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("messages", {"messages": []}),
     ],
 )
-def test_what_cannot_be_answered_is_refused(
-    play: Play, scripted: Any, body: dict[str, Any], status: int, word: str
-) -> None:
+def test_a_chat_that_cannot_be_answered_is_refused(play: Play, scripted: Any, word: str, body: dict[str, Any]) -> None:
     played = play(scripted(lambda prompt, seed: "x"))
-    asked = {"messages": [{"role": "user", "content": "x"}]} | body
-    response = played.post(**{name: value for name, value in asked.items() if value is not None})
-    assert response.status_code == status or (status == 413 and response.status_code == 401)
-    assert status == 413 or word in response.json()["error"]["message"]
+    response = played.post(**({"messages": [{"role": "user", "content": "x"}]} | body))
+    assert response.status_code == 400
+    assert word in response.json()["error"]["message"]
     assert len(played.episodes[0].calls) == 0
 
 
-def test_the_training_temperature_any_model_and_a_seed_are_accepted(play: Play, scripted: Any) -> None:
-    played = play(scripted(lambda prompt, seed: "x"))
-    assert played.chat("x", temperature=0.7, model="gpt-5", seed=3, max_tokens=10**9)["model"] == "gpt-5"
+def test_other_paths_and_other_keys_are_refused(play: Play, scripted: Any) -> None:
+    played, messages = play(scripted(lambda prompt, seed: "x")), [{"role": "user", "content": "x"}]
+    for status, word, asked in (
+        (404, "only chats", {"path": "/completions", "prompt": "x"}),
+        (404, "/v1/chat/completions", {"path": "/elsewhere", "messages": messages}),
+        (401, "no episode", {"messages": messages, "token": "x" * 43}),
+        (401, "no episode", {"messages": messages, "token": "no-such-key"}),
+    ):
+        response = played.post(**asked)
+        assert response.status_code == status
+        assert word in response.json()["error"]["message"]
+    large = [{"role": "user", "content": "x " * 2**20}]
+    assert played.post(messages=large, token="stranger").status_code in (401, 413)
+    assert len(played.episodes[0].calls) == 0
 
 
-def test_past_its_calls_and_past_its_context_an_episode_is_scored_as_it_stands(play: Play, scripted: Any) -> None:
+def test_past_its_calls_its_context_or_its_end_an_episode_is_scored_as_it_stands(play: Play, scripted: Any) -> None:
     played = play(scripted(lambda prompt, seed: "x"), episodes=2, most_calls=2, limit=60)
     played.chat("x", n=2)
     refused = played.post(messages=[{"role": "user", "content": "y"}])
@@ -332,22 +324,12 @@ def test_past_its_calls_and_past_its_context_an_episode_is_scored_as_it_stands(p
     full = played.post(1, messages=[{"role": "user", "content": "word " * 80}])
     assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert played.episodes[1].completion().stop_reason is StopReason.LENGTH
-
-
-def test_a_call_after_the_end_is_refused_for_good(play: Play, scripted: Any) -> None:
-    played = play(scripted(lambda prompt, seed: "x"), episodes=2)
-    played.chat("x")
     played.episodes[0].end()
     assert played.post(messages=[{"role": "user", "content": "x"}]).status_code == 410
-    assert len(played.episodes[0].calls) == 1
-    played.chat("x", number=1)
-
-
-def test_a_cut_answer_says_so(play: Play, scripted: Any) -> None:
+    assert len(played.episodes[0].calls) == 2
     policy = scripted(lambda prompt, seed: "one two three four five")
     played = play(policy)
-    choice = played.chat("x", max_tokens=3)["choices"][0]
-    assert choice["finish_reason"] == "length"
+    assert played.chat("x", max_tokens=3)["choices"][0]["finish_reason"] == "length"
     assert trained(played) == policy.wrote[0].tokens_T[:3].tolist()
     assert played.episodes[0].completion().stop_reason is StopReason.LENGTH
 
@@ -376,8 +358,96 @@ def test_a_number_that_is_not_finite_ends_the_run(play: Play, scripted: Any) -> 
         assert asked.result().status_code == 503
 
 
-def test_no_record_shows_a_key(play: Play, scripted: Any) -> None:
-    played = play(scripted(lambda prompt, seed: "x"))
-    assert len(played.episodes[0].token) >= 32
-    assert played.episodes[0].token not in json.dumps(played.episodes[0].task)
-    assert "4" not in str(played.episodes[0].task.get("reference", "")), "the reference is the verifier's"
+# ---------------------------------------------------------------- the tokens of an agent's calls
+
+
+OPENING_T = np.arange(5)
+
+
+def ask(calls: Calls, tokenizer: Any, text: str, said: str) -> Call:
+    """An answer whose text is cut into other tokens than the tokenizer would choose: one per character."""
+    parent, prompt_T = calls.prompt(text)
+    tokens_T = np.array([i for c in said for i in tokenizer(c, add_special_tokens=False)["input_ids"]], dtype=np.int64)
+    logprobs_T = -np.arange(1.0, len(tokens_T) + 1)
+    sample = Sample(tokens_T=tokens_T, logprobs_T=logprobs_T, stop_reason=StopReason.EOS, policy_version=2)
+    return calls.add(text=text, prompt_T=prompt_T, sample=sample, parent=parent)
+
+
+def rows(completion: Completion) -> list[tuple[list[int], list[bool]]]:
+    ends = [*completion.starts[1:], len(completion.tokens_T)]
+    return [
+        (completion.tokens_T[a:b].tolist(), completion.action_T[a:b].tolist())
+        for a, b in zip(completion.starts, ends, strict=True)
+    ]
+
+
+def test_a_conversation_goes_on_with_the_sampled_ids(tokenizer: Any) -> None:
+    calls = Calls(tokenizer)
+    first = ask(calls, tokenizer, "<|im_start|>user\nguess", "answer")
+    assert tokenizer("answer", add_special_tokens=False)["input_ids"] != first.sample.tokens_T.tolist()
+    second = ask(calls, tokenizer, "<|im_start|>user\nguessanswer too low", "seven")
+    done = calls.completion(StopReason.EOS, OPENING_T)
+    assert second.parent is first
+    assert second.prompt_T[: len(first.tokens_T)].tolist() == first.tokens_T.tolist()
+    assert done.starts == (0,)
+    assert done.turns == 2
+    assert done.policy_version == 2
+    sampled = np.concatenate([first.sample.tokens_T, second.sample.tokens_T])
+    assert done.tokens_T[done.action_T].tolist() == sampled.tolist()
+    assert done.tokens_T.tolist() == second.tokens_T.tolist()
+    assert not done.logprobs_T[~done.action_T].any()
+
+
+def test_a_branch_repeats_what_came_before_and_trains_it_once(tokenizer: Any) -> None:
+    calls = Calls(tokenizer)
+    first = ask(calls, tokenizer, "question", "ab")
+    one, two = ask(calls, tokenizer, "questionab then", "x"), ask(calls, tokenizer, "questionab or else", "y")
+    done = calls.completion(StopReason.EOS, OPENING_T)
+    assert len(done.starts) == 2
+    longer, shorter = sorted(rows(done), key=lambda row: sum(row[1]), reverse=True)
+    branch = two if longer[0] == one.tokens_T.tolist() else one
+    assert sum(longer[1]) == 3, "the first of the two goes on in the row of what it continues"
+    assert shorter == (branch.tokens_T.tolist(), [False] * len(branch.prompt_T) + [True])
+    assert done.num_actions == 4
+    assert done.tokens_T[done.action_T].tolist().count(first.sample.tokens_T[0]) == 1
+
+
+def test_the_order_of_arrival_changes_nothing(tokenizer: Any) -> None:
+    asked = [("question", "a"), ("question", "b"), ("other question", "c")]
+    found = []
+    for order in permutations(asked):
+        calls = Calls(tokenizer)
+        for text, said in order:
+            ask(calls, tokenizer, text, said)
+        for said in ("d", "e"):
+            ask(calls, tokenizer, "questiona and then", said)
+        done = calls.completion(StopReason.EOS, OPENING_T)
+        found.append((done.tokens_T.tolist(), done.action_T.tolist(), done.logprobs_T.tolist(), done.starts))
+    assert all(each == found[0] for each in found)
+    assert len(found[0][3]) == 4
+
+
+def test_an_answer_that_nobody_got_is_forgotten_unless_it_was_continued(tokenizer: Any) -> None:
+    calls = Calls(tokenizer)
+    first = ask(calls, tokenizer, "question", "a")
+    lost = ask(calls, tokenizer, "question", "b")
+    ask(calls, tokenizer, "questiona more", "c")
+    assert calls.remove(lost)
+    assert not calls.remove(lost)
+    assert not calls.remove(first)
+    assert calls.prompt("questionb more")[0] is None
+    assert [call.sample.tokens_T.size for call in calls] == [1, 1]
+    assert calls.completion(StopReason.EOS, OPENING_T).num_actions == 2
+
+
+def test_an_agent_without_a_call_has_a_row_without_an_action(tokenizer: Any) -> None:
+    done = Calls(tokenizer).completion(StopReason.EOS, OPENING_T)
+    assert done.tokens_T.tolist() == OPENING_T.tolist()
+    assert (done.num_actions, done.turns, done.starts) == (0, 0, (0,))
+
+
+@pytest.mark.parametrize("text", ["", "é\ufffd" * 50, "<|im_end|>" * 9])
+def test_any_text_is_a_prompt(tokenizer: Any, text: str) -> None:
+    calls = Calls(tokenizer)
+    call = ask(calls, tokenizer, text, text or "x")
+    assert calls.prompt(call.text + "!")[0] is call

@@ -51,11 +51,7 @@ def near_arguments(toy_arguments: list[str], distribution: Callable[..., Path], 
     return [*toy_arguments[:at], "near", *toy_arguments[at + 1 :]]
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.fixture(name="lines")
-def _lines() -> Callable[[Path], list[dict[str, Any]]]:
-    return lines
+@pytest.fixture
+def lines() -> Callable[[Path], list[dict[str, Any]]]:
+    """Reads the records of a JSONL file."""
+    return lambda file: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

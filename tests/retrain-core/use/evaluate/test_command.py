@@ -108,7 +108,7 @@ def test_other_data_and_several_subjects_in_one_table(command: Command, run: Pat
     assert done.code == 0, done.err
     assert done.out.count("my_tasks") == 2
     assert done.out.count("4 x 2") == 2
-    assert "`retrain compare` over runs of several seeds" in done.out
+    assert "use `retrain compare`" in done.out
     assert {file.parent.name for file in run.glob("evaluations/*/my_tasks-*.jsonl")} == {"final", "checkpoint_step_2"}
     (tmp_path / "sets.toml").write_text('[eval.sets.words]\nsource = "files"\npath = "my tasks.jsonl"\n')
     found = results(command, "run", "--config", "sets.toml")
@@ -126,14 +126,10 @@ def test_other_data_and_several_subjects_in_one_table(command: Command, run: Pat
         (("run", "--samples", "2"), "write --eval-samples"),
         (("run", "--eval-examples", "0", "--eval-sets", "{}"), "there is nothing to evaluate on"),
         (("run", "--eval-examples", "5"), "5 held-out examples wanted, but the run held out 4"),
-        (("run", "--eval-examples", "5000"), "5000 held-out examples wanted, but the run held out 4"),
         (("run", "--eval-seed", "9"), "is 9, and the run held out its examples with 0"),
         (("run", "--data", "toy", "--examples", "99"), "--data examples: 99 examples wanted, but the set has 4"),
-        (("run", "--eval-sets", '{"more": {"examples": 99}}'), "99 examples wanted, but the set has 4"),
         (("run", "--data", "missing.jsonl", "--reward", "near"), "no such file or folder: 'missing.jsonl'"),
-        (("run", "--data", "toy", "--reward", "nea"), "use 'near'"),
         (("run", "--checkpoint", "7"), "there is no checkpoint '7'"),
-        (("nowhere/at/all",), "there is no such folder"),
     ],
 )
 def test_what_cannot_be_evaluated_is_told(

@@ -100,7 +100,8 @@ def _difficulty(value: Any, levels: Sequence[str]) -> float | None:
     if levels:
         return float(levels.index(value)) if value in levels else None
     try:
-        number = math.nan if isinstance(value, bool | None) else float(value)  # a CSV file has numbers as texts
+        # CSV files have numbers as texts; `float(True)` would pass for a difficulty.
+        number = math.nan if isinstance(value, bool | None) else float(value)
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None

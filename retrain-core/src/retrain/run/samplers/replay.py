@@ -67,7 +67,8 @@ class Replay:
     def _others(self, request: PromptRequest, without: set[str]) -> Iterator[str]:
         """Prompts from the request's position of the order of `uniform`, each once."""
         size, seen = len(self._ids), set(without)
-        for index, _ in order_from(self._seeds, size, request.cursor, 2 * size):  # holds every prompt at least once
+        # Two passes in random order hold every prompt at least once, wherever the cursor is.
+        for index, _ in order_from(self._seeds, size, request.cursor, 2 * size):
             if (each := self._ids[index]) not in seen:
                 seen.add(each)
                 yield each

@@ -21,7 +21,8 @@ from retrain.kernel.types import Completion, Group, Outcome, Score
 from retrain.records.run import Control, control_label
 
 KEY = "training.control"
-RANDOM_RATE = 0.5  # chance that a completion of the control is rewarded, as in arXiv:2506.10947
+# As in arXiv:2506.10947, whose gains from random rewards this control measures.
+RANDOM_RATE = 0.5
 MEANINGS = {
     Control.RANDOM_REWARD: f"training rewards every completion by a coin that pays {RANDOM_RATE:.0%} of the time",
     Control.FORMAT_ONLY: "training rewards every answer that the verifier can read, right or wrong",
@@ -88,7 +89,8 @@ def _reader(answer_in: Callable[[str], object], name: str) -> Callable[[str], bo
     def reads(text: str) -> bool:
         try:
             return bool(answer_in(text))
-        except Exception as error:  # a plugin may raise anything
+        except Exception as error:
+            # A plugin may raise anything, and a failed reading must not count as no answer.
             what = f"answer_in of reward {name!r} raised {type(error).__name__}: {error}"
             fix = "repair that reward"
             raise PluginError(Problem(code="plugin.raised", where="[reward]", what=what, fix=fix)) from error

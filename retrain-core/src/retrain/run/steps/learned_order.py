@@ -95,6 +95,7 @@ class LearnedOrder:
         """Return the sampler's choices; it chooses again each time the step has gone through the pool."""
         chosen: list[PromptChoice] = []
         while len(chosen) < count:
+            # Only the current pass counts: a step larger than the pool has to repeat prompts.
             taken = frozenset(sampled[len(sampled) - len(sampled) % len(self._prompts) :])
             wanted = min(count - len(chosen), len(self._prompts) - len(taken))
             request = PromptRequest(step=step, cursor=cursor + len(chosen), count=wanted, taken=taken)

@@ -91,7 +91,8 @@ class Overlapped(OffPolicy):
         training: Future[TrainReport] = self._thread.submit(work)
         try:
             if planned := upcoming():
-                with suppress(StopRequested):  # the shield raises it again once the training is recorded
+                # The shield raises it again once the training is recorded.
+                with suppress(StopRequested):
                     self._run.stops.exposed(lambda: self._sample_next(planned, clock))
         finally:
             wait([training])
@@ -125,6 +126,7 @@ class Overlapped(OffPolicy):
         except Exception as error:
             self._next = error
         finally:
+            # Sampling has announced the next step, but the rest of this one is training.
             self._run.enter(planned.step - 1, "training")
         self.batch_size = planned.batch_size
 
@@ -189,6 +191,7 @@ class Buffered(OffPolicy):
         self._order(self._version)
         while self._busy and self._busy[0][1] < clock.started:
             self._busy.popleft()
+        # A copy, because the sampling thread appends meanwhile.
         busy: list[Span] = [(begin, end) for begin, end in tuple(self._busy)]
         return _times(clock, busy)
 
@@ -237,6 +240,7 @@ class Buffered(OffPolicy):
                 self._batches.put(batch)
                 planned = replace(planned, cursor=planned.cursor + len(batch.sampled.prompts))
         except BaseException as error:
+            # Raised again by `collect`, in the run's thread.
             self._batches.put(error)
 
     def _sample_with(self, version: int, planned: Planned) -> Batch:

@@ -10,7 +10,8 @@ from retrain.kernel.declared import Capabilities
 from retrain.kernel.errors import Problem
 
 KEY = "training.max_staleness"
-AUTO = -1  # one step where the backend samples and trains at once, otherwise 0
+# One step ahead where the backend can sample while it trains, because that is free there; otherwise 0.
+AUTO = -1
 
 
 @runtime_checkable

@@ -106,6 +106,7 @@ class Updates:
         )
 
     def _refuse_other_rate(self, batch: TrainBatch, report: TrainReport) -> None:
+        # A backend that ignores the rate of the batch would train at a constant one without a sign of it.
         if batch.lr in (None, report.lr):
             return
         what = f"backend {self._config.backend.backend!r} does not train at the learning rate of [optimizer] schedule"
@@ -127,6 +128,7 @@ def combined(reports: Sequence[TrainReport], minibatches: int, *, rejected: str 
         reports[0],
         loss=float(np.average([each.loss for each in reports], weights=tokens)),
         grad_norm=float(np.mean(norms)) if norms else None,
+        # The tokens of one epoch: further epochs see the same ones again.
         num_tokens=sum(tokens[:minibatches]),
         clip_fraction=float(np.average(clips, weights=tokens)) if is_clipped else None,
         updates=len(reports),

@@ -23,8 +23,10 @@ from retrain.use.serving.parse import Asked, RequestError
 from retrain.use.serving.service import Answer, Answers, Choice, plain_message
 
 MODEL = "policy"  # the name of the list of models; a request may give any
-SAME_TEMPERATURE = 1e-6  # a client may send it rounded
-GONE = 410  # unlike after 409 and 429, no client retries
+# A client may send the temperature rounded.
+SAME_TEMPERATURE = 1e-6
+# Clients retry after 409 and 429, but not after 410.
+GONE = 410
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -224,7 +226,8 @@ class Episode(Answers):
                 return given
             asking = self._asking(asked, events)
             self._asked.append(asking)
-            if not self._waits:  # the agent's clock stops while a call waits
+            # The agent's clock stops while a call waits.
+            if not self._waits:
                 self._own_s += time.monotonic() - self._since
             self._waits += 1
         try:
@@ -260,7 +263,8 @@ class Episode(Answers):
                     ]
                 for choice in answer.choices:
                     whole = self._read_tools(answer, choice)
-                    if choice.calls:  # the next prompt has them as the policy wrote them
+                    # The next prompt must repeat the calls as the policy wrote them, or its tokens would differ.
+                    if choice.calls:
                         said = {"role": "assistant", "content": choice.message, "tool_calls": choice.calls}
                         self._quotes[_mark(plain_message(said))] = whole
 
@@ -357,7 +361,8 @@ class Episode(Answers):
                 self.dropped += 1
 
     def _resume(self, answer: Answer) -> None:
-        if answer.works:  # once per call: one that is given again did not wait
+        # Once per call: an answer that is given again did not wait.
+        if answer.works:
             answer.works = []
             self._waits -= 1
             if not self._waits:

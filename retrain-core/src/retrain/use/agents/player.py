@@ -26,7 +26,8 @@ from retrain.use.serving.batcher import Batcher
 from retrain.use.serving.http import ApiServer
 
 CLOCK_S = 0.05  # between two looks at the agents' clocks
-NO_LIMIT_S = 7 * 24 * 3600.0  # the clock that counts is the agent's own
+# The limit that counts is on the agent's own clock, which stops while the policy works.
+NO_LIMIT_S = 7 * 24 * 3600.0
 MOST_CALLS = 64
 # For the calls of several agents to come together, where none can join a batch later.
 GATHER_S = 0.05
@@ -97,7 +98,8 @@ class Performance:
                         self._playing.pop(actor, None)
                     episode.end()
                 self._done(episode)
-        except BaseException as error:  # raised again where the run waits
+        except BaseException as error:
+            # Raised again in the run's thread, which waits for the batch.
             self.error = self.error or error
         finally:
             with self._lock:
@@ -116,6 +118,7 @@ class Performance:
                 if self._is_stopped:
                     return
                 self._playing[actor] = episode
+            # A proxy named in the environment could not reach this machine's own address.
             address = {"OPENAI_BASE_URL": self._url, "NO_PROXY": "127.0.0.1,localhost"}
             variables = {**address, "OPENAI_API_KEY": episode.token}
             episode.said = actor.call("play", episode.task, variables, timeout_s=NO_LIMIT_S)
@@ -128,6 +131,7 @@ class Performance:
                 detail = f"the agent failed: {error}" + (f"; it wrote: {output}" if output else "")
                 episode.score = episode.score or Score.failed(detail.replace(episode.token, "(its key)"))
         if episode.said is not None:
+            # The answer is recorded, and no record may show a key.
             episode.said = episode.said.replace(episode.token, "(its key)")
         if not len(episode.calls) and episode.score is None:
             episode.score = Score.failed("the agent ended without a call to the policy")

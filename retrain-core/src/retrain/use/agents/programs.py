@@ -17,8 +17,10 @@ from typing import Any
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.text.process import import_from_here
 
-MOST_ANSWER = 2**20  # characters
-TAIL = 1500  # characters of a command's stderr in messages
+# In characters; an agent that prints without end must not fill the memory of the run.
+MOST_ANSWER = 2**20
+# In characters; the reason is at the end of a traceback.
+TAIL = 1500
 
 
 class AgentFailure(Exception):  # noqa: N818 - an outcome of an episode, not an error of retrain
@@ -39,6 +41,7 @@ class FunctionAgent:
         self._function()
 
     def play(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> str | None:
+        # OpenAI's clients read address and key from the environment.
         os.environ.update(variables)
         answer = self._function()(dict(task))
         if inspect.iscoroutine(answer):
@@ -52,7 +55,8 @@ class FunctionAgent:
         import_from_here()
         try:
             function = getattr(import_module(module), name)
-        except Exception as error:  # user code
+        except Exception as error:
+            # Importing an agent runs its author's code, which may raise anything.
             fix = 'write id = "module:function", of a module in this folder or an installed one'
             what = f"{self.entry!r} cannot be imported: {type(error).__name__}: {error}"
             problem = Problem(code="environment.agent-not-importable", where=self.where, what=what, fix=fix)

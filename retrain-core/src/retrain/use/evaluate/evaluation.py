@@ -71,7 +71,8 @@ def evaluate(
     each: LoadedSet, prompts: Sequence[Prompt], backend: Backend, *, label: str, failures: Path | None = None
 ) -> Scored:
     """Sample and score some of a set's prompts; each completion's random stream depends only on its example."""
-    is_run = each.name == HELD_OUT  # sampled exactly as in training
+    # Only held-out examples are sampled exactly as in training, entropies included.
+    is_run = each.name == HELD_OUT
     params = replace(each.params, entropy=is_run and backend.capabilities.provides_entropy)
     rollouts = each.verifier.rollouts(backend, each.context, params, each.context_length)
     with rollouts.batch(label, failures) as batch:

@@ -159,7 +159,8 @@ def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
     tables = each.config.tables
     entries = {name: TableEntry(model=type(tables[name])) for name in ("data", "reward") if name in tables}
     found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
-    problems = [problem for problem in found if each.place in problem.where]  # the others are the run's
+    # Problems outside the set are the run's own, and are reported with it.
+    problems = [problem for problem in found if each.place in problem.where]
     if not has_verifier(each.config):
         fix = 'write reward = "match"'
         problems.append(Problem(code="eval.no-reward", where=each.place, what="the set has no reward", fix=fix))

@@ -48,7 +48,8 @@ from retrain.verdicts.ledger.looks import InterimLooks
 LOG = logging.getLogger("retrain")
 ALL = "all"
 COLUMN_KEYS = ("prompt_key", "answer_key", "messages_key")
-SMALL_BYTES = 2**28  # a larger file of a model counts by its size and time
+# Reading larger files would take longer than many evaluations; size and time stand for their content.
+SMALL_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,7 @@ def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, Eval
         values |= {key: getattr(config.data, key) for key in given}
     values |= {"reward": request.reward} if request.reward else {}
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII).lstrip("_0123456789")
+    # The name becomes part of metric names, so it must be an identifier and not the run's own.
     name = "data" if name in ("", HELD_OUT) else name
     found, problems = read_set(name, values | dict(request.changed), config, "--data")
     problems += problems_with(found, plugins) if found else []
@@ -246,6 +248,7 @@ def _result(request: Request, policy: Opened, subject: Subject, each: LoadedSet)
         records += fresh
     # before its first step a run has had its warm-up
     has_warm_up = subject.steps == 0 and bool(policy.config.sft.steps)
+    # With other settings the samples differ anyway, so comparing them with the run's own would say nothing.
     is_changed = any(origin.layer is Layer.ENVIRONMENT for origin in policy.config.origins.values())
     is_repeated = not (request.file or request.data or request.overrides or is_changed or has_warm_up)
     recorded = Run(subject.run).evaluations() if subject.run and is_repeated else ()
@@ -291,7 +294,8 @@ class ResultFile:
         if not self.path.exists():
             return []
         found = [record for _, record in read_records(self.path)]
-        if not found:  # stopped while it wrote its first line
+        # The evaluation was stopped while it wrote its first line.
+        if not found:
             self.path.unlink()
             return []
         names = [record.get("example") for record in found[1:]]

@@ -19,7 +19,8 @@ from retrain.tasks.rollout import check_sample
 
 LOG = logging.getLogger("retrain")
 POLL_S = 0.2  # between two looks at `is_over`
-NO_LIMIT = 2**24  # tokens: each completion ends at its own limit
+# In tokens: every completion ends at its own limit, so the batch needs none.
+NO_LIMIT = 2**24
 MOST_ROWS = 1024  # completions that are sampled or wait
 
 
@@ -52,7 +53,8 @@ class Inbox:
         self._events: asyncio.Queue[tuple[Work, Event]] = asyncio.Queue()
 
     def put(self, work: Work, event: Event) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the server has stopped
+        # The loop is closed when the server has stopped, and no client waits any more.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, (work, event))
 
     async def next(self) -> tuple[Work, Event]:
@@ -226,7 +228,8 @@ class _Feed:
 
     def take(self, request: int, place: int, piece: Sample, *, is_done: bool) -> bool:
         work = self._works[request]
-        if self._batcher.is_run:  # a run must train on finite numbers; a server sends any
+        # A run must train on finite numbers; a server may send any.
+        if self._batcher.is_run:
             check_sample(piece, "a call")
         if work.is_cancelled or place in work.ended or self._batcher.is_over():
             return False

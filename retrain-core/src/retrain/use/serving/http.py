@@ -29,7 +29,8 @@ LINGER_S = 2.0  # seconds in which a client that is refused may continue to send
 MOST_BODY, MOST_UNAUTHORISED = 32 * 2**20, 2**20
 COMPLETIONS, CHATS, RESPONSES = ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 MODELS = "/v1/models"
-RETRIES = "x-stainless-retry-count"  # how OpenAI's own clients number the tries of a request
+# OpenAI's own clients number the tries of a request in this header.
+RETRIES = "x-stainless-retry-count"
 NO_TOKEN = "a token is needed: Authorization: Bearer TOKEN, as printed when the server started"
 JSON_TYPE = "application/json"
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -69,7 +70,8 @@ class ApiServer(Server):
             # a page in a browser must not be able to send requests without CORS
             raise RequestError(f"Content-Type must be {JSON_TYPE}", status=415)
 
-        def no_constant(name: str) -> Any:  # Python would accept NaN and Infinity
+        # Python's parser accepts NaN and Infinity, which JSON does not have.
+        def no_constant(name: str) -> Any:
             raise ValueError(f"{name} is not JSON")
 
         try:
@@ -112,6 +114,7 @@ def with_token(service: Answers, token: str) -> Callable[[str], Answers | None]:
     """Return the `service_of` of a single service; an empty `token` admits every client."""
 
     def service_of(given: str) -> Answers | None:
+        # Takes the same time for every wrong token, so that none can be guessed piece by piece.
         return service if not token or hmac.compare_digest(given.encode(), token.encode()) else None
 
     return service_of
@@ -158,7 +161,8 @@ class _Reply:
                     await write_events(writer.grow(choice, text, part))
                 service.finish(answer)
                 await write_events(writer.end())
-            except RequestError as error:  # too late for another status
+            except RequestError as error:
+                # The status has been sent already, so the error becomes an event.
                 await write_events([writer.failure(error)])
             await write(writer.done)
         else:
@@ -168,7 +172,8 @@ class _Reply:
             whole = _json_response(writer.whole())
             await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
             await write(bytes(whole.body))
-        await write(b"")  # waits until the client has taken the rest
+        # Returns only once the client has taken the rest.
+        await write(b"")
         if not leaving.done():
             # Before the last send, and with nothing to wait for: a quick client closes at once.
             service.delivered(answer)

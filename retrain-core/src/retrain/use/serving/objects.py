@@ -196,7 +196,8 @@ class ResponseWriter:
 
     def __init__(self, body: Body, answer: Answer) -> None:
         self._body, self._answer = body, answer
-        self._waits = bool(answer.asked.tools)  # the text apart from calls is known last
+        # The text apart from calls is known only at the end.
+        self._waits = bool(answer.asked.tools)
         self._created = int(time.time())
         self._id, self._message_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self._events = 0

@@ -38,7 +38,8 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
-LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})  # no answer depends on them
+# No answer depends on these fields, so they are accepted and ignored.
+LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 CALL_START, CALL_END = "<tool_call>\n", "</tool_call>"
 Count = Annotated[int, Field(ge=1, le=2**31)]

@@ -24,8 +24,10 @@ from retrain.use.serving.parse import CALL_END, Asked, RequestError
 from retrain.use.serving.text_stream import TextStream
 
 Json = dict[str, Any]
-LEAST = -9999.0  # JSON has no minus infinity; vLLM writes this
-GREEDY_TEMPERATURE = 1.0  # of the log-probabilities where the request says 0
+# JSON has no minus infinity; vLLM writes this number in its place.
+LEAST = -9999.0
+# At temperature 0 every log-probability would be 0 or minus infinity.
+GREEDY_TEMPERATURE = 1.0
 MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
 
 
@@ -85,7 +87,8 @@ class Answers:
         self.models, self.limit = models, limit
         self._tokenizer, self._batcher = tokenizer, batcher
         self.special = frozenset(tokenizer.all_special_ids)
-        self._tokenizer_lock = lock  # the Rust library refuses two threads at once
+        # The Rust library refuses two threads at once.
+        self._tokenizer_lock = lock
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         """Encode the prompts and queue their completions; RequestError where that is not possible.
@@ -116,7 +119,8 @@ class Answers:
                 yield self._take(work, choice, event)
                 left -= choice.reason is not None
         for choice in answer.choices:
-            choice.reason = choice.reason or "length"  # nothing was to be sampled
+            # With max_tokens = 0 no piece arrives that could set a reason.
+            choice.reason = choice.reason or "length"
         if answer.asked.is_ranked:
             await self._rank(answer)
 
@@ -178,7 +182,8 @@ class Answers:
             raise RequestError(message, param="tools", code="unsupported_value")
         try:
             return chat_text(messages, self._tokenizer, template_args, asked.tools) + asked.opening
-        except Exception as error:  # a template may raise anything
+        except Exception as error:
+            # A template is a program of the model's author, and may raise anything.
             message = f"the chat template refuses the messages: {type(error).__name__}: {str(error)[:300]}"
             raise RequestError(message, param="messages") from None
 
