@@ -96,7 +96,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/read-a-run.md": {
         "tail -f logs/train/metrics.jsonl ...": TOOL,
         "jq -r ...": TOOL,
-        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status_follow.py",
+        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status.py",
         "retrain watch logs/train": "never ends; tests/retrain-core/report/watch serves pages",
     },
     "docs/pages/performance.md": {

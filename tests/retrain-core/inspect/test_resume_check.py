@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,12 +61,11 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
     before = contents(stopped)
     result = command("status", LOG, "--resume")
     assert (result.code, result.err) == (0, "")
-    assert f"{LOG} can be resumed at step 3, from {LOG}/adapter/checkpoint_step_3" in result.out
-    assert "all checksums match" in result.out
-    assert "3 steps, 6 prompts sampled" in result.out
-    assert "stopping" in result.out
     size = len(before["metrics.jsonl"])
-    assert f"metrics.jsonl: cut from {size} to {size - 6} bytes" in result.out
+    place = f"{LOG} can be resumed at step 3, from {LOG}/adapter/checkpoint_step_3"
+    cut = f"metrics.jsonl: cut from {size} to {size - 6} bytes"
+    for part in (place, "all checksums match", "3 steps, 6 prompts sampled", "stopping", cut):
+        assert part in result.out
     assert contents(stopped) == before
     found = data(command("status", LOG, "--resume", "--json"))
     assert (found["can_resume"], found["next_step"], found["is_complete"]) == (True, 3, False)
@@ -81,37 +79,40 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
 
 
 @pytest.mark.long
-def test_a_damaged_checkpoint_is_not_restored_and_the_one_before_is(stopped: Path, command: Callable[..., Any]) -> None:
-    (stopped / "adapter/checkpoint_step_3/logits.json").write_text("[]")
-    found = data(command("status", LOG, "--resume", "--json"))
-    assert (found["can_resume"], found["next_step"]) == (True, 2)
-    assert "checkpoint_step_3/logits.json: is damaged" in found["not_restored"][0]["detail"]
-    shown = command("status", LOG, "--resume").out
-    assert "\ufffd" not in shown
-    assert re.search(r"^  checkpoint  .*logits.json: is damaged.*\n {18}fix: use another one", shown, re.MULTILINE)
+def test_a_living_run_additions_and_damages_are_told_one_by_one(stopped: Path, command: Callable[..., Any]) -> None:
+    def checked() -> dict[str, Any]:
+        return data(command("status", LOG, "--resume", "--json"))
 
-
-@pytest.mark.long
-def test_files_without_a_checksum_are_counted(stopped: Path, command: Callable[..., Any]) -> None:
-    folder = stopped / "adapter/checkpoint_step_3"
-    restored = data(command("status", LOG, "--resume", "--json"))["restored"][0]["detail"]
-    (folder / "notes").mkdir()
+    program = "import sys; from retrain.cli.command_line import run; code = run(['status', 'logs/train', '--resume'])\n"
+    program += "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=stopped.parents[1], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+    lock = RunLock(stopped)
+    living = command("status", LOG, "--resume")
+    lock.release()
+    assert (living.code, "still active" in living.out) == (1, True)
+    newest, restored = stopped / "adapter/checkpoint_step_3", checked()["restored"][0]["detail"]
+    (newest / "notes").mkdir()
     for name in ("notes/a.txt", "b.txt"):
-        (folder / name).write_text("x" * 10_000)
-    found = data(command("status", LOG, "--resume", "--json"))
+        (newest / name).write_text("x" * 10_000)
+    found = checked()
     assert found["restored"][0]["detail"] == restored
     (lost,) = found["not_restored"]
     assert lost["detail"] == "2 without a checksum, not part of the checkpoint: b.txt, notes/a.txt"
+    (newest / "logits.json").write_text("[]")
+    found = checked()
+    assert (found["can_resume"], found["next_step"]) == (True, 2)
+    assert "checkpoint_step_3/logits.json: is damaged" in found["not_restored"][0]["detail"]
+    for folder in (stopped / "adapter").iterdir():
+        (folder / "logits.json").unlink()
+    assert "the run starts again with its own seed" in command("status", LOG, "--resume").out
 
 
 @pytest.mark.long
-def test_with_no_whole_checkpoint_it_would_begin_again(stopped: Path, command: Callable[..., Any]) -> None:
-    for folder in (stopped / "adapter").iterdir():
-        (folder / "logits.json").unlink()
+def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
+    (stopped / "emergence/steps.jsonl").write_text("")
     result = command("status", LOG, "--resume")
-    assert result.code == 0
-    assert "from the beginning" in result.out
-    assert "the run starts again with its own seed" in result.out
+    assert (result.code, "emergence/steps.jsonl: has 0 bytes" in result.out) == (1, True)
 
 
 def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[..., Any], tmp_path: Path) -> None:
@@ -120,19 +121,8 @@ def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[
     (tmp_path / "other.toml").write_text(other.replace("max_steps = 4", "max_steps = 9"))
     result = command("status", LOG, "--resume", "--config", "other.toml", "--json")
     assert result.code == 1
-    assert [text.split(" was ")[0] for text in data(result)["obstacles"]] == [
-        "training.group_size",
-        "training.max_tokens",
-    ]
-    assert "cannot be resumed" in command("status", LOG, "--resume", "--config", "other.toml").out
-
-
-@pytest.mark.long
-def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
-    (stopped / "emergence/steps.jsonl").write_text("")
-    result = command("status", LOG, "--resume")
-    assert result.code == 1
-    assert "emergence/steps.jsonl: has 0 bytes" in result.out
+    keys = [text.split(" was ")[0] for text in data(result)["obstacles"]]
+    assert keys == ["training.group_size", "training.max_tokens"]
 
 
 def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
@@ -142,31 +132,16 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
     file.write_bytes(file.read_bytes().replace(b'"reward": 0.0', b'"reward": 1.0', 1))
     (stopped / "emergence/tokens/step_000001.safetensors").unlink()
     found = data(command("status", LOG, "--resume", "--json"))
-    assert found["obstacles"] == [
-        f"{LOG}/emergence/generations.jsonl is damaged: "
-        "its checksum differs, yet every line can be read; "
-        "undo the change or add --resume-anyway"
-    ]
+    (obstacle,) = found["obstacles"]
+    assert obstacle.startswith(f"{LOG}/emergence/generations.jsonl is damaged: its checksum differs")
     (lost,) = found["not_restored"]
-    assert lost["part"] == "records"
-    assert lost["detail"].startswith("1 token file is missing, first ")
+    assert (lost["part"], lost["detail"][:30]) == ("records", "1 token file is missing, first")
     refused = command("--resume", LOG)
-    assert refused.code == 2
-    assert f"{LOG}/emergence/generations.jsonl is damaged" in refused.err
-    assert "accept it with --resume-anyway" in refused.err
+    assert (refused.code, f"{LOG}/emergence/generations.jsonl is damaged" in refused.err) == (2, True)
     assert command("--resume", LOG, "--resume-anyway").code == 0
     assert data(command("status", LOG, "--resume", "--json"))["can_resume"]
     (accepted,) = json.loads((stopped / "run.json").read_text())["resumes"][0]["accepted"]
     assert "generations.jsonl is damaged" in accepted
-
-
-@pytest.mark.long
-def test_a_living_run_stands_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
-    lock = RunLock(stopped)
-    result = command("status", LOG, "--resume")
-    lock.release()
-    assert result.code == 1
-    assert "still active" in result.out
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}"])
@@ -179,11 +154,3 @@ def test_what_is_no_run_cannot_be_resumed(
         (tmp_path / "folder/run.json").write_text(text)
     result = command("status", "folder", "--resume", "--json")
     assert (result.code, codes_in(data(result)["obstacles"][0].splitlines()[0])) == (1, ["resume.no-run"])
-
-
-@pytest.mark.long
-def test_no_model_library_is_imported(stopped: Path, tmp_path: Path) -> None:
-    program = "import sys; from retrain.cli.command_line import run; code = run(['status', 'logs/train', '--resume'])\n"
-    program += "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr

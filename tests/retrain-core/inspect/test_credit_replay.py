@@ -1,10 +1,12 @@
-"""Token records survive the disk, and replaying the run's own flow gives the credit that was trained."""
+"""`retrain trace` tries a flow before a run, and replaying the run's own flow gives the credit that was trained."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,12 +52,6 @@ def flow() -> CreditFlow:
     return build_flow(Config(tables={"algorithm": table}), load_plugins())
 
 
-def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_tokens(tmp_path / name, 0, [record(5)])
-    assert token_file(tmp_path / "a", 0).read_bytes() == token_file(tmp_path / "b", 0).read_bytes()
-
-
 def test_a_step_is_replayed_under_an_advantage_that_sees_all_of_it(tmp_path: Path) -> None:
     store(tmp_path, [1.0, 1.0, 1.0, 0.0], [record(3), record(4), record(5), record(6)], parts=True)
     table = AlgorithmTable(advantage_mode="reinforce_pp", transform_mode="none", uncertainty_kind="surprisal")
@@ -96,15 +92,62 @@ def test_completions_without_a_verdict_are_left_out(tmp_path: Path, flow: Credit
     assert [advs.shape for advs in result.token_advs[1]] == [(5,), (6,)]
 
 
-def test_missing_steps_and_runs_are_named(tmp_path: Path) -> None:
+def test_missing_steps_and_runs_and_records_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
         Run(tmp_path).step(None)
     store(tmp_path, [1.0, 0.0], [record(3), record(4)])
     with pytest.raises(ConfigError, match="holds no step 9"):
         Run(tmp_path).step(9)
-
-
-def test_records_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    first = token_file(tmp_path, 0).read_bytes()
+    store(tmp_path, [1.0, 0.0], [record(3), record(4)])
+    assert token_file(tmp_path, 0).read_bytes() == first, "the same records are the same bytes"
     store(tmp_path, [1.0, 0.0], [record(3), record(4), record(5)])
     with pytest.raises(ConfigError, match="2 completions but 3 token records"):
         Run(tmp_path).step(0)
+
+
+@pytest.mark.parametrize("transform", ["none", "gtpo", "gtpo_hicra", "gtpo_sepa"])
+@pytest.mark.parametrize("uncertainty", ["surprisal", "predictive_variance", "shannon_entropy"])
+def test_every_built_in_flow_passes(transform: str, uncertainty: str, command: Callable[..., Any]) -> None:
+    content = json.loads(
+        command("trace", "--json", "--transform-mode", transform, "--uncertainty-kind", uncertainty).out
+    )
+    assert content["ok"] is True
+    assert content["probe_cases_passed"] == content["probe_cases_run"] == 2
+    assert content["flow"]["condition_label"] == f"maxrl+{transform}"
+    assert content["flow"]["needs_planning"] is (transform in ("gtpo_hicra", "gtpo_sepa"))
+    assert content["flow"]["uses_sepa_controller"] is (transform == "gtpo_sepa")
+    assert ("entropies of the sampling distribution" in content["flow"]["needs"]) is (uncertainty == "shannon_entropy")
+    means = {(row["group"], row["reward"]): row["credit_mean"] for row in content["example"]}
+    if transform != "gtpo_hicra":  # its planning tokens drift upwards, the others keep the episode advantage
+        assert means[(1, 1.0)] == pytest.approx(3.0, abs=1e-4)
+
+
+def test_a_plugin_that_breaks_its_contract_fails_with_its_name(tmp_path: Path, command: Callable[..., Any]) -> None:
+    (tmp_path / "short_advantage.py").write_text("def one(rewards):\n    return rewards[:1]\n")
+    result = command("trace", "--advantage-mode", "short_advantage.one")
+    assert (result.code, result.out.endswith("FAIL\n")) == (1, True)
+    for part in ("[ERROR] [probe]", "short_advantage.one", "has length 1, expected 4"):
+        assert part in result.out
+
+
+def test_config_problems_are_shown_not_raised(command: Callable[..., Any]) -> None:
+    content = json.loads(command("trace", "--json", "--advantage-mode", "gpro", "--lr", "-1").out)
+    messages = " ".join(issue["message"] for issue in content["issues"])
+    assert (content["ok"], "did you mean 'grpo'" in messages, "lr" in messages) == (False, True, True)
+
+
+def test_a_group_of_one_fails_where_the_advantage_needs_a_group(tmp_path: Path, command: Callable[..., Any]) -> None:
+    refused = command("trace", "--group-size", "1")
+    assert refused.code == 1
+    assert "[ERROR] [config] --group-size [training] group_size: advantage 'maxrl'" in refused.out
+    (tmp_path / "alone.py").write_text("def raw(rewards):\n    return rewards\n")
+    assert (
+        "[WARN] [config] group_size = 1" in command("trace", "--group-size", "1", "--advantage-mode", "alone.raw").out
+    )
+    # Over the step, a completion has others to be compared with.
+    over_step = command("trace", "--group-size", "1", "--advantage-mode", "reinforce_pp")
+    assert (over_step.code, "group_size" in over_step.out) == (
+        0,
+        False,
+    )
