@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retrain.report.watch_server import WatchServer
+from tests.kit import made_runs
 from tests.kit.devtools import browser
 
 CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
@@ -54,3 +57,22 @@ def page_of(report: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, An
         return Path(said["file"]).read_text(encoding="utf-8"), said
 
     return call
+
+
+@pytest.fixture
+def watched_run(tmp_path: Path) -> Callable[..., Path]:
+    """`watched_run(steps=3)`: the folder of a run in progress."""
+
+    def make(**options: Any) -> Path:
+        chosen = {"steps": 6, "eval_every": 2, "completions": 30, "status": "running"} | options
+        folder: Path = made_runs.write_run(tmp_path / "run", made_runs.MadeRun(**chosen))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Path], WatchServer]]:
+    """`watch(folder)`: a server at work, closed afterwards."""
+    with ExitStack() as stack:
+        yield lambda folder: stack.enter_context(WatchServer(folder, every_s=0.05))

@@ -43,12 +43,8 @@ def hostile_page(campaign: Callable[..., Path], report: Callable[..., Any]) -> P
     lines = file.read_text(encoding="utf-8").splitlines()
     changed = json.loads(lines[1]) | {"completion": HOSTILE[1] + "<" * 1_000_000, "reward": 9.0}
     changed |= {"reference": HOSTILE[0], "prompt": [{"role": HOSTILE[0], "content": HOSTILE[1]}], "detail": HOSTILE[2]}
-    changed |= {
-        "reward_parts": {HOSTILE[1]: 1.0},
-        "stop_reason": HOSTILE[1],
-        "example_id": HOSTILE[0],
-        "group": f'\x01" onfocus={HOSTILE[0]}',
-    }
+    changed |= {"reward_parts": {HOSTILE[1]: 1.0}, "stop_reason": HOSTILE[1], "example_id": HOSTILE[0]}
+    changed |= {"group": f'\x01" onfocus={HOSTILE[0]}'}
     changed |= {"top_surprisal_tokens": [{"token": HOSTILE[1], "surprisal": 1.0}, {"token": "\ud800", "surprisal": 2}]}
     lines[1] = json.dumps(changed)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -76,52 +72,53 @@ def test_hostile_texts_are_shown_and_nothing_runs(tab: Any, hostile_page: Path) 
     assert tab.logged == []
     assert tab.requested == [hostile_page.as_uri()]
     assert tab.value("window.owned === undefined && document.title.endsWith('retrain report')")
-    assert (
-        tab.value(
-            "document.querySelectorAll('[onfocus], [onerror], [onload], main [style]:not(.plot, .plot *)').length"
-        )
-        == 0
-    )
+    acting = "[onfocus], [onerror], [onload], main script, main style, main [style]:not(.plot, .plot *)"
+    assert tab.value(f"document.querySelectorAll('{acting}').length") == 0
     kinds = "[...new Set([...document.body.querySelectorAll('*')].map((e) => e.tagName.toLowerCase()))]"
     assert not {"img", "iframe", "link", "base", "object", "embed", "form"} & set(tab.value(kinds))
-    assert tab.value("document.querySelectorAll('main script, main style').length") == 0
     assert tab.value("[...document.querySelectorAll('a')].every((a) => a.protocol === 'file:')")
     text = tab.value("document.body.innerText")
-    assert f"<script>{EVIL}</script>" in text
-    assert "[U+001B]]0;owned[U+0007]" in text
-    assert "[U+202E][U+2066]gnp.exe" in text
-    assert "characters left out" in text
+    escaped = ("[U+001B]]0;owned[U+0007]", "[U+202E][U+2066]gnp.exe")
+    for part in (f"<script>{EVIL}</script>", *escaped, "characters left out"):
+        assert part in text
     assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(text)
     drawn = tab.value("[...document.querySelectorAll('.plot svg')].map((svg) => svg.textContent).join(' ')")
     assert "<b>bold</b>" in drawn  # as text, not as bold type
     assert tab.value("document.querySelectorAll('.plot svg a, .plot svg script').length") == 0
 
 
+EVERY = (
+    "[...document.querySelectorAll('table')].every((t) => t.caption && t.querySelector('th[scope=col]'))",
+    "[...document.querySelectorAll('tbody tr')].every((r) => r.querySelector('th[scope=row]'))",
+    "[...document.querySelectorAll('.plot')].every((p) => p.getAttribute('role') === 'img')",
+    "[...document.querySelectorAll('nav a')].every((a) => document.querySelector(a.hash))",
+    "new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size"
+    " === document.querySelectorAll('[id]').length",
+    "document.querySelectorAll('section > h2').length >= 8",
+)
+
+
 @pytest.mark.long
-def test_headings_tables_and_plots_can_be_found(tab: Any, hostile_page: Path) -> None:
+def test_everything_can_be_found_by_headings_and_keys_in_light_dark_and_narrow(tab: Any, hostile_page: Path) -> None:
+    def paper() -> Any:
+        return tab.value("getComputedStyle(document.body).backgroundColor")
+
+    opened(tab, hostile_page, dark=True)
+    dark = paper()
     opened(tab, hostile_page)
+    light = paper()
+    assert light != dark
+    for expected in (light, dark, light):  # light, dark, and as the system again
+        tab.value("document.getElementById('theme').click()")
+        assert paper() == expected
     levels = tab.value("[...document.querySelectorAll('h1, h2, h3, h4')].map((h) => Number(h.tagName[1]))")
-    assert levels[0] == 1
-    assert levels.count(1) == 1
+    assert (levels[0], levels.count(1)) == (1, 1)
     assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert tab.value("document.querySelectorAll('section > h2').length") >= 8
-    assert tab.value(
-        "[...document.querySelectorAll('table')].every((t) => t.caption && t.querySelector('th[scope=col]'))"
-    )
-    assert tab.value("[...document.querySelectorAll('tbody tr')].every((r) => r.querySelector('th[scope=row]'))")
-    assert tab.value("[...document.querySelectorAll('.plot')].every((p) => p.getAttribute('role') === 'img')")
-    assert tab.value("[...document.querySelectorAll('nav a')].every((a) => document.querySelector(a.hash))")
-    assert tab.value("new Set([...document.querySelectorAll('[id]')].map((e) => e.id)).size") == tab.value(
-        "document.querySelectorAll('[id]').length"
-    )
-
-
-@pytest.mark.long
-def test_keys_lead_everywhere(tab: Any, hostile_page: Path) -> None:
+    for promise in EVERY:
+        assert tab.value(promise), promise
     opened(tab, hostile_page)
     tab.press("Tab")
     assert tab.value("document.activeElement.className") == "skip"
-    assert tab.value("document.activeElement.getBoundingClientRect().left") >= 0
     tab.press("Enter")
     tab.wait_for("document.activeElement.id === 'main'")
     reached = set()
@@ -134,22 +131,6 @@ def test_keys_lead_everywhere(tab: Any, hostile_page: Path) -> None:
     before = tab.value("document.querySelector('.legend button').getAttribute('aria-pressed')")
     tab.press(" ")
     assert tab.value("document.querySelector('.legend button').getAttribute('aria-pressed')") != before
-    assert tab.logged == []
-
-
-@pytest.mark.long
-def test_light_dark_and_narrow(tab: Any, hostile_page: Path) -> None:
-    def paper() -> Any:
-        return tab.value("getComputedStyle(document.body).backgroundColor")
-
-    opened(tab, hostile_page, dark=True)
-    dark = paper()
-    opened(tab, hostile_page)
-    light = paper()
-    assert light != dark
-    for expected in (light, dark, light):  # light, dark, and as the system again
-        tab.value("document.getElementById('theme').click()")
-        assert paper() == expected
     opened(tab, hostile_page, width=360, height=800)
     assert tab.value("document.documentElement.scrollWidth") <= 360
     assert tab.logged == []

@@ -42,29 +42,19 @@ def asked(server: WatchServer, what: str) -> Any:
     return json.loads(content)
 
 
-def test_only_who_knows_the_address_gets_anything_and_nothing_can_be_changed(make_run: MakeRun, watch: Watch) -> None:
-    server = watch(make_run())
+def test_only_who_knows_the_address_gets_anything_and_nothing_can_be_changed(
+    watched_run: MakeRun, watch: Watch
+) -> None:
+    server = watch(watched_run())
     assert server.host == "127.0.0.1"
     assert len(server.token) >= 24
     page = f"/{server.token}/"
     assert answer(server, page)[0] == 200
     assert answer(server, page, host=server.hosts[1])[0] == 200
-    for host in (
-        "evil.example",
-        f"evil.example:{server.port}",
-        "127.0.0.1",
-        f"127.0.0.1.evil:{server.port}",
-    ):
+    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1", f"127.0.0.1.evil:{server.port}"):
         assert answer(server, page, host=host)[::2] == (404, "Not found.\n"), host
-    for path in (
-        "/",
-        "/x/",
-        f"/{server.token[:-1]}/",
-        f"/{server.token}x/",
-        f"{page}../run.json",
-        f"{page}run.json",
-        "/%00",
-    ):
+    tokens = (f"/{server.token[:-1]}/", f"/{server.token}x/")
+    for path in ("/", "/x/", *tokens, f"{page}../run.json", f"{page}run.json", "/%00"):
         assert answer(server, path)[::2] == (404, "Not found.\n"), path
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         assert answer(server, page, method=method)[0] == 501
@@ -75,16 +65,14 @@ def test_only_who_knows_the_address_gets_anything_and_nothing_can_be_changed(mak
     assert "unsafe" not in headers["Content-Security-Policy"]
 
 
-def test_the_page_gets_the_rows_that_it_lacks_and_how_the_run_stands(make_run: MakeRun, watch: Watch) -> None:
-    folder = make_run(steps=6)
+def test_the_page_gets_the_rows_that_it_lacks_and_how_the_run_stands(watched_run: MakeRun, watch: Watch) -> None:
+    folder = watched_run(steps=6)
     beat = {"pid": json.loads((folder / "run.json").read_text())["pid"], "phase": "sampling\x1b", "step": 6}
     (folder / "heartbeat.json").write_text(json.dumps(beat | {"progress": {"done": 1, "total": "x", "unit": "\u202e"}}))
     server = watch(folder)
     first = asked(server, "data?generation=0&rows=0")
     assert [row["step"] for row in first["rows"]] == [-1, 0, 1, 2, 3, 4, 5]
-    assert first["newest_step"] == 5
-    assert first["status"]["condition"] == "maxrl+none"
-    assert first["charts"] == []
+    assert (first["newest_step"], first["status"]["condition"], first["charts"]) == (5, "maxrl+none", [])
     with (folder / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 6, "correct_rate": 1.0}\n')
     then = asked(server, f"data?generation={first['generation']}&rows={len(first['rows'])}")
@@ -105,9 +93,9 @@ def test_the_page_gets_the_rows_that_it_lacks_and_how_the_run_stands(make_run: M
     assert asked(server, "completions?step=0")["items"] == []
 
 
-def test_completions_are_given_a_few_at_a_time_by_what_became_of_them(make_run: MakeRun, watch: Watch) -> None:
+def test_completions_are_given_a_few_at_a_time_by_what_became_of_them(watched_run: MakeRun, watch: Watch) -> None:
     hostile = "<script>alert(1)</script>\n\x1b[2J\u202e"
-    server = watch(make_run(texts=[hostile]))
+    server = watch(watched_run(texts=[hostile]))
     found = asked(server, "completions?step=2&first=0&shown=all")
     assert (found["count"], len(found["items"])) == (30, 12)
     rest = asked(server, "completions?step=2&first=24")["items"]
@@ -115,12 +103,8 @@ def test_completions_are_given_a_few_at_a_time_by_what_became_of_them(make_run: 
     right, wrong = (asked(server, f"completions?step=2&shown={shown}") for shown in ("right", "wrong"))
     assert right["count"] + wrong["count"] == 30
     assert {item["is_right"] for item in right["items"]} == {True}
-    texts = {
-        item["completion"]["head"]
-        for first in (0, 12, 24)
-        for item in asked(server, f"completions?step=2&first={first}")["items"]
-    }
-    assert any(text.endswith("<script>alert(1)</script>\n[U+001B][2J[U+202E]") for text in texts), "set as text later"
+    heads = [item["completion"]["head"] for item in (*found["items"], *rest)]
+    assert any(head.endswith("<script>alert(1)</script>\n[U+001B][2J[U+202E]") for head in heads), "set as text later"
     assert asked(server, "completions?step=99&shown=no")["count"] == 0
     assert asked(server, "completions?step=-1")["step"] == 0
 
@@ -138,25 +122,15 @@ def test_a_campaign_has_a_page_that_links_the_page_of_each_run(tmp_path: Path, w
     server = watch(folder)
     page = answer(server, f"/{server.token}/")[2]
     links = re.findall(r'<a href="(run/[^"]+)">', page)
-    assert len(links) == 2
-    assert "later" in page
-    assert "not started" in page
+    assert (len(links), "later" in page, "not started" in page) == (2, True, True)
     for link in links:
         status, headers, content = answer(server, f"/{server.token}/{link}")
         assert (status, '<a href="../../">Runs of first</a>' in content) == (200, True)
         assert headers["Content-Security-Policy"] != answer(server, f"/{server.token}/")[1]["Content-Security-Policy"]
         assert len(asked(server, f"{link}data")["rows"]) == 4 + 1
         assert asked(server, f"{link}completions?step=0")["count"] == 0
-    for path in (
-        "data",
-        "run",
-        "run/",
-        "run//",
-        "run/later/",
-        links[0][:-1],
-        f"{links[0]}x",
-        "run/..%2F..%2Faway%2Fruns%2Fx/",
-    ):
+    outside = "run/..%2F..%2Faway%2Fruns%2Fx/"
+    for path in ("data", "run", "run/", "run//", "run/later/", links[0][:-1], f"{links[0]}x", outside):
         assert answer(server, f"/{server.token}/{path}")[0] == 404, path
 
 
@@ -172,18 +146,18 @@ def test_each_look_at_an_unfinished_campaign_is_recorded_once(tmp_path: Path, wa
     assert (len(looks), said) == (1, [])
 
 
-def test_the_command_refuses_what_it_cannot_serve(make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_command_refuses_what_it_cannot_serve(watched_run: MakeRun, tmp_path: Path) -> None:
     done = invoke(command, [str(tmp_path)])
     assert codes_in(done.exception) == ["run.not-found"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = invoke(command, [str(make_run()), "--port", str(taken.getsockname()[1])])
+        done = invoke(command, [str(watched_run()), "--port", str(taken.getsockname()[1])])
     assert codes_in(done.exception) == ["report.port-unusable"]
 
 
-def test_ctrl_c_ends_it_cleanly(make_run: MakeRun) -> None:
-    folder = make_run()
+def test_ctrl_c_ends_it_cleanly(watched_run: MakeRun) -> None:
+    folder = watched_run()
     argv = [sys.executable, "-c", "from retrain.report.commands import watch; watch()", str(folder)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

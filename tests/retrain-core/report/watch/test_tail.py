@@ -76,32 +76,20 @@ def test_a_record_that_was_rewound_or_replaced_is_read_anew(tmp_path: Path) -> N
     assert steps(tail) == [0], "what was read stays"
 
 
-def test_damaged_lines_and_numbers_that_are_none_are_passed_over(tmp_path: Path) -> None:
+def test_damaged_lines_are_passed_over_and_counts_become_the_shares_that_charts_show(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
+    good = {"step": 1, "loss": 2, "eval_pass_at_4": 0.5, "reward_math_mean": 1}
+    counts = {"useful_groups": 3, "all_wrong_groups": 1, "sampled_tokens": 200, "trained_tokens": 50}
     file.write_text(
         '{"step": 0, "loss": NaN, "correct_rate": "x", "lr": 1e999, "grad_norm": null, "mean_reward": true}\n'
-        '[1]\nno\n{"loss": 1}\n{"step": "1"}\n\n'
-        + '{"step": 1, "loss": 2, "eval_pass_at_4": 0.5, "reward_math_mean": 1}\n'
+        f'[1]\nno\n{{"loss": 1}}\n{{"step": "1"}}\n\n{json.dumps(good)}\n'
+        + line(2, **counts, sample_time_s=4)
+        + line(3, useful_groups=0, sampled_tokens=7)
     )
-    assert list(Tail(file).since(0, 0)[2]) == [
-        {"step": 0},
-        {"step": 1, "loss": 2, "eval_pass_at_4": 0.5, "reward_math_mean": 1},
-    ]
-
-
-def test_counts_become_the_shares_and_the_speed_that_charts_show(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    counts = {
-        "useful_groups": 3,
-        "all_wrong_groups": 1,
-        "sampled_tokens": 200,
-        "trained_tokens": 50,
-        "sample_time_s": 4,
-    }
-    file.write_text(line(0, **counts) + line(1, useful_groups=0, sampled_tokens=7))
-    first, second = Tail(file).since(0, 0)[2]
-    assert (first["useful_groups"], first["trained_tokens"], first["sampled_tokens"]) == (0.75, 0.25, 50)
-    assert set(second) == {"step", "correct_rate"}
+    none, whole, counted, uncounted = Tail(file).since(0, 0)[2]
+    assert (none, whole, set(uncounted)) == ({"step": 0}, good, {"step", "correct_rate"})
+    shares = {"useful_groups": 0.75, "trained_tokens": 0.25, "sampled_tokens": 50}
+    assert {name: counted[name] for name in shares} == shares, "of groups and tokens, and per second"
 
 
 def test_a_long_record_is_thinned_and_keeps_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from retrain.report.watch_server import WatchServer
 from tests.kit import made_runs
 from tests.kit.browser import needs_chromium
+from tests.kit.devtools import browser
 
 pytestmark = needs_chromium
 EVIL = "document.title='owned'; window.owned=1; fetch('https://example.org/x')"
@@ -34,20 +34,17 @@ CONTRAST = """(() => {
 
 
 def test_the_page_follows_a_run_with_hostile_texts(
-    make_run: Callable[..., Path], watch: Callable[[Path], WatchServer], browser: Any
+    watched_run: Callable[..., Path], watch: Callable[[Path], WatchServer]
 ) -> None:
-    folder = make_run(condition=HOSTILE[0], texts=HOSTILE, error=HOSTILE[1], config={"model": {"model": HOSTILE[3]}})
+    folder = watched_run(condition=HOSTILE[0], texts=HOSTILE, error=HOSTILE[1], config={"model": {"model": HOSTILE[3]}})
     server = watch(folder)
     with browser() as tab:
         for width, dark in ((390, True), (390, False), (1440, True), (1440, False)):
             tab.open(server.url, width=width, dark=dark)
-            tab.wait_for(
-                "document.querySelectorAll('.card').length === 12 && document.documentElement.dataset.looks > 0"
-            )
+            tab.wait_for("document.querySelectorAll('.card').length === 12")
             tab.value("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-            tab.wait_for(
-                "[...document.querySelectorAll('figure:not([hidden]) svg')].every((one) => one.dataset.points > 0)"
-            )
+            drawn = "[...document.querySelectorAll('figure:not([hidden]) svg')].every((one) => one.dataset.points > 0)"
+            tab.wait_for(f"document.documentElement.dataset.looks > 0 && {drawn}")
             assert tab.value("document.documentElement.scrollWidth") <= width
             assert tab.value(CONTRAST) >= 4.5
         assert tab.value("document.querySelectorAll('svg.chart').length") >= 6
@@ -67,15 +64,12 @@ def test_the_page_follows_a_run_with_hostile_texts(
         tab.wait_for("document.querySelectorAll('.card').length === 24")
         choose = "const s = document.getElementById('shown'); s.value = 'wrong'; s.dispatchEvent(new Event('change'));"
         tab.value(f"(() => {{ {choose} }})()")
-        tab.wait_for(
-            "document.querySelectorAll('.card.wrong').length && !document.querySelectorAll('.card.right').length"
-        )
+        tab.wait_for("document.querySelector('.card.wrong') && !document.querySelector('.card.right')")
         text = tab.value("document.body.textContent")
         assert "window.owned=1" in text, "as text"
         assert tab.value("document.title") == "run · retrain watch"
-        assert tab.value(
-            "window.owned === undefined && !document.querySelector('.card img, .card script, #setup script')"
-        )
+        acting = "document.querySelector('.card img, .card script, #setup script')"
+        assert tab.value(f"window.owned === undefined && !{acting}")
         shutil.rmtree(folder)
         tab.wait_for("!document.getElementById('trouble').hidden")
         assert "folder is gone" in tab.value("document.getElementById('trouble').textContent")
@@ -85,7 +79,7 @@ def test_the_page_follows_a_run_with_hostile_texts(
 
 
 def test_a_campaigns_page_follows_its_runs_and_leads_to_the_page_of_each(
-    tmp_path: Path, watch: Callable[[Path], WatchServer], browser: Any
+    tmp_path: Path, watch: Callable[[Path], WatchServer]
 ) -> None:
     effects = {f"{HOSTILE[1]}+none": 0.0, "grpo+a-transform-with-a-name-that-is-as-long-as-they-get": 0.1}
     folder = made_runs.write_campaign(tmp_path / HOSTILE[0].replace("/", "∕"), effects, seeds=[1, 2], steps=6)
