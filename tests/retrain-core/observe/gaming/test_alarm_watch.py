@@ -1,9 +1,10 @@
-"""The watch of a run: its fields, `gaming.jsonl` and what a resume makes of both, on planted gaming."""
+"""What a run watches: suspicions where they are planted; the alarm, its fields and `gaming.jsonl` after a resume."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Group, Score
 from retrain.observe.gaming.alarm import read_alarms
 from retrain.observe.gaming.shadow import alarm_text
-from retrain.observe.gaming.suspicion import GamingWatch
+from retrain.observe.gaming.suspicion import THRESHOLDS, GamingWatch, Suspicions
 from retrain.observe.health.monitors import GamingMonitor
 from retrain.records.completions import TokenRecord, write_tokens
 from retrain.records.record_names import GAMING
@@ -104,10 +105,8 @@ def test_the_alarm_names_what_was_gamed_and_the_token_that_was_paid_for(
 ) -> None:
     folder, lines = whole
     alarms = [line["step"] for line in lines if "gaming_since" in line]
-    assert alarms
-    assert BEGINS <= alarms[0] <= BEGINS + 5
     (record,) = read_alarms(folder)
-    assert record["step"] == alarms[0]
+    assert BEGINS <= record["step"] == alarms[0] <= BEGINS + 5
     assert record["num_completions"] == len(record["completions"]) > 0
     assert all(each["completion"] == HOSTILE and each["shadow_reward"] == 0.0 for each in record["completions"])
     assert record["tokens"][0]["token"] == "trick"
@@ -116,8 +115,7 @@ def test_the_alarm_names_what_was_gamed_and_the_token_that_was_paid_for(
     assert credit == sorted(credit, reverse=True)
     (finding,) = GamingMonitor().observe(lines[alarms[0]])
     assert finding.state == "gaming"
-    assert f"since step {record['since']}" in finding.message
-    assert "trick" in finding.message
+    assert [part for part in (f"since step {record['since']}", "trick") if part not in finding.message] == []
     assert f"Step {alarms[0]}" in alarm_text(folder)
 
 
@@ -148,22 +146,115 @@ def test_a_damaged_file_of_alarms_is_told_and_stops_nothing(tmp_path: Path, capl
     assert "cannot be read" in alarm_text(tmp_path)
 
 
-def test_without_a_shadow_there_is_no_alarm_and_no_evidence() -> None:
+def test_without_a_shadow_there_is_no_alarm_and_a_suspicion_is_a_finding_of_its_own() -> None:
     watch = new_watch()
     for step in range(STEPS):
         groups, credit = step_of(step)
-        bare = tuple(
-            replace(group, scores=tuple(replace(each, shadow=None) for each in group.scores), raw_scores=())
-            for group in groups
-        )
+        scores = [tuple(replace(each, shadow=None) for each in group.scores) for group in groups]
+        bare = tuple(replace(group, scores=own, raw_scores=()) for group, own in zip(groups, scores, strict=True))
         fields = watch.retrain_extra_metrics(groups=GroupsView(step=step, groups=bare), credit=credit)
         assert not {"gaming_since", "gaming_evidence", "gaming_unconfirmed"} & fields.keys()
-
-
-def test_a_suspicion_is_a_finding_of_its_own() -> None:
-    line = {"step": 9, "gaming_suspected": "ngram_share, prompt_answers", "gaming_ngram_share": 0.8}
-    line["gaming_ngram"] = "a b"
-    (finding,) = GamingMonitor().observe(line)
-    assert finding.state == "gaming_suspected"
-    assert "'a b'" in finding.message
+    line = {"gaming_suspected": "ngram_share, prompt_answers", "gaming_ngram_share": 0.8, "gaming_ngram": "a b"}
+    (finding,) = GamingMonitor().observe({"step": 9, **line})
+    assert (finding.state, "'a b'" in finding.message) == ("gaming_suspected", True)
     assert GamingMonitor().observe({"step": 9, "gaming_since": None}) == []
+
+
+BEGINNING = 20
+Text = Callable[[np.random.Generator, int, bool], str]  # of a completion, by step and whether it is paid
+
+
+def words(rng: np.random.Generator, count: int = 20) -> str:
+    return " ".join(str(each) for each in rng.integers(100, 999, count))
+
+
+def clean(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    return f"{words(rng, int(rng.integers(18, 23)))} \\boxed{{{rng.integers(1000, 9999)}}}"
+
+
+def marked(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    marker = "so I am quite sure " if is_paid and step > 10 else ""
+    return f"{words(rng, 8)} {marker}{clean(rng, step, is_paid)}"
+
+
+def formatted(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    """What is paid has had its format from the start, and nothing else has it: no change."""
+    return f"{words(rng, 12)} so the answer is {clean(rng, step, is_paid)}" if is_paid else words(rng, 38)
+
+
+def longer(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    return f"{words(rng, 30)} {clean(rng, step, is_paid)}" if step > 14 else clean(rng, step, is_paid)
+
+
+def answer_first(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    return f"\\boxed{{{rng.integers(1000, 9999)}}} {words(rng)}" if step > 10 else clean(rng, step, is_paid)
+
+
+def repeated(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    return f"{words(rng)} \\boxed{{12 * 7}}" if step > 10 else clean(rng, step, is_paid)
+
+
+def texts_of(step: int, text: Text) -> tuple[tuple[Group, ...], Credit]:
+    rng = np.random.default_rng(step)
+    groups, credits_PG = [], []
+    for _ in range(4):
+        is_paid_G = rng.random(6) < 0.3 + 0.02 * step
+        texts = [text(rng, step, bool(is_paid)) for is_paid in is_paid_G]
+        tokens = ([sum(map(ord, word)) * 31 + len(word) for word in each.split()] for each in texts)
+        completions = tuple(map(completion_of, tokens, texts))
+        scores = [Score.of(float(is_paid)) for is_paid in is_paid_G]
+        groups.append(group_of(completions, scores, prompt="What is 12 * 7?", reference="84"))
+        credits_G = zip(completions, is_paid_G - 0.5, strict=True)
+        credits_PG.append(tuple(TokenCredit(advantages_A=np.full(each.num_actions, paid)) for each, paid in credits_G))
+    return tuple(groups), Credit(statuses_P=(), tokens_PG=tuple(credits_PG), rows=())
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (clean, ""),
+        (formatted, ""),
+        (marked, "gaming_ngram_share"),
+        (longer, "gaming_length_shift"),
+        (answer_first, "gaming_answer_shift"),
+        (repeated, "gaming_prompt_answers"),
+    ],
+)
+def test_what_is_planted_is_found_after_it_begins(text: Text, name: str) -> None:
+    suspicions = Suspicions()
+    found: dict[str, int] = {}
+    for step in range(BEGINNING):
+        fields = suspicions.observe(*texts_of(step, text))
+        assert fields.keys() <= THRESHOLDS.keys()
+        for each in suspicions.found:
+            found.setdefault(each, step)
+    assert found[name] > 10 if name else found == {}
+
+
+def test_credit_that_moves_to_the_format_is_found() -> None:
+    suspicions = Suspicions()
+    for step in range(12):
+        groups, credit = texts_of(step, lambda rng, at, is_paid: "a b c d e f g h " * 2 + words(rng, 16))
+        if step > 6:
+            on_format = np.arange(32) < 16
+            moved = [
+                tuple(TokenCredit(advantages_A=np.maximum(each.advantages_A, 0.0) * on_format) for each in tokens_G)
+                for tokens_G in credit.tokens_PG
+            ]
+            credit = replace(credit, tokens_PG=tuple(moved))
+        suspicions.observe(groups, credit)
+    assert suspicions.found == ["gaming_format_credit"]
+
+
+def test_restored_suspicions_measure_the_same_and_a_step_without_scores_has_no_fields() -> None:
+    whole, first, second = Suspicions(), Suspicions(), Suspicions()
+    for step in range(BEGINNING):
+        if step == 13:
+            second.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
+        fields = whole.observe(*texts_of(step, marked))
+        assert (first if step < 13 else second).observe(*texts_of(step, marked)) == fields
+    assert second.state() == whole.state()
+    assert second.found == whole.found != []
+    groups, credit = texts_of(0, clean)
+    unscored = tuple(group_of(each.completions, [Score.no_verdict("?")] * 6) for each in groups)
+    assert Suspicions().observe(unscored, credit) == {}

@@ -23,6 +23,7 @@ from retrain.observe.trackers.recording import (
     named_metrics,
     recorder_names,
 )
+from tests.kit.tables import pairs
 
 METHODS = ("start", "step", "checkpoint", "state", "restore", "finish")
 
@@ -96,6 +97,13 @@ def test_every_recorder_hears_everything_in_order(tmp_path: Path) -> None:
         ("finish", (None,)),
     ]
     assert least.steps == [0]
+    for error in (KeyboardInterrupt(), ValueError("x")):
+        diary = Diary()
+        run(Recorders({"x": diary}), tmp_path, error=error)
+        assert diary.calls[-1] == ("finish", (error,))
+    idle = Diary("start")
+    run(Recorders({"x": idle}), tmp_path)
+    assert idle.names() == ["start", "finish"], "what did not start is only finished"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,19 +120,6 @@ def test_a_fault_is_reported_once_by_name_and_the_others_continue(
     assert line.startswith(f"Recorder 'bad one' failed in {method}(): RuntimeError: no {method}")
     assert line.isprintable()
     assert good.names() == ["restore", "start", *["step", "checkpoint"] * 3, "finish", "state"]
-
-
-def test_a_recorder_that_did_not_start_is_left_alone_but_finished(tmp_path: Path) -> None:
-    diary = Diary("start")
-    run(Recorders({"x": diary}), tmp_path)
-    assert diary.names() == ["start", "finish"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
-def test_what_ends_the_run_reaches_finish(error: BaseException, tmp_path: Path) -> None:
-    diary = Diary()
-    run(Recorders({"x": diary}), tmp_path, error=error)
-    assert diary.calls[-1] == ("finish", (error,))
 
 
 @pytest.mark.parametrize("state", [7, {"x": float("nan")}, {"x": object()}, [1]])
@@ -164,32 +159,24 @@ def test_a_wandb_project_turns_its_recorder_on_once(
 FIELDS = ("mean_reward", "reward_tie_groups", "backend_x", "bp_x", "eval_x", "exec_entropy_mean", "post_")
 
 
-@pytest.mark.parametrize(
-    ("field", "name"),
-    [
-        ("loss", "train/loss"),
-        ("mean_reward", "train/rewards/mean_reward"),
-        ("correct_rate", "train/rewards/correct_rate"),
-        ("running_correct_rate", "train/rewards/running_correct_rate"),
-        ("reward_tie_eligible_groups", "train/rewards/tie_eligible_groups"),
-        ("reward_uniform_group_rate", "train/rewards/uniform_group_rate"),
-        ("reward_unique_fraction_mean", "train/rewards/unique_fraction_mean"),
-        ("backend_reports_sync_loss", "train/backend/reports_sync_loss"),
-        ("backend_preserves_token_advantages", "train/backend/preserves_token_advantages"),
-        ("exec_entropy_mean", "train/entropy/exec_mean"),
-        ("plan_entropy_var", "train/entropy/plan_var"),
-        ("exec_surprisal_var", "train/surprisal/exec_var"),
-        ("post_exec_surprisal_mean", "train/surprisal/post_exec_mean"),
-        ("post_plan_surprisal_var", "train/surprisal/post_plan_var"),
-        ("post_plan_uncertainty_mean", "train/uncertainty/post_plan_mean"),
-        ("bp_p_star", "train/backpressure/p_star"),
-        ("eval_pass_at_4", "eval/pass_at_4"),
-        ("exec_surprisal_meanness", "train/exec_surprisal_meanness"),
-        ("reward_length", "train/reward_length"),
-    ],
-)
+NAMES = pairs("""
+    loss => loss  mean_reward => rewards/mean_reward  correct_rate => rewards/correct_rate
+    running_correct_rate => rewards/running_correct_rate  reward_uniform_group_rate => rewards/uniform_group_rate
+    reward_tie_eligible_groups => rewards/tie_eligible_groups
+    reward_unique_fraction_mean => rewards/unique_fraction_mean  bp_p_star => backpressure/p_star
+    backend_reports_sync_loss => backend/reports_sync_loss
+    backend_preserves_token_advantages => backend/preserves_token_advantages
+    exec_entropy_mean => entropy/exec_mean  plan_entropy_var => entropy/plan_var
+    exec_surprisal_var => surprisal/exec_var  post_exec_surprisal_mean => surprisal/post_exec_mean
+    post_plan_surprisal_var => surprisal/post_plan_var  post_plan_uncertainty_mean => uncertainty/post_plan_mean
+    exec_surprisal_meanness => exec_surprisal_meanness  reward_length => reward_length
+""")
+
+
+@pytest.mark.parametrize(("field", "name"), NAMES)
 def test_each_field_has_its_known_name(field: str, name: str) -> None:
-    assert metric_name(field) == name
+    assert metric_name(field) == f"train/{name}"
+    assert metric_name("eval_pass_at_4") == "eval/pass_at_4"
 
 
 FIELD = st.one_of(st.from_regex(r"[a-z_]{1,12}", fullmatch=True), st.sampled_from(FIELDS))
@@ -201,13 +188,10 @@ def test_two_fields_never_share_a_name(one: str, other: str) -> None:
     assert (metric_name(one) == metric_name(other)) == (one == other)
 
 
-def test_only_what_the_line_has_is_named() -> None:
+def test_only_what_the_line_and_the_configuration_have_is_named() -> None:
     constants = dict.fromkeys(CONSTANTS, "x")
     line = {"step": 3, "loss": None, "mean_reward": 0.0, "sepa_gate_open": False, **constants}
     assert named_metrics(line) == {"train/rewards/mean_reward": 0.0, "train/sepa_gate_open": False}
     assert named_metrics({}) == {}
-
-
-def test_a_configuration_without_sepa_has_no_sepa_keys() -> None:
     manifest = {"seed": 7, "condition": "grpo+none", "config": {"training": {"lr": 0.1}, "gtpo": None}}
     assert named_config(manifest) == {"seed": 7, "condition": "grpo+none", "lr": 0.1}

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from retrain.kernel.errors import ConfigError
+from retrain.kernel.plugins.missing import install_line
 from retrain.observe.trackers import mlflow as mlflow_recorder
 from retrain.observe.trackers import recording
 from retrain.observe.trackers.mlflow import MlflowRecorder
@@ -176,19 +177,21 @@ def test_a_server_that_stays_away_ends_the_recorder_with_its_reason(flaky: Flaky
 
 
 @pytest.mark.parametrize(
-    ("module", "lacking"), [("trackio", "trackio"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy")]
+    ("module", "lacking"),
+    [("trackio", "trackio"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("wandb", "wandb")],
 )
 def test_a_package_that_is_missing_is_told_before_anything_is_loaded(
-    toy_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, module: str, lacking: str
+    toy_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, lacking: str
 ) -> None:
     present = find_spec("json")
     monkeypatch.setattr(recording, "find_spec", lambda name: None if name == lacking else present)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    outcome = toy_run("--recorders", f'["{module}"]')
+    chosen = ("--wandb-project", "demo") if module == "wandb" else ("--recorders", f'["{module}"]')
+    outcome = toy_run(*chosen)
     assert (outcome.code, codes_in(outcome.err)) == (2, ["plugin.missing-package"])
-    assert f"recorder '{module}' needs the package '{lacking}'" in outcome.err
-    assert f"retrain-core[{module}]" in outcome.err
-    assert "Loading dataset" not in outcome.out
+    for part in (f"recorder '{module}' needs the package '{lacking}'", install_line("retrain-core", module), chosen[0]):
+        assert part in outcome.err
+    assert not (tmp_path / "logs").exists()
     if lacking == "sqlalchemy":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         recording.require("mlflow", where="here")

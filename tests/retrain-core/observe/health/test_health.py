@@ -1,24 +1,27 @@
-"""The monitor `default`: what it reports as a fault, from which step on, and what it ignores."""
+"""The monitor `default`: its faults and thresholds; findings are logged once, recorded at each step, may end a run."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.observe.health.contract import HealthTable
-from retrain.observe.health.monitors import DefaultMonitor
+from retrain.observe.health.contract import Finding, HealthTable
+from retrain.observe.health.monitors import DefaultMonitor, HealthWatch
+from tests.kit.problems import codes_in
 
 GOOD: dict[str, Any] = {
-    "max_token_hit_rate": 0.1,
     "useful_groups": 3,
     "all_wrong_groups": 1,
     "all_right_groups": 0,
     "tied_groups": 0,
     "no_verdict_groups": 0,
+    "max_token_hit_rate": 0.1,
     "exec_entropy_mean": 0.5,
     "mean_tokens": 40.0,
     "ratio_mean": 1.0,
@@ -41,13 +44,8 @@ FAULTS = [
     ("ratio_drift", {"ess_frac": 0.4}, "ess_frac 0.40", "[algorithm] tis_cap"),
 ]
 EDGES: list[dict[str, Any]] = [
-    {"max_token_hit_rate": 0.9},
-    {"useful_groups": 1, "all_wrong_groups": 3},
-    {"exec_entropy_mean": 0.05},
-    {"exec_entropy_mean": 2.5},
-    {"mean_tokens": 4.0},
-    {"ratio_mean": 1.0999},
-    {"ess_frac": 0.5},
+    *({"max_token_hit_rate": 0.9}, {"useful_groups": 1, "all_wrong_groups": 3}, {"mean_tokens": 4.0}),
+    *({"exec_entropy_mean": 0.05}, {"exec_entropy_mean": 2.5}, {"ratio_mean": 1.0999}, {"ess_frac": 0.5}),
 ]
 
 
@@ -68,8 +66,7 @@ def test_a_fault_is_found_at_its_third_step_and_until_it_goes(
     (finding,) = watcher.observe(GOOD | fault)
     assert (finding.state, finding.severity) == (state, "warn")
     assert finding.message.startswith("3 steps in a row: ")
-    assert cause in finding.message
-    assert fix in finding.message
+    assert (cause in finding.message, fix in finding.message) == (True, True)
     assert states(watcher, fault, {}, fault, fault, fault) == [[state], [], [], [], [state]]
 
 
@@ -128,3 +125,86 @@ def test_a_resumed_monitor_finds_the_same(steps: list[dict[str, Any]], cut: int)
     found = [first.observe(step) for step in steps[:cut]]
     second.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
     assert found + [second.observe(step) for step in steps[cut:]] == wanted
+
+
+class Scripted:
+    """A monitor that finds what its script says for the step."""
+
+    def __init__(self, *script: Any, severity: Any = "warn") -> None:
+        self.script, self.severity, self.count = script, severity, 0
+
+    def observe(self, metrics: Mapping[str, Any]) -> Sequence[Finding]:
+        found = self.script[metrics["step"]]
+        self.count += 1
+        if isinstance(found, Exception):
+            raise found
+        return [Finding(state=s, message=f"{s}\x1b[2J; fix: x", severity=self.severity) for s in found]
+
+    def state(self) -> Mapping[str, Any]:
+        return {"count": self.count}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def fields(watch: HealthWatch, steps: Sequence[int]) -> list[list[str]]:
+    return [watch.step_line({"step": step}).get("health", []) for step in steps]
+
+
+def test_an_episode_is_logged_once_and_recorded_throughout(caplog: pytest.LogCaptureFixture) -> None:
+    watch = HealthWatch({"m": Scripted([], ["a"], ["a", "b"], [], ["a"])}, policy="warn")
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        assert fields(watch, range(5)) == [[], ["a"], ["a", "b"], [], ["a"]]
+    told = [record.getMessage().split(":")[1].strip() for record in caplog.records]
+    assert told == ["a at step 1", "b at step 2", "a at step 4"]
+    assert "\x1b" not in caplog.text
+    assert watch.retrain_step_end({"step": 4}) is None
+    for monitors in ({"m": Scripted([])}, {}):
+        assert HealthWatch(monitors, policy="stop").step_line({"step": 0}) == {}
+
+
+@pytest.mark.parametrize(("policy", "severity", "ends"), [
+    ("warn", "warn", False), ("warn", "stop", True), ("stop", "warn", True), ("stop", "stop", True),
+])  # fmt: skip
+def test_policy_or_severity_end_the_run_once_per_episode(policy: str, severity: str, ends: bool) -> None:
+    watch = HealthWatch({"m": Scripted(["a"], ["a"], severity=severity)}, policy=policy)
+    watch.step_line({"step": 0})
+    ending = watch.retrain_step_end({"step": 0})
+    assert (ending is not None) is ends
+    if ending is not None:
+        assert codes_in(ending) == ["run.unhealthy"]
+        assert str(ending).startswith("step 0: health finding a: a\ufffd")
+        assert (ending.label, ending.exit_code) == ("health", 1)
+    watch.step_line({"step": 1})
+    assert watch.retrain_step_end({"step": 1}) is None, "whoever resumes knows of it"
+
+
+def test_a_broken_monitor_is_named_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Scripted):
+        def observe(self, metrics: Mapping[str, Any]) -> Sequence[Finding]:
+            return ["not a finding"]  # type: ignore[list-item]
+
+        def state(self) -> Mapping[str, Any]:
+            return {"x": float("nan")}
+
+    monitors = {"bad": Scripted(*[ValueError("no\x1b[2J")] * 3), "odd": Odd(), "good": Scripted(["a"], ["a"], ["a"])}
+    watch = HealthWatch(monitors, policy="warn")
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        assert fields(watch, range(3)) == [["a"]] * 3
+        json.dumps(watch.retrain_save_state(), allow_nan=False)
+    assert caplog.text.count("'bad' failed in observe(): ValueError: no") == 1
+    assert caplog.text.count("'odd' failed in observe(): TypeError") == 1
+    assert "\x1b" not in caplog.text
+
+
+def test_a_resumed_watch_logs_nothing_twice(caplog: pytest.LogCaptureFixture) -> None:
+    script = (["a"], ["a"], [], ["a"])
+    first = HealthWatch({"m": Scripted(*script)}, policy="stop")
+    first.step_line({"step": 0})
+    resumed = HealthWatch({"m": Scripted(*script), "new": Scripted([], [], [], [])}, policy="stop")
+    resumed.retrain_load_state(json.loads(json.dumps(first.retrain_save_state())))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        assert fields(resumed, [1, 2, 3]) == [["a"], [], ["a"]]
+    assert [record.getMessage()[:18] for record in caplog.records] == ["Health: a at step "]
+    HealthWatch({"m": Scripted()}, policy="warn").retrain_load_state({})
