@@ -147,7 +147,4 @@ def test_a_group_of_one_fails_where_the_advantage_needs_a_group(tmp_path: Path, 
     )
     # Over the step, a completion has others to be compared with.
     over_step = command("trace", "--group-size", "1", "--advantage-mode", "reinforce_pp")
-    assert (over_step.code, "group_size" in over_step.out) == (
-        0,
-        False,
-    )
+    assert (over_step.code, "group_size" in over_step.out) == (0, False)

@@ -62,9 +62,7 @@ COUNTS = st.integers(1, 8).flatmap(
 
 
 @given(COUNTS)
-def test_the_interval_contains_the_rate_and_narrows_with_more_examples(
-    counts: tuple[int, list[int]],
-) -> None:
+def test_the_interval_contains_the_rate_and_narrows_with_more_examples(counts: tuple[int, list[int]]) -> None:
     samples, right = counts
     rates_E = np.array(right) / samples
     low, high = rate_interval(rates_E, samples)

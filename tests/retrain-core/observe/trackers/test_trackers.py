@@ -177,8 +177,7 @@ def test_a_server_that_stays_away_ends_the_recorder_with_its_reason(flaky: Flaky
 
 
 @pytest.mark.parametrize(
-    ("module", "lacking"),
-    [("trackio", "trackio"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("wandb", "wandb")],
+    ("module", "lacking"), [("trackio", "trackio"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("wandb", "wandb")]
 )
 def test_a_package_that_is_missing_is_told_before_anything_is_loaded(
     toy_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, lacking: str

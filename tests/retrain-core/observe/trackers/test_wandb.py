@@ -255,11 +255,7 @@ def test_a_run_resumed_by_the_script_continues_in_both_recorders(tmp_path: Path)
     ids=["import", "init", "log", "finish"],
 )
 def test_a_fault_of_wandb_is_reported_once_and_stops_nothing(
-    method: str,
-    source: str,
-    tmp_path: Path,
-    toy_run: Callable[..., Any],
-    fake_wandb: Callable[[str], None],
+    method: str, source: str, tmp_path: Path, toy_run: Callable[..., Any], fake_wandb: Callable[[str], None]
 ) -> None:
     fake_wandb(source)
     result = toy_run("--wandb-project", "demo")
