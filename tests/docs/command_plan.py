@@ -112,7 +112,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
     "docs/pages/share.md": {
-        "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
+        "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_contents.py makes its environment",
     },
     "docs/pages/agents.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/rewards.md": {

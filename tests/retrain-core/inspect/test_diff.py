@@ -44,9 +44,7 @@ def edit_lines(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_the_same_records_are_identical_until_tokens_behind_the_same_text_differ_or_are_damaged(
-    toy_run: Make, diff: Command, command: Command
-) -> None:
+def test_the_same_records_are_identical_until_a_token_differs(toy_run: Make, diff: Command, command: Command) -> None:
     shutil.copytree(toy_run("a", "--eval-examples", "2"), "b")
     content = diff("a", "b")
     assert (content["identical"], content["config"], content["packages"]) == (True, {}, {})
@@ -70,7 +68,7 @@ def test_the_same_records_are_identical_until_tokens_behind_the_same_text_differ
     assert (result.code, "step_000001.safetensors: no readable token records" in result.err) == (2, True)
 
 
-def test_another_learning_rate_is_named_and_parts_the_runs_after_the_first_step(
+def test_another_learning_rate_parts_the_runs_after_the_first_step(
     toy_run: Make, diff: Command, command: Command
 ) -> None:
     toy_run("a", "--group-size", "32", "--backend-opt", "step_size=0.0", "--lr", "1e-5")
@@ -144,9 +142,7 @@ def test_a_run_without_steps_has_nothing_to_compare(make_run: Make, diff: Comman
     assert diff("a", "c")["identical"] is False
 
 
-def test_fields_that_one_run_never_has_are_no_divergence_and_a_step_without_completions_is_said(
-    make_run: Make, diff: Command
-) -> None:
+def test_fields_of_one_run_are_no_divergence_and_missing_completions_are_told(make_run: Make, diff: Command) -> None:
     a, b = make_run("a"), make_run("b")
     edit_lines(a / "metrics.jsonl", lambda line: line | {"sepa_gate_open": True, "condition": "x", "step_time_s": 9.0})
     edit_lines(b / "metrics.jsonl", lambda line: line | ({"loss": None} if line["step"] == 2 else {}))
@@ -172,9 +168,7 @@ def test_fields_that_one_run_never_has_are_no_divergence_and_a_step_without_comp
         ("emergence/generations.jsonl", '{"step": 1}\n{"step": 0}\n', "generations.jsonl:2"),
     ],
 )
-def test_a_missing_or_damaged_file_is_named(
-    make_run: Make, command: Command, name: str, content: str | None, place: str
-) -> None:
+def test_a_damaged_file_is_named(make_run: Make, command: Command, name: str, content: str | None, place: str) -> None:
     make_run("a")
     file = make_run("b") / name
     file.unlink() if content is None else file.write_text(content)

@@ -15,6 +15,7 @@ from retrain.records.files import RunLock
 from tests.kit.problems import codes_in
 
 LOG = "logs/train"
+Command = Callable[..., Any]
 STOPPING = """
 import os, signal
 from retrain.api import Watcher, hookimpl
@@ -37,9 +38,7 @@ def retrain_save_state(run): return {"stopping": {"n": 1}}
 
 
 @pytest.fixture
-def stopped(
-    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
-) -> Path:
+def stopped(command: Command, toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path) -> Path:
     """A run of four steps that was stopped within the last one."""
     distribution("retrain-stopping", {"stopping": STOPPING})
     base = [*toy_arguments, "--max-steps", "4", "--save-every", "1"]
@@ -55,7 +54,7 @@ def data(result: Any) -> dict[str, Any]:
     return json.loads(result.out)
 
 
-def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, command: Callable[..., Any]) -> None:
+def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, command: Command) -> None:
     with (stopped / "metrics.jsonl").open("a") as stream:
         stream.write('{"torn')
     before = contents(stopped)
@@ -79,7 +78,7 @@ def test_it_says_what_would_be_restored_and_the_resume_does_it(stopped: Path, co
 
 
 @pytest.mark.long
-def test_a_living_run_additions_and_damages_are_told_one_by_one(stopped: Path, command: Callable[..., Any]) -> None:
+def test_a_living_run_additions_and_damages_are_told_one_by_one(stopped: Path, command: Command) -> None:
     def checked() -> dict[str, Any]:
         return data(command("status", LOG, "--resume", "--json"))
 
@@ -109,13 +108,13 @@ def test_a_living_run_additions_and_damages_are_told_one_by_one(stopped: Path, c
 
 
 @pytest.mark.long
-def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Callable[..., Any]) -> None:
+def test_records_that_were_cut_stand_in_the_way(stopped: Path, command: Command) -> None:
     (stopped / "emergence/steps.jsonl").write_text("")
     result = command("status", LOG, "--resume")
     assert (result.code, "emergence/steps.jsonl: has 0 bytes" in result.out) == (1, True)
 
 
-def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[..., Any], tmp_path: Path) -> None:
+def test_every_differing_key_stands_in_the_way(stopped: Path, command: Command, tmp_path: Path) -> None:
     text = (stopped / "config.toml").read_text()
     other = text.replace("group_size = 4", "group_size = 5").replace("max_tokens = 3", "max_tokens = 4")
     (tmp_path / "other.toml").write_text(other.replace("max_steps = 4", "max_steps = 9"))
@@ -125,9 +124,7 @@ def test_every_differing_key_stands_in_the_way(stopped: Path, command: Callable[
     assert keys == ["training.group_size", "training.max_tokens"]
 
 
-def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
-    stopped: Path, command: Callable[..., Any]
-) -> None:
+def test_damaged_records_stand_in_the_way_unless_one_insists(stopped: Path, command: Command) -> None:
     file = stopped / "emergence/generations.jsonl"
     file.write_bytes(file.read_bytes().replace(b'"reward": 0.0', b'"reward": 1.0', 1))
     (stopped / "emergence/tokens/step_000001.safetensors").unlink()
@@ -145,9 +142,7 @@ def test_damaged_records_stand_in_the_way_of_both_unless_one_insists(
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}"])
-def test_what_is_no_run_cannot_be_resumed(
-    text: str | None, command: Callable[..., Any], tmp_path: Path, tokenizer_folder: Path
-) -> None:
+def test_no_run_no_resume(text: str | None, command: Command, tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "retrain.toml").write_text("")
     (tmp_path / "folder").mkdir()
     if text is not None:

@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.inspect.signal.account import Account, Gain, cost_per_point, gain_of, mean_gain, read_account
+from retrain.inspect.signal.account import Gain, cost_per_point, gain_of, mean_gain, read_account
 from retrain.inspect.signal.command import report_section
 from retrain.inspect.signal.drawn import Cause, _fields, _row, read_credit, read_drawn
 from retrain.inspect.signal.prompts import Forecasts, PromptAccount, checked
@@ -39,7 +39,7 @@ CHAT = st.lists(st.dictionaries(NAMES, TEXT | st.integers()), max_size=3)
 
 @settings(max_examples=150)
 @given(TEXT | CHAT, TEXT, TEXT, REWARD, st.dictionaries(NAMES, st.floats(-9, 9)), st.none() | REWARD, st.booleans())
-def test_a_line_read_without_its_texts_is_the_line(
+def test_a_line_without_its_texts(
     prompt: Any, text: str, name: str, reward: Any, parts: Any, shaped: Any, trained: bool
 ) -> None:
     """Whatever stands in prompts, answers, tokens and names of rewards, and however they imitate our own fields."""
@@ -210,9 +210,7 @@ def test_a_made_run_has_a_gain_over_its_examples(tmp_path: Path, made: ModuleTyp
     assert gain_of(run, {}) == "no held-out evaluation"
 
 
-def test_a_campaign_of_older_and_failed_runs_is_answered(
-    tmp_path: Path, made: ModuleType, command: Callable[..., Any]
-) -> None:
+def test_a_campaign_of_odd_runs_is_answered(tmp_path: Path, made: ModuleType, command: Callable[..., Any]) -> None:
     effects, states = {"maxrl+none": 0.0, "grpo+none\x1b[31m": 0.1}, {("maxrl+none", 2): "failed"}
     folder = made.write_campaign(tmp_path / "c", effects, seeds=[1, 2], steps=6, states=states, completions=4)
     (folder / "runs/maxrl+none_s1/metrics.jsonl").write_text("nonsense\n", encoding="utf-8")
@@ -264,70 +262,46 @@ class Reward:
 BASE = ("--backend", "toy", "--data-source", "toy", "--set", "data.options.count=60", "--reward-type", "kinds.Reward")
 BASE += ("--max-steps", "3", "--batch-size", "6", "--group-size", "6", "--max-tokens", "25", "--seed", "1")
 BASE += ("--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll")
-BASE += ("--eval-every", "2")
 BASE += ("--data-instruction", "", "--temperature", "1.0", "--save-every", "0", "--scoring-audit", "off")
-BASE += ("--eval-examples", "2", "--eval-samples", "2", "--set", "scoring.max_failed_frac=1.0")
-BASE += ("--set", "scoring.retries=0")
+BASE += ("--eval-every", "2", "--eval-examples", "2", "--eval-samples", "2")
+BASE += ("--set", "scoring.max_failed_frac=1.0", "--set", "scoring.retries=0")
 
 
-@dataclass
-class Counted:
-    """What the engine drew, token by token, and the steps at which training is not finite."""
-
-    tokens: int = 0
-    bad: set[int] = field(default_factory=set)
-
-
-@pytest.fixture
-def engine(toys: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """The toy backend, which counts."""
-    backend, counted = importlib.import_module("toy_parts").ToyBackend, Counted()
+@pytest.mark.slow
+def test_tokens_by_cause_add_up_to_what_the_engine_drew(
+    command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, drawn, bad = importlib.import_module("toy_parts").ToyBackend, list[int](), set[int]()
     sample, train = backend.sample, backend.train
 
     def counting(self: Any, requests: Any, params: Any) -> Any:
         found = sample(self, requests, params)
-        counted.tokens += sum(len(each.tokens_T) for group in found for each in group)
+        drawn.extend(len(each.tokens_T) for group in found for each in group)
         return found
 
     def training(self: Any, batch: Any) -> Any:
-        if batch.step in counted.bad:
+        if batch.step in bad:
             raise NonFiniteError(Problem(what="the loss is not finite"))
         return train(self, batch)
 
-    monkeypatch.setattr(backend, "sample", counting)
-    monkeypatch.setattr(backend, "train", training)
-    return counted
-
-
-@pytest.fixture
-def account(
-    command: Callable[..., Any], engine: Counted, tokenizer_folder: Path, tmp_path: Path
-) -> Callable[..., Account]:
-    """`account("--refill", "1")`: a run, whose account adds up to what the engine counted."""
-    (tmp_path / "kinds.py").write_text(KINDS, encoding="utf-8")
-
-    def run(*arguments: str) -> Account:
-        engine.tokens = 0
+    def tallies(*arguments: str) -> dict[Cause, Any]:
+        """Of a run whose account adds up to what the engine counted."""
+        drawn.clear()
         result = command(*BASE, "--model", str(tokenizer_folder), *arguments, "--log-dir", "run")
         assert result.code == 0, result.err
         found = read_account(find_runs([tmp_path / "run"]).candidates[0])
-        assert found.drawn_tokens == engine.tokens > 0
-        assert found.step_tokens == found.stated_tokens
-        assert not found.notes
-        return found
+        assert found.drawn_tokens == sum(drawn) > 0
+        assert (found.step_tokens, list(found.notes)) == (found.stated_tokens, [])
+        return dict(found.tallies)
 
-    return run
-
-
-@pytest.mark.slow
-def test_tokens_by_cause_add_up_to_what_the_engine_drew(account: Callable[..., Account], engine: Counted) -> None:
-    found = account("--refill", "3", "--batch-size", "4", "--overlong", "drop")
-    seen = set(found.tallies)
-    engine.bad = {2}
-    found = account("--overlong", "mask")
-    assert found.tallies[Cause.TRUNCATED].completions
-    seen |= set(found.tallies)
-    engine.bad = set()
-    found = account("--set", "training.control=no_update")
-    assert not {Cause.TAUGHT, Cause.ZERO_CREDIT, Cause.REJECTED} & set(found.tallies)
-    assert seen | set(found.tallies) == set(Cause) - {Cause.TRAINED, Cause.UNRECORDED, Cause.OTHER}
+    monkeypatch.setattr(backend, "sample", counting)
+    monkeypatch.setattr(backend, "train", training)
+    (tmp_path / "kinds.py").write_text(KINDS, encoding="utf-8")
+    refilled = tallies("--refill", "3", "--batch-size", "4", "--overlong", "drop")
+    bad.add(2)
+    masked = tallies("--overlong", "mask")
+    assert masked[Cause.TRUNCATED].completions
+    bad.clear()
+    idle = tallies("--set", "training.control=no_update")
+    assert not {Cause.TAUGHT, Cause.ZERO_CREDIT, Cause.REJECTED} & set(idle)
+    assert {*refilled, *masked, *idle} == set(Cause) - {Cause.TRAINED, Cause.UNRECORDED, Cause.OTHER}

@@ -1,4 +1,4 @@
-"""`retrain status`, through the command line, and `--follow` in a pipe and on a pseudo-terminal."""
+"""`retrain status`, with `--follow` in a pipe and on a pseudo-terminal; no command waits for a pipe or a device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from retrain.inspect import status_command
 from retrain.inspect.status_command import picture
 from retrain.records.files import RunLock
 from retrain.records.runs.campaign_status import scan
+from tests.kit.shared import slow_or_long
 
 Command = Callable[..., Any]
 Make = Callable[..., Path]
+Process = subprocess.Popen[bytes]
 DAY_S = 24 * 3600.0
 
 
@@ -41,9 +45,7 @@ def status(command: Command) -> Callable[..., dict[str, Any]]:
     return call
 
 
-def test_a_real_run_has_every_field_and_its_last_held_out_rate(
-    toy_run: Make, status: Command, command: Command
-) -> None:
+def test_a_real_run_has_every_field_and_its_held_out_rate(toy_run: Make, status: Command, command: Command) -> None:
     for arguments in (["status"], ["status", "--json"], ["top"]):
         result = command(*arguments)
         assert (result.code, result.out, "logs: no such folder" in result.err) == (1, "", True)
@@ -62,8 +64,8 @@ def test_a_real_run_has_every_field_and_its_last_held_out_rate(
     assert row[1:3] == ["done", "4/4"]
 
 
-def test_a_live_run_is_running_then_stale_then_dead_or_says_how_it_ended(
-    make_run: Make, status: Command, command: Command, sleeper: subprocess.Popen[bytes]
+def test_a_run_is_running_stale_dead_or_ended(
+    make_run: Make, status: Command, command: Command, sleeper: Process
 ) -> None:
     folder = make_run("logs/live", status="running", pid=sleeper.pid)
 
@@ -90,9 +92,7 @@ def test_a_live_run_is_running_then_stale_then_dead_or_says_how_it_ended(
         assert ("live: RewardError: \ufffd[31mdown" in command("status").out) is (state == "failed")
 
 
-def test_a_live_run_says_what_it_is_doing(
-    make_run: Make, status: Command, command: Command, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_a_live_run_says_its_phase(make_run: Make, status: Command, command: Command, sleeper: Process) -> None:
     folder = make_run("logs/live", status="running", pid=sleeper.pid)
     progress = {"unit": "packs", "done": 3, "total": 12, "tokens": 4000, "tokens_per_s": 500.0, "time_left_s": 24.0}
     beat = {"pid": sleeper.pid, "step": 3, "phase": "training", "phase_elapsed_s": 8.0, "progress": progress}
@@ -118,9 +118,7 @@ def test_a_live_run_says_what_it_is_doing(
     assert line.endswith(": 1/2 �")
 
 
-def test_the_lock_of_the_folder_knows_better_than_the_process_id(
-    make_run: Make, status: Command, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_the_lock_knows_better_than_the_process_id(make_run: Make, status: Command, sleeper: Process) -> None:
     held = make_run("logs/held", status="running")
     reused = make_run("logs/reused", status="running", pid=sleeper.pid)
     lock = RunLock(held)
@@ -155,9 +153,7 @@ def test_damage_of_one_run_does_not_hide_the_others(make_run: Make, status: Comm
     assert "other: run.json: cannot be read: not a JSON object" in out
 
 
-def test_idle_runs_are_hidden_unless_asked_for(
-    make_run: Make, status: Command, command: Command, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_idle_runs_are_hidden(make_run: Make, status: Command, command: Command, sleeper: Process) -> None:
     make_run("logs/old_dead", status="running", idle_s=DAY_S + 60)
     make_run("logs/old_done", idle_s=DAY_S + 60)
     make_run("logs/old_stale", status="running", pid=sleeper.pid, idle_s=DAY_S + 60)
@@ -174,9 +170,7 @@ def test_idle_runs_are_hidden_unless_asked_for(
     assert "2 not shown (--all shows every run and campaign)" in command("status").out
 
 
-def test_findings_of_the_last_step_are_shown_and_no_name_steers_the_terminal(
-    make_run: Make, status: Command, command: Command
-) -> None:
+def test_findings_are_shown_and_no_name_steers_the_terminal(make_run: Make, status: Command, command: Command) -> None:
     example = "group 3, completion 5: \x1b[2JBy feel, 508."
     gamed = {"step": 8, "health": ["gaming", "truncation"], "gaming_example": example}
     lines = json.dumps({"step": 7, "health": ["other"]}) + "\n" + json.dumps(gamed) + "\n"
@@ -228,7 +222,7 @@ def manifest(folder: Path, pid: int, runs: list[dict[str, Any]]) -> None:
 
 
 def test_a_campaign_is_a_matrix_of_its_runs(
-    make_run: Make, status: Command, command: Command, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+    make_run: Make, status: Command, command: Command, tmp_path: Path, sleeper: Process
 ) -> None:
     home = tmp_path / "logs/campaign_20260301_120000"
     make_run(f"{home}/runs/grpo+none_s1", steps=10)
@@ -281,7 +275,7 @@ def test_a_campaign_without_its_runner_has_ended(
     assert [run["status"] for run in status()["campaigns"][0]["runs"]] == ["not started"] * 2
 
 
-def test_a_campaign_says_how_far_its_planned_looks_are(
+def test_a_campaign_says_how_far_its_looks_are(
     make_run: Make, status: Command, command: Command, tmp_path: Path
 ) -> None:
     home = tmp_path / "logs/c"
@@ -318,9 +312,7 @@ def test_watching_as_json_is_a_line_each_time(make_run: Make, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("words", [["status", "--follow"], ["top"]])
-def test_watching_on_a_terminal_refreshes_until_ctrl_c(
-    make_run: Make, tmp_path: Path, sleeper: subprocess.Popen[bytes], words: list[str]
-) -> None:
+def test_a_terminal_refreshes_until_ctrl_c(make_run: Make, tmp_path: Path, sleeper: Process, words: list[str]) -> None:
     make_run("logs/first", status="running", pid=sleeper.pid, steps=2)
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
@@ -343,7 +335,7 @@ def test_watching_on_a_terminal_refreshes_until_ctrl_c(
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_move_its_cursor_gets_one_table_after_the_other(
+def test_a_terminal_without_a_cursor_gets_tables(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str
 ) -> None:
     make_run("logs/a")
@@ -370,3 +362,64 @@ def read_until(terminal: int, wanted: str, seen: str = "") -> str:
             break
     assert wanted in seen, seen
     return seen
+
+
+LIMIT_S = 30
+MANIFEST, CONFIG, METRICS, TEXTS = "run.json", "config.toml", "metrics.jsonl", "emergence/generations.jsonl"
+SUMS = "adapter/final/checksums.json"
+COMMANDS = {  # and the files that each reads
+    ("status", "logs", "--json"): (MANIFEST, METRICS, ".lock"),
+    ("report", "logs/a", "--output", "page.html"): (CONFIG, METRICS, TEXTS),
+    ("diff", "logs/a", "logs/b"): (MANIFEST, CONFIG, METRICS, TEXTS),
+    ("compare", "logs/a", "logs/b"): (MANIFEST, METRICS),
+    ("status", "logs/a", "--resume"): (MANIFEST, CONFIG, ".lock", SUMS),
+    ("credit", "logs/a"): (CONFIG, METRICS, TEXTS),
+}
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    def fail(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    former = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+@pytest.fixture
+def runs(toy_run: Callable[..., Path], tmp_path: Path) -> Path:
+    """Two runs below `logs`."""
+    toy_run("logs/a", "--max-steps", "2")
+    shutil.copytree(tmp_path / "logs/a", tmp_path / "logs/b")
+    return tmp_path / "logs/a"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", slow_or_long(["FIFO", "link to a device"], "FIFO"))
+def test_every_command_says_that_it_is_no_file(kind: str, runs: Path, command: Command) -> None:
+    for words, names in COMMANDS.items():
+        told = ""
+        for name in names:
+            file, kept = runs / name, runs / f"{name}.kept"
+            file.rename(kept)
+            os.mkfifo(file) if kind == "FIFO" else file.symlink_to("/dev/zero")
+            with at_most(LIMIT_S):
+                result = command(*words)
+            assert result.code in (0, 1, 2), (words, name, result.err)
+            assert "Traceback" not in result.err
+            told += result.out + result.err
+            told += Path("page.html").read_text() if words[0] == "report" and result.code == 0 else ""
+            file.unlink()
+            kept.rename(file)
+        assert "not a regular file" in told, words
+    (runs / "failures").mkdir()
+    os.mkfifo(runs / "failures/step_0_0.json")
+    with at_most(LIMIT_S):
+        result = command("audit", "--replay", str(runs / "failures"))
+    assert result.code == 2
+    assert "not a regular file" in result.err

@@ -23,7 +23,6 @@ from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Kind
 from retrain.observe.console import panel as panel_module
 from retrain.observe.console.console import (
     ProgressLines,
@@ -40,19 +39,21 @@ from retrain.text.amounts import duration
 from retrain.text.terminal_text import BLOCKS, OUTCOME_LEVEL, PROGRESS_LEVEL, printable, program, sparkline
 
 ALL_KINDS = ("sepa", "kl", "teacher", "refill", "graded", "parts", "placeholder")
+Patch = pytest.MonkeyPatch
+Printed = pytest.CaptureFixture[str]
 METRICS: dict[str, Any] = {
     "step": 3,
     "condition": "maxrl+gtpo_sepa",
     "loss": -0.00123,
     "loss_is_placeholder": False,
+    "step_time_s": 1.25,
     "mean_reward": 0.25,
     "correct_rate": 0.25,
+    "sepa_lambda": 0.1,
     "num_datums": 16,
     "batch_size": 4,
     "group_size": 8,
     "useful_groups": 2,
-    "sepa_lambda": 0.1,
-    "step_time_s": 1.25,
 }
 PLAIN = {name: value for name, value in METRICS.items() if name != "sepa_lambda"} | {"condition": "grpo+none"}
 EVALUATED = {"eval_correct_rate": 0.473, "eval_ci_low": 0.412, "eval_ci_high": 0.534}
@@ -61,9 +62,9 @@ GRADED = {
     "reward_p10": 0.1,
     "reward_p50": 0.25,
     "reward_p90": 1.0,
+    "reward_unique_fraction_mean": 0.3,
     "reward_math_mean": 0.5,
     "reward_my.\x1b[31mown_mean": 0.125,
-    "reward_unique_fraction_mean": 0.3,
 }
 
 
@@ -195,7 +196,7 @@ def test_every_step_and_evaluation_fits_a_hundred_columns(sizes: dict[str, Any],
 
 @pytest.mark.parametrize("rejected", ["", "the server answered:\n  503\r\n\x1b[31mbusy\x1b[0m"])
 def test_a_log_has_one_line_for_a_step_and_one_for_an_evaluation(
-    context: PluginContext, plugins: Plugins, capsys: pytest.CaptureFixture[str], rejected: str
+    context: PluginContext, plugins: Plugins, capsys: Printed, rejected: str
 ) -> None:
     parts = {f"{prefix}reward_part_{name}_mean": 0.5 for name in "abcdefgh" for prefix in ("", "eval_")}
     metrics = METRICS | parts | HELD_OUT | {"eval_mean_reward": 0.5} | ({"rejected": rejected} if rejected else {})
@@ -211,9 +212,7 @@ def test_a_log_has_one_line_for_a_step_and_one_for_an_evaluation(
     assert (step + evaluated + warning).isprintable()
 
 
-def test_a_terminal_without_a_cursor_gets_plain_lines_and_parts_without_room_are_below(
-    plugins: Plugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_without_a_cursor_gets_plain_lines(plugins: Plugins, monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for term in ("dumb", "DUMB", "unknown"):
         monkeypatch.setenv("TERM", term)
@@ -227,7 +226,7 @@ def test_a_terminal_without_a_cursor_gets_plain_lines_and_parts_without_room_are
     assert (with_parts(step_line(short), short), "a=0.500" in step_line(short)) == ([step_line(short)], True)
 
 
-def test_the_lines_of_an_evaluation_and_of_the_end() -> None:
+def test_the_lines_of_an_evaluation_and_of_the_end(tmp_path: Path) -> None:
     head = "correct=47.3% [41.2, 53.4]"
     metrics = HELD_OUT | {"eval_pass_at_16": 0.813}
     expected = f"{head} | pass@16=81.3% | 64 held-out examples x 16"
@@ -239,15 +238,25 @@ def test_the_lines_of_an_evaluation_and_of_the_end() -> None:
     assert "reward=" not in evaluation(metrics | plain)
     line = evaluation(metrics | {f"eval_{name}": value for name, value in GRADED.items() if "unique" not in name})
     assert line == f"Eval after step 9 | {head} | reward=0.473 | pass@1=25.0% | 64 x 1", "long parts"
-    line = evaluation(metrics | {"eval_reward_my.\x1b[31mown_mean": 0.125})
-    assert line.endswith("% [41.2, 53.4] | reward=0.473 | my.\ufffd[31mown=0.125 | pass@1=25.0%"), (
-        "no room for the size"
-    )
+    line = evaluation(metrics | {"eval_reward_my.\x1b[31mown_mean": 0.125})  # leaves no room for the size
+    assert line.endswith("% [41.2, 53.4] | reward=0.473 | my.\ufffd[31mown=0.125 | pass@1=25.0%")
     assert training_complete("a+b", 3, 0.5) == "Training complete. a+b, 3 steps, running correct rate: 50.0%"
+    last = METRICS | {"step": 69} | EVALUATED
+    now = "Held-out: 47.3% [41.2, 53.4] after 70 steps"
+    assert held_out_line(Run(tmp_path), last) == now
+    for damage in ("{", '{"eval_correct_rate": 1}\n', "[1]\n", '{"step": "x", "eval_correct_rate": 0.1}\n'):
+        (tmp_path / "metrics.jsonl").write_text(damage)
+        assert held_out_line(Run(tmp_path), last) == now
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9} | EVALUATED) + "\n")
+    assert held_out_line(Run(tmp_path), last).startswith("Held-out: 47.3% [41.2, 53.4] after 10 steps -> ")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": -1} | EVALUATED) + "\n")
+    assert (
+        held_out_line(Run(tmp_path), last) == f"Held-out: 47.3% [41.2, 53.4] before -> {now.removeprefix('Held-out: ')}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("files", "saved", "is_evaluated", "verbs"),
+    "case",
     [
         (("adapter_model.safetensors",), "Adapter", True, ["chat", "eval", "export"]),
         (("adapter_model.safetensors",), "Adapter", False, ["chat", "export", "report"]),
@@ -256,19 +265,15 @@ def test_the_lines_of_an_evaluation_and_of_the_end() -> None:
         (("prime_rl_backend_state.json",), "State of the run, without weights,", True, ["report", "credit", "status"]),
     ],
 )
-def test_the_last_lines_name_what_was_saved_and_commands_that_the_run_can_serve(
-    files: tuple[str, ...],
-    saved: str,
-    is_evaluated: bool,
-    verbs: list[str],
-    context: PluginContext,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+def test_the_last_lines_name_files_and_commands(
+    context: PluginContext, caplog: pytest.LogCaptureFixture, tmp_path: Path, case: tuple[Any, ...]
 ) -> None:
+    files, saved, is_evaluated, verbs = case
     for name in files:
         (tmp_path / name).touch()
-    shown = next_commands(Path("logs/tiny"), context.plugins, tmp_path, is_evaluated=is_evaluated)
-    assert [line.split()[1] for line in shown] == verbs
+    shown = next_commands(Path("logs/my run"), context.plugins, tmp_path, is_evaluated=is_evaluated)
+    assert [line.split()[:2] for line in shown] == [[program(), verb] for verb in verbs]
+    assert all("'logs/my run'" in line for line in shown)
     fewer: Any = SimpleNamespace(find=lambda kind, name: [name] if name in ("report", "status") else [])
     offered = next_commands(Path("logs/a"), fewer, tmp_path, is_evaluated=is_evaluated)
     assert {line.split()[1] for line in offered} <= {"report", "status"}, "only what something provides"
@@ -278,44 +283,6 @@ def test_the_last_lines_name_what_was_saved_and_commands_that_the_run_can_serve(
     lines.retrain_run_end(run_of(tmp_path), None)
     assert not saved or caplog.messages[1] == f"{saved} saved to {tmp_path}"
     assert not any("Held-out" in line for line in caplog.messages)
-
-
-def test_the_end_says_what_was_learnt_and_what_to_do_next(
-    context: PluginContext, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    caplog.set_level(logging.INFO, logger="retrain")
-    run_folder, checkpoint = tmp_path / "my run", tmp_path / "final"
-    run_folder.mkdir()
-    records = ({"step": -1} | EVALUATED, {"step": 0}, {"step": 1})
-    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
-    lines = RunLines(context)
-    checkpoint.mkdir()
-    (checkpoint / "adapter_model.safetensors").touch()
-    lines.retrain_save_state(checkpoint)
-    last = {"step": 69, "eval_correct_rate": 0.949, "eval_ci_low": 0.915, "eval_ci_high": 0.97}
-    lines.retrain_step_end(METRICS | HELD_OUT | last)
-    lines.retrain_run_end(run_of(run_folder), None)
-    at = next(n for n, line in enumerate(caplog.messages) if line.startswith("Held-out"))
-    assert caplog.messages[at] == "Held-out: 47.3% [41.2, 53.4] before -> 94.9% [91.5, 97.0] after 70 steps"
-    assert caplog.messages[at + 1] == "Next:"
-    commands = caplog.messages[at + 2 :]
-    assert len(commands) == 3
-    for command in commands:
-        assert command.split()[0] == program()
-        assert context.plugins.find(Kind.COMMAND, command.split()[1]), "only what is there"
-        assert f"'{run_folder}'" in command
-    assert all(record.levelno < OUTCOME_LEVEL for record in caplog.records[-5:]), "not with --quiet"
-
-
-def test_a_single_measurement_is_told_without_a_before(tmp_path: Path) -> None:
-    last = METRICS | {"step": 69} | EVALUATED
-    now = "Held-out: 47.3% [41.2, 53.4] after 70 steps"
-    assert held_out_line(Run(tmp_path), last) == now
-    for damage in ("{", '{"eval_correct_rate": 1}\n', "[1]\n", '{"step": "x", "eval_correct_rate": 0.1}\n'):
-        (tmp_path / "metrics.jsonl").write_text(damage)
-        assert held_out_line(Run(tmp_path), last) == now
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 9} | EVALUATED) + "\n")
-    assert held_out_line(Run(tmp_path), last).startswith("Held-out: 47.3% [41.2, 53.4] after 10 steps -> ")
 
 
 def test_the_panel_says_how_far_the_phase_has_come(context: PluginContext) -> None:
@@ -380,7 +347,7 @@ def test_the_rows_of_the_panel_never_move_and_never_wrap(context: PluginContext,
 
 
 @pytest.mark.parametrize(("level", "is_shown"), [(PROGRESS_LEVEL, True), (logging.INFO, False), (OUTCOME_LEVEL, False)])
-def test_where_there_is_no_panel_a_silent_run_says_what_it_is_doing(
+def test_a_silent_run_says_what_it_is_doing(
     context: PluginContext, caplog: pytest.LogCaptureFixture, level: int, is_shown: bool
 ) -> None:
     caplog.set_level(level, logger="retrain")
@@ -415,7 +382,7 @@ Shown = list[tuple[str, dict[str, str]]]
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+def shown(monkeypatch: Patch) -> Shown:
     """What a kernel's display was told: `display` once, then `update`; tests/docs has a real kernel."""
     calls: Shown = []
 
@@ -433,7 +400,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 
 
 def test_the_lines_of_a_notebook_share_one_display(
-    shown: Shown, plugins: Plugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shown: Shown, plugins: Plugins, monkeypatch: Patch, capsys: Printed
 ) -> None:
     log = logging.getLogger("retrain")
     monkeypatch.setenv("MY_SERVICE_KEY", "sk-planted-0123456789")
@@ -458,7 +425,7 @@ def test_the_lines_of_a_notebook_share_one_display(
     assert len(shown) == 2
 
 
-def test_a_script_and_a_terminal_are_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_and_a_terminal_are_no_notebook(monkeypatch: Patch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not is_notebook()
     ipython: Any = ModuleType("IPython")

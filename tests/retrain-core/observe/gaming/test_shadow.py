@@ -73,7 +73,7 @@ def without_shadow(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
     ids=["refill", "shaped and controlled", "overlapped", "ahead"],
 )
-def test_nothing_but_the_fields_of_the_shadow_changes(
+def test_only_its_fields_change(
     run_overlapped: Command, moody: list[str], tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     base = ("--backend", "toy", "--reward-type", "toy", "--max-steps", "2", "--eval-examples", "2", "--eval-every", "2")
@@ -100,7 +100,7 @@ def test_nothing_but_the_fields_of_the_shadow_changes(
 
 
 @pytest.mark.slow
-def test_a_shadow_that_breaks_ends_nothing_and_is_asked_less_until_it_answers(
+def test_a_broken_shadow_ends_nothing_and_is_asked_less(
     run_overlapped: Command, moody: list[str], tmp_path: Path
 ) -> None:
     params = '{"custom_module": "moody", "custom_function": "fails"}'
@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_refused(command: Command, toys: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_audit_tries_the_shadow_too(
+def test_the_audit_tries_it_too(
     command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "pays.py").write_text("def score(example, text):\n    return 1.0\n", encoding="utf-8")
@@ -158,7 +158,7 @@ def test_the_audit_tries_the_shadow_too(
 
 
 def test_its_own_module_belongs_to_the_identity_of_a_run(
-    load: Callable[..., Any], moody: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any
+    load: Command, moody: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any
 ) -> None:
     from retrain.kernel.plugins.discover import load_plugins
 

@@ -58,9 +58,7 @@ def states(watcher: DefaultMonitor, *steps: dict[str, Any]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("state", "fault", "cause", "fix"), FAULTS)
-def test_a_fault_is_found_at_its_third_step_and_until_it_goes(
-    state: str, fault: dict[str, Any], cause: str, fix: str
-) -> None:
+def test_a_fault_is_found_from_its_third_step_on(state: str, fault: dict[str, Any], cause: str, fix: str) -> None:
     watcher = monitor()
     assert states(watcher, {}, {}, {}, fault, fault) == [[]] * 5
     (finding,) = watcher.observe(GOOD | fault)

@@ -191,7 +191,7 @@ def test_name_project_tags_and_configuration_without_a_secret_in_any_file(record
     assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
 
 
-def test_a_resumed_session_continues_the_same_run_and_keeps_adapters_if_requested(
+def test_a_resumed_session_continues_and_keeps_adapters(
     recorded_run: Path, tmp_path: Path, python: Callable[..., str]
 ) -> None:
     run_id = python(SESSIONS, str(recorded_run), WANDB_DIR=str(tmp_path)).split()[-1]
@@ -205,9 +205,7 @@ def test_a_resumed_session_continues_the_same_run_and_keeps_adapters_if_requeste
     assert second.artifacts == []
 
 
-def test_every_supervised_step_has_a_row_and_the_axis_counts_steps(
-    tmp_path: Path, fake_wandb: Callable[[str], None]
-) -> None:
+def test_every_supervised_step_has_a_row_and_a_place(tmp_path: Path, fake_wandb: Callable[[str], None]) -> None:
     fake_wandb(FAKE.format(init="pass", log="calls.append((a[0], k))", finish=FINE).replace("class Run:", LOGGING))
     logged = {f"wandb_{name}": "" for name in ("project", "entity", "group", "run_name", "tags")}
     recorder = WandbRecorder(artifacts=False)

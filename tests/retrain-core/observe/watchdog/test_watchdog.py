@@ -30,9 +30,8 @@ GRACE_S = 60.0
 DEAF = """
 import signal, sys, time
 from pathlib import Path
-from retrain.observe.watchdog.watchdog import DeadlinesTable
+from retrain.observe.watchdog.watchdog import DeadlinesTable, Watchdog
 from retrain.run.interrupts import Interrupts
-from retrain.observe.watchdog.watchdog import Watchdog
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.session import watching
 from types import SimpleNamespace
@@ -74,7 +73,7 @@ def sleep_for_ever(watchdog: Watchdog, step: int) -> None:
         time.sleep(1000)
 
 
-def test_an_expired_phase_is_named_with_its_stacks_and_stopped(
+def test_an_expired_phase_is_named_and_stopped(
     tmp_path: Path, plugins: Plugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupts = Interrupts(grace_s=GRACE_S)
@@ -88,12 +87,11 @@ def test_an_expired_phase_is_named_with_its_stacks_and_stopped(
     assert not [thread for thread in threading.enumerate() if thread.name == "retrain-watchdog"]
     assert "step 7, scoring: the phase took longer than [deadlines] scoring_s = 0.3" in str(failure)
     stacks = (tmp_path / STACKS).read_text(encoding="utf-8")
-    assert "step 7, scoring" in stacks
-    assert "in sleep_for_ever" in stacks
+    assert [part for part in ("step 7, scoring", "in sleep_for_ever") if part not in stacks] == []
     assert "in sleep_for_ever" in capsys.readouterr().err
 
 
-def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plugins) -> None:
+def test_phases_in_time_go_on_and_a_folder_that_is_gone_harms_nothing(tmp_path: Path, plugins: Plugins) -> None:
     interrupts = Interrupts(grace_s=GRACE_S)
     table = DeadlinesTable(sampling_s=0.001, training_s=1000.0, heartbeat_s=0.01)
     watchdog = Watchdog(table, interrupts.fail)
@@ -106,11 +104,12 @@ def test_phases_without_a_deadline_or_in_time_go_on(tmp_path: Path, plugins: Plu
             wait_for(beat)
     assert not interrupts.reason
     assert not (tmp_path / STACKS).exists()
+    watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), interrupts.fail)
+    with interrupts.installed(), running(watchdog, tmp_path / "gone", plugins), pytest.raises(StopRequested):
+        sleep_for_ever(watchdog, step=0)
 
 
-def test_a_heartbeat_says_how_far_the_phase_has_come(
-    tmp_path: Path, plugins: Plugins, load: Callable[..., Any]
-) -> None:
+def test_a_heartbeat_says_how_far_its_phase_is(tmp_path: Path, plugins: Plugins, load: Callable[..., Any]) -> None:
     config, _ = load("[deadlines]\nheartbeat_s = 0.01\n")
     context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
     watchdog = watch_run(context)
@@ -133,18 +132,10 @@ def test_a_heartbeat_says_how_far_the_phase_has_come(
     assert set(beat) == {"time", "pid", "step", "phase", "phase_elapsed_s"}
     assert (beat["pid"], beat["step"], beat["phase"]) == (os.getpid(), 4, "checkpoint")
     assert beat["phase_elapsed_s"] >= 0.0
-    assert (progress["unit"], progress["done"], progress["total"], progress["tokens"]) == ("packs", 1, 4, 100)
-    assert progress["tokens_per_s"] > 0
-    assert progress["time_left_s"] >= 0
+    assert progress.items() >= {"unit": "packs", "done": 1, "total": 4, "tokens": 100}.items()
+    assert (progress["tokens_per_s"] > 0, progress["time_left_s"] >= 0) == (True, True)
     last = json.loads((tmp_path / HEARTBEAT).read_text())
     assert (last["step"], last["phase"], "progress" in last) == (4, "ended", False)
-
-
-def test_a_folder_that_is_gone_harms_nothing(tmp_path: Path, plugins: Plugins) -> None:
-    interrupts = Interrupts(grace_s=GRACE_S)
-    watchdog = Watchdog(DeadlinesTable(scoring_s=0.05, heartbeat_s=0.01), interrupts.fail)
-    with interrupts.installed(), running(watchdog, tmp_path / "gone", plugins), pytest.raises(StopRequested):
-        sleep_for_ever(watchdog, step=0)
 
 
 def test_there_is_no_watchdog_when_there_is_nothing_to_watch(load: Callable[..., Any], plugins: Plugins) -> None:

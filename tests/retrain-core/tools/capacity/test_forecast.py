@@ -74,7 +74,7 @@ COSTS = [(SAMPLED, 0.4 * 2.0 / (4 * 16)), (SAMPLED | {"eval_completion_time_s": 
 
 
 @pytest.mark.parametrize(("further", "seconds"), [*COSTS, ({"time_shares": {"sample": "most"}}, None)])
-def test_evaluations_cost_as_measured_or_as_much_as_sampling(
+def test_evaluations_cost_as_measured_or_sampled(
     further: dict[str, Any], seconds: float | None, history: History
 ) -> None:
     history.add("a", measured=MEASURED | further)
@@ -183,7 +183,7 @@ max_workers = {workers}
 @pytest.mark.parametrize(
     ("parallel", "workers", "parallelism"), [("false", 4, 1), ("true", 4, 4), ("true", 0, 15), ("true", 99, 15)]
 )
-def test_a_campaign_runs_as_many_at_a_time_as_it_has_workers(
+def test_a_campaign_runs_what_its_workers_can(
     parallel: str, workers: int, parallelism: int, load: Callable[..., Any]
 ) -> None:
     config, _ = load(CAMPAIGN.format(parallel=parallel, workers=workers))
@@ -230,7 +230,7 @@ def with_engine(engine: str = "pytorch", backend: str = "local", **options: Any)
         ({}, with_engine(), True, ""),
     ],
 )
-def test_the_key_of_the_phase_that_dominates(
+def test_the_key_of_the_main_phase(
     shares: dict[str, float], config: Config, has_gpu: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: (2**34,) * has_gpu)

@@ -35,6 +35,7 @@ METADATA = "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\nRequires-Dist: wors
 WHEEL = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 PLUGIN = {"evil/__init__.py": "x = 1\n", f"{INFO}/METADATA": METADATA, f"{INFO}/WHEEL": WHEEL}
 Files = Mapping[str, str | bytes]
+Patch = pytest.MonkeyPatch
 
 
 def wheel(files: Files, *, record: Mapping[str, str] | None = None, info: str = INFO) -> bytes:
@@ -92,7 +93,7 @@ def rerun(file: Path, into: Path, *options: str) -> list[str]:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ran(monkeypatch: Patch) -> list[Any]:
     """Collects attempts to install or run; none of them happens."""
     found: list[Any] = []
     monkeypatch.setattr(rerun_command, "make_environment", lambda *args, **_: found.append(args))
@@ -152,9 +153,7 @@ def test_a_wheel_that_holds_more_than_its_modules_is_refused(tmp_path: Path, nam
         (EVIL, "evil", b"no zip", "pack.not-a-wheel"),
     ],
 )
-def test_name_metadata_and_record_of_a_wheel_agree(
-    tmp_path: Path, file: str, name: str, content: bytes, code: str
-) -> None:
+def test_name_metadata_and_record_agree(tmp_path: Path, file: str, name: str, content: bytes, code: str) -> None:
     assert refused(check_wheels, opened(pack(tmp_path, wheels={file: (name, "1.0", content)}))) == [code]
 
 
@@ -205,9 +204,7 @@ def test_an_altered_wheel_of_retrain_runs_only_with_its_hash(tmp_path: Path, ran
     assert ran
 
 
-def test_the_wheel_of_the_retrain_that_reads_is_known_and_without_consent_nothing_is_written_installed_or_run(
-    tmp_path: Path, ran: list[Any]
-) -> None:
+def test_a_known_wheel_runs_and_without_consent_nothing_does(tmp_path: Path, ran: list[Any]) -> None:
     plain = pack(tmp_path, wheels=PLAIN)
     for options in ([], ["--here"], ["--trust", "0" * 64], ["--other-builds"]):
         assert rerun(plain, tmp_path / "x", *options) == ["rerun.consent-needed"]
@@ -301,9 +298,7 @@ class Pip:
                 Path(command[command.index("--dest") + 1], name).write_bytes(content)
 
 
-def installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, **options: bool
-) -> Pip:
+def installed(tmp_path: Path, monkeypatch: Patch, brings: Mapping[str, bytes], digest: str, **options: bool) -> Pip:
     """A pack that lists `pkg 1.0` and the plugin `evil`, installed with a pip that brings these wheels."""
     pip = Pip(brings)
     monkeypatch.setattr(environment, "_run", pip)
@@ -327,9 +322,7 @@ DIGEST = hashlib.sha256(f"pkg/__init__.py\0{LINE}\n".encode()).hexdigest()[:32]
 GOOD = {"pkg-1.0-py3-none-any.whl": wheel(PACKAGE, info=PKG)}
 
 
-def test_only_listed_wheels_are_installed_by_hash_without_requirements_or_builds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_listed_wheels_are_installed_and_by_hash(tmp_path: Path, monkeypatch: Patch) -> None:
     pip = installed(tmp_path, monkeypatch, GOOD, DIGEST)
     _, download, install = pip.commands
     for command in (download, install):
@@ -356,15 +349,13 @@ def test_only_listed_wheels_are_installed_by_hash_without_requirements_or_builds
          "pack.not-as-listed"),
     ],
 )  # fmt: skip
-def test_a_download_that_is_not_the_listed_one_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, code: str
+def test_another_download_is_not_installed(
+    tmp_path: Path, monkeypatch: Patch, brings: Mapping[str, bytes], digest: str, code: str
 ) -> None:
     assert refused(installed, tmp_path, monkeypatch, brings, digest) == [code]
 
 
-def test_another_build_is_taken_when_the_user_says_so_and_the_digest_of_a_wheel_is_of_its_installed_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_build_is_taken_when_the_user_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
     assert len(installed(tmp_path, monkeypatch, GOOD, "0" * 32, other_builds=True).commands) == 3
     found = installed_digests(["click"])["click"]
     made = wheel_of("click", found["version"], {"click"})
@@ -415,14 +406,12 @@ def test_what_is_written_is_read_and_the_same_content_gives_the_same_bytes(tmp_p
         ("pack.double-name", [("a", b"x"), ("a/b", b"y")]),
     ],
 )
-def test_a_name_that_could_leave_the_folder_is_refused_before_anything_is_written(
-    tmp_path: Path, code: str, members: list[Member]
-) -> None:
+def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, code: str, members: list[Member]) -> None:
     assert refused(open_pack, hostile(tmp_path / "p", members)) == [code]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
 
 
-def test_a_bomb_is_refused_by_claimed_and_by_real_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_by_claimed_and_by_real_sizes(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("retrain.tools.pack.archive.MAX_BYTES", 2**20)
     assert refused(open_pack, hostile(tmp_path / "p", [("big", bytes(2**21))])) == ["pack.too-large"]
     file = hostile(tmp_path / "q", [("big", bytes(2**16))])

@@ -74,7 +74,7 @@ def test_a_file_with_nothing_to_train_is_squeezed(adapter: Path, command: Comman
         assert (result.code, "Recommended rank: " in result.out) == (0, True), result.err
 
 
-def test_a_training_file_means_the_adapter_of_its_run(
+def test_a_training_file_means_its_adapter(
     make_adapter: Make, documented_factors: Factors, command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "train.toml").write_text("[logging]\nlog_dir = 'logs/mine'\n[training]\nlr = 1e-4\n")
@@ -122,8 +122,8 @@ def test_what_cannot_be_done_is_a_usage_error(
     assert (result.code, named in result.err, code in ["", *codes_in(result.err)]) == (2, True, True), result.err
 
 
-def test_in_a_campaign_the_first_run_is_squeezed(
-    make_adapter: Make, documented_factors: Factors, tmp_path: Path, load: Callable[..., Any]
+def test_a_campaigns_first_run_is_squeezed(
+    make_adapter: Make, documented_factors: Factors, tmp_path: Path, load: Command
 ) -> None:
     run = tmp_path / "campaign" / "runs" / "grpo+none_s1"
     folder = make_adapter({"q": documented_factors}, "campaign/runs/grpo+none_s1/adapter/final")
@@ -141,9 +141,7 @@ def test_in_a_campaign_the_first_run_is_squeezed(
     assert (tmp_path / "campaign" / "squeeze" / "spectrum.json").is_file()
 
 
-def test_a_squeezed_policy_is_evaluated_at_source_rank(
-    make_adapter: Make, random_factors: Random, tmp_path: Path
-) -> None:
+def test_a_squeezed_policy_is_evaluated_at_its_rank(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
     layers = {"q": random_factors(0, rank=8), "v": random_factors(1, rank=2)}
     source = make_adapter(layers, lora_alpha=16, rank_pattern={"v": 2}, tensors={"head.weight": np.arange(4)})
     (source / "optimizer.safetensors").write_bytes(b"state")
@@ -195,7 +193,7 @@ def test_a_run_of_the_embedded_model(command: Command, tmp_path: Path) -> None:
     assert (none.code, "held out no examples" in none.err) == (2, True)
 
 
-def test_a_campaign_gets_the_recommendation_and_the_console_the_framed_table(
+def test_a_campaign_gets_the_recommendation(
     make_adapter: Make, documented_factors: Factors, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = make_adapter({"q": documented_factors})
@@ -224,7 +222,7 @@ def test_an_output_path_compresses(adapter: Path, tmp_path: Path) -> None:
         assert any(line.startswith(f"Compressed to rank {rank} ") for line in result.lines())
 
 
-def test_a_job_that_cannot_be_done_is_refused_and_writes_no_adapter(
+def test_a_refused_job_writes_no_adapter(
     make_adapter: Make, documented_factors: Factors, idle_layer: Factors, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -340,9 +338,7 @@ def test_the_run_its_table_and_its_summary(make_adapter: Make, documented_factor
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_without_a_project_nothing_is_recorded_and_without_a_key_it_is_kept_offline(
-    adapter: Path, tmp_path: Path
-) -> None:
+def test_no_project_records_nothing_and_no_key_keeps_it_offline(adapter: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     assert record(adapter, tmp_path, "") == ""
     assert not (tmp_path / "wandb").exists()

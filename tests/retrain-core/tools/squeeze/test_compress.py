@@ -41,7 +41,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_error_is_the_documented_one_times_the_scale(
+def test_the_error_is_documented_and_goes_with_the_scale(
     make_adapter: Make, documented_factors: Any, tmp_path: Path
 ) -> None:
     folder = make_adapter({"q": documented_factors}, lora_alpha=12)
@@ -58,7 +58,7 @@ def test_the_error_is_the_documented_one_times_the_scale(
     assert json.loads((tmp_path / "out/squeeze.json").read_text()) == json.loads(json.dumps(compressed.as_data()))
 
 
-def test_alpha_is_never_rounded_and_of_rslora_goes_with_the_root(
+def test_alpha_is_never_rounded_and_scales_with_rslora(
     make_adapter: Make, random_factors: Random, tmp_path: Path
 ) -> None:
     folder = make_adapter({"q": (np.eye(128), np.diag(np.arange(128, 0, -1.0)))}, lora_alpha=64)
@@ -124,9 +124,7 @@ def test_everything_else_is_kept(make_adapter: Make, random_factors: Random, tmp
     assert names == {"adapter_config.json", "adapter_model.safetensors", "squeeze.json"}
 
 
-def test_convolutions_and_embeddings_keep_their_shapes(
-    make_adapter: Make, random_factors: Random, tmp_path: Path
-) -> None:
+def test_convolutions_and_embeddings_keep_shapes(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     embed = {"embed.lora_embedding_A": (4, 50), "embed.lora_embedding_B": (8, 4)}
     shapes = {**embed, "conv.lora_A.weight": (4, 3, 5, 5), "conv.lora_B.weight": (7, 4, 1, 1)}
@@ -141,7 +139,7 @@ def test_convolutions_and_embeddings_keep_their_shapes(
         np.testing.assert_allclose(updates(tmp_path / "whole")[module], update, atol=1e-10)
 
 
-def test_a_layer_without_an_update_can_still_be_trained(
+def test_an_idle_layer_can_still_be_trained(
     make_adapter: Make, random_factors: Random, idle_layer: Any, tmp_path: Path
 ) -> None:
     folder = make_adapter({"q": random_factors(0), "idle": idle_layer})
@@ -165,9 +163,7 @@ def test_twice_is_once(seed: int, rank: int, smaller: int, rslora: bool, make_ad
     np.testing.assert_allclose(updates(whole)["q"], updates(folder)["q"], atol=1e-8)
 
 
-def test_an_earlier_result_is_replaced_and_nothing_else_is(
-    make_adapter: Make, random_factors: Random, tmp_path: Path
-) -> None:
+def test_only_an_earlier_result_is_replaced(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
     folder = make_adapter({"q": random_factors(0)})
     for rank in (2, 3):
         assert compress_adapter(folder, tmp_path / "deep" / "out", rank).rank == rank

@@ -23,6 +23,7 @@ SOLVERS = ["numpy", "torch"]
 Factors = tuple[np.ndarray, np.ndarray]
 Random = Callable[..., Factors]
 Make = Callable[..., Path]
+FactorsOf = Callable[..., Factors]
 FALLING = [1.0, 0.1, 0.05, 0.01]
 numbers = st.floats(-10, 10, allow_nan=False, width=32)
 MATRIX_A, MATRIX_B = (arrays(np.float64, shape, elements=numbers) for shape in ((3, 5), (4, 3)))
@@ -54,7 +55,7 @@ def test_the_documented_singular_values_and_shares(solver: Solver, documented_fa
 
 
 @pytest.mark.parametrize(("rank", "error", "relative"), [(1, 3.768836, 0.666477), (2, 2.031152, 0.359187), (3, 0, 0)])
-def test_the_documented_errors_of_the_best_approximation(
+def test_the_documented_errors(
     rank: int, error: float, relative: float, solver: Solver, documented_factors: Factors
 ) -> None:
     a, b = documented_factors
@@ -95,9 +96,7 @@ def test_tall_factors_are_taken_in_blocks_and_nothing_changes(rank: int, random_
 
 @settings(max_examples=40)
 @given(a=MATRIX_A, b=MATRIX_B, rank=st.integers(1, 3))
-def test_shares_rise_to_one_whatever_orientation_and_scale_and_the_error_is_that_of_eckart_and_young(
-    a: np.ndarray, b: np.ndarray, rank: int
-) -> None:
+def test_shares_rise_to_one_and_the_error_is_that_of_eckart_and_young(a: np.ndarray, b: np.ndarray, rank: int) -> None:
     solver = Solver()
     small_a, small_b, s = solver.truncate(a, b, rank)
     error, loose = np.linalg.norm(b @ a - small_b @ small_a), 1e-9 * (1 + np.linalg.norm(a) * np.linalg.norm(b))
@@ -145,9 +144,7 @@ def test_the_mean_hides_the_worst_layer_and_both_are_told(make_adapter: Make, tw
     assert analysis.recommended_rank == 2
 
 
-def test_energy_counts_the_scale_of_each_layer_and_a_smaller_rank_keeps_all_from_its_own_on(
-    make_adapter: Make, factors_of: Callable[..., Factors]
-) -> None:
+def test_energy_counts_scales_and_a_smaller_rank_keeps_all(make_adapter: Make, factors_of: FactorsOf) -> None:
     layers = {"a": factors_of([4.0, 3.0, 2.0, 1.0]), "b": factors_of(FALLING)}
     row = analyze_adapter(make_adapter(layers, lora_alpha=4, alpha_pattern={"b": 400})).rows[0]
     energy = 1e4 * sum(s * s for s in FALLING)
@@ -159,9 +156,7 @@ def test_energy_counts_the_scale_of_each_layer_and_a_smaller_rank_keeps_all_from
     assert [row.mean_variance for row in analysis.rows] == pytest.approx([0.3125, 0.625, 0.75, 1.0])
 
 
-def test_a_layer_without_an_update_counts_in_no_mean(
-    make_adapter: Make, factors_of: Callable[..., Factors], idle_layer: Factors
-) -> None:
+def test_an_idle_layer_counts_in_no_mean(make_adapter: Make, factors_of: FactorsOf, idle_layer: Factors) -> None:
     analysis = analyze_adapter(make_adapter({"a": factors_of([4.0, 3.0, 2.0, 1.0]), "b": idle_layer}))
     assert (analysis.num_without_update, analysis.learned_nothing) == (1, False)
     assert [row.mean_variance for row in analysis.rows] == pytest.approx([16 / 30, 25 / 30, 1.0])
@@ -173,9 +168,7 @@ def test_a_layer_without_an_update_counts_in_no_mean(
     assert (lines[-1][:17], any("Rank " in line for line in lines)) == ("No update learned", False)
 
 
-def test_no_tested_rank_may_be_enough_and_all_of_the_variance_may_be_wanted(
-    make_adapter: Make, factors_of: Callable[..., Factors], documented_factors: Factors
-) -> None:
+def test_no_rank_or_all_of_the_variance(make_adapter: Make, factors_of: FactorsOf, documented_factors: Factors) -> None:
     analysis = analyze_adapter(make_adapter({"a": factors_of([1.0] * 4)}), target_ranks=[1, 2])
     assert (analysis.recommended_rank, analysis.learned_nothing) == (None, False)
     whole = analyze_adapter(
@@ -195,7 +188,7 @@ def test_no_tested_rank_may_be_enough_and_all_of_the_variance_may_be_wanted(
         ("squeeze.source-rank", {"source_rank": 8}),
     ],
 )
-def test_arguments_that_make_no_sense(
+def test_senseless_arguments(
     code: str, arguments: dict[str, Any], make_adapter: Make, documented_factors: Factors
 ) -> None:
     assert refused(analyze_adapter, make_adapter({"a": documented_factors}), **arguments) == [code]
@@ -211,7 +204,7 @@ def test_arguments_that_make_no_sense(
         ("squeeze.update-too-large", 1e69, 0.0, 1e30),
     ],
 )
-def test_numbers_that_cannot_be_measured_are_errors_and_large_ones_are_measured_like_small_ones(
+def test_large_numbers_are_measured_and_too_large_ones_errors(
     code: str, size: float, bad: float, alpha: float, make_adapter: Make, documented_factors: Factors
 ) -> None:
     a, b = (size * factor for factor in documented_factors)
