@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit, TokenCredit
@@ -245,15 +243,7 @@ def test_credit_that_moves_to_the_format_is_found() -> None:
     assert suspicions.found == ["gaming_format_credit"]
 
 
-def test_restored_suspicions_measure_the_same_and_a_step_without_scores_has_no_fields() -> None:
-    whole, first, second = Suspicions(), Suspicions(), Suspicions()
-    for step in range(BEGINNING):
-        if step == 13:
-            second.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
-        fields = whole.observe(*texts_of(step, marked))
-        assert (first if step < 13 else second).observe(*texts_of(step, marked)) == fields
-    assert second.state() == whole.state()
-    assert second.found == whole.found != []
+def test_a_step_without_scores_has_no_fields() -> None:
     groups, credit = texts_of(0, clean)
     unscored = tuple(group_of(each.completions, [Score.no_verdict("?")] * 6) for each in groups)
     assert Suspicions().observe(unscored, credit) == {}
@@ -305,7 +295,9 @@ def test_clean_runs_alarm_no_more_often_than_promised(name: str, num_runs: int) 
     for seed in range(num_runs):
         rng = np.random.default_rng(seed)
         steps = [groups_of(rng, rate(step / 60), confirms, paid_wrong) for step in range(60)]
-        alarms += first_alarm(GamingAlarm(), steps) is not None
+        alarm = GamingAlarm()
+        alarms += first_alarm(alarm, steps) is not None
+        assert 0.0 <= alarm.evidence <= 20.0 / ALPHA * 1.001
     assert alarms <= ALPHA * num_runs
 
 
@@ -329,36 +321,7 @@ def test_the_alarm_ends_when_the_gap_has_closed_and_can_begin_again() -> None:
     for step, share in enumerate([0.0] * 20 + [0.9] * 6 + [0.0] * 30 + [0.9] * 6):
         alarm.observe(step, groups_of(rng, 0.8, 1.0, share))
         seen.append(alarm.is_on)
-    assert not any(seen[:20])
-    assert seen[25]
-    assert not seen[55]
-    assert seen[61]
-
-
-def test_nothing_paid_and_no_shadow_change_nothing() -> None:
-    alarm = GamingAlarm()
+    assert (any(seen[:20]), seen[25], seen[55], seen[61]) == (False, True, False, True)
     before = alarm.state()
-    alarm.observe(0, [])
-    alarm.observe(1, [])
+    alarm.observe(62, [])  # nothing is paid
     assert alarm.state() == before
-    assert alarm.since is None
-
-
-@settings(max_examples=8, deadline=None)
-@given(data=st.data())
-def test_a_restored_alarm_goes_on_as_if_never_stopped(data: st.DataObject) -> None:
-    flags = st.lists(st.booleans(), min_size=8, max_size=8).map(np.array)
-    group = st.tuples(flags, flags).map(lambda pair: verdicts(*pair))
-    steps = data.draw(st.lists(st.lists(group, min_size=4, max_size=4), min_size=10, max_size=15))
-    cut = data.draw(st.integers(0, len(steps)))
-    whole, first, second = GamingAlarm(), GamingAlarm(), GamingAlarm()
-    for step, groups in enumerate(steps):
-        whole.observe(step, groups)
-        (first if step < cut else second).observe(step, groups) if step != cut else None
-        if step == cut:
-            second.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
-            second.observe(step, groups)
-    last = first if cut == len(steps) else second
-    assert last.state() == whole.state()
-    assert last.evidence == whole.evidence
-    assert 0.0 <= whole.evidence <= 20.0 / ALPHA * 1.001

@@ -338,20 +338,6 @@ def test_a_resumed_session_replaces_the_steps_after_its_checkpoint(tmp_path: Pat
     assert scalars(tmp_path) == {"eval/correct_rate": {-1: 2.0}}
 
 
-@pytest.mark.slow
-def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path, python: Callable[..., str]) -> None:
-    source = """
-import sys
-from pathlib import Path
-from retrain.observe.trackers.tensorboard import TensorboardRecorder
-recorder = TensorboardRecorder()
-recorder.start({}, Path(sys.argv[1]))
-recorder.step({"step": 0, "loss": 0.5})
-print([name for name in ("torch", "tensorflow") if name in sys.modules])
-"""
-    assert python(source, str(tmp_path)).strip() == "[]"
-
-
 def test_a_mere_folder_of_that_name_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leftover").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.checkpoints import locate_adapter
 from retrain.tools.squeeze.adapter import (
     ITEM_BYTES,
     PREFIX,
@@ -52,36 +51,19 @@ def test_pairs_by_module_in_the_order_of_their_numbers(make_adapter: Make, rando
     assert [pair.module for pair in adapter.pairs] == ordered
 
 
-def test_embeddings_and_convolutions(make_adapter: Make, random_factors: Random) -> None:
-    stream = np.random.default_rng(0)
-    tensors = {
-        f"{PREFIX}embed.lora_embedding_A": stream.standard_normal((4, 50)),
-        f"{PREFIX}embed.lora_embedding_B": stream.standard_normal((8, 4)),
-        f"{PREFIX}conv.lora_A.weight": stream.standard_normal((4, 3, 5, 5)),
-        f"{PREFIX}conv.lora_B.weight": stream.standard_normal((7, 4, 1, 1)),
-        f"{PREFIX}q.lora_B.bias": stream.standard_normal(6),
-    }
-    adapter = read_adapter(make_adapter({"q": random_factors(0)}, tensors=tensors))
-    shapes = {pair.module: tuple(f.shape for f in adapter.factors(pair)) for pair in adapter.pairs}
-    assert shapes == {"embed": ((4, 50), (8, 4)), "conv": ((4, 75), (7, 4)), "q": ((4, 8), (6, 4))}
-    assert [info.name for info in adapter.others] == [f"{PREFIX}q.lora_B.bias"]
+SCALES = [
+    ({"use_rslora": True}, [4.0, 4.0]),
+    ({"alpha_pattern": {"q_proj": 1.0}}, [0.25, 2.0]),
+    ({"alpha_pattern": {"proj": 2, "^q_proj": 3}}, [2.0, 2.0]),
+    ({"r": 64, "rank_pattern": {"q_proj|v_proj": 4}}, [2.0, 2.0]),
+    ({"lora_alpha": 0}, [0.0, 0.0]),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "scales"),
-    [
-        ({"lora_alpha": 8}, [2.0, 2.0]),
-        ({"lora_alpha": 8, "use_rslora": True}, [4.0, 4.0]),
-        ({"lora_alpha": 8, "alpha_pattern": {"q_proj": 1.0}}, [0.25, 2.0]),
-        ({"lora_alpha": 8, "alpha_pattern": {"layers.0.q_proj": 2, ".*_proj": 4}}, [0.5, 1.0]),
-        ({"lora_alpha": 8, "alpha_pattern": {"proj": 2, "^q_proj": 3}}, [2.0, 2.0]),
-        ({"lora_alpha": 8, "r": 64, "rank_pattern": {"q_proj|v_proj": 4}}, [2.0, 2.0]),
-        ({"lora_alpha": 0}, [0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("config", "scales"), SCALES)
 def test_scales_by_pattern(config: dict[str, Any], scales: list[float], make_adapter: Make, random_factors: Random):
     layers = {"layers.0.q_proj": random_factors(0), "layers.0.v_proj": random_factors(1)}
-    adapter = read_adapter(make_adapter(layers, **config))
+    adapter = read_adapter(make_adapter(layers, **{"lora_alpha": 8, **config}))
     assert [pair.scale for pair in adapter.pairs] == pytest.approx(scales)
 
 
@@ -94,14 +76,6 @@ def test_patterns_hold_as_in_peft(make_adapter: Make, random_factors: Random) ->
     adapter = read_adapter(make_adapter(layers, lora_alpha=9, alpha_pattern=patterns))
     found = {pair.module: pair.alpha for pair in adapter.pairs}
     assert found == {name: patterns.get(peft.get_pattern_key(patterns.keys(), name), 9) for name in names}
-
-
-def test_the_newest_checkpoint_of_a_run_is_found(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
-    for name, step in (("run/adapter/checkpoint_step_5", 5), ("run/adapter/checkpoint_step_20", 20)):
-        folder = make_adapter({Q: random_factors(step)}, name)
-        (folder / "checkpoint.json").write_text(json.dumps({"next_step": step, "progress": {"unfinished": None}}))
-    newest = tmp_path / "run/adapter/checkpoint_step_20"
-    assert [locate_adapter(tmp_path / place) for place in ("run", "run/adapter", newest)] == [newest] * 3
 
 
 def unreadable(folder: Path | str) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from retrain.kernel.plugins.missing import install_line
-from retrain.squeeze import analyze_adapter, auto_squeeze, compress_adapter
+from retrain.squeeze import analyze_adapter, compress_adapter
 from retrain.tools.squeeze import retrain_campaign_run_done, retrain_claim_config
 from retrain.tools.squeeze.adapter import read_adapter
 from retrain.tools.squeeze.command import measure
@@ -74,14 +74,14 @@ def test_a_file_with_nothing_to_train_is_squeezed(adapter: Path, command: Comman
         assert (result.code, "Recommended rank: " in result.out) == (0, True), result.err
 
 
-def test_a_training_file_means_its_adapter(
-    make_adapter: Make, documented_factors: Factors, command: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "train.toml").write_text("[logging]\nlog_dir = 'logs/mine'\n[training]\nlr = 1e-4\n")
-    folder = make_adapter({"q": documented_factors}, "logs/mine/adapter/final")
-    (folder / "checkpoint.json").write_text('{"next_step": 3, "progress": {"unfinished": null}}')
-    result = command("squeeze", "train.toml")
-    assert (result.code, "LoRA-Squeeze: logs/mine/adapter/final" in result.out) == (0, True), result.err
+def test_a_training_file_means_its_newest_adapter(make_adapter: Make, random_factors: Random, command: Command) -> None:
+    for step in (5, 20):
+        folder = make_adapter({"q": random_factors(step)}, f"logs/mine/adapter/checkpoint_step_{step}")
+        checkpoint = {"next_step": step, "progress": {"unfinished": None}}
+        (folder / "checkpoint.json").write_text(json.dumps(checkpoint))
+    Path("train.toml").write_text("[logging]\nlog_dir = 'logs/mine'\n[training]\nlr = 1e-4\n")
+    for place in ("train.toml", "logs/mine", "logs/mine/adapter"):
+        assert "LoRA-Squeeze: logs/mine/adapter/checkpoint_step_20" in command("squeeze", place).out
 
 
 def test_which_files_are_claimed() -> None:
@@ -122,23 +122,30 @@ def test_what_cannot_be_done_is_a_usage_error(
     assert (result.code, named in result.err, code in ["", *codes_in(result.err)]) == (2, True, True), result.err
 
 
-def test_a_campaigns_first_run_is_squeezed(
-    make_adapter: Make, documented_factors: Factors, tmp_path: Path, load: Command
+def test_a_campaign_squeezes_its_first_run(
+    make_adapter: Make, documented_factors: Factors, tmp_path: Path, load: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = tmp_path / "campaign" / "runs" / "grpo+none_s1"
+    caplog.set_level(logging.INFO, "retrain")
+    run, report = tmp_path / "campaign" / "runs" / "grpo+none_s1", tmp_path / "campaign" / "squeeze"
     folder = make_adapter({"q": documented_factors}, "campaign/runs/grpo+none_s1/adapter/final")
     (folder / "checkpoint.json").write_text('{"next_step": 3, "progress": {"unfinished": null}}')
     (run / "run.json").write_text(json.dumps({"seed": 1, "started": "now", "config": {"backend": {}}}))
-    config, problems = load("[squeeze]\nmin_variance_retention = 0.8\n")
-    assert not problems
+    config, _ = load("[squeeze]\ntarget_ranks = [2, 3]\n")
     asked = {"config": config, "run": run, "campaign": tmp_path / "campaign"}
     with_table, without = frozenset({"squeeze", "campaign"}), frozenset({"campaign"})
     assert retrain_campaign_run_done(**asked, tables=without, is_first=True) is None
     assert retrain_campaign_run_done(**asked, tables=with_table, is_first=False) is None
     found = retrain_campaign_run_done(**asked, tables=with_table, is_first=True)
     assert found is not None
-    assert found["squeeze"]["recommended_rank"] == 2
-    assert (tmp_path / "campaign" / "squeeze" / "spectrum.json").is_file()
+    place = {"adapter": str(folder), "report": str(report)}
+    assert found["squeeze"].items() >= {**place, "recommended_rank": 3, "source_rank": 4, "num_layers": 1}.items()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    lines = caplog.messages
+    assert (lines[0], lines.count("=" * 60), lines[-1]) == ("=" * 60, 2, f"Spectrum: {report / 'spectrum.html'}")
+    assert "Recommended rank: 3 (>= 95% variance retained)" in lines
+    (layer,) = json.loads((report / "spectrum.json").read_text())["layers"]
+    assert layer["module"] == "q"
+    assert layer["singular_values"] == pytest.approx([4.215848, 3.174673, 2.031152, 0], abs=5e-7)
 
 
 def test_a_squeezed_policy_is_evaluated_at_its_rank(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
@@ -191,26 +198,6 @@ def test_a_run_of_the_embedded_model(command: Command, tmp_path: Path) -> None:
     assert "Held-out correct rate, 95% interval:" in shown.out
     none = command("squeeze", "logs/tiny", "--eval", "--eval-examples", "0")
     assert (none.code, "held out no examples" in none.err) == (2, True)
-
-
-def test_a_campaign_gets_the_recommendation(
-    make_adapter: Make, documented_factors: Factors, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = make_adapter({"q": documented_factors})
-    with caplog.at_level(logging.INFO, "retrain"):
-        data = auto_squeeze(folder, SqueezeTable(target_ranks=[2, 3]), tmp_path / "campaign")
-    assert data["recommended_rank"] == 3
-    assert (data["source_rank"], data["num_layers"], data["adapter"]) == (4, 1, str(folder))
-    assert json.loads(json.dumps(data, allow_nan=False)) == data
-    lines = [record.getMessage() for record in caplog.records]
-    assert (lines[0], lines.count("=" * 60)) == ("=" * 60, 2)
-    assert "Recommended rank: 3 (>= 95% variance retained)" in lines
-    report = tmp_path / "campaign" / "squeeze"
-    assert data["report"] == str(report)
-    assert lines[-1] == f"Spectrum: {report / 'spectrum.html'}"
-    spectrum = json.loads((report / "spectrum.json").read_text())
-    assert [layer["module"] for layer in spectrum["layers"]] == ["q"]
-    assert spectrum["layers"][0]["singular_values"] == pytest.approx([4.215848, 3.174673, 2.031152, 0], abs=5e-7)
 
 
 def test_an_output_path_compresses(adapter: Path, tmp_path: Path) -> None:

@@ -130,6 +130,9 @@ def test_convolutions_and_embeddings_keep_shapes(make_adapter: Make, random_fact
     shapes = {**embed, "conv.lora_A.weight": (4, 3, 5, 5), "conv.lora_B.weight": (7, 4, 1, 1)}
     tensors = {name: stream.standard_normal(shape) for name, shape in shapes.items()}
     folder = make_adapter({"q": random_factors(0)}, tensors=tensors)
+    read = read_adapter(folder)
+    factors = {pair.module: tuple(factor.shape for factor in read.factors(pair)) for pair in read.pairs}
+    assert factors == {"embed": ((4, 50), (8, 4)), "conv": ((4, 75), (7, 4)), "q": ((4, 8), (6, 4))}
     compress_adapter(folder, tmp_path / "out", 2)
     found = {name: array.shape for name, array in load_file(tmp_path / "out/adapter_model.safetensors").items()}
     assert (found["conv.lora_A.weight"], found["conv.lora_B.weight"]) == ((2, 3, 5, 5), (7, 2, 1, 1))
