@@ -34,12 +34,13 @@ TEXT = st.text(max_size=30) | st.sampled_from(
 )
 REWARD = st.none() | st.floats(-9, 9)
 NAMES = st.sampled_from(["reward", "outcome", "num_tokens", "shaped_reward", "trained", "x"])
+Command = Callable[..., Any]
 CHAT = st.lists(st.dictionaries(NAMES, TEXT | st.integers()), max_size=3)
 
 
 @settings(max_examples=150)
 @given(TEXT | CHAT, TEXT, TEXT, REWARD, st.dictionaries(NAMES, st.floats(-9, 9)), st.none() | REWARD, st.booleans())
-def test_a_line_without_its_texts(
+def test_a_line_read_without_its_texts_is_the_line(
     prompt: Any, text: str, name: str, reward: Any, parts: Any, shaped: Any, trained: bool
 ) -> None:
     """Whatever stands in prompts, answers, tokens and names of rewards, and however they imitate our own fields."""
@@ -210,7 +211,7 @@ def test_a_made_run_has_a_gain_over_its_examples(tmp_path: Path, made: ModuleTyp
     assert gain_of(run, {}) == "no held-out evaluation"
 
 
-def test_a_campaign_of_odd_runs_is_answered(tmp_path: Path, made: ModuleType, command: Callable[..., Any]) -> None:
+def test_a_campaign_of_odd_runs_is_answered(tmp_path: Path, made: ModuleType, command: Command) -> None:
     effects, states = {"maxrl+none": 0.0, "grpo+none\x1b[31m": 0.1}, {("maxrl+none", 2): "failed"}
     folder = made.write_campaign(tmp_path / "c", effects, seeds=[1, 2], steps=6, states=states, completions=4)
     (folder / "runs/maxrl+none_s1/metrics.jsonl").write_text("nonsense\n", encoding="utf-8")
@@ -269,7 +270,7 @@ BASE += ("--set", "scoring.max_failed_frac=1.0", "--set", "scoring.retries=0")
 
 @pytest.mark.slow
 def test_tokens_by_cause_add_up_to_what_the_engine_drew(
-    command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, drawn, bad = importlib.import_module("toy_parts").ToyBackend, list[int](), set[int]()
     sample, train = backend.sample, backend.train

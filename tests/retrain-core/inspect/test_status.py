@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,9 @@ DAY_S = 24 * 3600.0
 
 
 @pytest.fixture
-def status(command: Command) -> Callable[..., dict[str, Any]]:
-    """`status("--all")`: the JSON of `retrain status`, which must be all that is printed."""
-
-    def call(*arguments: str) -> dict[str, Any]:
-        result = command("status", "--json", *arguments)
-        assert (result.code, result.err) == (0, "")
-        content: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
-        return content
-
-    return call
+def status(printed_json: Command) -> Command:
+    """`status("--all")`: the JSON of `retrain status`."""
+    return partial(printed_json, "status")
 
 
 def test_a_real_run_has_every_field_and_its_held_out_rate(toy_run: Make, status: Command, command: Command) -> None:
@@ -64,9 +58,7 @@ def test_a_real_run_has_every_field_and_its_held_out_rate(toy_run: Make, status:
     assert row[1:3] == ["done", "4/4"]
 
 
-def test_a_run_is_running_stale_dead_or_ended(
-    make_run: Make, status: Command, command: Command, sleeper: Process
-) -> None:
+def test_a_run_is_live_stale_dead_or_ended(make_run: Make, status: Command, command: Command, sleeper: Process) -> None:
     folder = make_run("logs/live", status="running", pid=sleeper.pid)
 
     def seen() -> tuple[str, bool, bool, bool]:
@@ -221,7 +213,7 @@ def manifest(folder: Path, pid: int, runs: list[dict[str, Any]]) -> None:
     (folder / "manifest.json").write_text(json.dumps(content))
 
 
-def test_a_campaign_is_a_matrix_of_its_runs(
+def test_a_campaign_is_a_matrix(
     make_run: Make, status: Command, command: Command, tmp_path: Path, sleeper: Process
 ) -> None:
     home = tmp_path / "logs/campaign_20260301_120000"
@@ -275,9 +267,7 @@ def test_a_campaign_without_its_runner_has_ended(
     assert [run["status"] for run in status()["campaigns"][0]["runs"]] == ["not started"] * 2
 
 
-def test_a_campaign_says_how_far_its_looks_are(
-    make_run: Make, status: Command, command: Command, tmp_path: Path
-) -> None:
+def test_a_campaign_says_its_looks(make_run: Make, status: Command, command: Command, tmp_path: Path) -> None:
     home = tmp_path / "logs/c"
     make_run(f"{home}/runs/grpo+none_s1", steps=10)
     cells = [{"condition": "grpo+none", "seed": seed, "run_name": f"grpo+none_s{seed}"} for seed in (1, 2)]
@@ -335,7 +325,7 @@ def test_a_terminal_refreshes_until_ctrl_c(make_run: Make, tmp_path: Path, sleep
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_without_a_cursor_gets_tables(
+def test_a_terminal_without_a_cursor_gets_one_table_after_the_other(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: str
 ) -> None:
     make_run("logs/a")

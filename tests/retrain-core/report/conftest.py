@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,21 +38,15 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def report(command: Callable[..., Any]) -> Callable[..., Any]:
     """`report("campaign", "--json")`: the result of `retrain report`."""
-
-    def call(*arguments: object) -> Any:
-        return command("report", *map(str, arguments))
-
-    return call
+    return lambda *arguments: command("report", *map(str, arguments))
 
 
 @pytest.fixture
-def page_of(report: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
-    """The page that the command wrote, and what it said as JSON, which must be all that is printed."""
+def page_of(printed_json: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """The page that the command wrote, and what it said as JSON."""
 
     def call(*arguments: object) -> tuple[str, dict[str, Any]]:
-        result = report(*arguments, "--json")
-        assert (result.code, result.err) == (0, ""), result.err
-        said: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
+        said = printed_json("report", *arguments)
         return Path(said["file"]).read_text(encoding="utf-8"), said
 
     return call

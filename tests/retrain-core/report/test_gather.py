@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Floats
+from retrain.report import parts
 from retrain.report.charts import MISSING, Grid, band_of, grid_for, packed
 from retrain.report.completions import (
     HEAD_CHARS,
@@ -29,28 +30,6 @@ from retrain.report.completions import (
     shown_steps,
 )
 from retrain.report.gather import RunLines, read_lines
-from retrain.report.parts import (
-    Box,
-    Code,
-    Facts,
-    Fold,
-    Heading,
-    Items,
-    Link,
-    Links,
-    Paragraph,
-    Part,
-    Pill,
-    Plot,
-    Pre,
-    Section,
-    Table,
-    Words,
-    figures_of,
-    long_text,
-    plain,
-    text,
-)
 from retrain.report.shell import sections_page
 from retrain.verdicts.stats.paired import t_interval
 
@@ -276,21 +255,23 @@ def test_a_band_is_the_interval_of_the_mean_of_the_seeds_that_are_there() -> Non
 
 ANY = st.text(st.characters() | st.characters(categories=("Cs", "Cc", "Cf")) | st.sampled_from("<>&\"'`%{}\\"))
 EVIL = "\"'><script>alert(1)</script>\x1b[2J\u202e{{ 7 * 7 }}"
-PLOT = Plot(EVIL, EVIL, {"kind": "plugin"}, Table(EVIL, (EVIL, EVIL, EVIL), [(EVIL, EVIL, EVIL)]), kind="forest")
-PARTS: list[Part] = [
-    Link(EVIL, "run/%22/"),
-    Code([EVIL, EVIL]),
-    Words([EVIL, Code([EVIL])]),
-    Pill(EVIL, "better", EVIL),
-    Paragraph([EVIL, Link(EVIL, "./x")], "note"),
-    Heading(EVIL, 4, EVIL),
-    Pre(EVIL),
-    Items([(EVIL, [EVIL, EVIL])]),
-    Facts([(EVIL, EVIL)], wide=frozenset({EVIL})),
+PLOT = parts.Plot(
+    EVIL, EVIL, {"kind": "plugin"}, parts.Table(EVIL, (EVIL, EVIL, EVIL), [(EVIL, EVIL, EVIL)]), kind="forest"
+)
+PARTS: list[parts.Part] = [
+    parts.Link(EVIL, "run/%22/"),
+    parts.Code([EVIL, EVIL]),
+    parts.Words([EVIL, parts.Code([EVIL])]),
+    parts.Pill(EVIL, "better", EVIL),
+    parts.Paragraph([EVIL, parts.Link(EVIL, "./x")], "note"),
+    parts.Heading(EVIL, 4, EVIL),
+    parts.Pre(EVIL),
+    parts.Items([(EVIL, [EVIL, EVIL])]),
+    parts.Facts([(EVIL, EVIL)], wide=frozenset({EVIL})),
     PLOT,
-    Box("alert", EVIL, [PLOT]),
-    Fold(EVIL, [PLOT], remark=EVIL, level=3),
-    Section("name", EVIL, [PLOT]),
+    parts.Box("alert", EVIL, [PLOT]),
+    parts.Fold(EVIL, [PLOT], remark=EVIL, level=3),
+    parts.Section("name", EVIL, [PLOT]),
 ]
 
 
@@ -314,7 +295,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
-def test_a_part_escapes_every_text(part: Part) -> None:
+def test_a_part_escapes_every_text(part: parts.Part) -> None:
     html = part.__html__()
     assert not {"\x1b", "\u202e"} & set(html)
     assert "{{ 7 * 7 }}" in html
@@ -326,29 +307,31 @@ def test_a_part_escapes_every_text(part: Part) -> None:
 
 
 def test_a_page_loads_nothing_and_has_a_script_only_for_plots() -> None:
-    page = sections_page("retrain", EVIL, [Section("one", EVIL, [Paragraph([EVIL])])])
+    page = sections_page("retrain", EVIL, [parts.Section("one", EVIL, [parts.Paragraph([EVIL])])])
     assert not {"script", "link", "img", "iframe"} & set(Reader(page).tags)
-    drawn = sections_page("retrain", EVIL, [Section("one", "", [PLOT]), Section("two", "", [Fold("", [PLOT])])])
+    drawn = sections_page(
+        "retrain", EVIL, [parts.Section("one", "", [PLOT]), parts.Section("two", "", [parts.Fold("", [PLOT])])]
+    )
     assert len(re.findall("<script", drawn)) == 3
     assert "unsafe" not in drawn.split("</head>")[0]
-    assert len(list(figures_of([Section("one", "", [None, PLOT]), PLOT]))) == 2
+    assert len(list(parts.figures_of([parts.Section("one", "", [None, PLOT]), PLOT]))) == 2
 
 
 def test_links_are_relative_paths_whatever_a_name_looks_like(tmp_path: Path) -> None:
-    links = Links(tmp_path)
+    links = parts.Links(tmp_path)
     assert links.to(tmp_path / "javascript:alert(1)", "x").address == "./javascript%3Aalert%281%29"
     assert links.to(tmp_path.parent / 'a"b', "x").address.startswith("../a%22b")
 
 
 @given(ANY)
 def test_no_text_becomes_markup_or_acts_and_what_is_printable_stays(value: str) -> None:
-    reader = Reader(text(value, 10_000))
+    reader = Reader(parts.text(value, 10_000))
     assert set(reader.tags) <= {"span [('class', 'ctl')]"}
     acting = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     assert not [c for c in reader.seen if unicodedata.category(c) in acting and c not in "\n\t\u200c\u200d"]
     reader.seen.encode("utf-8")
     kept = "".join(c for c in value if c.isprintable())
-    assert Reader(text(kept, 10_000)).seen == plain(kept, 10_000) == kept
+    assert Reader(parts.text(kept, 10_000)).seen == parts.plain(kept, 10_000) == kept
 
 
 @pytest.mark.parametrize(
@@ -365,17 +348,17 @@ def test_no_text_becomes_markup_or_acts_and_what_is_printable_stays(value: str) 
     ],
 )
 def test_what_acts_is_shown(value: str, seen: str) -> None:
-    assert Reader(text(value)).seen == seen
+    assert Reader(parts.text(value)).seen == seen
 
 
 def test_long_texts_say_what_is_left_out_and_messages_have_roles() -> None:
     value = "<" * 1_000_000 + "\\boxed{7}"
     shown = excerpt(value)
     assert shown.left_out == len(value) - HEAD_CHARS - TAIL_CHARS
-    seen = Reader(long_text(shown)).seen
+    seen = Reader(parts.long_text(shown)).seen
     assert (seen[:HEAD_CHARS], seen[-9:]) == ("<" * HEAD_CHARS, "\\boxed{7}")
     assert f"[{shown.left_out:,} characters left out]" in seen
-    assert Reader(text("x" * 500)).seen == "x" * 400 + "…"
+    assert Reader(parts.text("x" * 500)).seen == "x" * 400 + "…"
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     assert excerpt(messages).head == "system: s\n\nuser: u"
     assert excerpt(None).head == ""

@@ -92,9 +92,7 @@ def test_ours_over_the_public_package_runs_and_the_doctor_warns(site: Path, monk
     assert severity(found, monkeypatch)[1]
 
 
-def test_a_file_changed_by_hand_is_warned_of_and_an_editable_one_whole(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_changed_by_hand_is_a_warning_an_editable_one_whole(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (site / "retrain/api.py").open("a") as stream:
         stream.write("# mine\n")
     found = examine([str(site)])

@@ -73,8 +73,8 @@ def without_shadow(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
     ids=["refill", "shaped and controlled", "overlapped", "ahead"],
 )
-def test_only_its_fields_change(
-    run_overlapped: Command, moody: list[str], tmp_path: Path, arguments: tuple[str, ...]
+def test_its_fields(
+    run_overlapped: Command, command: Command, moody: list[str], tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     base = ("--backend", "toy", "--reward-type", "toy", "--max-steps", "2", "--eval-examples", "2", "--eval-every", "2")
     assert run_overlapped(*base, *arguments, "--log-dir", "alone").code == 0
@@ -97,12 +97,15 @@ def test_only_its_fields_change(
     assert "sk-SECRET" not in (shadowed / GENERATIONS).read_text()
     evaluated = lines(shadowed, "eval.jsonl")
     assert all(len(line["shadow_scores"]) == len(line["scores"]) for line in evaluated)
+    rate = f"{100 * counted[-1]['shadow_correct_rate']:.1f}%"
+    assert f"% | shadow={rate} | " in result.out
+    assert f"{rate} by its shadow" in command("status", "shadowed").out
+    assert command("report", "shadowed", "-o", "page.html").code == 0
+    assert "Correct rate by the shadow, training batches" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow
-def test_a_broken_shadow_ends_nothing_and_is_asked_less(
-    run_overlapped: Command, moody: list[str], tmp_path: Path
-) -> None:
+def test_a_broken_shadow_ends_nothing_and_is_spared(run_overlapped: Command, moody: list[str], tmp_path: Path) -> None:
     params = '{"custom_module": "moody", "custom_function": "fails"}'
     down = ("--reward-shadow", "custom", "--reward-shadow-params", params, "--set", "scoring.retries=0")
     size = ("--backend", "toy", "--batch-size", "4", "--group-size", "2", "--scoring-cache", "false")
@@ -211,22 +214,3 @@ def test_a_stored_evaluation_has_the_scores_of_both_again(pairs: list[tuple[Scor
     assert [(s.outcome, s.value) for s in stored] == [(s.outcome, s.value) for s in made.scores]
     shadows = [s.shadow for s in stored]
     assert [(s.outcome, s.value) for s in shadows if s] == [(b.outcome, b.value) for _, b in pairs]
-
-
-@pytest.mark.slow
-def test_reward_and_shadow_stand_side_by_side(run_overlapped: Command, command: Command, tmp_path: Path) -> None:
-    (tmp_path / "last.py").write_text("def score(example, text):\n    return float(len(text) % 2)\n", encoding="utf-8")
-    shadow = ["--reward-shadow", "custom", "--reward-shadow-params", '{"custom_module": "last"}']
-    evaluated = ("--eval-examples", "2", "--eval-every", "2")
-    result = run_overlapped("--backend", "toy", "--max-steps", "2", *evaluated, *shadow)
-    last = steps(tmp_path / "logs/train")[-1]
-    rate, held_out = (f"shadow={100 * last[name]:.1f}%" for name in ("shadow_correct_rate", "eval_shadow_rate"))
-    assert f"% | {rate} | " in result.out
-    assert f"] | {held_out} | " in result.out
-    assert f"{100 * last['shadow_correct_rate']:.1f}% by its shadow" in command("status", "logs").out
-    status = json.loads(command("status", "logs", "--json").out)
-    assert status["runs"][0]["shadow_correct_rate"] == last["shadow_correct_rate"]
-    assert command("report", "logs/train", "-o", "page.html").code == 0
-    page = (tmp_path / "page.html").read_text()
-    for title in ("Reward and shadow", "Correct rate by the shadow, training batches"):
-        assert title in page

@@ -36,6 +36,7 @@ from retrain.observe.trackers.recording import (
 )
 from retrain.observe.trackers.trackio import TrackioRecorder
 from retrain.testing import conformance
+from tests.kit.overlapped import lines as lines_of
 from tests.kit.problems import codes_in
 from tests.kit.tables import pairs
 
@@ -62,8 +63,7 @@ def recorded(toy_run: Run, tmp_path: Path, *arguments: str) -> tuple[Any, list[A
     assert "failed in" not in outcome.out + outcome.err
     assert "INFO mlflow" not in outcome.err, "nothing of theirs between our lines"
     folder = tmp_path / "logs" / "train"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((folder / "run.json").read_text()), lines
+    return json.loads((folder / "run.json").read_text()), lines_of(folder)
 
 
 @client
@@ -75,12 +75,11 @@ def test_trackio_has_the_run_and_a_resume_continues_it(
     manifest, lines = recorded(toy_run, tmp_path, '["trackio"]', "--set", 'logging.project="one"')
     (run,) = trackio.Api().runs("one")
     assert run.name == f"{manifest['condition']}_s1 {manifest['started'][:19]}"
-    assert run.config["lr"] == manifest["config"]["training"]["lr"]
-    assert run.config["retrain"]["python"] == manifest["python"]
+    found = (run.config["lr"], run.config["retrain"]["python"])
+    assert found == (manifest["config"]["training"]["lr"], manifest["python"])
     rows = SQLiteStorage.get_logs("one", run.name)
-    assert [{k: v for k, v in row.items() if k not in ("timestamp", "step")} for row in rows] == [
-        named_metrics(line) for line in lines
-    ]
+    bare = [{k: v for k, v in row.items() if k not in ("timestamp", "step")} for row in rows]
+    assert bare == [named_metrics(line) for line in lines]
     assert [row["step"] for row in rows] == [line["step"] for line in lines]
     again = TrackioRecorder()
     again.restore({"trackio_run_name": run.name})
@@ -249,20 +248,10 @@ class Diary:
         return call
 
 
-class Least:
-    """A recorder without the optional methods."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        self.steps.clear()
-
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        self.steps.append(metrics["step"])
-
-    def finish(self, error: BaseException | None = None) -> None:
-        pass
+def least(steps: list[int]) -> Any:
+    """A recorder without the optional methods, which notes its steps."""
+    methods = {"start": lambda *_: steps.clear(), "step": lambda metrics: steps.append(metrics["step"])}
+    return SimpleNamespace(**methods, finish=lambda error=None: None)
 
 
 def run(recorders: Recorders, folder: Path, steps: int = 3, error: BaseException | None = None) -> None:
@@ -285,15 +274,15 @@ def state_of(recorders: Recorders) -> dict[str, Any]:
 
 
 def test_every_recorder_hears_everything_in_order(tmp_path: Path) -> None:
-    diary, least = Diary(), Least()
-    run(Recorders({"diary": diary, "least": least}), tmp_path, steps=1)
+    diary, steps = Diary(), list[int]()
+    run(Recorders({"diary": diary, "least": least(steps)}), tmp_path, steps=1)
     assert diary.calls == [
         ("start", ({"seed": 1}, tmp_path)),
         ("step", ({"step": 0},)),
         ("checkpoint", (tmp_path, "checkpoint_step_0")),
         ("finish", (None,)),
     ]
-    assert least.steps == [0]
+    assert steps == [0]
     for error in (KeyboardInterrupt(), ValueError("x")):
         diary = Diary()
         run(Recorders({"x": diary}), tmp_path, error=error)
@@ -304,9 +293,7 @@ def test_every_recorder_hears_everything_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fault_is_named_once_and_the_others_continue(
-    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_is_named_once_and_others_go_on(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     good = Diary(state={"n": 1})
     recorders = Recorders({"bad one": Diary(method, state={"n": 2}), "good": good})
     with caplog.at_level(logging.WARNING, "retrain"):
@@ -322,7 +309,7 @@ def test_a_fault_is_named_once_and_the_others_continue(
 @pytest.mark.parametrize("state", [7, {"x": float("nan")}, {"x": object()}, [1]])
 def test_a_state_that_is_not_json_is_left_out_of_the_checkpoint(state: Any, caplog: pytest.LogCaptureFixture) -> None:
     recorders = Recorders(
-        {"odd": Diary(state=state), "good": Diary(state={"n": (1, 2)}), "none": Diary(), "l": Least()}
+        {"odd": Diary(state=state), "good": Diary(state={"n": (1, 2)}), "none": Diary(), "l": least([])}
     )
     assert state_of(recorders) == {"good": {"n": [1, 2]}}
     assert "Recorder 'odd' failed in state()" in caplog.text
@@ -330,7 +317,7 @@ def test_a_state_that_is_not_json_is_left_out_of_the_checkpoint(state: Any, capl
 
 def test_only_recorders_of_both_sessions_are_restored() -> None:
     old, new = Diary(), Diary()
-    recorders = Recorders({"old": old, "new": new, "least": Least()})
+    recorders = Recorders({"old": old, "new": new, "least": least([])})
     recorders.retrain_load_state({"recorders": {"old": {"n": 1}, "gone": {}, "least": {}}})
     recorders.retrain_load_state({})
     assert (old.calls, new.calls) == ([("restore", ({"n": 1},))], [])

@@ -92,9 +92,7 @@ def test_text_and_json_name_phases_peak_biggest_tensor_and_time(capacity: Callab
     assert long["max_tokens_per_step"] == 128 * (1024 - 256)
 
 
-def test_a_card_fits_and_so_many_rows_at_a_time(
-    plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_card_fits_so_many_rows_at_a_time(plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(QWEN3_4B))
     monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: (16 * 2**30,))
@@ -259,9 +257,7 @@ def test_sizes_on_the_command_line_stand_for_the_file(ask: Callable[..., str]) -
         (("--model", "Qwen/Qwen3-9B"), "", "Qwen/Qwen3-8B"),
     ],
 )
-def test_an_unanswerable_question_says_more(
-    arguments: tuple[str, ...], code: str, fix: str, ask: Callable[..., str]
-) -> None:
+def test_an_unanswerable_question(arguments: tuple[str, ...], code: str, fix: str, ask: Callable[..., str]) -> None:
     with pytest.raises(ConfigError) as caught:
         ask("--gpu-memory", "24", *arguments)
     (problem,) = caught.value.problems

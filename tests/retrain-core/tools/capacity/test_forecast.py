@@ -33,6 +33,7 @@ from retrain.tools.capacity.workload import Schedule, schedule_of, workload_of
 
 HERE = {"machine": platform.machine(), "cores": os.cpu_count()}
 MEASURED = {"median_step_time_s": 2.0, "peak_memory_bytes": 1000, "memory_at_start_bytes": 400}
+Load = Callable[..., Any]
 
 
 class History:
@@ -57,7 +58,7 @@ class History:
 
 
 @pytest.fixture
-def history(load: Callable[..., Any], tmp_path: Path) -> History:
+def history(load: Load, tmp_path: Path) -> History:
     return History(load("[training]\nbatch_size = 4\n")[0], tmp_path / "logs")
 
 
@@ -74,9 +75,7 @@ COSTS = [(SAMPLED, 0.4 * 2.0 / (4 * 16)), (SAMPLED | {"eval_completion_time_s": 
 
 
 @pytest.mark.parametrize(("further", "seconds"), [*COSTS, ({"time_shares": {"sample": "most"}}, None)])
-def test_evaluations_cost_as_measured_or_sampled(
-    further: dict[str, Any], seconds: float | None, history: History
-) -> None:
+def test_evaluations_cost_as_measured(further: dict[str, Any], seconds: float | None, history: History) -> None:
     history.add("a", measured=MEASURED | further)
     assert history.past.eval_completion_s == (seconds and pytest.approx(seconds))
 
@@ -180,41 +179,29 @@ max_workers = {workers}
 """
 
 
-@pytest.mark.parametrize(
-    ("parallel", "workers", "parallelism"), [("false", 4, 1), ("true", 4, 4), ("true", 0, 15), ("true", 99, 15)]
-)
-def test_a_campaign_runs_what_its_workers_can(
-    parallel: str, workers: int, parallelism: int, load: Callable[..., Any]
-) -> None:
-    config, _ = load(CAMPAIGN.format(parallel=parallel, workers=workers))
-    assert schedule_of(config) == Schedule(conditions=5, seeds=3, max_steps=50, parallelism=parallelism)
+def test_a_campaign_runs_what_its_workers_can(load: Load) -> None:
+    for parallel, workers, parallelism in (("false", 4, 1), ("true", 4, 4), ("true", 0, 15), ("true", 99, 15)):
+        config, _ = load(CAMPAIGN.format(parallel=parallel, workers=workers))
+        assert schedule_of(config) == Schedule(conditions=5, seeds=3, max_steps=50, parallelism=parallelism)
     documented = Schedule(conditions=5, seeds=8, max_steps=500, parallelism=1)
     assert (documented.runs, documented.total_steps) == (40, 20_000)
     assert documented.seconds(500 * 45.0) == 900_000.0  # 250 hours, as on the RTX 4090 of the documentation
     assert replace(documented, parallelism=4).seconds(500 * 45.0) == 225_000.0
-
-
-def test_a_campaign_without_steps_takes_those_of_training_and_a_run_is_one_run(load: Callable[..., Any]) -> None:
     text, plain = CAMPAIGN.format(parallel="false", workers=0), "[training]\nmax_steps = 7\n"
     assert schedule_of(load(text.replace("max_steps = 50\n", ""))[0]).max_steps == 7
     assert schedule_of(load(text, "--max-steps", "9")[0]).max_steps == 9
     # A variable about campaigns makes no campaign of a run.
     config, _ = load(plain, environ={"RETRAIN__CAMPAIGN__SEEDS": "[1, 2]"})
     assert schedule_of(config) == Schedule(conditions=1, seeds=1, max_steps=7, parallelism=1)
-
-
-def test_the_devices_of_a_campaign_are_dealt_to_its_runs_and_split_none(load: Callable[..., Any]) -> None:
+    # The devices of a campaign are dealt to its runs, and split none.
     devices = '[backend]\ndevices = "cpu,cpu"\n'
     assert workload_of(load(devices)[0]).samplers == 1
     assert workload_of(load(devices + CAMPAIGN.format(parallel="true", workers=2))[0]).samplers == 0
 
 
 def with_engine(engine: str = "pytorch", backend: str = "local", **options: Any) -> Config:
-    tables = {
-        "backend": schema.BackendTable(backend=backend, devices="gpu:0", options=options),
-        "inference": InferenceTable(engine=engine),
-    }
-    return Config(tables=tables)
+    table = schema.BackendTable(backend=backend, devices="gpu:0", options=options)
+    return Config(tables={"backend": table, "inference": InferenceTable(engine=engine)})
 
 
 @pytest.mark.parametrize(
@@ -235,8 +222,7 @@ def test_the_key_of_the_main_phase(
 ) -> None:
     monkeypatch.setattr(workload, "gpu_memory_bytes", lambda: (2**34,) * has_gpu)
     text = hint(shares, config)
-    assert said in text
-    assert bool(text) == bool(said)
+    assert (said in text, bool(text)) == (True, bool(said))
 
 
 def test_shares_are_of_the_whole_step_and_without_the_first() -> None:

@@ -95,21 +95,19 @@ def test_a_distribution_that_is_left_out_is_missed(doctor: Any, monkeypatch: pyt
 CONDITION = '[campaign]\nseeds = [1]\nconditions = [{advantage_mode = "grpo", transform_mode = "nown"}]\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "place"),
-    first_or_long(
-        [
-            (TYPO, "transform gtpo_spea", "run.toml:8 [algorithm] transform_mode"),
-            ("[training]\nlrr = 1\n", "configuration", "run.toml:8 [training] lrr"),
-            ('[logging]\nlog_dir = "run.toml/inside"\n', "run folder", "run.toml:8 [logging] log_dir"),
-            ('[logging]\nlog_dir = "."\n', "run folder", "run.toml:8 [logging] log_dir"),
-            ('[logging]\nwandb_project = "p"\n', "wandb key", "api.wandb.ai"),
-            ('[reward]\ntype = "judge"\njudge_model = "m"\n', "judge's key", "OPENAI_API_KEY"),
-            ('[algorithm]\nadvantage_mode = "not_here.f"\n', "advantage not_here.f", "[algorithm] advantage_mode"),
-            (CONDITION, "configuration", "nown"),
-        ]
-    ),
-)
+LACKING = [
+    (TYPO, "transform gtpo_spea", "run.toml:8 [algorithm] transform_mode"),
+    ("[training]\nlrr = 1\n", "configuration", "run.toml:8 [training] lrr"),
+    ('[logging]\nlog_dir = "run.toml/inside"\n', "run folder", "run.toml:8 [logging] log_dir"),
+    ('[logging]\nlog_dir = "."\n', "run folder", "run.toml:8 [logging] log_dir"),
+    ('[logging]\nwandb_project = "p"\n', "wandb key", "api.wandb.ai"),
+    ('[reward]\ntype = "judge"\njudge_model = "m"\n', "judge's key", "OPENAI_API_KEY"),
+    ('[algorithm]\nadvantage_mode = "not_here.f"\n', "advantage not_here.f", "[algorithm] advantage_mode"),
+    (CONDITION, "configuration", "nown"),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "place"), first_or_long(LACKING))
 def test_what_the_configuration_needs_and_does_not_have(doctor: Any, text: str, name: str, place: str) -> None:
     code, found = doctor(SMALL + text)
     assert (code, found[name]["needed"]) == (1, True)
@@ -121,8 +119,7 @@ def test_a_wandb_key_is_found_where_wandb_looks(doctor: Any, monkeypatch: pytest
     text = SMALL + '[logging]\nwandb_project = "p"\n'
     monkeypatch.setenv("WANDB_API_KEY", "0123456789secret")
     code, found = doctor(text)
-    assert (code, found["wandb key"]["status"]) == (0, "ok")
-    assert "0123456789secret" not in json.dumps(found)
+    assert (code, found["wandb key"]["status"], "0123456789secret" in json.dumps(found)) == (0, "ok", False)
     monkeypatch.delenv("WANDB_API_KEY")
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert doctor(text)[1]["wandb key"]["status"] == "ok"
@@ -133,9 +130,7 @@ def test_a_wandb_key_is_found_where_wandb_looks(doctor: Any, monkeypatch: pytest
 
 
 @pytest.mark.long
-def test_a_damaged_model_folder_and_an_uncached_model(
-    doctor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_and_uncached_models(doctor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
     text = SMALL.replace("builtin:tiny", str(folder))
     with resources.as_file(resources.files("retrain_local") / "tiny") as tiny:
@@ -238,30 +233,24 @@ ToyBackend.sample = _recomputed
 """
 
 
-@pytest.mark.parametrize(
-    ("error", "engine", "code", "gap"),
-    [
-        ("-0.07", "", 1, "mean gap 0.07, max "),
-        ("0.04", "", 0, "mean gap 0.04, max "),
-        # Recomputed log-probabilities come from the trainer: the engine's, next to them, are compared.
-        ("0.0", "s.logprobs_T - 0.3", 1, "mean gap 0.3, max "),
-        ("0.0", "s.logprobs_T + 0.01", 0, "mean gap 0.01, max "),
-        ("", "", 1, "doctor.logprobs-unreported"),
-        ("0.0", "None", 1, "doctor.engine-logprobs"),
-        ("np.nan", "", 1, "doctor.logprobs-not-finite"),
-        ("np.inf", "", 1, "doctor.logprobs-not-finite"),
-    ],
-)
+OFF = [
+    ("-0.07", "", 1, "mean gap 0.07, max "),
+    ("0.04", "", 0, "mean gap 0.04, max "),
+    # Recomputed log-probabilities come from the trainer: the engine's, next to them, are compared.
+    ("0.0", "s.logprobs_T - 0.3", 1, "mean gap 0.3, max "),
+    ("0.0", "s.logprobs_T + 0.01", 0, "mean gap 0.01, max "),
+    ("", "", 1, "doctor.logprobs-unreported"),
+    ("0.0", "None", 1, "doctor.engine-logprobs"),
+    ("np.nan", "", 1, "doctor.logprobs-not-finite"),
+    ("np.inf", "", 1, "doctor.logprobs-not-finite"),
+]
+
+
+@pytest.mark.parametrize("case", OFF)
 def test_a_trainer_that_is_off_is_found_and_never_by_numbers_that_agree_with_themselves(
-    command: Command,
-    tmp_path: Path,
-    tokenizer_folder: Path,
-    distribution: Callable[..., Path],
-    error: str,
-    engine: str,
-    code: int,
-    gap: str,
+    command: Command, tmp_path: Path, tokenizer_folder: Path, distribution: Command, case: tuple[str, str, int, str]
 ) -> None:
+    error, engine, code, gap = case
     shutil.copytree(tokenizer_folder, tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "run.toml").write_text(TOY)

@@ -349,7 +349,7 @@ def test_only_listed_wheels_are_installed_and_by_hash(tmp_path: Path, monkeypatc
          "pack.not-as-listed"),
     ],
 )  # fmt: skip
-def test_another_download_is_not_installed(
+def test_a_download_that_is_not_listed_is_not_installed(
     tmp_path: Path, monkeypatch: Patch, brings: Mapping[str, bytes], digest: str, code: str
 ) -> None:
     assert refused(installed, tmp_path, monkeypatch, brings, digest) == [code]

@@ -209,9 +209,7 @@ def test_an_output_path_compresses(adapter: Path, tmp_path: Path) -> None:
         assert any(line.startswith(f"Compressed to rank {rank} ") for line in result.lines())
 
 
-def test_a_refused_job_writes_no_adapter(
-    make_adapter: Make, documented_factors: Factors, idle_layer: Factors, tmp_path: Path
-) -> None:
+def test_a_refused_job(make_adapter: Make, documented_factors: Factors, idle_layer: Factors, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = SqueezeTable(output_path=str(tmp_path / "out"), target_ranks=[1])
     for layer, report, code in (

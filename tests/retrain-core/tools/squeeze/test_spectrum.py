@@ -55,7 +55,7 @@ def test_the_documented_singular_values_and_shares(solver: Solver, documented_fa
 
 
 @pytest.mark.parametrize(("rank", "error", "relative"), [(1, 3.768836, 0.666477), (2, 2.031152, 0.359187), (3, 0, 0)])
-def test_the_documented_errors(
+def test_the_documented_errors_of_the_best_approximation(
     rank: int, error: float, relative: float, solver: Solver, documented_factors: Factors
 ) -> None:
     a, b = documented_factors
@@ -188,7 +188,7 @@ def test_no_rank_or_all_of_the_variance(make_adapter: Make, factors_of: FactorsO
         ("squeeze.source-rank", {"source_rank": 8}),
     ],
 )
-def test_senseless_arguments(
+def test_arguments_that_make_no_sense(
     code: str, arguments: dict[str, Any], make_adapter: Make, documented_factors: Factors
 ) -> None:
     assert refused(analyze_adapter, make_adapter({"a": documented_factors}), **arguments) == [code]
