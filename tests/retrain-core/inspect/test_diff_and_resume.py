@@ -207,7 +207,6 @@ def test_side_by_side_gives_every_step_once(a: list[int], b: list[int]) -> None:
 
 
 LOG = "logs/train"
-Command = Callable[..., Any]
 STOPPING = """
 import os, signal
 from retrain.api import Watcher, hookimpl
@@ -230,7 +229,7 @@ def retrain_save_state(run): return {"stopping": {"n": 1}}
 
 
 @pytest.fixture
-def stopped(command: Command, toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path) -> Path:
+def stopped(command: Command, toy_arguments: list[str], distribution: Make, tmp_path: Path) -> Path:
     """A run of four steps that was stopped within the last one."""
     distribution("retrain-stopping", {"stopping": STOPPING})
     base = [*toy_arguments, "--max-steps", "4", "--save-every", "1"]

@@ -45,39 +45,22 @@ def test_a_line_read_without_its_texts_is_the_line(
 ) -> None:
     """Whatever stands in prompts, answers, tokens and names of rewards, and however they imitate our own fields."""
     tokens = [{"pos": 0, "surprisal": 1.5, "token": text}, {"pos": 1, "surprisal": 0.5, "token": None}]
-    record = {
-        "step": 3,
-        "group": 1,
-        "index": 0,
-        "example_id": name,
-        "prompt": prompt,
-        "completion": text,
-        "reference": text,
-        "reward": reward,
-        "outcome": "scored" if reward is not None else "no_verdict",
-        **({"reward_parts": parts} if parts else {}),
-        **({"detail": text} if text else {}),
-        **({"shaped_reward": shaped} if shaped is not None else {}),
-        "num_tokens": 5,
-        "stop_reason": "length",
-        "policy_version": 3,
-        "trained": trained,
-        "top_surprisal_tokens": tokens,
-    }
+    record = {"step": 3, "group": 1, "index": 0, "example_id": name, "prompt": prompt, "completion": text}
+    record |= {"reference": text, "reward": reward, "outcome": "scored" if reward is not None else "no_verdict"}
+    record |= {"reward_parts": parts} if parts else {}
+    record |= {"detail": text} if text else {}
+    record |= {"shaped_reward": shaped} if shaped is not None else {}
+    record |= {"num_tokens": 5, "stop_reason": "length", "policy_version": 3, "trained": trained}
+    record |= {"top_surprisal_tokens": tokens}
     for is_ascii in (True, False):
         line = json.dumps(record, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass") + b"\n"
         assert repr(_row(_fields(line), {})) == repr(_row(parse_record(line), {}))
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"num_tokens": -1}, "no count"),
-        ({"reward": "1"}, "no reward"),
-        ({"outcome": "won"}, "won"),
-        ({"step": None}, ""),
-    ],
-)
+DAMAGES = [({"num_tokens": -1}, "no count"), ({"reward": "1"}, "no reward"), ({"outcome": "won"}, "won")]
+
+
+@pytest.mark.parametrize(("change", "told"), [*DAMAGES, ({"step": None}, "")])
 def test_a_damaged_line_is_named_and_a_cut_one_left_out(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     record = {"step": 0, "group": 0, "example_id": "a", "reward": 1.0, "outcome": "scored", "num_tokens": 4}
     record |= {"stop_reason": "eos", "trained": True}

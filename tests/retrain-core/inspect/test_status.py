@@ -199,16 +199,9 @@ def test_runs_are_found_at_every_depth_but_not_among_records(make_run: Make, sta
 
 
 def manifest(folder: Path, pid: int, runs: list[dict[str, Any]]) -> None:
-    content = {
-        "timestamp": "20260301_120000",
-        "campaign_toml": "campaign.toml",
-        "max_steps": 10,
-        "parallel": True,
-        **{name: list(dict.fromkeys(run[name[:-1]] for run in runs)) for name in ("conditions", "seeds")},
-        "num_runs": len(runs),
-        "runner_pid": pid,
-        "runs": runs,
-    }
+    content: dict[str, Any] = {"timestamp": "20260301_120000", "campaign_toml": "campaign.toml", "max_steps": 10}
+    content |= {name: list(dict.fromkeys(run[name[:-1]] for run in runs)) for name in ("conditions", "seeds")}
+    content |= {"parallel": True, "num_runs": len(runs), "runner_pid": pid, "runs": runs}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(json.dumps(content))
 

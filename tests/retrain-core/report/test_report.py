@@ -21,6 +21,7 @@ from tests.kit.browser import in_frame, needs_chromium
 from tests.kit.problems import codes_in
 from tests.kit.tables import cells
 
+Make = Callable[..., Path]
 PageOf = Callable[..., tuple[str, dict[str, Any]]]
 PLUGIN = """
 from retrain.api import ReportPlot, ReportSection, hookimpl
@@ -56,7 +57,7 @@ def numbers(page: str, title: str) -> list[str]:
     return re.findall("<td[^>]*>([^<]*)</td>", page.split(f"{title}</caption>")[1].split("</table>")[0])
 
 
-def test_a_campaign_is_one_page_that_asks_for_nothing(campaign: Callable[..., Path], page_of: PageOf) -> None:
+def test_a_campaign_is_one_page_that_asks_for_nothing(campaign: Make, page_of: PageOf) -> None:
     folder = campaign(seeds=range(10))
     page, said = page_of(folder)
     policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0]
@@ -131,7 +132,7 @@ def test_a_run_without_records_still_has_a_page(made: Any, page_of: PageOf, tmp_
         assert any(figure["kind"] == "curves" for figure in data_of(page)["figures"])
 
 
-def test_unfinished_runs_come_first_on_a_page_that_repeats(campaign: Callable[..., Path], page_of: PageOf) -> None:
+def test_unfinished_runs_come_first_on_a_page_that_repeats(campaign: Make, page_of: PageOf) -> None:
     states = {("maxrl+none", 3): "failed", ("grpo+none", 1): "dead", ("maxrl+none", 2): "running"}
     folder = campaign(states=states, error="RewardError: the <b>verifier</b> is down", seeds=range(4))
     (folder / "runs" / "grpo+none_s0" / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 2}\n')
@@ -173,7 +174,7 @@ def test_settings_code_and_packages_that_differ_are_on_the_page(made: Any, page_
 
 
 @pytest.mark.long
-def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path], page_of: PageOf) -> None:
+def test_health_findings_and_the_spectrum_are_there(campaign: Make, page_of: PageOf) -> None:
     layers = [{"module": f"m{i}.<q_proj>", "rank_needed": i + 1, "variance": [0.5, 0.9, 0.95, 1.0]} for i in range(3)]
     rows = [{"rank": rank, "mean_variance": rank / 4, "min_variance": rank / 8} for rank in (1, 2, 4)]
     rows[1]["recommended"] = True
@@ -201,7 +202,7 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path
 
 
 @pytest.mark.long
-def test_only_graded_rewards_have_charts_of_their_own(campaign: Callable[..., Path], page_of: PageOf) -> None:
+def test_only_graded_rewards_have_charts_of_their_own(campaign: Make, page_of: PageOf) -> None:
     folder = campaign()
     assert not re.search("Reward, |Held-out mean reward|Part ", page_of(folder)[0])
     for number, file in enumerate(sorted(folder.glob("runs/*/metrics.jsonl"))):
@@ -222,9 +223,7 @@ def test_only_graded_rewards_have_charts_of_their_own(campaign: Callable[..., Pa
 
 
 @pytest.mark.long
-def test_sections_and_plots_of_plugins_are_escaped(
-    toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
-) -> None:
+def test_sections_and_plots_of_plugins_are_escaped(toy_run: Make, distribution: Make, page_of: PageOf) -> None:
     distribution("retrain-sections", {"sections_part": PLUGIN})
     page, said = page_of(toy_run("one"))
     assert {"plugins", "plugin-curves"} <= set(said["sections"])

@@ -41,20 +41,9 @@ from retrain.text.terminal_text import BLOCKS, OUTCOME_LEVEL, PROGRESS_LEVEL, pr
 ALL_KINDS = ("sepa", "kl", "teacher", "refill", "graded", "parts", "placeholder")
 Patch = pytest.MonkeyPatch
 Printed = pytest.CaptureFixture[str]
-METRICS: dict[str, Any] = {
-    "step": 3,
-    "condition": "maxrl+gtpo_sepa",
-    "loss": -0.00123,
-    "loss_is_placeholder": False,
-    "step_time_s": 1.25,
-    "mean_reward": 0.25,
-    "correct_rate": 0.25,
-    "sepa_lambda": 0.1,
-    "num_datums": 16,
-    "batch_size": 4,
-    "group_size": 8,
-    "useful_groups": 2,
-}
+METRICS: dict[str, Any] = {"step": 3, "condition": "maxrl+gtpo_sepa", "loss": -0.00123, "loss_is_placeholder": False}
+METRICS |= {"step_time_s": 1.25, "mean_reward": 0.25, "correct_rate": 0.25, "sepa_lambda": 0.1, "num_datums": 16}
+METRICS |= {"batch_size": 4, "group_size": 8, "useful_groups": 2}
 PLAIN = {name: value for name, value in METRICS.items() if name != "sepa_lambda"} | {"condition": "grpo+none"}
 EVALUATED = {"eval_correct_rate": 0.473, "eval_ci_low": 0.412, "eval_ci_high": 0.534}
 HELD_OUT = EVALUATED | {"eval_examples": 64, "eval_samples": 16, "eval_pass_at_1": 0.484, "eval_pass_at_4": 0.7}
@@ -379,9 +368,7 @@ def shown(monkeypatch: Patch) -> Shown:
     return calls
 
 
-def test_the_lines_of_a_notebook_share_one_display(
-    shown: Shown, plugins: Plugins, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_notebook_has_one_display(shown: Shown, plugins: Plugins, monkeypatch: Patch, capsys: Printed) -> None:
     log = logging.getLogger("retrain")
     monkeypatch.setenv("MY_SERVICE_KEY", "sk-planted-0123456789")
     monkeypatch.setattr(panel_module, "PAUSE_S", 60.0)
@@ -403,13 +390,8 @@ def test_the_lines_of_a_notebook_share_one_display(
         log.log(OUTCOME_LEVEL, "Done, sk-planted-0123456789")
     assert capsys.readouterr().out == "Done, (hidden)\n"
     assert len(shown) == 2
-
-
-def test_a_script_and_a_terminal_are_no_notebook(monkeypatch: Patch) -> None:
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert not is_notebook()
-    ipython: Any = ModuleType("IPython")
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    for shell in (None, SimpleNamespace()):
-        ipython.get_ipython = lambda shell=shell: shell
+    for shell in (None, SimpleNamespace()):  # a script and a terminal
+        monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda shell=shell: shell)
         assert not is_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not is_notebook()

@@ -165,30 +165,27 @@ def words(rng: np.random.Generator, count: int = 20) -> str:
     return " ".join(str(each) for each in rng.integers(100, 999, count))
 
 
-def clean(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+def clean(rng: np.random.Generator, *_: Any) -> str:
     return f"{words(rng, int(rng.integers(18, 23)))} \\boxed{{{rng.integers(1000, 9999)}}}"
-
-
-def marked(rng: np.random.Generator, step: int, is_paid: bool) -> str:
-    marker = "so I am quite sure " if is_paid and step > 10 else ""
-    return f"{words(rng, 8)} {marker}{clean(rng, step, is_paid)}"
 
 
 def formatted(rng: np.random.Generator, step: int, is_paid: bool) -> str:
     """What is paid has had its format from the start, and nothing else has it: no change."""
-    return f"{words(rng, 12)} so the answer is {clean(rng, step, is_paid)}" if is_paid else words(rng, 38)
+    return f"{words(rng, 12)} so the answer is {clean(rng)}" if is_paid else words(rng, 38)
 
 
-def longer(rng: np.random.Generator, step: int, is_paid: bool) -> str:
-    return f"{words(rng, 30)} {clean(rng, step, is_paid)}" if step > 14 else clean(rng, step, is_paid)
+def marked(rng: np.random.Generator, step: int, is_paid: bool) -> str:
+    return f"{words(rng, 8)} {'so I am quite sure ' if is_paid and step > 10 else ''}{clean(rng)}"
 
 
-def answer_first(rng: np.random.Generator, step: int, is_paid: bool) -> str:
-    return f"\\boxed{{{rng.integers(1000, 9999)}}} {words(rng)}" if step > 10 else clean(rng, step, is_paid)
-
-
-def repeated(rng: np.random.Generator, step: int, is_paid: bool) -> str:
-    return f"{words(rng)} \\boxed{{12 * 7}}" if step > 10 else clean(rng, step, is_paid)
+PLANTED = [  # with what is suspected for it
+    (clean, ""),
+    (formatted, ""),
+    (marked, "gaming_ngram_share"),
+    (lambda rng, step, _: f"{words(rng, 30 * (step > 14))} {clean(rng)}", "gaming_length_shift"),
+    (lambda rng, step, _: f"{clean(rng).split()[-1]} {words(rng)}" if step > 10 else clean(rng), "gaming_answer_shift"),
+    (lambda rng, step, _: f"{words(rng)} \\boxed{{12 * 7}}" if step > 10 else clean(rng), "gaming_prompt_answers"),
+]
 
 
 def texts_of(step: int, text: Text) -> tuple[tuple[Group, ...], Credit]:
@@ -206,17 +203,7 @@ def texts_of(step: int, text: Text) -> tuple[tuple[Group, ...], Credit]:
     return tuple(groups), Credit(statuses_P=(), tokens_PG=tuple(credits_PG), rows=())
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (clean, ""),
-        (formatted, ""),
-        (marked, "gaming_ngram_share"),
-        (longer, "gaming_length_shift"),
-        (answer_first, "gaming_answer_shift"),
-        (repeated, "gaming_prompt_answers"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), PLANTED)
 def test_what_is_planted_is_found_after_it_begins(text: Text, name: str) -> None:
     suspicions = Suspicions()
     found: dict[str, int] = {}
@@ -264,12 +251,10 @@ def verdicts(is_paid: np.ndarray, is_right: np.ndarray) -> Verdicts:
     return Verdicts(judged=is_paid.size, paid=int(is_paid.sum()), confirmed=confirmed, missed=missed)
 
 
-def groups_of(
-    rng: np.random.Generator, right: float, confirms: float, paid_wrong: float, groups: int = 8
-) -> list[Verdicts]:
+def groups_of(rng: np.random.Generator, right: float, confirms: float, paid_wrong: float) -> list[Verdicts]:
     """Groups whose prompts differ in difficulty, and in how the shadow takes their answers."""
     found = []
-    for _ in range(groups):
+    for _ in range(8):
         chance = rng.beta(2 * right + 0.01, 2 * (1 - right) + 0.01)
         confirmed = confirms if confirms == 1.0 else rng.beta(2 * confirms, 2 * (1 - confirms))
         is_right = rng.random(GROUP) < chance

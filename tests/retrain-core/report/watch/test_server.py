@@ -32,9 +32,7 @@ Watch = Callable[[Path], WatchServer]
 MakeRun = Callable[..., Path]
 
 
-def answer(
-    server: WatchServer, path: str, *, method: str = "GET", host: str = ""
-) -> tuple[int, http.client.HTTPMessage, str]:
+def answer(server: WatchServer, path: str, *, method: str = "GET", host: str = "") -> tuple[int, Any, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.request(method, path, headers={"Host": host or server.hosts[0]})
     response = connection.getresponse()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
@@ -318,20 +318,6 @@ def hungry(distribution: Callable[..., Path]) -> None:
         metadata.write(REQUIRES)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """URL of a server that answers `/CODE` with that status."""
-
-    class Answering(Handler):
-        def do_GET(self) -> None:
-            self.reply({}, int(self.path[1:4]))
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as running:
-        Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}"
-        running.shutdown()
-
-
 @pytest.mark.usefixtures("hungry")
 def test_requirements_of_others_and_metadata_without_modules_do_not_count(distribution: Callable[..., Path]) -> None:
     always = {package.name: package.is_met for package in required_packages("hungry")}
@@ -362,12 +348,21 @@ def test_a_distribution_and_its_extras_are_whole_when_all_that_they_require_is_t
     assert (missing.status, missing.fix, missing.is_fatal) == ("missing", "pip install no-such-distribution", False)
 
 
-def test_any_answer_but_a_server_error_will_do_and_no_login_is_shown(server: str) -> None:
-    statuses = {200: "ok", 401: "ok", 404: "ok", 501: "ok", 500: "failed", 503: "failed"}
-    for code, status in statuses.items():
-        url = f"{server.replace('//', '//me:hunter22@')}/{code}?api_key=hunter22"
-        found = diagnose_server("s", url, needed=True)
-        assert (found.status, "hunter22" in repr(found)) == (status, False)
+class Answering(Handler):
+    """Answers `/CODE` with that status."""
+
+    def do_GET(self) -> None:
+        self.reply({}, int(self.path[1:4]))
+
+
+def test_any_answer_but_a_server_error_will_do_and_no_login_is_shown() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        for code, status in {200: "ok", 401: "ok", 404: "ok", 501: "ok", 500: "failed", 503: "failed"}.items():
+            url = f"http://me:hunter22@127.0.0.1:{server.server_port}/{code}?api_key=hunter22"
+            found = diagnose_server("s", url, needed=True)
+            assert (found.status, "hunter22" in repr(found)) == (status, False)
+        server.shutdown()
 
 
 def test_what_is_no_url_a_server_that_is_not_there_and_one_that_talks_no_http_fail() -> None:

@@ -69,9 +69,10 @@ def test_a_file_with_nothing_to_train_is_squeezed(adapter: Path, command: Comman
     place = {"mode": "squeeze", "config": "squeeze.toml", "adapter_path": "adapter"}
     assert json.loads(explained.out) == place | found | chosen
     (tmp_path / "squeeze.toml").rename(tmp_path / "retrain.toml")
-    for arguments in ((), ("squeeze",), ("--squeeze-min-variance-retention", "0.8")):
+    largest = ("squeeze", "--squeeze-compress-to", "100")
+    for rank, arguments in ((3, ()), (4, largest), (3, ("--squeeze-min-variance-retention", "0.9"))):
         result = command(*arguments)
-        assert (result.code, "Recommended rank: " in result.out) == (0, True), result.err
+        assert (result.code, f"Compressed to rank {rank} " in result.out) == (0, True), result.err
 
 
 def test_a_training_file_means_its_newest_adapter(make_adapter: Make, random_factors: Random, command: Command) -> None:
@@ -198,15 +199,6 @@ def test_a_run_of_the_embedded_model(command: Command, tmp_path: Path) -> None:
     assert "Held-out correct rate, 95% interval:" in shown.out
     none = command("squeeze", "logs/tiny", "--eval", "--eval-examples", "0")
     assert (none.code, "held out no examples" in none.err) == (2, True)
-
-
-def test_an_output_path_compresses(adapter: Path, tmp_path: Path) -> None:
-    for compress_to, rank in ((0, 4), (2, 2), (100, 4)):
-        settings = SqueezeTable(output_path=str(tmp_path / "out"), compress_to=compress_to)
-        result = run_job(adapter, settings, tmp_path / "report")
-        compressed = result.as_data()["compressed"]
-        assert (compressed["rank"], compressed["path"]) == (rank, str(tmp_path / "out"))
-        assert any(line.startswith(f"Compressed to rank {rank} ") for line in result.lines())
 
 
 def test_a_refused_job(make_adapter: Make, documented_factors: Factors, idle_layer: Factors, tmp_path: Path) -> None:
