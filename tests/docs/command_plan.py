@@ -96,7 +96,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/read-a-run.md": {
         "tail -f logs/train/metrics.jsonl ...": TOOL,
         "jq -r ...": TOOL,
-        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status_follow.py",
+        "retrain status --follow --active": "never ends; tests/retrain-core/inspect/test_status.py",
         "retrain watch logs/train": "never ends; tests/retrain-core/report/watch serves pages",
     },
     "docs/pages/performance.md": {
@@ -112,7 +112,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
     "docs/pages/share.md": {
-        "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_rerun.py makes its environment",
+        "retrain rerun train.rtpack": "asks; tests/retrain-core/tools/pack/test_contents.py makes its environment",
     },
     "docs/pages/agents.md": {"retrain --environment-provider verifiers ...": "fetches an environment of a hub"},
     "docs/pages/rewards.md": {

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -250,16 +251,21 @@ def compare(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def compare_json(compare: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """The JSON of `retrain compare`, which must be all that is printed."""
+def printed_json(command: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """`printed_json("status", "logs")`: the JSON of a command, which must be all that is printed."""
 
     def call(*arguments: object) -> dict[str, Any]:
-        result = compare(*arguments, "--json")
-        assert (result.code, result.err) == (0, "")
+        result = command(*map(str, arguments), "--json")
+        assert (result.code, result.err) == (0, ""), result.err
         content: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
         return content
 
     return call
+
+
+@pytest.fixture
+def compare_json(printed_json: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    return partial(printed_json, "compare")
 
 
 def metrics_line(step: int, **more: Any) -> dict[str, Any]:

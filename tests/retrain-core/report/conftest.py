@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retrain.report.watch_server import WatchServer
+from tests.kit import made_runs
 from tests.kit.devtools import browser
 
 CONDITIONS = {"grpo+none": 0.0, "maxrl+none": 0.02, "maxrl+gtpo_sepa": 0.2}
@@ -36,21 +38,34 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def report(command: Callable[..., Any]) -> Callable[..., Any]:
     """`report("campaign", "--json")`: the result of `retrain report`."""
+    return lambda *arguments: command("report", *map(str, arguments))
 
-    def call(*arguments: object) -> Any:
-        return command("report", *map(str, arguments))
+
+@pytest.fixture
+def page_of(printed_json: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """The page that the command wrote, and what it said as JSON."""
+
+    def call(*arguments: object) -> tuple[str, dict[str, Any]]:
+        said = printed_json("report", *arguments)
+        return Path(said["file"]).read_text(encoding="utf-8"), said
 
     return call
 
 
 @pytest.fixture
-def page_of(report: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
-    """The page that the command wrote, and what it said as JSON, which must be all that is printed."""
+def watched_run(tmp_path: Path) -> Callable[..., Path]:
+    """`watched_run(steps=3)`: the folder of a run in progress."""
 
-    def call(*arguments: object) -> tuple[str, dict[str, Any]]:
-        result = report(*arguments, "--json")
-        assert (result.code, result.err) == (0, ""), result.err
-        said: dict[str, Any] = json.loads(result.out, parse_constant=pytest.fail)
-        return Path(said["file"]).read_text(encoding="utf-8"), said
+    def make(**options: Any) -> Path:
+        chosen = {"steps": 6, "eval_every": 2, "completions": 30, "status": "running"} | options
+        folder: Path = made_runs.write_run(tmp_path / "run", made_runs.MadeRun(**chosen))
+        return folder
 
-    return call
+    return make
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Path], WatchServer]]:
+    """`watch(folder)`: a server at work, closed afterwards."""
+    with ExitStack() as stack:
+        yield lambda folder: stack.enter_context(WatchServer(folder, every_s=0.05))

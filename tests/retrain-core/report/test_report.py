@@ -1,41 +1,42 @@
-"""`retrain report`: what is on the page, and that the page asks for nothing."""
+"""`retrain report` and the page of `retrain credit`: what is on the pages, and that they ask for nothing."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
+from rich.console import Console
 
+from retrain.report.heat import Scale, ShadedCompletion, ShadedStep, render, show
+from retrain.report.shell import own
+from tests.kit.browser import in_frame, needs_chromium
 from tests.kit.problems import codes_in
 from tests.kit.tables import cells
 
+Make = Callable[..., Path]
 PageOf = Callable[..., tuple[str, dict[str, Any]]]
 PLUGIN = """
-from retrain.api import hookimpl
+from retrain.api import ReportPlot, ReportSection, hookimpl
 
 @hookimpl
 def retrain_report_sections(run):
     if run.seed == 7:
         raise ValueError("no <b>")
-    return {"<i>Mine</i>": f"<script>1</script> {run.condition} {run.config.training.seed} {run.folder.name}"}
-"""
-
-PLOTS = """
-from retrain.api import ReportPlot, ReportSection, hookimpl
-
-@hookimpl
-def retrain_report_sections(run):
     plot = ReportPlot(
         title="<b>", note="<b>", x=(1, 2), lines={"<b>line": (1.0, float("nan"))}, points=(None, 0.5),
         labels=("<b>", chr(0)), x_title="<b>", y_title="<b>", heads=("<b>",), rows=[("<b>",)],
     )
-    return {"<b>Mine": ReportSection(name="curves", text="<b>", plots=[plot], files=[run.folder / "<b>"])}
+    text = f"<b>1</b> {run.condition} {run.config.training.seed} {run.folder.name}"
+    section = ReportSection(name="curves", text="<b>", plots=[plot], files=[run.folder / "<b>"])
+    return {"<i>Mine</i>": text, "<b>Mine": section}
 """
 
 
@@ -56,9 +57,19 @@ def numbers(page: str, title: str) -> list[str]:
     return re.findall("<td[^>]*>([^<]*)</td>", page.split(f"{title}</caption>")[1].split("</table>")[0])
 
 
-def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], page_of: PageOf) -> None:
+def test_a_campaign_is_one_page_that_asks_for_nothing(campaign: Make, page_of: PageOf) -> None:
     folder = campaign(seeds=range(10))
     page, said = page_of(folder)
+    policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    before_scripts = page.split("<script")[0]
+    assert not re.search(r"(src|action|srcset|poster|background)\s*=|\son\w+\s*=|style=", before_scripts)
+    addresses = re.findall(r'href="([^"]*)"', page)
+    assert not [each for each in addresses if not each.startswith(("#", "./", "../"))]
+    links = [unquote(each) for each in addresses if each.startswith(".")]
+    assert len(links) > 20
+    assert all((folder / link).exists() for link in links)
     assert said["file"] == str(folder / "report.html")
     assert said["bytes"] == len(page.encode()) < 3_500_000
     assert (said["runs"], said["states"]) == (30, {"done": 30})
@@ -78,34 +89,7 @@ def test_a_campaign_is_one_page_with_everything(campaign: Callable[..., Path], p
     assert page.count('<div class="plot ') == len(kinds) == said["figures"]
 
 
-def test_the_page_asks_for_nothing_and_runs_nothing_unknown(campaign: Callable[..., Path], page_of: PageOf) -> None:
-    page, _ = page_of(campaign(seeds=[1, 2]))
-    policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0]
-    assert policy.startswith("default-src 'none'; ")
-    assert "unsafe" not in policy
-    assert not re.search(r"(src|action|srcset|poster|background)\s*=", page.split("<script")[0])
-    for address in re.findall(r'href="([^"]*)"', page):
-        assert address.startswith(("#", "./", "../")), address
-    assert not re.search(r"\son\w+\s*=", page.split("<script")[0])
-    assert "style=" not in page.split("<script")[0]
-
-
-@pytest.mark.long
-def test_links_lead_to_the_files_from_wherever_the_page_is(
-    campaign: Callable[..., Path], page_of: PageOf, tmp_path: Path
-) -> None:
-    folder = campaign(seeds=[1, 2])
-    for target in (folder / "report.html", tmp_path / "else where" / "page.html"):
-        page, said = page_of(folder, "-o", target)
-        assert said["file"] == str(target)
-        links = [unquote(each) for each in re.findall(r'href="(\.[^"]*)"', page)]
-        assert len(links) > 20
-        assert all((target.parent / link).exists() for link in links)
-
-
-def test_a_warm_up_has_curves_of_its_own_and_a_schedule_one_of_its_rate(
-    made: Any, page_of: PageOf, tmp_path: Path
-) -> None:
+def test_a_warm_up_has_its_curves_and_a_schedule_one_of_its_rate(made: Any, page_of: PageOf, tmp_path: Path) -> None:
     folder, rates = made.write_run(tmp_path / "warm", made.MadeRun(steps=4, eval_every=0)), (1e-3, 2e-3, 3e-3, 4e-3)
     file = folder / "metrics.jsonl"
     steps = [json.loads(line) | {"lr": rate} for line, rate in zip(file.read_text().splitlines(), rates, strict=True)]
@@ -125,73 +109,10 @@ def test_a_warm_up_has_curves_of_its_own_and_a_schedule_one_of_its_rate(
     assert "-2" not in seen(page).partition("Curves")[0]
 
 
-def test_runs_that_did_not_finish_come_first(campaign: Callable[..., Path], page_of: PageOf) -> None:
-    states = {("maxrl+none", 3): "failed", ("grpo+none", 1): "dead", ("maxrl+none", 2): "running"}
-    folder = campaign(states=states, error="RewardError: the <b>verifier</b> is down", seeds=range(4))
-    (folder / "runs" / "grpo+none_s0" / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 2}\n')
-    page, said = page_of(folder)
-    assert sorted(said["unfinished"]) == ["grpo+none_s1", "maxrl+none_s2", "maxrl+none_s3"]  # its process is gone
-    text = seen(page)
-    assert "3 runs of 12 did not finish" in text
-    assert text.index("did not finish") < text.index("builtin:tiny")
-    assert "RewardError: the <b>verifier</b> is down" in text
-    assert "<b>verifier" not in page
-    assert "those that ended early may be worse" in text
-
-
-def test_only_what_differs_is_in_the_table_of_settings(made: Any, page_of: PageOf, tmp_path: Path) -> None:
-    for number, rate in enumerate((0.001, 0.001, 0.004)):
-        made.write_run(
-            tmp_path / f"run{number}",
-            made.MadeRun(
-                condition="a+none" if rate < 0.002 else "b+none",
-                seed=number,
-                config={"training": {"lr": rate, "save_every": number}, "data": {"source": "x" * 500}},
-            ),
-        )
-    page, _ = page_of(*(tmp_path / f"run{number}" for number in range(3)), "-o", tmp_path / "page.html")
-    table = page.split('id="settings"')[1].split("</section>")[0]
-    assert re.findall(r'<th scope="col">([^<]*)</th>', table) == ["condition", "training.lr"]
-    assert seen(table).split()[-2:] == ["b+none", "0.004"]
-    assert "Mixed" not in table
-
-
-def test_other_code_or_packages_are_told(made: Any, page_of: PageOf, tmp_path: Path) -> None:
-    for number in range(2):
-        folder = made.write_run(tmp_path / f"run{number}", made.MadeRun(seed=number))
-        content = json.loads((folder / "run.json").read_text())
-        content["libraries"]["torch"] = f"2.{number}"
-        content["git"] = {"commit": str(number) * 40, "dirty": True}
-        (folder / "run.json").write_text(json.dumps(content))
-    page, _ = page_of(tmp_path / "run0", tmp_path / "run1", "-o", tmp_path / "page.html")
-    text = seen(page)
-    assert "not all made with the same code and packages" in text
-    assert "torch 2.0, 2.1" in text
-    assert "000000000000, uncommitted changes" in text
-
-
-def test_one_run(made: Any, page_of: PageOf, tmp_path: Path) -> None:
-    folder = made.write_run(tmp_path / "alone", made.MadeRun(completions=8))
-    page, said = page_of(folder)
-    assert (said["file"], said["title"], said["verdicts"]) == (str(folder / "report.html"), "alone", {})
-    assert "settings" not in said["sections"]
-    assert "1 run: 1 done." in seen(page)
-    curves = [figure for figure in data_of(page)["figures"] if figure["kind"] == "curves"]
-    held_out = curves[0]["curves"]["0"]
-    assert {"mean", "low", "high"} <= set(held_out)  # the interval of its evaluations
-    assert seen(page).count("best reward") == 6
-
-
-def test_several_runs_go_into_a_page_here(made: Any, page_of: PageOf, tmp_path: Path) -> None:
-    folders = [made.write_run(tmp_path / f"r{seed}", made.MadeRun(seed=seed)) for seed in range(2)]
-    _, said = page_of(*folders)
-    assert said["file"] == "report.html"
-    assert (tmp_path / "report.html").is_file()
-
-
-@pytest.mark.parametrize("damage", ["no metrics", "empty", "not begun", "no run.json"])
+@pytest.mark.parametrize("damage", ["no metrics", "empty", "not begun", "no run.json", "all failed"])
 def test_a_run_without_records_still_has_a_page(made: Any, page_of: PageOf, tmp_path: Path, damage: str) -> None:
-    folder = made.write_campaign(tmp_path / "campaign", {"a+none": 0.0, "b+none": 0.0}, seeds=[1])
+    states = {(name, 1): "failed" for name in ("a+none", "b+none")} if damage == "all failed" else {}
+    folder = made.write_campaign(tmp_path / "campaign", {"a+none": 0.0, "b+none": 0.0}, seeds=[1], states=states)
     run = folder / "runs" / "a+none_s1"
     match damage:
         case "no metrics":
@@ -204,22 +125,56 @@ def test_a_run_without_records_still_has_a_page(made: Any, page_of: PageOf, tmp_
         case "no run.json":
             (run / "run.json").write_text("{")
     page, said = page_of(folder)
-    assert said["runs"] == 2
-    assert "a+none_s1" in seen(page)
+    assert (said["runs"], "a+none_s1" in seen(page)) == (2, True)
+    if states:
+        assert "no run can be compared" in said["not_compared"]
+        assert "Nothing can be compared" in seen(page)
+        assert any(figure["kind"] == "curves" for figure in data_of(page)["figures"])
 
 
-def test_nothing_at_all_can_be_compared(made: Any, page_of: PageOf, tmp_path: Path) -> None:
-    folder = made.write_campaign(
-        tmp_path / "campaign", {"a+none": 0.0}, seeds=[1, 2], states={("a+none", s): "failed" for s in (1, 2)}
-    )
+def test_unfinished_runs_come_first_on_a_page_that_repeats(campaign: Make, page_of: PageOf) -> None:
+    states = {("maxrl+none", 3): "failed", ("grpo+none", 1): "dead", ("maxrl+none", 2): "running"}
+    folder = campaign(states=states, error="RewardError: the <b>verifier</b> is down", seeds=range(4))
+    (folder / "runs" / "grpo+none_s0" / "metrics.jsonl").write_text('{"step": 0}\ngarbage\n{"step": 2}\n')
     page, said = page_of(folder)
-    assert "no run can be compared" in said["not_compared"]
-    assert "Nothing can be compared" in seen(page)
-    assert any(figure["kind"] == "curves" for figure in data_of(page)["figures"])
+    again, _ = page_of(folder)
+    assert page == again
+    assert sorted(said["unfinished"]) == ["grpo+none_s1", "maxrl+none_s2", "maxrl+none_s3"]  # its process is gone
+    text = seen(page)
+    assert "3 runs of 12 did not finish" in text
+    assert text.index("did not finish") < text.index("builtin:tiny")
+    assert "RewardError: the <b>verifier</b> is down" in text
+    assert "<b>verifier" not in page
+    assert "those that ended early may be worse" in text
+
+
+def test_settings_code_and_packages_that_differ_are_on_the_page(made: Any, page_of: PageOf, tmp_path: Path) -> None:
+    folders = []
+    for number, (condition, rate) in enumerate((("a+none", 0.001), ("a+none", 0.001), ("b+none", 0.004))):
+        config = {"training": {"lr": rate, "save_every": number}, "data": {"source": "x" * 500}}
+        run = made.MadeRun(condition=condition, seed=number, config=config)
+        folders.append(made.write_run(tmp_path / f"run{number}", run))
+        content = json.loads((folders[-1] / "run.json").read_text())
+        content["libraries"]["torch"] = f"2.{number}"
+        content["git"] = {"commit": str(number) * 40, "dirty": True}
+        (folders[-1] / "run.json").write_text(json.dumps(content))
+    page, said = page_of(*folders)
+    assert (said["file"], (tmp_path / "report.html").is_file()) == ("report.html", True)
+    table = page.split('id="settings"')[1].split("</table>")[0]
+    assert re.findall(r'<th scope="col">([^<]*)</th>', table) == ["condition", "training.lr"]
+    assert seen(table).split()[-2:] == ["b+none", "0.004"]
+    mixed = ("not all made with the same code and packages", "torch 2.0, 2.1, 2.2", "000000000000, uncommitted changes")
+    assert [part for part in mixed if part not in seen(page)] == []
+    page, said = page_of(made.write_run(tmp_path / "alone", made.MadeRun(completions=8)))
+    assert (said["file"], said["title"], said["verdicts"]) == (str(tmp_path / "alone/report.html"), "alone", {})
+    assert "settings" not in said["sections"]
+    assert seen(page).count("best reward") == 6
+    curves = [figure for figure in data_of(page)["figures"] if figure["kind"] == "curves"]
+    assert {"mean", "low", "high"} <= set(curves[0]["curves"]["0"])  # the interval of its evaluations
 
 
 @pytest.mark.long
-def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path], page_of: PageOf) -> None:
+def test_health_findings_and_the_spectrum_are_there(campaign: Make, page_of: PageOf) -> None:
     layers = [{"module": f"m{i}.<q_proj>", "rank_needed": i + 1, "variance": [0.5, 0.9, 0.95, 1.0]} for i in range(3)]
     rows = [{"rank": rank, "mean_variance": rank / 4, "min_variance": rank / 8} for rank in (1, 2, 4)]
     rows[1]["recommended"] = True
@@ -247,9 +202,7 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Callable[..., Path
 
 
 @pytest.mark.long
-def test_graded_rewards_have_charts_and_binary_ones_none_of_their_own(
-    campaign: Callable[..., Path], page_of: PageOf
-) -> None:
+def test_only_graded_rewards_have_charts_of_their_own(campaign: Make, page_of: PageOf) -> None:
     folder = campaign()
     assert not re.search("Reward, |Held-out mean reward|Part ", page_of(folder)[0])
     for number, file in enumerate(sorted(folder.glob("runs/*/metrics.jsonl"))):
@@ -264,55 +217,24 @@ def test_graded_rewards_have_charts_and_binary_ones_none_of_their_own(
         file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     page, _ = page_of(folder)
     titles = [unescape(title) for title in re.findall(r"<h4>(.*?)</h4>", page)]
-    for title in ("Held-out mean reward", "Reward, 10th percentile", "Reward, median", "Reward, 90th percentile"):
-        assert titles.count(title) == 1
-    assert titles.count("Part <b>math</b>") == 2, "in training and held out"
-    assert not [title for title in titles if "unique" in title]
-    assert "<b>math" not in page
-
-
-def test_pooling_has_charts_only_where_some_run_pools(campaign: Callable[..., Path], page_of: PageOf) -> None:
-    titles = ("SEPA lambda", "Variance before pooling", "Variance after pooling", "Planning tokens, variance after")
-    folder = campaign({"grpo+none": 0.0, "maxrl+none": 0.1}, seeds=range(2), completions=0)
-    page, _ = page_of(folder)
-    assert all(title in page for title in titles)
-    for file in folder.glob("runs/*/metrics.jsonl"):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        written = (f"{json.dumps(line | {'sepa_lambda': 0.0})}\n" for line in lines)
-        file.write_text("".join(written), encoding="utf-8")
-    page, _ = page_of(folder)
-    assert not any(title in page for title in titles)
-    assert "Entropy of execution tokens" in page
+    graded = ("Held-out mean reward", "Reward, 10th percentile", "Reward, median", "Reward, 90th percentile")
+    assert [titles.count(title) for title in (*graded, "Part <b>math</b>")] == [1, 1, 1, 1, 2]
+    assert ([title for title in titles if "unique" in title], "<b>math" in page) == ([], False)
 
 
 @pytest.mark.long
-def test_sections_of_plugins_are_shown_as_text(
-    toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
-) -> None:
+def test_sections_and_plots_of_plugins_are_escaped(toy_run: Make, distribution: Make, page_of: PageOf) -> None:
     distribution("retrain-sections", {"sections_part": PLUGIN})
     page, said = page_of(toy_run("one"))
-    assert "plugins" in said["sections"]
-    assert "<i>Mine</i>" in seen(page)
-    assert "<script>1</script>" in seen(page)
-    assert "<script>1" not in page
-    page, _ = page_of(toy_run("two", "--seed", "7"))
-    assert "A plugin failed" in seen(page)
-    assert "no <b>" in seen(page)
-
-
-@pytest.mark.long
-def test_plots_of_plugins_are_a_section_of_their_own_and_escaped(
-    toy_run: Callable[..., Path], distribution: Callable[..., Path], page_of: PageOf
-) -> None:
-    distribution("retrain-sections", {"sections_part": PLOTS})
-    page, said = page_of(toy_run("one"))
-    assert "plugin-curves" in said["sections"]
-    assert "<b>" not in page
-    assert "<b>Mine" in seen(page)
-    assert 'id="plugin-curves"' in page
+    assert {"plugins", "plugin-curves"} <= set(said["sections"])
+    for part in ("<i>Mine</i>", "<b>1</b> grpo+toy_flat 1 one", "<b>Mine"):
+        assert part in seen(page)
+    assert not re.search("<[bi]>", page)
     (figure,) = (each for each in data_of(page)["figures"] if each["kind"] == "plugin" and each["labels"])
     assert figure["lines"] == [{"name": "<b>line", "y": [1.0, None]}]
     assert (figure["x"], figure["points"], figure["labels"]) == ([1, 2], [None, 0.5], ["<b>", "[U+0000]"])
+    page, _ = page_of(toy_run("two", "--seed", "7"))
+    assert [part for part in ("A plugin failed", "no <b>") if part not in seen(page)] == []
 
 
 @pytest.mark.long
@@ -329,22 +251,144 @@ def test_many_conditions_stay_a_small_page(made: Any, page_of: PageOf, tmp_path:
     assert len(figure["curves"]) == 40
 
 
-@pytest.mark.long
-def test_the_same_files_give_the_same_page(campaign: Callable[..., Path], page_of: PageOf) -> None:
-    folder = campaign(seeds=[1, 2])
-    pages = [re.sub(r"Made by retrain [^<]*", "", page_of(folder)[0]) for _ in range(2)]
-    assert pages[0] == pages[1]
-
-
 def test_what_cannot_be_read_or_written_is_told(report: Callable[..., Any], made: Any, tmp_path: Path) -> None:
     missing = report(tmp_path / "nowhere")
-    assert missing.code == 2
-    assert "no such folder" in missing.err
+    assert (missing.code, "no such folder" in missing.err) == (2, True)
     folder = made.write_run(tmp_path / "run", made.MadeRun())
     (tmp_path / "file").write_text("")
     refused = report(folder, "-o", tmp_path / "file" / "page.html")
-    assert refused.code == 2
-    assert codes_in(refused.err) == ["report.unwritable"]
-    done = report(folder)
-    assert (done.code, done.out.count("\n")) == (0, 1)
-    assert re.search(r"Wrote .*: 1 run, \d+ plots$", done.out.strip())
+    assert (refused.code, codes_in(refused.err)) == (2, ["report.unwritable"])
+    assert re.fullmatch(r"Wrote .*: 1 run, \d+ plots\n", report(folder).out)
+
+
+HOSTILE = "<script>document.title='owned'</script>"
+
+
+def completion(*, token_texts: list[str], credit: list[float], reward: float = 1.0, **more: Any) -> ShadedCompletion:
+    size = len(token_texts)
+    given = {"group": 0, "index": 0, "example_id": "e", "prompt": "p", "reference": "42", "trained": True, **more}
+    return ShadedCompletion(
+        **given,
+        reward=reward,
+        token_texts=token_texts,
+        logprobs_T=-np.arange(1.0, size + 1),
+        planning_T=np.array([i == 1 for i in range(size)], np.bool_),
+        entropies_T=np.full(size, 0.5),
+        credits=[np.array(credit), np.array(credit) * 2.0],
+        is_right=reward > 0.5,
+    )
+
+
+def step(*completions: ShadedCompletion) -> ShadedStep:
+    return ShadedStep(run="run", step=3, sepa_lambda=0.5, labels=["a+none", "a+gtpo"], completions=completions)
+
+
+def test_depth_follows_sign_size_and_share() -> None:
+    scale = Scale(largest=2.0, low=0.5, high=1.5)
+    strong, weak = scale.depths(np.array([1.0, 3.0])), scale.depths(np.array([0.1, 0.3]))
+    assert strong[1] == pytest.approx(1.0)
+    assert strong[0] < strong[1]
+    assert np.all(weak < strong)
+    np.testing.assert_allclose(scale.depths(np.array([-1.0, -3.0])), -strong)
+    even = step(completion(token_texts=["a", "b"], credit=[1.0, 1.0])).scale()
+    assert (even.depths(np.zeros(3)).any(), np.ptp(even.depths(np.ones(4)))) == (False, 0.0)
+    nothing = step(completion(token_texts=["a"], credit=[0.0])).scale()
+    assert nothing.depths(np.zeros(1)).tolist() == [0.0]
+
+
+def test_terminal_view_neutralises_control_characters() -> None:
+    stream = io.StringIO()
+    shown = step(completion(token_texts=["a\x1b[2J", "b\n", "[red]x"], credit=[1.0, -1.0, 0.5], prompt="p\x07"))
+    show(shown, Console(file=stream, force_terminal=False, width=100), most=4)
+    text = stream.getvalue()
+    assert not {"\x1b", "\x07"} & set(text)
+    assert all(part in text for part in ("[red]x", "a+gtpo"))
+
+
+def test_page_holds_every_token_with_its_numbers_and_no_script() -> None:
+    page = render(step(completion(token_texts=["Wait", ",", HOSTILE], credit=[0.5, -0.25, 0.0], prompt=HOSTILE)))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert 'title="token 1 | credit -0.250000 | log p -2.0000 | entropy 0.5000 | planning"' in page
+    assert not re.search(r"src=|url\(|@import", page)
+    assert re.findall(r'href="([^"]*)"', page) == ["#main", "#credit-1"]
+
+
+def four() -> ShadedStep:
+    """A group that was not trained on, and one that was, of a right and a wrong completion; one of them plans."""
+    words, long = ["Wait", " so", " 4"], ["x" * 500, " y", "\n" + "z " * 40]
+    return step(
+        completion(token_texts=["4"], credit=[0.0], prompt="easy", group=0, trained=False),
+        completion(token_texts=["4"], credit=[0.0], prompt="easy", group=0, index=1, trained=False),
+        completion(token_texts=words, credit=[0.1, 0.9, 0.2], prompt="hard " * 30, group=1),
+        completion(token_texts=long, credit=[-0.5, 0.0, -0.1], prompt="hard " * 30, group=1, index=1, reward=0.0),
+    )
+
+
+def test_trained_groups_come_first_and_each_prompt_stands_once() -> None:
+    page = render(four())
+    heads = re.findall(r"<h2>(.*?)</h2>", page)
+    assert heads == ["group 1 | 1 of 2 right", "group 0 | not trained | 2 of 2 right"]
+    assert (page.count(("hard " * 30).strip()), page.count(">easy<")) == (1, 1)
+    stream = io.StringIO()
+    show(four(), Console(file=stream, width=200), most=3)
+    shown = re.findall("^(?:group|hard hard|easy|completion) ?[0-9]?", stream.getvalue(), re.MULTILINE)
+    hard, easy = ["group 1", "hard hard ", "completion 0", "completion 1"], ["group 0", "easy", "completion 0"]
+    assert shown == hard + easy
+
+
+def contrast(*colours: Sequence[float]) -> float:
+    """Contrast of two colours by their relative luminance (WCAG 2)."""
+    found = []
+    for colour in colours:
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in colour)]
+        found.append(float(np.dot([0.2126, 0.7152, 0.0722], linear)))
+    return (max(found) + 0.05) / (min(found) + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_on_every_shade(scheme: int) -> None:
+    block = own("style.css").split(":root")[2 + scheme].split("}")[0]
+    named = {name: [*bytes.fromhex(code)] for name, code in re.findall(r"--(\w+): #(\w{6})", block)}
+    shades = {name: np.fromstring(text, sep=",") for name, text in re.findall(r"--(\w+): ([\d, ]+);", block)}
+    assert set(shades) == {"credit", "blame"}
+    assert min(contrast(named[name], named["paper"]) for name in ("ink", "soft", "accent")) >= 4.5
+    for name, deepest in shades.items():
+        for depth in np.linspace(0.0, 1.0, 101):
+            shade = depth * deepest + (1.0 - depth) * np.array(named["paper"])
+            assert contrast(named["ink"], shade) >= 4.5, (name, depth)
+        assert contrast(deepest, named["paper"]) > 1.3, "the shade differs from the page"
+
+
+@needs_chromium
+def test_a_phone_shows_it_without_sideways_scrolling_and_its_controls_work() -> None:
+    """At 390 pixels: width, what each filter leaves, and a jump to a token that the filter hides."""
+    found = in_frame(
+        render(four()),
+        """const page = view.document, at = id => page.getElementById(id);
+        const shown = what => [...page.querySelectorAll(what)].filter(e => e.getClientRects().length).length;
+        const count = () => [shown("article"), shown(".group")];
+        const root = page.documentElement;
+        const out = {width: [root.scrollWidth, root.clientWidth, view.innerWidth], all: count()};
+        for (const id of ["right", "wrong"]) { at(id).click(); out[id] = count(); }
+        at("all").click(); at("planning").click(); out.planning = count();
+        const coloured = e => view.getComputedStyle(e).backgroundColor != "rgba(0, 0, 0, 0)";
+        out.coloured = [...page.querySelectorAll("article.right .t")].filter(coloured).map(e => e.textContent);
+        at("planning").click(); at("wrong").click();
+        const link = page.querySelector("nav a"); link.focus();
+        out.focused = page.activeElement.getAttribute("href"); link.click();
+        const target = page.querySelector(":target");
+        out.largest = [target.textContent, target.title, target.getClientRects().length > 0];
+        return out;""",
+        width_px=390,
+    )
+    assert found == {
+        "width": [found["width"][0], found["width"][0], 390],
+        "all": [4, 2],
+        "right": [3, 2],
+        "wrong": [1, 1],
+        "planning": [2, 1],
+        "coloured": [" so", " so"],
+        "focused": "#credit-1",
+        "largest": [" so", "token 1 | credit +1.800000 | log p -2.0000 | entropy 0.5000 | planning", True],
+    }

@@ -84,9 +84,7 @@ def test_the_public_package_over_ours_is_reported_by_whichever_script_is_left(si
     assert "fix: pip install --force-reinstall --no-deps retrain-core" in done.stderr
 
 
-def test_ours_over_the_public_package_runs_and_the_doctor_warns_of_the_day_it_is_uninstalled(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ours_over_the_public_package_runs_and_the_doctor_warns(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (site / "retrain-0.3.0.dist-info").mkdir()
     (site / "retrain-0.3.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: retrain\nVersion: 0.3.0\n")
     found = examine([str(site)])
@@ -94,9 +92,7 @@ def test_ours_over_the_public_package_runs_and_the_doctor_warns_of_the_day_it_is
     assert severity(found, monkeypatch)[1]
 
 
-def test_a_file_changed_by_hand_is_a_warning_and_an_editable_installation_is_whole(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_changed_by_hand_is_a_warning_an_editable_one_whole(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (site / "retrain/api.py").open("a") as stream:
         stream.write("# mine\n")
     found = examine([str(site)])

@@ -20,7 +20,8 @@ HELD_OUT = ("eval_correct_rate", "eval_mean_reward")
 TIMES = ("step_time_s", "eval_time_s", "sft_time_s")
 # These fields are settings, compared as such; only results can diverge.
 LABELS = frozenset({"step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition"})
-PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})  # paths of records do not affect results
+# Where a run writes its records does not affect results.
+PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})
 _ABSENT = object()
 
 
@@ -246,7 +247,8 @@ def _data(run_a: Run, run_b: Run, last_a: int, last_b: int) -> DataDiff:
     )
 
 
-Batch = tuple[bytes, bytes]  # digests in sampling order: of the examples, and of the examples with their completions
+# Digests in sampling order: of the examples, and of the examples with their completions.
+Batch = tuple[bytes, bytes]
 
 
 def _batches(run: Run, last_step: int, seen: set[str]) -> Iterator[tuple[int, Batch]]:
@@ -257,6 +259,7 @@ def _batches(run: Run, last_step: int, seen: set[str]) -> Iterator[tuple[int, Ba
     for step, lines in groupby(run.completions(required=True), key=lambda line: line[0]):
         if step > last_step:
             return
+        # Digests, because the texts of a long run do not fit into memory.
         examples, completions = hashlib.blake2b(), hashlib.blake2b()
         for _, record in lines:
             example = str(record.get("example_id"))
@@ -292,6 +295,7 @@ def _config(run_a: Run, run_b: Run) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted({*sides["a"][1], *sides["b"][1]} - PLACES):
         a, b = (settings.get(path, _ABSENT) for _, settings in sides.values())
+        # 1 == 1.0 == True in Python, but a backend may treat them differently.
         if type(a) is not type(b) or a != b:
             origins = {
                 f"origin_{side}": _origin(run, path) for side, (run, settings) in sides.items() if path in settings
@@ -320,6 +324,7 @@ def _code(manifest_a: Record, manifest_b: Record) -> CodeDiff:
     a, b = (
         {name: table_of(each, "git").get(name) for name in ("commit", "dirty")} for each in (manifest_a, manifest_b)
     )
+    # Uncommitted changes on one commit may differ, so equal commits prove nothing then.
     same: bool | None = a["commit"] == b["commit"]
     if not a["commit"] or not b["commit"] or (same and (a["dirty"] or b["dirty"])):
         same = None

@@ -48,7 +48,8 @@ def command(a: Path, b: Path, as_json: bool) -> None:
 
 MOST_FIELDS = 8
 VALUE_CHARS = 60
-HIGHER, LOWER, NEITHER = 1, -1, 0  # neither a lower policy loss nor more steps make a run better
+# A lower policy-gradient loss does not make a run better, nor do more steps.
+HIGHER, LOWER, NEITHER = 1, -1, 0
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 WHAT = {CHANGED: "differs", ADDED: "only in B", REMOVED: "only in A"}
 PARTS = {

@@ -30,7 +30,8 @@ from retrain.verdicts.ledger.looks import InterimLooks
 Look = Callable[[], Overview]
 FOLDER = Path("logs")
 INTERVAL_S = 5.0
-LEVEL = 0.8  # of a forecast's interval
+# 80 % in place of 95 %: intervals from a few finished runs would cover almost every rate.
+LEVEL = 0.8
 EPILOG = """\b
 Examples:
   retrain status                  all below ./logs
@@ -113,7 +114,8 @@ def command(
         overview = scan(folder).select(everything=everything, only_active=only_active)
         for campaign in overview.campaigns:
             interim.of(campaign)
-        if not overview.campaigns:  # the folder may lie inside one
+        # A single run may belong to a campaign above it, whose looks are counted.
+        if not overview.campaigns:
             interim.at([folder])
         return overview
 
@@ -158,7 +160,8 @@ def _follow(look: Look, interval_s: float, *, as_json: bool) -> None:
 def _follow_live(look: Look, interval_s: float) -> None:
     from rich.live import Live
 
-    first = look()  # report a missing folder before clearing the screen
+    # A missing folder must be reported before the screen is cleared.
+    first = look()
     console = Console(highlight=False)
     with Live(picture(first, console.width), console=console, screen=True, auto_refresh=False) as live:
         while True:
@@ -171,7 +174,8 @@ def _follow_live(look: Look, interval_s: float) -> None:
 
 COLOURS = {"running": "green", "done": "cyan", "stale": "yellow", "partial": "yellow", "stopped": "yellow"}
 ENDED_BADLY = "red"
-NARROW = 80  # columns
+# Below this width, as in a terminal next to an editor, a table would wrap.
+NARROW = 80
 RATES = ("correct", "held-out")
 
 

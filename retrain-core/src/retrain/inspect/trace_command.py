@@ -30,7 +30,8 @@ Exit codes: 0 it works; 1 it does not; 2 usage or configuration error.
 """
 SHOWN_LAMBDA = 1.0
 ERROR, WARNING = "error", "warning"
-Issue = tuple[str, str, str]  # severity; category: config, compat, dep or probe; message
+# Severity, category (config, compat, dep or probe) and message.
+Issue = tuple[str, str, str]
 
 
 @click.command("trace", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)

@@ -30,8 +30,10 @@ from retrain.report.chart_specs import (
 from retrain.report.gather import Material, ReportRun, RunLines, evaluated_steps
 from retrain.report.parts import Heading, Part, Plot, Section, Table, Tiles, note
 
-FEWEST_SEEDS = 3  # of a point with an interval
-MISSING = 65535  # 16-bit code of a missing number
+# Student's interval of two seeds reaches 12.7 standard errors to either side, and would dwarf the curve.
+FEWEST_SEEDS = 3
+# The last of the 16-bit codes stands for a missing number, so 65,534 steps remain.
+MISSING = 65535
 MOST_POINTS, FEWEST_POINTS = 240, 60
 # Of all curves together: 2.4 MB on the page.
 MOST_NUMBERS = 900_000
@@ -83,6 +85,7 @@ def curve_section(material: Material) -> Section:
 
 def build_charts(material: Material) -> list[Chart]:
     """Return every chart with data; single seeds only for the conditions that are shown at first."""
+    # A condition is three curves (mean and both limits), and each seed shown at first is one more.
     num_curves = 3 * len(material.drawable) + sum(len(material.of(label)) for label in material.shown)
     num_charts = sum(map(len, CHARTS.values()))
     most_points = min(MOST_POINTS, max(FEWEST_POINTS, MOST_NUMBERS // max(1, num_charts * num_curves)))
@@ -180,6 +183,7 @@ def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]
         return next(found, None), spec.title
     names = {name for run in runs for name in run.lines.values if name.startswith(PASS_PREFIX)}
     sizes = [int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit() and len(size) < 6]
+    # pass@1 is the correct rate, which has its own chart.
     if max(sizes, default=1) < 2:
         return None, spec.title
     return f"{PASS_PREFIX}{max(sizes)}", f"Held-out pass@{max(sizes)}"
@@ -242,6 +246,7 @@ def _range(chart: Chart, charts: Sequence[Chart]) -> list[float] | None:
     curves = [curve for each in charts if each.spec.scale == chart.spec.scale for curve in each.curves.values()]
     low = min(float(np.nanmin(curve.band.low_P)) for curve in curves)
     high = max(float(np.nanmax(curve.band.high_P)) for curve in curves)
+    # Otherwise the extreme curves lie on the frame of the chart.
     room = 0.05 * (high - low)
     return [low - room, high + room]
 
@@ -329,8 +334,10 @@ def band_of(curves_S: Sequence[Floats], *, is_share: bool = False) -> Band | Non
     # Lowest and highest seed first: they stay the band of points with fewer seeds than an interval needs.
     low_P = np.where(is_there_SP, curves_SP, np.inf).min(axis=0)
     high_P = np.where(is_there_SP, curves_SP, -np.inf).max(axis=0)
+    # Without this, points without a seed would keep the infinities of the line above.
     low_P[counts_P == 0] = high_P[counts_P == 0] = math.nan
     if (counts_P >= FEWEST_SEEDS).any():
+        # Importing scipy.stats for the same quantile would take over a second.
         from scipy.special import stdtrit
 
         freedom_P = np.maximum(counts_P - 1, 1)

@@ -54,7 +54,8 @@ def report(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_js
 
     material = gather(paths)
     study = material.study
-    if study is None:  # a comparison on the page is on record already
+    # A comparison on the page has recorded its own look at the results.
+    if study is None:
         InterimLooks("report", partial(click.echo, err=True)).at(paths)
     file = html or (paths[0] / FILE if len(paths) == 1 else Path(FILE))
     made = f"Made by retrain {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."

@@ -25,16 +25,19 @@ from retrain.report.gather import Material, ReportRun, evaluated_steps
 from retrain.report.parts import Excerpt, Fold, Heading, Link, Links, Part, Section, Tiles, note
 from retrain.text.amounts import counted
 
-OF_EACH_SINGLE, OF_EACH = 2, 1  # best, worst and random ones per step: for a single condition, for each of several
+# Best, worst and random completions per step. With several conditions one of each keeps the page readable.
+OF_EACH_SINGLE, OF_EACH = 2, 1
 REASONS = {"eos": "ended", "length": "cut off at max_tokens", "turns": "out of turns"}
 SELECTION = (
     "Of the first, middle and last evaluated step the completions with the highest and the lowest reward, and "
     "random ones; equal rewards in random order. They are model output: text, shown as such."
 )
-HEAD_CHARS, TAIL_CHARS = 2400, 1200  # answers are at the end
+# The end is kept too, because answers are there.
+HEAD_CHARS, TAIL_CHARS = 2400, 1200
 TOKENS_SHOWN = 6
 PARTS_SHOWN = 12
-STEP_BYTES = 64 << 20  # most that is read of a step
+# Bounds the time that one step takes; where a step is larger, the page says so.
+STEP_BYTES = 64 << 20
 
 
 def completions_section(material: Material, links: Links) -> Section | None:
@@ -168,9 +171,11 @@ def read_samples(file: Path, step: int, *, of_each: int, key: str) -> StepSample
 
     Ties are broken at random, reproducibly for the same `key` and step.
     """
-    rng = Seeds(0).stream("report", key, step)  # fixed, so that the same files give the same page
+    # Fixed, so that the same files give the same page.
+    rng = Seeds(0).stream("report", key, step)
     ranked: dict[str, list[tuple[tuple[float, float], Card]]] = {"best": [], "worst": [], "random": []}
-    most = 3 * of_each  # the best may also be among the random ones
+    # The best may also be among the worst and the random ones, and each is shown once.
+    most = 3 * of_each
     num_completions = num_passed_over = size = 0
     try:
         with open_regular(file) as stream:
@@ -215,7 +220,8 @@ def record_of(line: bytes) -> Mapping[str, Any] | None:
 # A step in the file, found by bisection. Lines are ordered by step, and each begins with its own: `{"step": 12, ...`.
 
 HEAD = re.compile(rb'\{"step": (-?\d{1,18}),')
-LINE_BYTES = 16 << 20  # longer lines are skipped
+# A longer line is skipped: a hostile file must not fill the memory.
+LINE_BYTES = 16 << 20
 
 
 def last_step(file: Path) -> int | None:
@@ -228,6 +234,7 @@ def last_step(file: Path) -> int | None:
 def first_offset(stream: BinaryIO, step: int) -> int:
     """Return the offset of the first line of `step` or a later one, or of the end of the file."""
     low, high = 0, stream.seek(0, os.SEEK_END)
+    # The offsets of lines are unknown, so the search goes over bytes and moves on to the next line's start.
     while low < high:
         middle = (low + high) // 2
         start, found = _next_line(stream, middle)
@@ -259,6 +266,7 @@ def lines_of(stream: BinaryIO, step: int, *, most_bytes: int) -> Iterator[tuple[
 
 def _next_line(stream: BinaryIO, position: int) -> tuple[int, int | None]:
     """Return offset and step of the first line with a step that begins at `position` or later, or the file's end."""
+    # One byte earlier, so that a line which begins exactly at the position is not skipped.
     stream.seek(max(0, position - 1))
     if position:
         stream.readline()  # to the line break before the first candidate

@@ -28,12 +28,16 @@ from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.sets import set_metrics
 from retrain.verdicts.study.study import Options, Study
 
-MOST_LINES = 60_000  # parsed in all; of longer records one step in `stride` is parsed
-MOST_DRAWABLE = 150  # most conditions with curves on the page
-MOST_SHOWN = 8  # most conditions drawn at first, and with completions
+# Bounds the time of reading a campaign: of longer records one step in `stride` is parsed.
+MOST_LINES = 60_000
+# Each condition adds three curves to every chart of the page.
+MOST_DRAWABLE = 150
+# More colours than this cannot be told apart.
+MOST_SHOWN = 8
 ERROR_CHARS = 600
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
-TAIL_BYTES = 1200  # at the end of a line: evaluation and health are its last fields
+# Evaluation and health are the last fields of a line, so its end decides whether it must be parsed.
+TAIL_BYTES = 1200
 STATE_CHARS = 60
 
 
@@ -145,7 +149,8 @@ def _study(paths: Sequence[Path], *, sets: bool) -> tuple[Study | None, str]:
     try:
         return comparison_with_ledger(paths, Options(sets=sets)), ""
     except ConfigError as error:
-        if sets:  # perhaps no further set has been evaluated yet
+        # Perhaps no further set has been evaluated yet: the held-out examples can still be compared.
+        if sets:
             return _study(paths, sets=False)
         problem = error.problems[0]
         return None, f"{problem.what}: {problem.why}" if problem.why else problem.what
@@ -180,7 +185,8 @@ def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
 
 def evaluated_steps(run: ReportRun) -> list[int]:
     """Return the steps after which a run was evaluated; -1 is before training."""
-    columns = (run.lines.column(HELD_OUT.field), run.lines.column("eval_time_s"))  # the latter if only sets are
+    # A run without held-out examples is evaluated on its sets only, and then only the time is there.
+    columns = (run.lines.column(HELD_OUT.field), run.lines.column("eval_time_s"))
     rows = zip(run.lines.steps_R, *columns, strict=True)
     return [int(step) for step, rate, time_s in rows if not (math.isnan(rate) and math.isnan(time_s))]
 

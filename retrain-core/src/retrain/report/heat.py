@@ -15,11 +15,14 @@ from retrain.kernel.types import Floats, Mask
 from retrain.report.shell import page
 from retrain.text.terminal_text import printable
 
-GAMMA = 0.6  # keeps completions with little credit visible next to others with much
-FLOOR = 0.25  # keeps the weakest token of a completion visible
+# Below 1, so that completions with little credit stay visible next to others with much.
+GAMMA = 0.6
+# The weakest token of a completion keeps some colour: no colour means no credit.
+FLOOR = 0.25
 # Percent: a few extreme tokens must not wash out the others.
 OUTLIERS_AT = (2, 98)
-EVEN = 1e-6  # shares closer than this count as equal
+# Shares closer than this differ only by rounding, and get one colour.
+EVEN = 1e-6
 LARGEST = 10  # tokens that the page links to
 Place = tuple[int, int, int, int]  # group, index, flow, token
 Places = Mapping[Place, int]  # the rank of those to jump to, from 1
@@ -127,6 +130,7 @@ def group_title(completion: ShadedCompletion) -> str:
 def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
     depths_T = scale.depths(credit_T).tolist()
     for text, depth, is_planning in zip(completion.token_texts, depths_T, completion.planning_T, strict=True):
+        # Black text stays readable on the deepest shade, 90 of 255.
         level = round(255 - 165 * abs(depth))
         background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
         colour = f"black on {background}" if depth else "default"
@@ -138,7 +142,8 @@ def render(step: ShadedStep) -> str:
     scale, places = step.scale(), largest_credits(step)
     found = page(
         "report/heat.html.jinja",
-        styles="'unsafe-inline'",  # each token has its colour
+        # Each token has its own colour in a style attribute, and hashes of a policy do not cover attributes.
+        styles="'unsafe-inline'",
         kicker="retrain credit",
         title=f"Credit of {step.run}, step {step.step}",
         step=step,

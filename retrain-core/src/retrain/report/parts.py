@@ -20,7 +20,8 @@ from markupsafe import Markup, escape
 from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import number
 
-JOINERS = frozenset("\u200c\u200d")  # part of letters in many languages, and of emoji
+# Zero-width, but part of letters in many languages and of emoji, so they stay.
+JOINERS = frozenset("\u200c\u200d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def _is_harmless(char: str) -> bool:
 
 def _name(char: str) -> str:
     """Return the visible replacement of a character that would act instead of being shown."""
-    is_lone_surrogate = 0xD800 <= ord(char) <= 0xDFFF  # cannot be encoded
+    # UTF-8 cannot encode half of a pair, and writing the page would fail.
+    is_lone_surrogate = 0xD800 <= ord(char) <= 0xDFFF
     return "\N{REPLACEMENT CHARACTER}" if is_lone_surrogate else f"[U+{ord(char):04X}]"
 
 

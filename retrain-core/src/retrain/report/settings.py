@@ -17,7 +17,8 @@ from retrain.text.amounts import ABSENT, first_few
 MOST_VALUES = 3  # shown per key and condition
 MOST_COLUMNS = 10
 MOST_ROWS = 50
-MOST_GROUPS = 8  # of runs with the same inputs, compared with the first
+# Each group of runs with other inputs is compared with the first, file by file.
+MOST_GROUPS = 8
 VALUE_CHARS = 120
 
 

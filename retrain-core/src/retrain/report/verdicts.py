@@ -154,7 +154,8 @@ def seed_plots(study: Study) -> list[Plot]:
     ends = [scale * value for each in chosen for _, *values in _sides(each) for value in values]
     plots = []
     for each in chosen:
-        room = 0.06 * ((max(ends) - min(ends)) or 1.0)  # the markers at the ends need it
+        # The markers at both ends would otherwise be cut by the frame.
+        room = 0.06 * ((max(ends) - min(ends)) or 1.0)
         figure = {
             "kind": "pair",
             "share": study.metric.is_rate,

@@ -29,13 +29,17 @@ from retrain.report.watched import AT_A_TIME, SHOWN, WatchedRun, chart_data
 from retrain.text.amounts import ABSENT, duration
 from retrain.web import Server
 
-POLICY = f"{CLOSED}; connect-src 'self'"  # its script connects to this server only
+# The page's script may connect to this server and to nothing else.
+POLICY = f"{CLOSED}; connect-src 'self'"
 HEADS = ("run", "state", "step", "correct", "held out", "left")
 KINDS = {"running": "live", "stale": "live", "done": "ended", "not started": "open", "not needed": "open"}
+# Not 0.0.0.0: completions may be confidential, and the network can reach that.
 LOOPBACK = "127.0.0.1"
 # 144 bits: the address cannot be guessed.
 TOKEN_BYTES = 18
-EVERY_S = 2.0  # between two requests of the page while the run continues
+# Steps take seconds, so a shorter pause between requests would show nothing new.
+EVERY_S = 2.0
+# Completions are untrusted text: browsers must not guess types, frame, cache or pass on the address with the token.
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -62,7 +66,8 @@ class WatchServer(Server):
         self._on_look = on_look
         self.folder, self.every_s, self.token = folder, every_s, secrets.token_urlsafe(TOKEN_BYTES)
         self._run = WatchedRun(folder) if is_run(folder) else None
-        self._runs: dict[str, tuple[Path, WatchedRun]] = {}  # of a campaign, by name, once its page was opened
+        # Kept between requests, because each has read its file up to an offset.
+        self._runs: dict[str, tuple[Path, WatchedRun]] = {}
         routes = [Route("/{path:path}", self._respond)]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
         super().__init__(app, LOOPBACK, port)

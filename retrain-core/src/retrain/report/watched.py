@@ -20,7 +20,8 @@ from retrain.report.parts import Excerpt, plain
 
 AT_A_TIME = 12  # completions
 SHOWN = ("all", "right", "wrong", "not trained")
-NOT_SENT = ("path", "pid", "trainer", "accepted")  # fields of a status that the page does not show
+# Paths and process ids of this machine are of no use on the page, and need not leave the process.
+NOT_SENT = ("path", "pid", "trainer", "accepted")
 
 
 class WatchedRun:
@@ -51,7 +52,8 @@ class WatchedRun:
         correct_above = number(Run(self._folder).table("scoring").get("correct_above")) or 0.0
         items: list[dict[str, Any]] = []
         count = size = 0
-        with suppress(OSError), open_regular(self._generations) as stream:  # it may have been removed meanwhile
+        # The file may have been removed since the page was opened.
+        with suppress(OSError), open_regular(self._generations) as stream:
             for offset, line in lines_of(stream, step, most_bytes=STEP_BYTES):
                 size += len(line)
                 if (record := record_of(line)) is None:
@@ -83,6 +85,7 @@ class WatchedRun:
 
 def _int(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "")
+    # isdigit alone accepts digits of other scripts, and int() takes quadratic time for long ones.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
 
 
@@ -112,8 +115,10 @@ def _item(sample: Card, correct_above: float) -> dict[str, Any]:
 
 # The numbers of a run as it writes them: each look reads only the new part of `metrics.jsonl`.
 
-LOOK_BYTES = 16 << 20  # the most that one look reads; a long record takes several looks
-MOST_ROWS = 4_000  # kept; of a longer record every second row is dropped, repeatedly
+# A long record takes several looks, so that no request blocks for seconds.
+LOOK_BYTES = 16 << 20
+# Of a longer record every second row is dropped, repeatedly: more points than pixels only slow the browser.
+MOST_ROWS = 4_000
 # Read again before the new part: a resumed run may have rewound the file and extended it since.
 SEAM_BYTES = 256
 Row = Mapping[str, float]
@@ -167,7 +172,8 @@ class Tail:
             return
         end = block.rfind(b"\n") + 1
         if not end and len(block) == LOOK_BYTES:
-            end = len(block)  # a line that no record needs
+            # A line longer than a look holds no step, and waiting for its end would stop the page for good.
+            end = len(block)
         for line in block[:end].splitlines():
             self._take(line)
         self._offset += end

@@ -59,10 +59,8 @@ def moody(tmp_path: Path) -> list[str]:
 
 def without_shadow(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records without the time and what the shadow adds."""
-    return [
-        {name: value for name, value in record.items() if not NEW.match(name) and not name.endswith(NOT_TIMED)}
-        for record in records
-    ]
+    kept = {name for record in records for name in record if not (NEW.match(name) or name.endswith(NOT_TIMED))}
+    return [{name: record[name] for name in record.keys() & kept} for record in records]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +73,8 @@ def without_shadow(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ],
     ids=["refill", "shaped and controlled", "overlapped", "ahead"],
 )
-def test_nothing_but_the_fields_of_the_shadow_changes(
-    run_overlapped: Command, moody: list[str], tmp_path: Path, arguments: tuple[str, ...]
+def test_its_fields(
+    run_overlapped: Command, command: Command, moody: list[str], tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     base = ("--backend", "toy", "--reward-type", "toy", "--max-steps", "2", "--eval-examples", "2", "--eval-every", "2")
     assert run_overlapped(*base, *arguments, "--log-dir", "alone").code == 0
@@ -99,12 +97,15 @@ def test_nothing_but_the_fields_of_the_shadow_changes(
     assert "sk-SECRET" not in (shadowed / GENERATIONS).read_text()
     evaluated = lines(shadowed, "eval.jsonl")
     assert all(len(line["shadow_scores"]) == len(line["scores"]) for line in evaluated)
+    rate = f"{100 * counted[-1]['shadow_correct_rate']:.1f}%"
+    assert f"% | shadow={rate} | " in result.out
+    assert f"{rate} by its shadow" in command("status", "shadowed").out
+    assert command("report", "shadowed", "-o", "page.html").code == 0
+    assert "Correct rate by the shadow, training batches" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow
-def test_a_shadow_that_breaks_ends_nothing_and_is_asked_less_until_it_answers(
-    run_overlapped: Command, moody: list[str], tmp_path: Path
-) -> None:
+def test_a_broken_shadow_ends_nothing_and_is_spared(run_overlapped: Command, moody: list[str], tmp_path: Path) -> None:
     params = '{"custom_module": "moody", "custom_function": "fails"}'
     down = ("--reward-shadow", "custom", "--reward-shadow-params", params, "--set", "scoring.retries=0")
     size = ("--backend", "toy", "--batch-size", "4", "--group-size", "2", "--scoring-cache", "false")
@@ -143,7 +144,7 @@ def test_what_makes_no_sense_is_refused(command: Command, toys: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_audit_tries_the_shadow_too(
+def test_the_audit_tries_it_too(
     command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "pays.py").write_text("def score(example, text):\n    return 1.0\n", encoding="utf-8")
@@ -160,7 +161,7 @@ def test_the_audit_tries_the_shadow_too(
 
 
 def test_its_own_module_belongs_to_the_identity_of_a_run(
-    load: Callable[..., Any], moody: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any
+    load: Command, moody: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any
 ) -> None:
     from retrain.kernel.plugins.discover import load_plugins
 
@@ -204,11 +205,8 @@ def test_rates_are_over_what_both_judged_in_the_first_round(groups: list[list[tu
 @given(pairs=st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=5))
 def test_a_stored_evaluation_has_the_scores_of_both_again(pairs: list[tuple[Score, Score]]) -> None:
     made = group(pairs)
-    each: Any = SimpleNamespace(
-        name="s",
-        cluster="",
-        context=SimpleNamespace(config=SimpleNamespace(scoring=SimpleNamespace(correct_above=0.5))),
-    )
+    config = SimpleNamespace(scoring=SimpleNamespace(correct_above=0.5))
+    each: Any = SimpleNamespace(name="s", cluster="", context=SimpleNamespace(config=config))
     prompt: Any = SimpleNamespace(example=made.example)
     evaluated = ([made.completions], [made.scores])
     [record] = set_records(each, [prompt], evaluated, 3)
@@ -216,22 +214,3 @@ def test_a_stored_evaluation_has_the_scores_of_both_again(pairs: list[tuple[Scor
     assert [(s.outcome, s.value) for s in stored] == [(s.outcome, s.value) for s in made.scores]
     shadows = [s.shadow for s in stored]
     assert [(s.outcome, s.value) for s in shadows if s] == [(b.outcome, b.value) for _, b in pairs]
-
-
-@pytest.mark.slow
-def test_reward_and_shadow_stand_side_by_side(run_overlapped: Command, command: Command, tmp_path: Path) -> None:
-    (tmp_path / "last.py").write_text("def score(example, text):\n    return float(len(text) % 2)\n", encoding="utf-8")
-    shadow = ["--reward-shadow", "custom", "--reward-shadow-params", '{"custom_module": "last"}']
-    evaluated = ("--eval-examples", "2", "--eval-every", "2")
-    result = run_overlapped("--backend", "toy", "--max-steps", "2", *evaluated, *shadow)
-    last = steps(tmp_path / "logs/train")[-1]
-    rate, held_out = (f"shadow={100 * last[name]:.1f}%" for name in ("shadow_correct_rate", "eval_shadow_rate"))
-    assert f"% | {rate} | " in result.out
-    assert f"] | {held_out} | " in result.out
-    assert f"{100 * last['shadow_correct_rate']:.1f}% by its shadow" in command("status", "logs").out
-    status = json.loads(command("status", "logs", "--json").out)
-    assert status["runs"][0]["shadow_correct_rate"] == last["shadow_correct_rate"]
-    assert command("report", "logs/train", "-o", "page.html").code == 0
-    page = (tmp_path / "page.html").read_text()
-    for title in ("Reward and shadow", "Correct rate by the shadow, training batches"):
-        assert title in page

@@ -1,4 +1,4 @@
-"""Packs that would run, install or reach more than their listing says are refused, or the listing says it."""
+"""Packs as a hostile stranger may make them: nothing leaves the folder, runs or installs more than the listing says."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
+import stat
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.installed import versions_of
 from retrain.tools.pack import environment, rerun_command
-from retrain.tools.pack.archive import Contents, open_pack, read_contents, refusal, write_pack
+from retrain.tools.pack.archive import FORMAT, MANIFEST, Contents, is_safe, open_pack, read_contents, write_pack
 from retrain.tools.pack.environment import environ_of, lay_out
 from retrain.tools.pack.rerun_command import listing
 from retrain.tools.pack.wheels import check_wheels, installed_digests, wheel_of
 from tests.kit.invoke import invoke
-from tests.kit.packs import MEMBERS, manifest
-from tests.kit.problems import refused
+from tests.kit.packs import MEMBERS, RUN, manifest
+from tests.kit.problems import codes_in, refused
 
 EVIL = "evil-1.0-py3-none-any.whl"
 INFO = "evil-1.0.dist-info"
@@ -31,6 +35,7 @@ METADATA = "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\nRequires-Dist: wors
 WHEEL = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 PLUGIN = {"evil/__init__.py": "x = 1\n", f"{INFO}/METADATA": METADATA, f"{INFO}/WHEEL": WHEEL}
 Files = Mapping[str, str | bytes]
+Patch = pytest.MonkeyPatch
 
 
 def wheel(files: Files, *, record: Mapping[str, str] | None = None, info: str = INFO) -> bytes:
@@ -88,7 +93,7 @@ def rerun(file: Path, into: Path, *options: str) -> list[str]:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def ran(monkeypatch: Patch) -> list[Any]:
     """Collects attempts to install or run; none of them happens."""
     found: list[Any] = []
     monkeypatch.setattr(rerun_command, "make_environment", lambda *args, **_: found.append(args))
@@ -109,34 +114,17 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ],
 )
 def test_a_file_that_would_run_or_be_obeyed_unlisted_is_refused(tmp_path: Path, kind: str, place: str) -> None:
-    assert refusal(kind, place)
     assert refused(opened, pack(tmp_path, placed={place: (kind, "x")})) == ["pack.bad-manifest"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "place"),
-    [("data", "sums.jsonl"), ("data", "retrain/sums.jsonl"), ("code", "plugins/json.py"), ("code", "agent.sh"),
-     ("model", "models/x/modeling_x.py"), ("data", "python.parquet")],
-)  # fmt: skip
-def test_files_of_honest_runs_are_laid(kind: str, place: str) -> None:
-    assert not refusal(kind, place)
+    honest = {"data": ("sums.jsonl", "retrain/sums.jsonl", "python.parquet"), "code": ("plugins/json.py", "agent.sh")}
+    files = {place: (kind, "x") for kind, places in honest.items() for place in places}
+    assert opened(pack(tmp_path, placed={**files, "models/x/modeling_x.py": ("model", "x")}))
 
 
 OTHER_NAME = METADATA.replace("evil", "numpy")
+FOREIGN = ("evil-1.0.data/scripts/python", "evil-1.0.data/purelib/retrain/__main__.py", "evil.pth", "evil/x.pyc")
+FOREIGN += ("sitecustomize.py", "retrain/__main__.py", "retrain_sepa.py", "json.py")
 HOSTILE: dict[str, tuple[str, Files]] = {
-    **{
-        name: ("pack.foreign-file", {**PLUGIN, path: "x"})
-        for name, path in {
-            "a script": "evil-1.0.data/scripts/python",
-            "a file for another place": "evil-1.0.data/purelib/retrain/__main__.py",
-            "a path file": "evil.pth",
-            "Python's start": "sitecustomize.py",
-            "the module retrain": "retrain/__main__.py",
-            "another's module": "retrain_sepa.py",
-            "the standard library": "json.py",
-            "byte code": "evil/x.pyc",
-        }.items()
-    },
+    **{path: ("pack.foreign-file", {**PLUGIN, path: "x"}) for path in FOREIGN},
     "a name that leaves": ("pack.unsafe-name", {**PLUGIN, "../evil.py": "x"}),
     "an absolute name": ("pack.unsafe-name", {**PLUGIN, "/tmp/evil.py": "x"}),
     "two names in one": ("pack.double-name", {**PLUGIN, "evil/A.py": "x", "evil/a.py": "y"}),
@@ -150,8 +138,6 @@ HOSTILE: dict[str, tuple[str, Files]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_wheel_that_holds_more_than_its_modules_is_refused(tmp_path: Path, name: str) -> None:
-    (checked,) = check_wheels(opened(pack(tmp_path, wheels=PLAIN)))
-    assert (checked.modules, checked.is_ours) == ({"evil"}, False), "its manifest says first_party"
     code, files = HOSTILE[name]
     assert refused(check_wheels, opened(pack(tmp_path, wheels={EVIL: ("evil", "1.0", wheel(files))}))) == [code]
 
@@ -167,9 +153,7 @@ def test_a_wheel_that_holds_more_than_its_modules_is_refused(tmp_path: Path, nam
         (EVIL, "evil", b"no zip", "pack.not-a-wheel"),
     ],
 )
-def test_name_metadata_and_record_of_a_wheel_agree(
-    tmp_path: Path, file: str, name: str, content: bytes, code: str
-) -> None:
+def test_name_metadata_and_record_agree(tmp_path: Path, file: str, name: str, content: bytes, code: str) -> None:
     assert refused(check_wheels, opened(pack(tmp_path, wheels={file: (name, "1.0", content)}))) == [code]
 
 
@@ -180,7 +164,7 @@ def test_two_wheels_with_one_module_are_refused(tmp_path: Path) -> None:
     assert refused(check_wheels, opened(pack(tmp_path, wheels=both))) == ["pack.module-twice"]
 
 
-def sepa(change: Callable[[dict[str, bytes]], object] = lambda files: None) -> dict[str, tuple[str, str, bytes]]:
+def sepa(change: Callable[[dict[str, bytes]], object]) -> dict[str, tuple[str, str, bytes]]:
     """The wheel of retrain-sepa as it is installed here, with a change and a RECORD that agrees."""
     made = wheel_of("retrain-sepa", versions_of(["retrain-sepa"])["retrain-sepa"], {"retrain_sepa"})
     with zipfile.ZipFile(io.BytesIO(made.content)) as archive:
@@ -220,20 +204,17 @@ def test_an_altered_wheel_of_retrain_runs_only_with_its_hash(tmp_path: Path, ran
     assert ran
 
 
-def test_the_wheel_of_the_retrain_that_reads_is_known(tmp_path: Path, ran: list[Any]) -> None:
+def test_a_known_wheel_runs_and_without_consent_nothing_does(tmp_path: Path, ran: list[Any]) -> None:
+    plain = pack(tmp_path, wheels=PLAIN)
+    for options in ([], ["--here"], ["--trust", "0" * 64], ["--other-builds"]):
+        assert rerun(plain, tmp_path / "x", *options) == ["rerun.consent-needed"]
+    assert (ran, (tmp_path / "x").exists()) == ([], False)
     described = _append("METADATA", b"\nRequires-Dist: worse @ file:///tmp/worse\n")
     file = pack(tmp_path, wheels=sepa(described))
     (checked,) = check_wheels(opened(file))
     assert (checked.is_ours, checked.changed) == (True, ())
     rerun(file, tmp_path / "x", "--yes")
     assert ran
-
-
-def test_without_consent_nothing_is_written_installed_or_run(tmp_path: Path, ran: list[Any]) -> None:
-    file = pack(tmp_path, wheels=PLAIN)
-    for options in ([], ["--here"], ["--trust", "0" * 64], ["--other-builds"]):
-        assert rerun(file, tmp_path / "x", *options) == ["rerun.consent-needed"]
-    assert (ran, (tmp_path / "x").exists()) == ([], False)
 
 
 CONFIG = """
@@ -256,16 +237,11 @@ also = ["a/../../b", "sums.jsonl"]
 
 
 def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Path) -> None:
-    placed = {
-        "plugins/halved.py": ("code", "y"),
-        "models/m/modeling.py": ("model", "z"),
-        "sums.jsonl": ("data", "{}"),
-    }
+    placed = {"plugins/halved.py": ("code", "y"), "models/m/modeling.py": ("model", "z"), "sums.jsonl": ("data", "{}")}
     packages = {"numpy": {"version": "2.0", "digest": "0123456789abcdef" * 2}}
     contents = opened(pack(tmp_path, placed=placed, wheels=PLAIN, packages=packages, config=CONFIG))
     checked = check_wheels(contents)
-    lines = listing(contents, checked, here=False)
-    shown = "\n".join(lines)
+    shown = "\n".join(listing(contents, checked, here=False))
     for part in (
         "plugins/halved.py (1 bytes, hash 0a1b)", "models/m/modeling.py", "download someone/some-model",
         "program  python agent.py --fast", "connects https://evil.example:8443 (judge.base_url)", "variable MY_KEY",
@@ -273,8 +249,7 @@ def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Pa
         f"plugin   evil 1.0, from the pack, sha256 {checked[0].sha256}", "numpy 2.0 (0123456789ab)",
     ):  # fmt: skip
         assert part in shown
-    assert "secret" not in shown
-    assert "sums.jsonl" not in shown
+    assert not any(part in shown for part in ("secret", "sums.jsonl"))
     assert "nothing is installed" in "\n".join(listing(contents, (), here=True))
     lay_out(contents, _unpacked(contents, tmp_path), tmp_path, {})
     assert "auto_install = false" in (tmp_path / "config.toml").read_text()
@@ -282,15 +257,10 @@ def test_the_listing_names_code_hosts_programs_variables_and_places(tmp_path: Pa
     assert "builtin:tiny" not in "\n".join(listing(opened(tiny), (), here=True))
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        '"environment.auto_install" = true',
-        'recorders = ["wandb"]',
-        'logging = { wandb_project = "x" }',
-        'adapter_path = "/x"',
-    ],
-)
+UNDOING = ('"environment.auto_install" = true', 'recorders = ["wandb"]', 'logging = { wandb_project = "x" }')
+
+
+@pytest.mark.parametrize("condition", [*UNDOING, 'adapter_path = "/x"'])
 def test_a_condition_cannot_undo_what_a_rerun_sets(tmp_path: Path, ran: list[Any], condition: str) -> None:
     file = pack(tmp_path, config=f"[[campaign.conditions]]\n{condition}\n")
     assert rerun(file, tmp_path / "x", "--yes", "--here") == ["rerun.condition-sets-key"]
@@ -304,6 +274,8 @@ def _unpacked(contents: Contents, folder: Path) -> Path:
 
 def test_the_processes_of_a_rerun_load_the_plugins_of_the_pack_and_obey_no_repository(tmp_path: Path) -> None:
     contents = opened(pack(tmp_path, wheels=PLAIN))
+    (checked,) = check_wheels(contents)
+    assert (checked.modules, checked.is_ours) == ({"evil"}, False), "its manifest says first_party"
     given = {"RETRAIN__TRAINING__LR": "1", "RETRAIN_PLUGINS": "x", "PYTHONPATH": "/tmp", "MY_TOKEN": "t", "HOME": "/h"}
     environ = environ_of(contents, (), given)
     assert environ["RETRAIN_PLUGINS"] == "evil"
@@ -326,9 +298,7 @@ class Pip:
                 Path(command[command.index("--dest") + 1], name).write_bytes(content)
 
 
-def installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, **options: bool
-) -> Pip:
+def installed(tmp_path: Path, monkeypatch: Patch, brings: Mapping[str, bytes], digest: str, **options: bool) -> Pip:
     """A pack that lists `pkg 1.0` and the plugin `evil`, installed with a pip that brings these wheels."""
     pip = Pip(brings)
     monkeypatch.setattr(environment, "_run", pip)
@@ -352,9 +322,7 @@ DIGEST = hashlib.sha256(f"pkg/__init__.py\0{LINE}\n".encode()).hexdigest()[:32]
 GOOD = {"pkg-1.0-py3-none-any.whl": wheel(PACKAGE, info=PKG)}
 
 
-def test_only_listed_wheels_are_installed_by_hash_without_requirements_or_builds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_listed_wheels_are_installed_and_by_hash(tmp_path: Path, monkeypatch: Patch) -> None:
     pip = installed(tmp_path, monkeypatch, GOOD, DIGEST)
     _, download, install = pip.commands
     for command in (download, install):
@@ -381,18 +349,138 @@ def test_only_listed_wheels_are_installed_by_hash_without_requirements_or_builds
          "pack.not-as-listed"),
     ],
 )  # fmt: skip
-def test_a_download_that_is_not_the_listed_one_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brings: Mapping[str, bytes], digest: str, code: str
+def test_a_download_that_is_not_listed_is_not_installed(
+    tmp_path: Path, monkeypatch: Patch, brings: Mapping[str, bytes], digest: str, code: str
 ) -> None:
     assert refused(installed, tmp_path, monkeypatch, brings, digest) == [code]
 
 
-def test_another_build_is_taken_when_the_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_build_is_taken_when_the_user_says_so(tmp_path: Path, monkeypatch: Patch) -> None:
     assert len(installed(tmp_path, monkeypatch, GOOD, "0" * 32, other_builds=True).commands) == 3
-
-
-def test_the_digest_of_a_wheel_is_the_one_of_its_installed_files() -> None:
     found = installed_digests(["click"])["click"]
     made = wheel_of("click", found["version"], {"click"})
     read = environment.read_wheel("click", made.file, io.BytesIO(made.content))
     assert environment._digest(read) == found["digest"]
+
+
+Member = tuple[str | zipfile.ZipInfo, bytes]
+
+
+def hostile(file: Path, members: Sequence[Member], **manifest: Any) -> Path:
+    """A zip archive as given, with a manifest that vouches for it."""
+    files = {}
+    for name, content in members:
+        text = name if isinstance(name, str) else name.filename
+        files[text] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, json.dumps({"format": FORMAT, **manifest, "files": files}))
+        for name, content in members:
+            archive.writestr(name, content)
+    return file
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+def test_what_is_written_is_read_and_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    members = {"b/c.txt": b"two", "a.txt": b"one" * 10_000}
+    for name in ("x", "y"):
+        write_pack(tmp_path / name, {"format": FORMAT, "name": "n"}, members)
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+    opened = open_pack(tmp_path / "x")
+    opened.unpack(tmp_path / "out")
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in members} == members
+    assert refused(opened.unpack, tmp_path / "out") == ["rerun.folder-exists"]
+
+
+@pytest.mark.parametrize(
+    ("code", "members"),
+    [
+        *(("pack.unsafe-name", [(name, b"x")]) for name in ("../evil", "/etc/evil", "a/../../evil", "C:\\evil")),
+        *(("pack.unsafe-name", [(name, b"")]) for name in ("a\x1b[2J", "folder/")),
+        ("pack.unsafe-member", [(link("here"), b"/etc/passwd")]),
+        ("pack.double-name", [("a", b"x"), ("A", b"y")]),
+        ("pack.double-name", [("a", b"x"), ("a/b", b"y")]),
+    ],
+)
+def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, code: str, members: list[Member]) -> None:
+    assert refused(open_pack, hostile(tmp_path / "p", members)) == [code]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
+
+
+def test_a_bomb_is_refused_by_claimed_and_by_real_sizes(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("retrain.tools.pack.archive.MAX_BYTES", 2**20)
+    assert refused(open_pack, hostile(tmp_path / "p", [("big", bytes(2**21))])) == ["pack.too-large"]
+    file = hostile(tmp_path / "q", [("big", bytes(2**16))])
+    raw = file.read_bytes().replace((2**16).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    file.write_bytes(raw.replace(b'"size": 65536', b'"size": 10   '))
+    with pytest.raises(ConfigError):
+        open_pack(file).unpack(tmp_path / "out")
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file()) <= 2**16
+
+
+def test_a_member_that_is_not_as_listed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p"
+    write_pack(file, {"format": FORMAT}, {"a.txt": b"said"})
+    with zipfile.ZipFile(file) as archive:
+        manifest = archive.read(MANIFEST)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(MANIFEST, manifest)
+        archive.writestr("a.txt", b"done")
+    with pytest.raises(ConfigError) as caught:
+        open_pack(file).read("a.txt")
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("more.txt", b"")
+    assert codes_in(caught) == refused(open_pack, file) == ["pack.not-as-listed"]
+
+
+def test_what_is_no_pack_is_refused(tmp_path: Path) -> None:
+    assert refused(open_pack, tmp_path / "p") == ["pack.missing"]
+    for content in (b"", b"no zip", b"PK\x03\x04" + bytes(40), b"PK\x05\x06" + bytes(18)):
+        (tmp_path / "p").write_bytes(content)
+        assert refused(open_pack, tmp_path / "p") == ["pack.not-a-pack"]
+
+
+@given(st.text(max_size=30))
+def test_a_safe_name_stays_below_its_folder(name: str) -> None:
+    base, path = Path("/base"), Path("/base", name)
+    assert not is_safe(name) or (path != base and path.is_relative_to(base) and ".." not in path.parts)
+
+
+LISTED: list[Member] = [*MEMBERS.items(), ("f", b"x")]
+FILE = {"kind": "data", "name": "d", "place": "d", "member": "f", "hash": "", "size": 1}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": "other"},
+        {"python": "3 --index-url=http://evil"},
+        {"packages": {"numpy": {"version": "1\n--index-url http://evil", "digest": ""}}},
+        {"packages": {"-r": {"version": "1", "digest": ""}}},
+        {"wheels": {"evil": {"version": "1", "member": "f", "extras": [], "first_party": False}}},
+        {"hardware": {"threads": {"LD_PRELOAD": "1"}}},
+        {"hardware": {"threads": {"OMP_NUM_THREADS": "1;evil"}}},
+        {"placed": [{**FILE, "place": "../d"}]},
+        {"placed": [{**FILE, "member": "absent"}]},
+        {"placed": [FILE, {**FILE, "place": "D"}]},
+        {"placed": [FILE, {**FILE, "place": "d/e"}]},
+        {"placed": [{**FILE, "place": "config.toml"}]},
+        {"left_out": [{**FILE, "place": "/etc/d"}]},
+        {"moved": {"a": "../b"}},
+        {"runs": []},
+        {"runs": [{**RUN, "name": "../x"}]},
+        {"runs": [{**RUN, "place": "absent"}]},
+        {"equivalence": True},
+        {"equivalence": float(7)},
+    ],
+)
+def test_a_hostile_manifest_is_refused(tmp_path: Path, changed: Mapping[str, Any]) -> None:
+    hardware = {"threads": {"OMP_NUM_THREADS": "1"}}
+    good = hostile(tmp_path / "good", LISTED, **manifest(hardware=hardware))
+    assert read_contents(open_pack(good)).name == "n"
+    bad = open_pack(hostile(tmp_path / "p", LISTED, **manifest(**changed)))
+    assert refused(read_contents, bad) == ["pack.bad-manifest"]

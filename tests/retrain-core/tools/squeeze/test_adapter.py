@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.checkpoints import locate_adapter
 from retrain.tools.squeeze.adapter import (
     ITEM_BYTES,
     PREFIX,
@@ -36,7 +35,7 @@ def _set(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_pairs_by_module(make_adapter: Make, random_factors: Random) -> None:
+def test_pairs_by_module_in_the_order_of_their_numbers(make_adapter: Make, random_factors: Random) -> None:
     layers = {Q: random_factors(0), "layers.0.mlp.up": random_factors(1, outer=3)}
     whole = np.ones((3, 2), np.int64)
     adapter = read_adapter(make_adapter(layers, lora_alpha=16, tensors={f"{PREFIX}lm_head.weight": whole}))
@@ -46,45 +45,25 @@ def test_pairs_by_module(make_adapter: Make, random_factors: Random) -> None:
     for pair in adapter.pairs:
         for found, wanted in zip(adapter.factors(pair), layers[pair.module], strict=True):
             np.testing.assert_array_equal(found, wanted)
-
-
-def test_layers_are_in_the_order_of_their_numbers(make_adapter: Make, random_factors: Random) -> None:
     names = ["layers.2.q", "layers.10.q", "layers.1.v", "layers.1.q", "q", "layers.x"]
-    adapter = read_adapter(make_adapter({name: random_factors(0) for name in names}))
+    adapter = read_adapter(make_adapter({name: random_factors(0) for name in names}, "many"))
     ordered = ["layers.1.q", "layers.1.v", "layers.2.q", "layers.10.q", "layers.x", "q"]
     assert [pair.module for pair in adapter.pairs] == ordered
 
 
-def test_embeddings_and_convolutions(make_adapter: Make, random_factors: Random) -> None:
-    stream = np.random.default_rng(0)
-    tensors = {
-        f"{PREFIX}embed.lora_embedding_A": stream.standard_normal((4, 50)),
-        f"{PREFIX}embed.lora_embedding_B": stream.standard_normal((8, 4)),
-        f"{PREFIX}conv.lora_A.weight": stream.standard_normal((4, 3, 5, 5)),
-        f"{PREFIX}conv.lora_B.weight": stream.standard_normal((7, 4, 1, 1)),
-        f"{PREFIX}q.lora_B.bias": stream.standard_normal(6),
-    }
-    adapter = read_adapter(make_adapter({"q": random_factors(0)}, tensors=tensors))
-    shapes = {pair.module: tuple(f.shape for f in adapter.factors(pair)) for pair in adapter.pairs}
-    assert shapes == {"embed": ((4, 50), (8, 4)), "conv": ((4, 75), (7, 4)), "q": ((4, 8), (6, 4))}
-    assert [info.name for info in adapter.others] == [f"{PREFIX}q.lora_B.bias"]
+SCALES = [
+    ({"use_rslora": True}, [4.0, 4.0]),
+    ({"alpha_pattern": {"q_proj": 1.0}}, [0.25, 2.0]),
+    ({"alpha_pattern": {"proj": 2, "^q_proj": 3}}, [2.0, 2.0]),
+    ({"r": 64, "rank_pattern": {"q_proj|v_proj": 4}}, [2.0, 2.0]),
+    ({"lora_alpha": 0}, [0.0, 0.0]),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "scales"),
-    [
-        ({"lora_alpha": 8}, [2.0, 2.0]),
-        ({"lora_alpha": 8, "use_rslora": True}, [4.0, 4.0]),
-        ({"lora_alpha": 8, "alpha_pattern": {"q_proj": 1.0}}, [0.25, 2.0]),
-        ({"lora_alpha": 8, "alpha_pattern": {"layers.0.q_proj": 2, ".*_proj": 4}}, [0.5, 1.0]),
-        ({"lora_alpha": 8, "alpha_pattern": {"proj": 2, "^q_proj": 3}}, [2.0, 2.0]),
-        ({"lora_alpha": 8, "r": 64, "rank_pattern": {"q_proj|v_proj": 4}}, [2.0, 2.0]),
-        ({"lora_alpha": 0}, [0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("config", "scales"), SCALES)
 def test_scales_by_pattern(config: dict[str, Any], scales: list[float], make_adapter: Make, random_factors: Random):
     layers = {"layers.0.q_proj": random_factors(0), "layers.0.v_proj": random_factors(1)}
-    adapter = read_adapter(make_adapter(layers, **config))
+    adapter = read_adapter(make_adapter(layers, **{"lora_alpha": 8, **config}))
     assert [pair.scale for pair in adapter.pairs] == pytest.approx(scales)
 
 
@@ -99,14 +78,6 @@ def test_patterns_hold_as_in_peft(make_adapter: Make, random_factors: Random) ->
     assert found == {name: patterns.get(peft.get_pattern_key(patterns.keys(), name), 9) for name in names}
 
 
-def test_the_newest_checkpoint_of_a_run_is_found(make_adapter: Make, random_factors: Random, tmp_path: Path) -> None:
-    for name, step in (("run/adapter/checkpoint_step_5", 5), ("run/adapter/checkpoint_step_20", 20)):
-        folder = make_adapter({Q: random_factors(step)}, name)
-        (folder / "checkpoint.json").write_text(json.dumps({"next_step": step, "progress": {"unfinished": None}}))
-    newest = tmp_path / "run/adapter/checkpoint_step_20"
-    assert [locate_adapter(tmp_path / place) for place in ("run", "run/adapter", newest)] == [newest] * 3
-
-
 def unreadable(folder: Path | str) -> list[str]:
     """The codes with which an adapter is refused; the message is harmless and has a fix."""
     with pytest.raises(ConfigError) as caught:
@@ -116,11 +87,16 @@ def unreadable(folder: Path | str) -> list[str]:
     return codes_in(caught)
 
 
-@pytest.mark.parametrize("place", ["tinker://abc/weights/final", "nowhere", "file", "."])
-def test_places_without_an_adapter(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_without_an_adapter_and_configurations_that_are_no_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_adapter: Make, random_factors: Random
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert len(unreadable(place)) == 1
+    assert [len(unreadable(place)) for place in ("tinker://abc/weights/final", "nowhere", "file", ".")] == [1] * 4
+    folder = make_adapter({Q: random_factors(0)})
+    for text in ("", "{", "[1]", "[" * 100_000, "\ud800"):
+        (folder / "adapter_config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        assert unreadable(folder) == ["squeeze.config-unreadable"]
 
 
 BAD_CONFIGS: dict[str, Sequence[dict[str, Any]]] = {
@@ -143,13 +119,6 @@ def test_configurations_refused(code: str, changes: dict[str, Any], make_adapter
     assert unreadable(folder) == [code]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "\ud800"])
-def test_a_configuration_that_is_no_json(text: str, make_adapter: Make, random_factors: Random) -> None:
-    folder = make_adapter({Q: random_factors(0)})
-    (folder / "adapter_config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert unreadable(folder) == ["squeeze.config-unreadable"]
-
-
 A, B = "x.lora_A.weight", "x.lora_B.weight"
 BAD_TENSORS: dict[str, Sequence[dict[str, tuple[int, ...]]]] = {
     "squeeze.unpaired-factor": ({A: (4, 8)}, {B: (4, 8)}, {A: (4, 8), "y.lora_B.weight": (6, 4)}),
@@ -164,9 +133,7 @@ BAD_TENSORS: dict[str, Sequence[dict[str, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize(("code", "shapes"), [(code, each) for code, cases in BAD_TENSORS.items() for each in cases])
-def test_factors_that_do_not_belong_together(
-    code: str, shapes: dict[str, tuple[int, ...]], make_adapter: Make, random_factors: Random
-) -> None:
+def test_factors_do_not_fit(code: str, shapes: Any, make_adapter: Make, random_factors: Random) -> None:
     tensors = {name: np.zeros(shape) for name, shape in shapes.items()}
     assert unreadable(make_adapter({Q: random_factors(0)}, tensors=tensors)) == [code]
 
@@ -183,18 +150,13 @@ def test_weights_that_are_missing_pickled_or_no_factors(make_adapter: Make, rand
 VALUES = np.array([[0.0, -0.0, 1.0], [-2.5, 3e-5, 60000.0]])
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_what_the_library_wrote_is_read(dtype: type, tmp_path: Path) -> None:
+def test_what_the_library_wrote_is_read_and_it_reads_what_we_write(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
-    save_file({"b": VALUES.astype(dtype), "a": VALUES[:1].astype(dtype)}, file, metadata={"format": "pt"})
-    tensors = TensorFile(file)
-    assert tensors.metadata == {"format": "pt"}
-    np.testing.assert_array_equal(tensors.values("b"), VALUES.astype(dtype).astype(np.float64))
-    assert tensors.tensors["a"].shape == (1, 3)
-
-
-def test_what_we_write_the_library_reads(tmp_path: Path) -> None:
-    file = tmp_path / "a.safetensors"
+    for dtype in (np.float64, np.float32, np.float16):
+        save_file({"b": VALUES.astype(dtype), "a": VALUES[:1].astype(dtype)}, file, metadata={"format": "pt"})
+        tensors = TensorFile(file)
+        assert (tensors.metadata, tensors.tensors["a"].shape) == ({"format": "pt"}, (1, 3))
+        np.testing.assert_array_equal(tensors.values("b"), VALUES.astype(dtype).astype(np.float64))
     contents = {"x": ("F16", VALUES), "y": ("F64", VALUES[:, :1]), "größe": ("F32", VALUES[0])}
     infos = [
         TensorInfo(name=name, dtype=dtype, shape=values.shape, num_bytes=values.size * ITEM_BYTES[dtype])
@@ -224,25 +186,22 @@ def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))
-def test_float32_survives_a_round_trip(values: list[float]) -> None:
+def test_float32_survives_a_round_trip_and_a_number_that_does_not_fit_is_refused(values: list[float]) -> None:
     array = np.array(values)
     np.testing.assert_array_equal(np.frombuffer(encode(array, "F32", name="x"), "<f4"), array)
+    for dtype, value in (("F16", 7e4), ("BF16", 3.4e38), ("F32", 1e39)):
+        assert refused(encode, np.append(array, -value), dtype, name="q") == ["squeeze.dtype-overflow"]
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("F16", 7e4), ("BF16", 3.4e38), ("F32", 1e39)])
-def test_a_number_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
-    assert refused(encode, np.array([1.0, -value]), dtype, name="q") == ["squeeze.dtype-overflow"]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_number_that_is_not_finite_is_named_by_place_and_integers_are_no_factors(bad: float, tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_is_named_by_place_and_integers_are_no_factors(tmp_path: Path) -> None:
     values = VALUES.astype(np.float32)
-    values[1, 1] = bad
-    save_file({"q": values, "i": np.arange(4)}, tmp_path / "a.safetensors")
-    file = TensorFile(tmp_path / "a.safetensors")
-    assert refused(file.values, "i") == ["squeeze.weights-dtype"]
-    with pytest.raises(ConfigError, match=r"q holds 1 numbers .* at 4"):
-        file.values("q")
+    for bad in (np.nan, np.inf, -np.inf):
+        values[1, 1] = bad
+        save_file({"q": values, "i": np.arange(4)}, tmp_path / "a.safetensors")
+        file = TensorFile(tmp_path / "a.safetensors")
+        assert refused(file.values, "i") == ["squeeze.weights-dtype"]
+        with pytest.raises(ConfigError, match=r"q holds 1 numbers .* at 4"):
+            file.values("q")
 
 
 def _header(**entries: object) -> bytes:
@@ -274,15 +233,12 @@ def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path
     assert refused(TensorFile, tmp_path / "a.safetensors") == ["squeeze.weights-unreadable"]
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_read_and_a_writer_that_breaks_its_promise_are_told(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     save_file({"q": VALUES}, file)
     tensors = TensorFile(file)
     file.write_bytes(file.read_bytes()[:-8])
     assert refused(tensors.values, "q") == ["squeeze.weights-cut"]
-
-
-def test_a_writer_that_breaks_its_promise_is_stopped(tmp_path: Path) -> None:
     info = TensorInfo(name="q", dtype="F32", shape=(2,), num_bytes=8)
     with pytest.raises(ValueError, match="4 bytes instead of 8"):
         write_tensor_file(tmp_path / "a.safetensors", [info], lambda _: [bytes(4)], {})

@@ -19,7 +19,8 @@ from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
 
 COLOURS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7")  # of the style sheet
-LONGEST = 32  # letters of a name on an axis
+# Longer names of conditions leave no room for the plot on a phone.
+LONGEST = 32
 SEVERAL = "The run took {} updates with these rows; compared is the gradient of all of them before the first one."
 HEADS = ("condition", "cosine", "95 % of resampled groups", "norm / taken", "clipped", "tokens", "groups")
 ZERO = "The gradient taken is 0, so it has no direction to compare with."

@@ -44,7 +44,8 @@ SHORT = {
     "uncertainty": "uncertainty_kind",
     "algorithm": "algorithm_mode",
 }
-TABLES = ("algorithm", "entropy", "gtpo", "hicra", "planning", "sepa")  # what credit and loss are configured in
+# The tables that configure credit and loss: other keys would change the samples, which are on record.
+TABLES = ("algorithm", "entropy", "gtpo", "hicra", "planning", "sepa")
 MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
 RECIPE, MODE = "algorithm.recipe", "algorithm.algorithm_mode"
 TAKEN = "as taken"
@@ -52,7 +53,8 @@ ONE_STEP = (
     "One step: directions of the gradient at one policy. It does not say where training under these conditions would "
     "have led."
 )
-WEIGHTS = "*.safetensors"  # of a checkpoint: weights and moments; `PUBLISHED` are of the sampler
+# A checkpoint's weights and moments. `PUBLISHED` weights belong to the sampler, and a replay samples nothing.
+WEIGHTS = "*.safetensors"
 PUBLISHED = "published_"
 
 
@@ -235,6 +237,7 @@ def _as_it_was(position: Position, step: int) -> AsItWas:
     files: dict[str, bool] = {}
     after = checkpoints_by_steps(position.run, position.manifest).get(step + 1)
     if after:
+        # A replay writes nothing into the run's folder.
         with tempfile.TemporaryDirectory(prefix="retrain-replay-") as folder:
             position.backend.save(Path(folder))
             written = [file.relative_to(folder) for file in sorted(Path(folder).rglob(WEIGHTS))]
@@ -301,6 +304,7 @@ def build_condition(text: str, position: Position, plugins: Plugins) -> Conditio
         config=checked.config, seeds=position.context.seeds, plugins=plugins, tokenizer=position.context.tokenizer
     )
     algorithm = build_algorithm(checked.flow, context)
+    # The state of one controller means nothing to another.
     is_same = checked.flow.controller == position.checked.flow.controller and not checked.flow.is_custom
     if is_same and (saved := position.algorithm.state()):
         try:

@@ -36,7 +36,9 @@ from retrain.text.tokenizer import load_tokenizer
 LOG = logging.getLogger("retrain")
 # Rounding on another machine may change as much; another policy changes far more.
 RELATIVE, ABSOLUTE = 1e-2, 1e-3
-MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")  # on record wherever the step was trained
+# On record wherever a step was trained: a report without one of these is not the step on record.
+MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")
+# These depend on the backend's reporting, not on the step's numbers.
 SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
 
 
@@ -76,6 +78,7 @@ def _close(name: str, was: Any, now: Any) -> bool:
         return all(_close(name, *pair) for pair in zip(was, now, strict=True))
     if not isinstance(was, int | float) or not isinstance(now, int | float):
         return False
+    # A gradient's norm may be tiny throughout, so an absolute tolerance would accept any; counts are exact.
     absolute = 0.0 if name in ("grad_norm", "trained_tokens", "updates", "lr") else ABSOLUTE
     return math.isclose(was, now, rel_tol=0.0 if name in ("trained_tokens", "updates") else RELATIVE, abs_tol=absolute)
 
@@ -181,7 +184,8 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
             manifest=manifest,
         )
         for number in range(start.first_unwritten_step if start else 0, step):
-            if number in known:  # a step that could not be sampled has no records and trained nothing
+            # A step whose sampling failed has no records and trained nothing.
+            if number in known:
                 LOG.info("Step %d again, on its stored tokens", number)
                 position.forward[number] = position.take(number)
         yield position
@@ -197,6 +201,7 @@ def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Ch
         except CheckpointError as error:
             LOG.warning("Damaged checkpoint passed over: %s", error)
             continue
+        # A run that began again in its folder may have left checkpoints of its earlier self.
         if checkpoint.state.get("run_started") == manifest.get("started"):
             found.setdefault(checkpoint.first_unwritten_step, checkpoint)
     return found
@@ -206,6 +211,7 @@ def _start(run: Path, manifest: Mapping[str, Any], step: int, known: list[int]) 
     """Return the newest checkpoint before the step, None for the beginning of the run."""
     found = checkpoints_by_steps(run, manifest)
     has_warm_up = bool(manifest.get("config", {}).get("sft", {}).get("steps", 0))
+    # Supervised steps keep no tokens, so a run with a warm-up is replayed from its first checkpoint on.
     first = 0 if not has_warm_up else min((steps for steps in found if steps >= 0), default=None)
     replayable = [] if first is None else [each for each in known if each >= first]
     if step not in replayable:
@@ -259,6 +265,7 @@ def check_credit(stored: StoredStep, credit: Credit) -> None:
     tokens = [tokens for group in credit.tokens_PG for tokens in group]
     members = [completion for group in stored.groups for completion in group]
     for found, member in zip(tokens, members, strict=True):
+        # Records hold float32, so only that much of the credit can be compared.
         was_A, is_A = member.tokens.advantages_T.astype(np.float32), found.advantages_A.astype(np.float32)
         different = np.flatnonzero(was_A != is_A)
         if len(different):

@@ -78,7 +78,8 @@ def mean_gain(gains: list[Gain]) -> Gain:
 
 
 def _gain(values_C: Floats, first: int, last: int) -> Gain:
-    mean, is_spread = float(values_C.mean()), float(np.ptp(values_C)) > 1e-9  # equal values say nothing about the error
+    # Equal values say nothing about the error: Student's interval would have no width.
+    mean, is_spread = float(values_C.mean()), float(np.ptp(values_C)) > 1e-9
     interval = t_interval(values_C) if is_spread else None
     return Gain(points=mean, interval=interval, values_C=tuple(values_C.tolist()), first=first, last=last)
 
@@ -110,7 +111,8 @@ def cost_per_point(costs: Floats, gain: Gain) -> CostPerPoint:
     if low <= 0.0:
         return CostPerPoint(value=value, interval=None, at_least=float(x.mean()) / high if high > 0.0 else None)
     n, mean_x, mean_y = points.size, float(x.mean()), gain.points
-    squared = ((high - low) / 2) ** 2  # t^2 var(y) / n
+    # Half the width of Student's interval, squared: t^2 var(y) / n in the formula above.
+    squared = ((high - low) / 2) ** 2
     t2_n = squared / float(points.var(ddof=1)) if squared else 0.0
     var_x = float(x.var(ddof=1)) if n > 1 else 0.0
     cov = float(np.cov(x, points)[0, 1]) if n > 1 else 0.0
@@ -249,6 +251,7 @@ def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
     lacking, odd = 0, 0
     for step, tokens in recorded.facts.sampled_tokens.items():
         if tokens is not None:
+            # Runs may store only some completions of a step, but never more than it sampled.
             lacking += max(0, tokens - stored.get(step, 0))
             odd += tokens < stored.get(step, 0)
     return lacking, f"{odd:,} steps have more tokens in their completions than in their line" if odd else ""

@@ -37,8 +37,10 @@ from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.looks import InterimLooks
 
 MOST = 5
-MOST_BYTES = 1 << 30  # about half a minute of reading; larger runs have the command
-POINTS = 200  # of a line over steps
+# About half a minute of reading: a report must not take longer because of one section.
+MOST_BYTES = 1 << 30
+# Points of a line; more cannot be told apart on a page.
+POINTS = 200
 EPILOG = """\b
 Examples:
   retrain signal logs/tiny
@@ -85,7 +87,8 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
 Row = tuple[str, ...]
 REST, TOKENS, SECONDS = "other", "{:,.0f}", "{:,.3g}"
 MOST_DIFFICULTIES = 20
-OVERVIEW = (  # columns of a campaign; the rest is "other"
+# The commonest causes are columns of a campaign; all others are summed up as "other".
+OVERVIEW = (
     ("taught", (Cause.TAUGHT, Cause.TRAINED)),
     ("zero credit", (Cause.ZERO_CREDIT,)),
     ("all right", (Cause.ALL_RIGHT,)),

@@ -108,7 +108,8 @@ def _fields(line: bytes) -> Record:
     reward = line.rfind(_REWARD, 0, outcome)
     if min(head, end, outcome, reward) < 0 or not line.endswith(b"]}\n"):
         return parse_record(line)
-    found: Record = json.loads(b"".join((line[:head], line[reward:end], b"}")).decode("utf-8"))  # `_row` refuses NaN
+    # json accepts NaN; `_row` refuses it.
+    found: Record = json.loads(b"".join((line[:head], line[reward:end], b"}")).decode("utf-8"))
     return found
 
 
@@ -150,20 +151,26 @@ class Cause(StrEnum):
     """The use of tokens, or why they were of none."""
 
     TAUGHT = "taught"  # in a trained row, with credit that is not zero
-    ZERO_CREDIT = "trained, zero credit"  # in a trained row: masked, or an advantage of 0; in the loss's denominator
-    TRAINED = "trained, credit not stored"  # in a trained row of a step without a token file
+    # Masked, or with an advantage of 0: these tokens count in the loss's denominator, but teach nothing.
+    ZERO_CREDIT = "trained, zero credit"
+    # Without a token file the two causes above cannot be distinguished.
+    TRAINED = "trained, credit not stored"
     ALL_RIGHT = "group all right"
     ALL_WRONG = "group all wrong"
-    TIED = "group all same"  # equal scores strictly between 0 and 1
-    TOO_FEW = "group with one verdict"  # judged, but nothing in its group to compare with
+    # Equal scores strictly between 0 and 1.
+    TIED = "group all same"
+    # An advantage compares completions of a group, so a single verdict teaches nothing.
+    TOO_FEW = "group with one verdict"
     TRUNCATED = "truncated"  # left out by [training] overlong
     NO_VERDICT = "no verdict"
     FAILED = "verifier failed"
     SURPLUS = "surplus of refill"
     REJECTED = "step rejected"
     NO_UPDATE = "control no_update"
-    OTHER = "not trained"  # informative, and the records do not say why it was left out
-    UNRECORDED = "no record"  # counted by the step's line, and no completion of the step is stored
+    # Informative, but the records do not say why it was left out.
+    OTHER = "not trained"
+    # The step's line counts these tokens, but their completions are not stored.
+    UNRECORDED = "no record"
     EVALUATION = "evaluation"
 
 
@@ -270,7 +277,8 @@ def read_credit(run: Run, drawn: Drawn) -> CreditShares:
     is_known_N, zero_N, credit_N = np.zeros(size, np.bool_), np.zeros(size, np.int64), np.zeros(size)
     sums = {name: np.zeros((DECILES, 3)) for name in ("surprisal", "entropy")} | {"planning": np.zeros((2, 3))}
     is_whole, missing = dict.fromkeys(sums, True), 0
-    starts = np.flatnonzero(np.diff(drawn.step_N, prepend=-1, append=-1)).tolist()  # and the end, unless it is empty
+    # The sentinels add the end of the last step; without completions there is no start at all.
+    starts = np.flatnonzero(np.diff(drawn.step_N, prepend=-1, append=-1)).tolist()
     for start, stop in pairwise(starts):
         arrays = _arrays(run, int(drawn.step_N[start]), drawn.tokens_N[start:stop])
         if arrays is None:
@@ -324,7 +332,8 @@ def _by_tenth(uncertainty_T: np.ndarray, columns: Sequence[np.ndarray]) -> Float
     One sort of (bits of the float, place) as whole numbers takes half the time of a stable one of floats.
     """
     size = uncertainty_T.size
-    bits_T = uncertainty_T.astype(np.float32).view(np.uint32)  # of floats >= 0 in the order of the floats
+    # Non-negative floats have the same order as their bits read as whole numbers (IEEE 754).
+    bits_T = uncertainty_T.astype(np.float32).view(np.uint32)
     keys_T = (~bits_T).astype(np.uint64) << np.uint64(32) | np.arange(size, dtype=np.uint64)
     keys_T.sort()
     order = (keys_T & np.uint64(0xFFFFFFFF)).astype(np.int64)

@@ -13,7 +13,8 @@ from retrain.kernel.types import Floats, Mask
 from retrain.verdicts.stats.teaching import Calibration, RateBook, calibration
 
 BINS, DRAWS = 10, 1000
-_STREAMS = Seeds(0)  # fixed, so that the same files give the same interval
+# Fixed, so that the same files give the same interval.
+_STREAMS = Seeds(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,8 @@ def forecast_groups(drawn: Drawn, teaches_G: Mask, *, correct_above: float) -> t
     book, chances, taught, blocks = RateBook(), list[float](), list[bool](), list[int]()
     groups = list(drawn.groups())
     steps_G = drawn.step_N[drawn.starts_G]
-    is_right_N = drawn.rewards_N > correct_above  # NaN is not
+    # Both comparisons are false for NaN: no verdict is not right. A truncated, dropped completion is not judged.
+    is_right_N = drawn.rewards_N > correct_above
     is_judged_N = ~np.isnan(drawn.credited_N)  # a truncated and dropped one is not
     is_right_N &= is_judged_N
     for step in np.unique(steps_G).tolist():
@@ -105,7 +107,8 @@ def checked(forecasts: Forecasts) -> Checked | None:
     if found is None:
         return None
     _, block_F = np.unique(forecasts.block_F, return_inverse=True)
-    order = np.argsort(forecasts.chance_F, kind="stable")  # the bins of `calibration`
+    # These must be the bins of `calibration`, ties included.
+    order = np.argsort(forecasts.chance_F, kind="stable")
     bin_F = np.empty(order.size, dtype=np.int64)
     for number, part in enumerate(part for part in np.array_split(order, BINS) if part.size):
         bin_F[part] = number
@@ -117,6 +120,7 @@ def checked(forecasts: Forecasts) -> Checked | None:
         return sums.reshape(num_blocks, num_bins)
 
     difference_SB, count_SB = summed(forecasts.taught_F - forecasts.chance_F), summed(np.ones(order.size))
+    # Whole steps are resampled, because groups of one step share a policy and are not independent.
     rng = _STREAMS.stream("signal", order.size)
     drawn_RS = rng.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), size=DRAWS).astype(np.float64)
     count_RB = drawn_RS @ count_SB

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("retrain")
 MOST_NEXT = 3
-SILENCE_S = 30.0  # without a line, before the progress of a phase is logged
+# After this long without a line a user wonders whether the run hangs.
+SILENCE_S = 30.0
 # The likeliest uses of a finished run, in order; commands that are not installed are left out.
 NEXT = {
     "chat": "chat {run}",
@@ -110,6 +111,7 @@ def logged_to(handler: logging.Handler, level: int) -> Iterator[None]:
     before = LOG.level, LOG.propagate
     handler.setFormatter(HarmlessLines("%(message)s"))
     LOG.setLevel(level)
+    # A root handler of the calling program would print each line a second time.
     LOG.propagate = False
     LOG.addHandler(handler)
     try:
@@ -145,7 +147,8 @@ class RunLines(Watcher):
 
     @hookimpl
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> None:
-        is_log = not sys.stdout.isatty()  # tools read a log line by line
+        # Tools read a log line by line, so a step is never split over two.
+        is_log = not sys.stdout.isatty()
         width = COLUMNS if is_log else min(COLUMNS, shutil.get_terminal_size().columns)
         lines = step_lines.evaluations(metrics, width, is_one_line=is_log)
         if metrics["step"] >= 0:
@@ -205,7 +208,8 @@ def held_out_line(run: Run, last: Mapping[str, Any]) -> str:
         if first["step"] < last["step"]:
             when = "before" if first["step"] < 0 else f"after {done(first)}"
             now = f"{rate_text(first)} {when} -> {now}"
-    except (ConfigError, KeyError, TypeError):  # lines of another program; the run itself ends well
+    # The records may hold lines of another program; the run itself ends well.
+    except (ConfigError, KeyError, TypeError):
         pass
     return f"Held-out: {now}"
 

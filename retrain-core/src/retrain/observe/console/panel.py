@@ -24,7 +24,8 @@ from retrain.text.amounts import ABSENT, duration, percent
 from retrain.text.progress import progress_of, progress_text, share_of, warm_up_left
 from retrain.text.terminal_text import printable, sparkline
 
-RECENT_STEPS = 20  # the time left is estimated from their median
+# The time left is estimated from the median of these: one slow step changes nothing.
+RECENT_STEPS = 20
 LABEL_COLUMNS, SHARE_COLUMNS, TIME_COLUMNS = 13, 4, 24
 MOST_BAR_COLUMNS = 40
 
@@ -167,8 +168,10 @@ class AboveThePanel(logging.Handler):
 
 
 LAST_LINES, LAST_WARNINGS = 15, 10
-PAUSE_S = 0.2  # between two updates
-SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')  # escapes its argument
+# Each update replaces the whole output in the browser, so lines in quick succession share one.
+PAUSE_S = 0.2
+# `Markup.format` escapes its argument, which may be a model's text.
+SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')
 
 
 class NotebookLines(logging.Handler):

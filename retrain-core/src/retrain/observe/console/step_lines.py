@@ -23,7 +23,8 @@ _OTHERS = {
     "surplus": "surplus_groups",
 }
 _SIZES = {"datums": "num_datums", "bs": "batch_size", "gs": "group_size"}
-Forms = tuple[str, ...]  # of one part of a line: in full, then ever shorter; "" leaves it out
+# One part of a line: in full, then ever shorter; "" leaves it out.
+Forms = tuple[str, ...]
 
 
 def fitted(parts: Sequence[Forms], columns: int) -> str:
@@ -55,7 +56,8 @@ def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     The mean reward is shown where it differs from the correct rate. The reason of a rejected step is never shortened.
     """
     number, condition = f"Step {metrics['step']}", metrics["condition"]
-    if "num_datums" not in metrics:  # sampling failed
+    # Sampling failed, so there is nothing else to show.
+    if "num_datums" not in metrics:
         return f"{number} [{condition}] | {_rejected(metrics)}"
     size = f"{metrics['useful_groups']}/{metrics['batch_size']}"
     others = [f"{count} {status}" for status, field in _OTHERS.items() if (count := metrics.get(field, 0))]
@@ -63,7 +65,8 @@ def step_line(metrics: Mapping[str, Any], columns: int = COLUMNS) -> str:
     time_s = metrics["step_time_s"]
     useful: Forms = (why, f"useful={size}")
     times: Forms = (f"time={time_s:.1f}s", f"time={time_s:.{int(time_s < 10)}f}s")
-    if is_idle := metrics["loss"] is None and "rejected" not in metrics:  # then the reason matters most
+    # Without an update the reason matters most, and is shortened last.
+    if is_idle := metrics["loss"] is None and "rejected" not in metrics:
         useful, times = (why, why, why, f"useful={size}"), (*times, "")
     rest: list[Forms] = [
         *_verdict_forms(metrics),
@@ -131,7 +134,8 @@ def _optional(name: str, value: float | None, *digits: str) -> list[Forms]:
     if value is None:
         return []
     texts = [f"{name}={value:{each}}" for each in digits]
-    return [(texts[0], texts[-1] if value else "", "")]  # a zero mostly says that the run has no such thing
+    # A zero mostly says that the run has no such thing, so it goes first.
+    return [(texts[0], texts[-1] if value else "", "")]
 
 
 def _rounds(metrics: Mapping[str, Any]) -> list[Forms]:

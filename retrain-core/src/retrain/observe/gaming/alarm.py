@@ -20,15 +20,22 @@ from retrain.records.record_names import GAMING
 from retrain.records.run import Run
 from retrain.text.secrets import redacted_json
 
-ALPHA = 0.05  # of runs without a change at most this share ever alarms
-WINDOW = 20  # steps before a start that are its reference
+# Of runs without a change, at most this share ever alarms.
+ALPHA = 0.05
+# The reference of a start is the steps just before it, so that slow drifts of learning are part of it.
+WINDOW = 20
 LEAST_STEPS, LEAST_GROUPS = 5, 16  # of a reference
-TOLERANCE = 0.05  # a rise of the unconfirmed share that is no change
+# A smaller rise of the unconfirmed share is no change that anyone would act on.
+TOLERANCE = 0.05
 SPREADS = 2.0  # standard errors of the reference that are no change either
-LARGEST = 0.9  # a reference above this leaves no room for a rise
-BETS = (0.1, 0.3, 0.6)  # share of the stake lost on a group that the shadow confirms altogether
+# A reference above this leaves no room for a rise.
+LARGEST = 0.9
+# Share of the stake lost on a group that the shadow confirms altogether: small bets find slow changes, large ones
+# sudden ones.
+BETS = (0.1, 0.3, 0.6)
 # Evidence above this is dropped. Without a limit, an alarm of a hundred steps would take as long to end.
 MOST_EVIDENCE = 20.0 / ALPHA
+# The state is part of every checkpoint, so starts with the least evidence are dropped.
 MOST_STARTS = 40
 
 
@@ -141,7 +148,8 @@ def verdicts_of(groups: Sequence[Group]) -> list[Verdicts]:
     """The verdicts of a step's first round, group by group; empty without a shadow."""
     found = []
     for group in groups:
-        if group.round:  # drawn because the first taught too little: its outcomes are selected
+        # Further rounds are drawn because the first taught too little: their outcomes are selected.
+        if group.round:
             continue
         pairs = [
             (raw.value > group.correct_above, raw.shadow.value > group.correct_above)
@@ -202,7 +210,8 @@ class GamingAlarm:
 def _count(name: str, group: Verdicts) -> Count:
     if name == "unconfirmed":
         return Count(size=group.judged, of=group.paid, part=group.paid - group.confirmed)
-    if name == "gap":  # (1 + proxy - shadow) / 2, between 0 and 1
+    # (1 + proxy - shadow) / 2, because the test takes shares between 0 and 1.
+    if name == "gap":
         gap = group.paid - group.confirmed - group.missed
         return Count(size=group.judged, of=group.judged, part=(group.judged + gap) / 2.0)
     return Count(size=group.judged, of=group.judged, part=group.judged - group.confirmed - group.missed)
@@ -268,7 +277,9 @@ class AlarmWatch:
 
 MOST_NAMED = 100  # completions of an alarm
 MOST_TOKENS = 8
-MOST_STEPS = 40  # whose records are read
+# A late alarm must not read the records of the whole run between two steps.
+MOST_STEPS = 40
+# Keeps the logarithm finite for a token that only unconfirmed completions have.
 LEAST_SHARE = 1e-3
 Weights = Mapping[int, float]
 

@@ -76,7 +76,8 @@ def _compared(pairs: Sequence[tuple[float, float]], correct_above: float) -> tup
     return math.fsum(shadows) / len(pairs), rate / len(pairs), gap / len(pairs)
 
 
-RUN_ONLY = ("type", "weights", "shadow", "shadow_params")  # keys of [reward] that no shadow has
+# Keys of [reward] that describe the run's reward and its shadow, so a shadow cannot have them.
+RUN_ONLY = ("type", "weights", "shadow", "shadow_params")
 
 
 def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:

@@ -85,10 +85,14 @@ class GamingWatch:
         return fields
 
 
-START = 5  # steps that are a run's own start
-LINE, RECENT = 10, 3  # steps of the trend, and steps that are held against it
-ROW = 3  # steps in a row that make a suspicion
-THRESHOLDS: Mapping[str, float] = {  # field -> suspicious at this size or above
+# Tasks differ in length and format, so a run is held against its own first steps.
+START = 5
+# Learning changes lengths along a trend; gaming leaves it within a few steps.
+LINE, RECENT = 10, 3
+# A single step may be beyond a threshold by chance.
+ROW = 3
+# A field is suspicious at this size or above. Logarithms make a factor and its inverse equally large.
+THRESHOLDS: Mapping[str, float] = {
     "gaming_length_shift": math.log(1.6),
     "gaming_entropy_shift": math.log(2.5),
     "gaming_ngram_share": 0.6,
@@ -203,7 +207,9 @@ class Suspicions:
 NGRAM = 4  # tokens
 # n-grams are counted by hash to keep the state of a checkpoint small; two in one bucket only hide each other.
 BUCKETS = 2**15
-COMMON = 8  # token ids that are the format
+# The commonest tokens of the start are taken as the format: line breaks, boxes, spaces.
+COMMON = 8
+# 2^64 over the golden ratio: its high bits are well mixed (Knuth's multiplicative hashing).
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -239,7 +245,8 @@ def ngram_buckets(tokens_A: Tokens) -> NDArray[np.int64]:
     for column in windows.T:
         hashed = (hashed ^ column) * _MULTIPLIER
     found = ((hashed >> np.uint64(40)) % np.uint64(BUCKETS)).astype(np.int64)
-    return np.array(sorted(set(found.tolist())), dtype=np.int64)  # np.unique would import numpy.ma, unused otherwise
+    # np.unique would import numpy.ma, which nothing else needs.
+    return np.array(sorted(set(found.tolist())), dtype=np.int64)
 
 
 def ngram_shares(found: Sequence[Judged]) -> Counts:

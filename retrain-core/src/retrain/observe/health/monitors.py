@@ -71,6 +71,7 @@ class HealthWatch(Watcher):
     def retrain_step_end(self, metrics: Mapping[str, Any]) -> HealthError | None:
         if self._ending is None:
             return None
+        # Once per episode: a user who resumes the run already knows of it.
         (name, finding), self._ending = self._ending, None
         why = f"monitor {name!r} requires it" if finding.severity == STOP else '[health] policy = "stop"'
         fix = 'apply its fix and continue with `retrain --resume RUN`, or set [health] policy = "warn"'
@@ -100,7 +101,8 @@ def _findings(monitor: HealthMonitor, metrics: Mapping[str, Any]) -> list[Findin
 
 
 Metrics = Mapping[str, Any]
-Verdict = str | None  # the fault of a step; "" without one, None when the step lacks the fields
+# The fault of a step: "" without one, None when the step lacks the fields.
+Verdict = str | None
 CAUSES = {"all_wrong_groups": "all wrong", "all_right_groups": "all right", "no_verdict_groups": "no verdict"}
 CAUSES |= {"tied_groups": "all same"}
 STUCK = ("all_wrong_groups", "tied_groups", "no_verdict_groups")
@@ -201,6 +203,7 @@ class DefaultMonitor:
         if (found := self._since_start(metrics, "entropy")) is None:
             return None
         value, start = found
+        # 0 disables the check; a start of 0 would make any entropy an explosion.
         if not 0.0 < self._table.entropy_explosion * start < value:
             return ""
         cause = f"the entropy rose from {start:.3g} to {value:.3g} nats per token: the policy is falling apart"

@@ -12,7 +12,8 @@ from retrain.kernel.types import Score
 from retrain.observe.metrics.fields import quantiles
 from retrain.tasks.scoring.verdict import part_means
 
-TAIL = 0.025  # of a 95 % interval, on either side
+# Either side of a 95 % interval.
+TAIL = 0.025
 
 
 def eval_metrics(
@@ -68,7 +69,8 @@ def rate_interval(rates_E: np.ndarray, samples: int, clusters_E: Sequence[str] |
     # Correlated answers count less than examples x samples; few examples may show too small a variance by chance.
     n = min(max(effective, least), float(examples * samples))
     right = mean * n
-    from scipy.special import betaincinv  # the quantile of the beta distribution; only an evaluation needs it
+    # The quantile of the beta distribution; importing scipy.stats for it would take over a second.
+    from scipy.special import betaincinv
 
     low = float(betaincinv(right, n - right + 1.0, TAIL)) if right > 0.0 else 0.0
     high = float(betaincinv(right + 1.0, n - right, 1.0 - TAIL)) if right < n else 1.0

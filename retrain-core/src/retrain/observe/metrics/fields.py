@@ -30,7 +30,8 @@ def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fie
             "surplus_groups": Counter(credit.statuses_P)[GroupStatus.SURPLUS],
             "dropped_tokens": sum(completion.num_actions for group in dropped for completion in group.completions),
         }
-    if config.training.overlong == "drop":  # completions that lost their verdict because they were truncated
+    # These completions had a verdict, and lost it because they were truncated.
+    if config.training.overlong == "drop":
         pairs = [pair for group in groups for pair in zip(group.raw_scores, group.scores, strict=True)]
         fields["overlong_dropped_count"] = sum(raw.value is not None and score.value is None for raw, score in pairs)
     return fields

@@ -21,10 +21,14 @@ LOG = logging.getLogger("retrain")
 URI = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
 STEP = "train/step"
-FINISH_TIMEOUT_S, PAUSE_S = 60.0, 30.0  # for a server that is down: at the end of a run, and between attempts
-MOST_WAITING = 10_000  # lines kept for a server that is down; then the oldest are dropped
+# A finished run waits at most a minute for a server that is down; attempts are half a minute apart.
+FINISH_TIMEOUT_S, PAUSE_S = 60.0, 30.0
+# A server that stays away must not fill the memory, so then the oldest lines are dropped.
+MOST_WAITING = 10_000
+# Older MLflow servers refuse longer values.
 TAG_CHARS, PARAM_CHARS = 5_000, 500
-FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)  # not allowed in MLflow's names
+# MLflow refuses a whole batch for one character that its names may not have.
+FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)
 # MLflow's own defaults retry for minutes; the user's own values stay.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -55,7 +59,8 @@ class MlflowRecorder(KeepsId):
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
 
-        for library in ("mlflow", "alembic"):  # a new database is announced in several lines
+        # A new database is announced in several lines between ours.
+        for library in ("mlflow", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
         uri = os.environ.get(URI) or f"sqlite:///{(folder / DATABASE).resolve()}"
         client = MlflowClient(tracking_uri=uri)
@@ -131,6 +136,7 @@ class _Sender:
                 for line in lines:
                     self._send(*line)
                     with self._changed:
+                        # A full queue may have dropped this line while it was sent.
                         if self._waiting and self._waiting[0] is line:
                             self._waiting.popleft()
                 # The retry has sent everything: nothing was lost, so the error need not be raised.
@@ -138,7 +144,8 @@ class _Sender:
                 if self._status and not self._waiting:
                     self._client.set_terminated(self._run_id, self._status)
                     return
-            except Exception as error:  # a server that is down, a full disk; raised by the next step
+            # A server that is down, or a full disk: the next step reports it, from the run's own thread.
+            except Exception as error:
                 self._failure = error
                 if self._status:
                     return

@@ -12,7 +12,8 @@ from retrain.observe.trackers.recording import named_metrics, require
 
 NEXT_STEP = "tensorboard_next_step"
 FIRST_STEP = -1
-FILE_VERSION = "brain.Event:2"  # the first record of every event file
+# TensorBoard reads this as the first record of every event file.
+FILE_VERSION = "brain.Event:2"
 
 
 def build(context: PluginContext) -> TensorboardRecorder:
@@ -49,6 +50,7 @@ class TensorboardRecorder:
         self._writer = RecordWriter((directory / f"events.out.tfevents.{time.time_ns()}.retrain").open("xb"))
         self._write(file_version=FILE_VERSION)
         if has_earlier:
+            # TensorBoard drops the points of earlier files from the step of this record on.
             self._write(step=self._next_step, session_log=SessionLog(status=SessionLog.START))
 
     def step(self, metrics: Mapping[str, Any]) -> None:
@@ -71,4 +73,5 @@ class TensorboardRecorder:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._writer.write(Event(wall_time=time.time(), **content).SerializeToString())
+        # A killed run keeps every line that it has logged.
         self._writer.flush()

@@ -39,14 +39,16 @@ class TrackioRecorder(KeepsId):
 
         table, is_new = manifest["config"]["logging"], not self._run_id
         name = self._run_id or f"{run_name(manifest)}_s{manifest['seed']} {manifest['started'][:19]}"
-        with redirect_stdout(io.StringIO()):  # it prints how to look at the run in several lines and colours
+        # trackio prints how to look at the run in several coloured lines.
+        with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 table["project"],
                 name=name,
                 group=table["wandb_group"] or None,
                 config={**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},
                 resume="never" if is_new else "allow",
-                auto_log_cpu=False,  # only what `run.json` and `metrics.jsonl` hold
+                # Only the content of `run.json` and `metrics.jsonl` is sent, whatever trackio could measure itself.
+                auto_log_cpu=False,
                 auto_log_gpu=False,
                 embed=False,
             )

@@ -17,8 +17,10 @@ from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
 STEP = "train/step"
-BEFORE = -1  # the step of the evaluation before training
-FINISH_TIMEOUT_S = 300.0  # an unreachable server must not keep a finished run waiting forever
+# The evaluation before training in `metrics.jsonl`; wandb itself has no negative steps.
+BEFORE = -1
+# An unreachable server must not keep a finished run waiting forever.
+FINISH_TIMEOUT_S = 300.0
 # By default wandb collects the command line, the git remote and the console, including any secrets in them.
 SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
@@ -78,7 +80,8 @@ class WandbRecorder(KeepsId):
         import wandb
 
         artifact = wandb.Artifact(f"adapter-{self._run_id}", type="model", metadata={"checkpoint": name})
-        for file in sorted(folder.glob("adapter_*")):  # not the optimizer state, twice their size
+        # Not the optimizer's state, which is twice as large.
+        for file in sorted(folder.glob("adapter_*")):
             artifact.add_file(str(file))
         self._run.log_artifact(artifact, aliases=["latest", name])
 
@@ -117,11 +120,13 @@ def _open(arguments: Mapping[str, Any]) -> Any:
             LOG.info("wandb run %s is kept in %s", run.id, Path(run.dir).parent)
         return run
     try:
-        if not wandb.login(prompt=False, verify=False):  # the live panel would hide its prompt
+        # wandb's prompt for a key would be hidden by the live panel, and the run would wait for it.
+        if not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
         run = wandb.init(**arguments, settings=wandb.Settings(**settings))
         LOG.info("wandb run %s: %s", run.id, run.url)
-    except Exception as error:  # no key, no network, no such entity: the run can still be recorded locally
+    # No key, no network, no such entity: the run can still be recorded locally.
+    except Exception as error:
         run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
         reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:300])
         place = Path(run.dir).parent

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.views import RunView
 
 LOG = logging.getLogger("retrain")
-POLL_S = 0.25  # longest delay in noticing an expired deadline
+# The longest delay in noticing an expired deadline.
+POLL_S = 0.25
 PHASES = ("sampling", "scoring", "training", "eval", "checkpoint")  # each has a deadline, `sampling_s` and so on
 
 
@@ -91,6 +92,7 @@ class Watchdog(Watcher):
         self._thread.start()
 
     def phase(self, step: int, phase: str) -> None:
+        # A single tuple, so that the watching thread never sees the phase of one step with the time of another.
         self._current = (step, phase, time.monotonic())
 
     @hookimpl
@@ -118,7 +120,8 @@ class Watchdog(Watcher):
         limit_s = getattr(self._deadlines, name) if phase in PHASES else 0.0
         if not limit_s or self._has_expired or time.monotonic() - since <= limit_s:
             return
-        self._has_expired = True  # stopping the run has a separate time limit
+        # Stopping the run has its own time limit, so one report is enough.
+        self._has_expired = True
         stacks = self._dump(f"step {step}, {phase}: longer than [deadlines] {name} = {limit_s:g}")
         problem = Problem(
             code="run.deadline",
@@ -138,7 +141,8 @@ class Watchdog(Watcher):
                 faulthandler.dump_traceback(file=stream, all_threads=True)
             text = path.read_text(encoding="utf-8", errors="replace")
             print(f"retrain: {text}", file=sys.stderr, flush=True)
-        except (OSError, ValueError) as error:  # a full disk or closed stream must not keep the hanging run alive
+        # A full disk or a closed stream must not keep the hanging run alive.
+        except (OSError, ValueError) as error:
             LOG.warning("The stacks could not be written: %s", error)
         return path
 

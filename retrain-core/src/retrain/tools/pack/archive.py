@@ -33,6 +33,7 @@ from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.text.terminal_text import printable
 
 MANIFEST, FORMAT = "pack.json", 1
+MAKER = "get another one from its maker"
 MAX_FILES, MAX_NAME, MAX_DEPTH = 50_000, 240, 30
 MAX_BYTES = 2**33  # unpacked, all members together
 MAX_MANIFEST_BYTES = 2**26
@@ -48,7 +49,7 @@ METADATA = (".dist-info", ".egg-info", ".egg", ".egg-link")
 AT_START = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself
 
 
-def refused(where: Path | str, *, code: str, what: str, fix: str = "get another one from its maker") -> ConfigError:
+def refused(where: Path | str, *, code: str, what: str, fix: str) -> ConfigError:
     """Return the error for a pack that cannot be used; the names in it are untrusted."""
     return ConfigError(Problem(code=code, where=printable(str(where)), what=printable(what), fix=fix))
 
@@ -127,10 +128,10 @@ class Opened:
                     digest.update(chunk)
                     stream.write(chunk)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise refused(self.file, code="pack.damaged", what=f"{name} is damaged: {error}") from error
+            raise refused(self.file, code="pack.damaged", what=f"{name} is damaged: {error}", fix=MAKER) from error
         if size != listed["size"] or digest.hexdigest() != listed["sha256"]:
             what = f"{name} is not the file that {MANIFEST} lists: size or hash differs"
-            raise refused(self.file, code="pack.not-as-listed", what=what)
+            raise refused(self.file, code="pack.not-as-listed", what=what, fix=MAKER)
 
 
 def open_pack(file: Path) -> Opened:
@@ -140,7 +141,7 @@ def open_pack(file: Path) -> Opened:
             check_members(file, infos)
             if archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
                 what = f"its {MANIFEST} is larger than {MAX_MANIFEST_BYTES // 2**20} MiB"
-                raise refused(file, code="pack.too-large", what=what)
+                raise refused(file, code="pack.too-large", what=what, fix=MAKER)
             with archive.open(MANIFEST) as stream:
                 manifest = parse_record(stream.read(MAX_MANIFEST_BYTES + 1))
     except FileNotFoundError:
@@ -157,11 +158,11 @@ def open_pack(file: Path) -> Opened:
         raise refused(file, code="pack.other-format", what=what, fix=fix)
     files, sizes = manifest.get("files"), {info.filename: info.file_size for info in infos}
     if not isinstance(files, dict) or {*files, MANIFEST} != {*sizes}:
-        raise refused(file, code="pack.not-as-listed", what=f"holds other files than {MANIFEST} lists")
+        raise refused(file, code="pack.not-as-listed", what=f"holds other files than {MANIFEST} lists", fix=MAKER)
     for name, listed in files.items():
         is_entry = isinstance(listed, dict) and isinstance(listed.get("sha256"), str)
         if not is_entry or listed.get("size") != sizes[name]:
-            raise refused(file, code="pack.not-as-listed", what=f"{name} is not as {MANIFEST} lists it")
+            raise refused(file, code="pack.not-as-listed", what=f"{name} is not as {MANIFEST} lists it", fix=MAKER)
     return Opened(file=file, manifest=manifest, files=files)
 
 
@@ -169,7 +170,7 @@ def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
     """Check that names stay inside and are unique, and nothing is a link or a bomb."""
     if len(infos) > MAX_FILES or sum(info.file_size for info in infos) > MAX_BYTES:
         what = f"holds more than {MAX_FILES} files, or more than {MAX_BYTES // 2**30} GiB"
-        raise refused(file, code="pack.too-large", what=what)
+        raise refused(file, code="pack.too-large", what=what, fix=MAKER)
     seen: set[str] = set()
     for info in infos:
         # The mode is in the upper half, and 0 where the archive was made on Windows.
@@ -177,20 +178,20 @@ def check_members(file: Path, infos: list[zipfile.ZipInfo]) -> None:
         # zipfile cuts a name at a zero byte, so that other tools would see another one.
         if not is_safe(name) or info.orig_filename != name:
             what = f"holds {name[:MAX_NAME]!r}, a name that could leave its folder"
-            raise refused(file, code="pack.unsafe-name", what=what)
+            raise refused(file, code="pack.unsafe-name", what=what, fix=MAKER)
         if kind not in (0, stat.S_IFREG) or info.is_dir():
-            raise refused(file, code="pack.unsafe-member", what=f"holds {name!r}: not a regular file")
+            raise refused(file, code="pack.unsafe-member", what=f"holds {name!r}: not a regular file", fix=MAKER)
         # Bit 0 says that a member is encrypted.
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             what = f"{name!r} is encrypted, or compressed in an unknown way"
-            raise refused(file, code="pack.unsafe-member", what=what)
+            raise refused(file, code="pack.unsafe-member", what=what, fix=MAKER)
         # By folded case: macOS and Windows would lay both in one file.
         if name.casefold() in seen:
-            raise refused(file, code="pack.double-name", what=f"holds {name!r} twice")
+            raise refused(file, code="pack.double-name", what=f"holds {name!r} twice", fix=MAKER)
         seen.add(name.casefold())
     for name in seen:
         if any(str(parent) in seen for parent in PurePosixPath(name).parents):
-            raise refused(file, code="pack.double-name", what=f"holds {name!r} below a file")
+            raise refused(file, code="pack.double-name", what=f"holds {name!r} below a file", fix=MAKER)
 
 
 def own_module(distribution: str) -> str:
@@ -367,4 +368,4 @@ def read_contents(opened: Opened) -> Contents:
         return Contents.model_validate(content, context={"files": opened.files})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"its manifest cannot be used: {' '.join(str(error).split())[:200]}"
-        raise refused(opened.file, code="pack.bad-manifest", what=what) from error
+        raise refused(opened.file, code="pack.bad-manifest", what=what, fix=MAKER) from error

@@ -177,10 +177,12 @@ def _checked_downloads(
             read = read_wheel(file, file.name, stream)
         listed = left.pop(canonicalize_name(read.name), None)
         if listed is None or Version(read.version).public != Version(listed["version"]).public:
-            raise refused(file, code="pack.unlisted-wheel", what=f"{file.name} is not in the list of the pack")
+            what, fix = f"{file.name} is not in the list of the pack", "rerun in an environment of yours, with --here"
+            raise refused(file, code="pack.unlisted-wheel", what=what, fix=fix)
         if both := sorted(read.modules & owners.keys()):
             what = f"{owners[both[0]]} and {read.name} both hold the module {both[0]!r}"
-            raise refused(contents.opened.file, code="pack.module-twice", what=what)
+            fix = "get another pack from its maker, with one of the two"
+            raise refused(contents.opened.file, code="pack.module-twice", what=what, fix=fix)
         if not other_builds and (not listed["digest"] or _digest(read) != listed["digest"]):
             what = f"{read.name} {read.version} of your index has not the files that the pack lists"
             fix = "--here in an environment with that build, or --other-builds if another one will do"

@@ -146,7 +146,7 @@ def _check_repeatable(runs: Sequence[Recorded]) -> None:
             problems.append(Problem(code="pack.no-hashes", where=where, what=what, fix=fix))
         # A resume that accepted a change continued another run: no single set of inputs repeats both parts.
         if changes := accepted_changes(run.record):
-            what, fix = f"is no one run: {changes[0]}", "run it again in one go, then pack that run"
+            what, fix = f"is not one run from end to end: {changes[0]}", "run it again in one go, then pack that run"
             problems.append(Problem(code="pack.changed-on-resume", where=where, what=what, fix=fix))
     if not runs:
         what, fix = "the campaign has no finished run", "run it to its end, then pack it"

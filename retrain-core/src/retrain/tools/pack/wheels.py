@@ -112,6 +112,8 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
 # retrain that reads the pack.
 
 
+# The same words as in `archive`: `retrain help` finds a fix in the module that gives it.
+MAKER = "get another one from its maker"
 MAX_WHEEL_BYTES = 2**28  # of a plugin's modules, unpacked
 # The format gives a RECORD no hash of these.
 SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -166,16 +168,18 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
             for source, named in (("METADATA", headers), (folder, folder.removesuffix(".dist-info").split("-"))):
                 if len(named) != 2 or (canonicalize_name(named[0]), Version(named[1])) != (name, version):
                     what = f"{file} says in its {source} that it is {' '.join(named)}"
-                    raise refused(where, code="pack.wheel-name-differs", what=what)
+                    raise refused(where, code="pack.wheel-name-differs", what=what, fix=MAKER)
             rows = csv.reader(io.StringIO(archive.read(f"{folder}/RECORD").decode("utf-8")))
             files = {row[0]: row[1].partition("sha256=")[2] for row in rows if row}
             if bad := _first_fault(archive, folder, files):
-                raise refused(where, code="pack.not-as-listed", what=f"{file}: {bad} is not as its RECORD lists it")
+                raise refused(
+                    where, code="pack.not-as-listed", what=f"{file}: {bad} is not as its RECORD lists it", fix=MAKER
+                )
     except ConfigError:
         raise
     except (InvalidWheelFilename, InvalidVersion, *DAMAGED) as error:
         what = f"{file} is no wheel that can be used: {str(error)[:200]}"
-        raise refused(where, code="pack.not-a-wheel", what=what) from error
+        raise refused(where, code="pack.not-a-wheel", what=what, fix=MAKER) from error
     return ReadWheel(name=str(name), version=str(version), folder=folder, files=files)
 
 
@@ -207,7 +211,7 @@ def check_wheels(contents: Contents) -> tuple[CheckedWheel, ...]:
         for module in sorted(wheel.modules):
             if (other := owners.setdefault(module.casefold(), packed.name)) != packed.name:
                 what = f"{packed.name} and {other} both hold the module {module!r}"
-                raise refused(contents.opened.file, code="pack.module-twice", what=what)
+                raise refused(contents.opened.file, code="pack.module-twice", what=what, fix=MAKER)
         found.append(wheel)
     return tuple(found)
 
@@ -216,26 +220,26 @@ def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
     file = packed.member.rpartition("/")[2]
     too_large = f"{file} is larger than {MAX_WHEEL_BYTES // 2**20} MiB"
     if opened.files[packed.member]["size"] > MAX_WHEEL_BYTES:
-        raise refused(opened.file, code="pack.too-large", what=too_large)
+        raise refused(opened.file, code="pack.too-large", what=too_large, fix=MAKER)
     content = opened.read(packed.member)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
     except DAMAGED as error:
         what = f"{file} is no wheel that can be used: {error}"
-        raise refused(opened.file, code="pack.not-a-wheel", what=what) from error
+        raise refused(opened.file, code="pack.not-a-wheel", what=what, fix=MAKER) from error
     check_members(Path(f"{opened.file}: {file}"), infos)
     if sum(info.file_size for info in infos) > MAX_WHEEL_BYTES:
-        raise refused(opened.file, code="pack.too-large", what=f"{too_large} unpacked")
+        raise refused(opened.file, code="pack.too-large", what=f"{too_large} unpacked", fix=MAKER)
     read = read_wheel(opened.file, file, io.BytesIO(content))
     if (read.name, Version(read.version)) != (canonicalize_name(packed.name), Version(packed.version)):
         what = f"{file} is listed as {packed.name} {packed.version}"
-        raise refused(opened.file, code="pack.wheel-name-differs", what=what)
+        raise refused(opened.file, code="pack.wheel-name-differs", what=what, fix=MAKER)
     own = own_module(normal_name(packed.name)) if normal_name(packed.name) in own_distributions() else ""
     for path in read.files:
         if _is_foreign(path, read.folder, own):
             what = f"{file} holds {path}: not a module of {packed.name}"
-            raise refused(opened.file, code="pack.foreign-file", what=what)
+            raise refused(opened.file, code="pack.foreign-file", what=what, fix=MAKER)
     changed = _changed(read, packed.name, {own}) if own else ()
     sha256 = str(opened.files[packed.member]["sha256"])
     return CheckedWheel(packed=packed, sha256=sha256, modules=read.modules, changed=changed)

@@ -134,9 +134,10 @@ def read_lora_config(folder: Path) -> LoraConfig:
         return LoraConfig.model_validate({"lora_alpha": None, "r": None, **given, "path": path, "document": document})
     except ValidationError as error:
         first = error.errors()[0]
-        where = " ".join([str(first["loc"][0]), *map(repr, first["loc"][1:2])])
-        what, fix = f"{where} is {first['input']!r}", f"correct it: {first['msg']}"
-        raise unusable(path, code="squeeze.config-bad-value", what=what, fix=fix) from None
+        key = " ".join([str(first["loc"][0]), *map(repr, first["loc"][1:2])])
+        what, why = "holds a value that cannot be used", f"{key} is {first['input']!r}: {first['msg']}"
+        fix = "correct it, or give the adapter_config.json that PEFT wrote"
+        raise unusable(path, code="squeeze.config-bad-value", what=what, why=why, fix=fix) from None
 
 
 def _match(patterns: Iterable[str], module: str) -> str:
@@ -206,7 +207,7 @@ def local_copy(adapter: str, config: Config, plugins: Plugins) -> str:
     folder = plugins.call_backend("fetch_adapter", adapter, config)
     if folder is None:
         what = "is an adapter on a Tinker service, and no plugin can fetch it"
-        fix = f"{install_line('retrain-tinker')}, or download the adapter and give its folder"
+        fix = f"install its plugin ({install_line('retrain-tinker')}), or download the adapter and give its folder"
         raise unusable(adapter, code="squeeze.remote-adapter", what=what, fix=fix)
     return str(folder)
 
