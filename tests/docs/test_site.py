@@ -64,11 +64,7 @@ def test_pages_fit_a_phone(site: Path) -> None:
 @needs_chromium
 @pytest.mark.parametrize(
     ("query", "wanted"),
-    [
-        ("your data", "your-data.html"),
-        ("gpu memory", "your-model.html"),
-        ("coming from TRL", "coming-from.html"),
-    ],
+    [("your data", "your-data.html"), ("gpu memory", "your-model.html"), ("coming from TRL", "coming-from.html")],
 )
 @pytest.mark.parametrize("page", ["index.html", "algorithms/losses.html"])
 def test_search_answers_a_page_that_was_opened_as_a_file(site: Path, page: str, query: str, wanted: str) -> None:

@@ -56,14 +56,6 @@ class Installation:
         for entry in [self.ours / package, *self.ours.glob(f"{package}-*.dist-info")]:
             shutil.rmtree(entry)
 
-    def add(self, distribution: str, module: str, source: str) -> None:
-        """Install a stranger's distribution of one module, which is its plugin."""
-        (self.ours / f"{module}.py").write_text(source, encoding="utf-8")
-        metadata = self.ours / f"{distribution.replace('-', '_')}-1.2.dist-info"
-        metadata.mkdir()
-        metadata.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        metadata.joinpath("entry_points.txt").write_text(f"[retrain]\n{module} = {module}\n")
-
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

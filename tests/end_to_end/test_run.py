@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-import signal
-import subprocess
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.running import SCRIPT, SMALL, records, retrain, tiny, untimed
+from tests.end_to_end.terminal import converse
 from tests.kit.shared import made_once
 
 ORDER = (
@@ -56,17 +54,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, (folder / "console.txt").read_text(encoding="utf-8")
 
 
-def test_console_lines_come_in_the_documented_order(run: tuple[Path, str]) -> None:
+def test_console_lines_come_in_the_documented_order_without_escapes_or_panel(run: tuple[Path, str]) -> None:
     _, console = run
     at = 0
     for wanted in ORDER:
         found = console.find(wanted, at)
         assert found >= 0, f"{wanted!r} is missing after position {at} of:\n{console}"
         at = found
-
-
-def test_piped_output_holds_no_escapes_and_no_panel(run: tuple[Path, str]) -> None:
-    _, console = run
     assert "\x1b" not in console
     assert "time left" not in console
     assert not [line for line in console.partition("Next:")[0].splitlines() if line.startswith(" ")]
@@ -185,32 +179,21 @@ def test_the_documented_full_configuration_trains(tmp_path: Path) -> None:
     assert len(records(tmp_path / "logs/train/metrics.jsonl")) == 1
 
 
-@pytest.mark.long
-def test_an_interrupt_leaves_whole_records(tmp_path: Path) -> None:
+def test_panel_shows_step_phase_sparkline_and_time_left(tmp_path: Path) -> None:
     assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
-    process = subprocess.Popen([str(SCRIPT), "--eval-examples", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("Step 1 "):
-            break
-    os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert len(records(tmp_path / "logs/tiny/metrics.jsonl")) >= 2
-    assert json.loads((tmp_path / "logs/tiny/run.json").read_text())["status"] == "stopped"
-
-
-@pytest.mark.long
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
-    process = subprocess.Popen([str(SCRIPT), "--eval-examples", "0"], cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "logs/tiny/run.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        second = retrain(cwd=tmp_path)
-    finally:
-        process.kill()
-        process.wait()
-    assert second.code == 2
-    assert "in progress" in second.err
+    code, drawn = converse([str(SCRIPT), *SMALL, "--eval-examples", "8", "--max-tokens", "32"], [], cwd=tmp_path)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+    assert code == 0, plain
+    assert re.search(r"step [1-3]/3", plain)
+    assert re.search(r"  starting +━+ +for [\d.]+ m?s", plain), "while the model loads"
+    assert re.search(r"\n  (sampling|scoring|training|recording|eval|checkpoint) +━+", plain)
+    assert re.search(r"time left: [\d.]+ m?s", plain)
+    assert re.search(r"correct +\d+\.\d%  [▁▂▃▄▅▆▇█]", plain)
+    assert "held-out" in plain
+    assert "Next:\n" in plain
+    said = re.findall(r"(?:Step \d \[|Eval |Held-out: ).*", plain)
+    assert len(said) == 3 + 2 + 1
+    assert max(map(len, said)) <= 100
+    assert re.fullmatch(r"Held-out: \d+\.\d% \[.*\] before -> \d+\.\d% \[.*\] after 3 steps", said[-1])
+    assert "Step 2 [maxrl+gtpo_sepa]" in plain
+    assert "  group: " not in plain

@@ -90,11 +90,7 @@ def test_questions_about_your_own_data_and_wrong_answers_are_asked_again(tmp_pat
     ]
     code, printed = converse([EXE, "init", "-i"], exchange, cwd=tmp_path)
     assert code == 0, printed
-    for told in (
-        "data.prompt-column-unclear",
-        "hint ('Use your fingers.')",
-        "'nonsense' is not the name",
-    ):
+    for told in ("data.prompt-column-unclear", "hint ('Use your fingers.')", "'nonsense' is not the name"):
         assert told in printed
     assert "32 examples to train on, 8 held out" in printed
     document = tomllib.loads((tmp_path / "retrain.toml").read_text())
@@ -184,10 +180,7 @@ def test_bash_completes_commands_flags_names_and_files(tmp_path: Path) -> None:
     exchange = [
         ("first> ", setup),
         ("ready", "retrain expl\t --transform-mo\tgtpo_s\t --max-steps 3 --json | grep transform_mode\n"),
-        (
-            '"transform_mode": "gtpo_sepa"',
-            "retrain explain --uncertainty-kind=predic\t --json | grep uncert\n",
-        ),
+        ('"transform_mode": "gtpo_sepa"', "retrain explain --uncertainty-kind=predic\t --json | grep uncert\n"),
         ('"uncertainty_kind": "predictive_variance"', "retrain explain exo\t --json | grep config\n"),
         ('"config": "exotic.toml"', "exit\n"),
     ]

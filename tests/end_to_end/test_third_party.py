@@ -129,14 +129,7 @@ BROKEN: dict[str, tuple[Edits, str]] = {
         (("src/my_floor/plugin.py", "@hookimpl", "import libquantum\n\n\n@hookimpl"),),
         "ModuleNotFoundError: No module named 'libquantum'",
     ),
-    "wrong hook signature": (
-        (("src/my_floor/plugin.py", "transforms(register:", "transforms(wrong:"),),
-        "{'wrong'}",
-    ),
-    "misspelt hook": (
-        (("src/my_floor/plugin.py", "retrain_register_transforms", "retrain_register_transform"),),
-        "did you mean retrain_register_transforms?",
-    ),
+    "wrong hook signature": ((("src/my_floor/plugin.py", "transforms(register:", "transforms(wrong:"),), "{'wrong'}"),
     "too old": (
         (("pyproject.toml", "retrain-core>=0.1.0,<0.2", "retrain-core<0.1"),),
         "it requires retrain-core <0.1, and this is 0.1.0; fix: pip install --upgrade my-floor",
@@ -144,10 +137,6 @@ BROKEN: dict[str, tuple[Edits, str]] = {
     "too new": (
         (("pyproject.toml", "retrain-core>=0.1.0,<0.2", "retrain_core[ray] >= 9.0"),),
         ">=9.0, and this is 0.1.0",
-    ),
-    "no plugin at all": (
-        (("pyproject.toml", '"my_floor.plugin"', '"json"'),),
-        "json has no hook of retrain: its entry point must name a module with @hookimpl functions",
     ),
 }
 
@@ -177,21 +166,6 @@ def test_a_broken_plugin_is_named_with_its_fault_and_harms_nobody_else(
     assert told in refused.stderr
     assert "Traceback" not in refused.stderr
     configured(toml, "gtpo")
-    assert stranger.run("explain").returncode == 0
-
-
-@pytest.mark.long
-def test_a_name_that_somebody_has_already_is_refused_when_it_is_asked_for(
-    stranger: Stranger, toml: Callable[[str], str]
-) -> None:
-    stranger.edit("src/my_floor/plugin.py", 'name="my_floor"', 'name="gtpo"')
-    stranger.install()
-    configured(toml, "gtpo")
-    refused = stranger.run("explain")
-    assert refused.returncode == 2
-    for part in ("is provided twice", "my-floor 0.1.0", "retrain-sepa 0.1.0", "RETRAIN_BLOCK="):
-        assert part in refused.stderr
-    configured(toml, "none")
     assert stranger.run("explain").returncode == 0
 
 

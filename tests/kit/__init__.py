@@ -4,7 +4,7 @@
   `clean_environment`, `wandb_log`.
 - Models and rows: `random_models`, `hf_models`, `model_configs`, `toy_policy`, `tinker_toy`, `tinker_rows`,
   `sampled_rows`, `scored_tokens`, `engine_record`, `playing`, `triton_interpreter`.
-- Servers: `inference_server`, `tiny_server`, `mlx_server`, `transformers_server`, `tinker_server`, `judge_server`,
+- Servers: `inference_server`, `tiny_server`, `mlx_server`, `tinker_server`, `judge_server`,
   `hub_server`, `openenv_server`, `openenv_game`, `mcp_calculator`, `slurm_stand_in`, `slurm_cluster`, `ray_placement`,
   `reasoning_gym_entries`.
 - Pages: `browser`, `devtools`. Counts: `prose`.

@@ -270,8 +270,7 @@ def test_what_makes_no_sense_is_a_usage_error_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
-    [(b"[backend]\nx = = 1\n", "x.toml:2: "), (b"[backend]\nx = '\xff'\n", "x.toml: ")],
+    ("content", "place"), [(b"[backend]\nx = = 1\n", "x.toml:2: "), (b"[backend]\nx = '\xff'\n", "x.toml: ")]
 )
 def test_invalid_toml_is_an_error_with_its_line(tmp_path: Path, command: Command, content: bytes, place: str) -> None:
     (tmp_path / "x.toml").write_bytes(content)
