@@ -56,6 +56,9 @@ def test_every_row_names_distribution_version_and_file(command: Command) -> None
     for row in rows.values():
         assert Path(row["file"]).is_file(), row
     assert "config" not in content
+    assert list(content_of(command, "--kind", "data-source")["kinds"]) == ["data source"]
+    result = command("plugins", "--kind", "data-sauce")
+    assert (result.code, "data-source" in result.err) == (2, True)
 
 
 def test_nothing_is_imported_to_find_the_files(command: Command, distribution: Callable[..., Path]) -> None:
@@ -75,13 +78,6 @@ def test_nothing_is_imported_to_find_the_files(command: Command, distribution: C
     assert rows["nowhere"]["file"] == ""
 
 
-def test_one_kind_may_be_asked_for(command: Command) -> None:
-    assert list(content_of(command, "--kind", "data-source")["kinds"]) == ["data source"]
-    result = command("plugins", "--kind", "data-sauce")
-    assert result.code == 2
-    assert "data-source" in result.err
-
-
 def test_the_table_has_a_line_per_name_and_no_empty_kind(command: Command) -> None:
     result = command("plugins")
     lines = result.out.splitlines()
@@ -94,16 +90,15 @@ def test_the_table_has_a_line_per_name_and_no_empty_kind(command: Command) -> No
     assert [cell.strip() for cell in row if cell][1:3] == owner
 
 
-def test_with_a_configuration_its_modules_are_imported_and_each_has_a_status(searched: Path, command: Command) -> None:
+def test_with_a_configuration_its_modules_have_a_status_and_its_parts_are_traced(
+    searched: Path, command: Command
+) -> None:
     content = content_of(command, "run.toml")
     assert content["runtime"] == {"search_paths": ["plugins_of_this_test"], "strict": True}
     broken, fine, leaves = content["discovered"]
     assert fine == {"module": "plugins_of_this_test.fine", "file": str(searched / "fine.py"), "status": "ok"}
     assert broken["status"] == "error: ModuleNotFoundError: No module named 'there_is_no_such_module'"
     assert leaves["status"] == "error: SystemExit: 3"
-
-
-def test_with_a_configuration_every_part_it_selects_is_traced(searched: Path, command: Command) -> None:
     content = content_of(command, "run.toml", "--seed", "3")
     selected = {part["key"]: part for part in content["selected"]}
     dotted = selected["algorithm.transform_mode"]
@@ -132,12 +127,6 @@ def test_a_clash_and_a_broken_plugin_are_shown(command: Command, distribution: C
     assert (failed["distribution"], failed["source"]) == ("broken-one 1.0", "broken_one")
 
 
-def test_what_the_environment_leaves_out_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RETRAIN_BLOCK", "retrain-sepa")
-    assert "left out by RETRAIN_PLUGINS or RETRAIN_BLOCK: retrain-sepa" in command("plugins").out
-    assert content_of(command)["left_out"] == ["retrain-sepa"]
-
-
 STRANGER = """
 from retrain.api import PluginSpec, hookimpl
 
@@ -158,8 +147,12 @@ def test_the_local_backend_shows_all_that_it_promises_and_takes(command: Command
     assert option == {"type": "integer", "default": 0, "choices": None, "range": {"minimum": 0}, "required": False}
 
 
-def test_promised_backends_are_listed_with_what_to_do(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_environment_leaves_out_is_said_with_what_to_do(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RETRAIN_BLOCK", "retrain-local")
+    assert "left out by RETRAIN_PLUGINS or RETRAIN_BLOCK: retrain-local" in command("plugins").out
+    assert content_of(command)["left_out"] == ["retrain-local"]
     content = content_of(command, "--kind", "backend")
     assert "local" not in {row["name"] for row in content["backends"]}
     hints = {row["name"]: row["hint"] for row in content["promised"]}
