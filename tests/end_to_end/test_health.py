@@ -33,23 +33,6 @@ def fall_asleep():
 def build(context):
     return Sleeper()
 """
-HOPELESS = """
-from retrain.api import Finding, PluginSpec, hookimpl
-
-class Monitor:
-    def observe(self, metrics):
-        is_late = metrics["step"] >= 1
-        return [Finding(state="hopeless", message="as said; fix: none", severity="stop")] if is_late else []
-
-    def state(self):
-        return {}
-
-    def restore(self, state):
-        pass
-
-def build(context):
-    return Monitor()
-"""
 
 
 def warnings(text: str) -> list[str]:
@@ -109,26 +92,6 @@ def test_a_run_resumed_in_the_middle_of_a_row_warns_at_the_same_step(
     assert resumed.code == 0, resumed.err
     assert warnings(resumed.out) == ["truncation at step 2", "no_useful_groups at step 2"]
     assert untimed(tmp_path / "logs/tiny/metrics.jsonl") == untimed(cut[0] / "metrics.jsonl")
-
-
-@pytest.mark.long
-def test_a_monitor_of_ones_own_by_dotted_name_stops_the_run(tmp_path: Path) -> None:
-    (tmp_path / "hopeless.py").write_text(HOPELESS, encoding="utf-8")
-    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
-    with (tmp_path / "retrain.toml").open("a") as file:
-        file.write('\n[health]\nmonitors = ["default", "hopeless.build"]\n')
-    stopped = retrain(*SMALL, "--max-steps", "5", cwd=tmp_path)
-    assert stopped.code == 1, stopped.err
-    assert "step 1: hopeless: as said; fix: none" in stopped.err
-    assert [record.get("health") for record in records(tmp_path / "logs/tiny/metrics.jsonl")] == [None, ["hopeless"]]
-
-
-def test_an_unknown_monitor_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "retrain.toml").write_text('[health]\nmonitors = ["defualt"]\n', encoding="utf-8")
-    refused = retrain("explain", cwd=tmp_path)
-    assert refused.code == 2
-    assert "defualt" in refused.err
-    assert "health monitor" in refused.err
 
 
 @pytest.mark.slow

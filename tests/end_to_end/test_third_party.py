@@ -1,4 +1,4 @@
-"""A stranger's plugin beside our wheels: made, built, installed, trained with, upgraded, uninstalled; and broken."""
+"""A stranger's plugin beside our wheels: made, built, installed, trained with, upgraded, uninstalled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from tests.end_to_end.conftest import Installation
 from tests.end_to_end.running import records
-from tests.kit.shared import slow_or_long
 
 TOML = """
 [model]
@@ -37,7 +36,6 @@ lr = 0.003
 temperature = 1.0
 save_every = 0
 """
-Edits = tuple[tuple[str, str, str], ...]
 
 
 class Stranger:
@@ -122,62 +120,3 @@ def test_installed_trained_with_upgraded_and_uninstalled(stranger: Stranger, tom
     assert "retrain.toml:8 [algorithm] transform_mode: no transform named 'my_floor'" in missing.stderr
     assert "known transform names: gtpo (retrain-sepa 0.1.0)" in missing.stderr
     assert "Traceback" not in missing.stderr
-
-
-BROKEN: dict[str, tuple[Edits, str]] = {
-    "import error": (
-        (("src/my_floor/plugin.py", "@hookimpl", "import libquantum\n\n\n@hookimpl"),),
-        "ModuleNotFoundError: No module named 'libquantum'",
-    ),
-    "wrong hook signature": ((("src/my_floor/plugin.py", "transforms(register:", "transforms(wrong:"),), "{'wrong'}"),
-    "too old": (
-        (("pyproject.toml", "retrain-core>=0.1.0,<0.2", "retrain-core<0.1"),),
-        "it requires retrain-core <0.1, and this is 0.1.0; fix: pip install --upgrade my-floor",
-    ),
-    "too new": (
-        (("pyproject.toml", "retrain-core>=0.1.0,<0.2", "retrain_core[ray] >= 9.0"),),
-        ">=9.0, and this is 0.1.0",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", slow_or_long(BROKEN, "import error"))
-def test_a_broken_plugin_is_named_with_its_fault_and_harms_nobody_else(
-    fault: str, stranger: Stranger, toml: Callable[[str], str]
-) -> None:
-    before = stranger.inventory()
-    edits, told = BROKEN[fault]
-    for edit in edits:
-        stranger.edit(*edit)
-    stranger.install()
-
-    after = stranger.inventory()
-    assert after["transforms"] == before["transforms"]
-    (failure,) = after["failures"]
-    assert failure["distribution"] == "my-floor 0.1.0"
-    assert told in failure["error"]
-    assert told in stranger.run("plugins").stdout
-
-    configured(toml, "my_floor")
-    refused = stranger.run()
-    assert refused.returncode == 2
-    assert "no transform named 'my_floor'" in refused.stderr
-    assert "failed to load: my-floor 0.1.0" in refused.stderr
-    assert told in refused.stderr
-    assert "Traceback" not in refused.stderr
-    configured(toml, "gtpo")
-    assert stranger.run("explain").returncode == 0
-
-
-@pytest.mark.long
-def test_a_part_that_breaks_when_it_is_asked_for_is_told_with_its_owner(
-    stranger: Stranger, toml: Callable[[str], str]
-) -> None:
-    stranger.edit("src/my_floor/transform.py", "import numpy as np", "import numpy as np\nimport libquantum")
-    stranger.install()
-    assert stranger.inventory()["failures"] == [], "nothing of it is imported before it is asked for"
-    configured(toml, "my_floor")
-    refused = stranger.run("explain")
-    assert refused.returncode == 2
-    assert "transform 'my_floor' of my-floor 0.1.0 failed to load: ModuleNotFoundError" in refused.stderr
-    assert "Traceback" not in refused.stderr
