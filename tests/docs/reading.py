@@ -63,6 +63,13 @@ def prose(page: Path) -> str:
     return FENCE.sub("", text_of(page))
 
 
+def rows_of_keys(trainer: str) -> list[tuple[str, str]]:
+    """The table of keys for those who come from another trainer: its name of a key, and ours."""
+    section = text_of(SITE / "coming-from.md").partition(f"\n## {trainer}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]*\|$", section, re.MULTILINE)
+    return [row for row in rows if "---" not in row[0]][1:]
+
+
 def anchors(page: Path) -> set[str]:
     """The ids that the site gives to the headings of a page."""
     from markdown.extensions.toc import slugify, unique

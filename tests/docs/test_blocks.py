@@ -20,28 +20,19 @@ SIGNATURE = re.compile(r"(def [^\n]*[^:\n]|class \w+[^\n]*[^:\n]|\w+ = \S[^\n]*|
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_toml_blocks_load(page: Path, tmp_path: Path) -> None:
-    tables = registered_tables(load_plugins({}))
+def test_toml_loads_commands_parse_and_python_compiles(page: Path, tmp_path: Path) -> None:
+    tables, file = registered_tables(load_plugins({})), tmp_path / "block.toml"
     for block in blocks(page, "toml"):
-        if NO_CONFIGURATION.search(block):
-            continue
-        file = tmp_path / "block.toml"
-        file.write_text(block, encoding="utf-8")
-        _, problems = load_config(file, tables=tables)
-        assert not problems, f"{[str(problem) for problem in problems]}\n{block}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_command_lines_parse(page: Path) -> None:
+        if not NO_CONFIGURATION.search(block):
+            file.write_text(block, encoding="utf-8")
+            _, problems = load_config(file, tables=tables)
+            assert not problems, f"{[str(problem) for problem in problems]}\n{block}"
     for words in command_lines(page):
         assert not faults(words), f"retrain {' '.join(words)}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_blocks_compile(page: Path) -> None:
     for block in blocks(page, "python", "py"):
         if not SIGNATURE.match(block):
             compile(block, name_of(page), "exec")
+    assert page not in SITE_PAGES or list(command_lines(page)) or blocks(page, "python"), "there is nothing to run"
 
 
 def test_examples_compute_what_the_page_says() -> None:
@@ -89,11 +80,6 @@ def test_examples_of_help_parse(tmp_path: Path) -> None:
         assert not faults(words), f"retrain {' '.join(words)}"
 
 
-def test_a_wrong_vector_would_be_found() -> None:
-    parsed = doctest.DocTestParser().get_doctest(">>> round(1 / 3, 6)\n0.333334\n", {}, "page", "page", 0)
-    assert doctest.DocTestRunner(verbose=False).run(parsed, out=lambda text: None).failed == 1
-
-
 def test_the_health_monitor_of_the_page_passes_the_suite_of_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,8 +90,3 @@ def test_the_health_monitor_of_the_page_passes_the_suite_of_its_kind(
     assert len(checks) > 5
     for check in checks:
         check()
-
-
-@pytest.mark.parametrize("page", SITE_PAGES, ids=name_of)
-def test_every_page_has_something_to_run(page: Path) -> None:
-    assert list(command_lines(page)) or blocks(page, "python"), page

@@ -80,18 +80,14 @@ def test_a_wrong_command_would_be_found(line: str, wanted: str) -> None:
     assert any(wanted in fault for words in commands_of(line) for fault in faults_of(words))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_command_hides_in_an_indented_block(page: Path) -> None:
-    assert not INDENTED.findall(FENCE.sub("", text_of(page)))
-
-
 # A command in a block of text would be typed by people and seen by no test; verl's are not ours, generated ones parse.
 TYPED = re.compile(r"^\s*(?:\$ )?(?:retrain (?!\.\.\.)|pip |nox |python3? -m (?!verl)).*", re.MULTILINE)
 GENERATED = re.compile(r"<!-- generated: .*?<!-- end: ", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_command_hides_in_a_block_of_text(page: Path) -> None:
+def test_no_command_hides_in_text_or_an_indented_block(page: Path) -> None:
+    assert not INDENTED.findall(FENCE.sub("", text_of(page)))
     for match in FENCE.finditer(GENERATED.sub("", text_of(page))):
         assert match["language"] in SHELL or not TYPED.findall(match["body"]), match["body"]
 
@@ -102,17 +98,11 @@ def test_every_entry_of_the_lists_is_a_line_of_its_page() -> None:
         for entry, why in entries.items():
             assert sum(stands_for(entry, line) for line in lines[page]) == 1, (page, entry)
             assert why, (page, entry)
+            assert all((ROOT / file).exists() for file in re.findall(r"(?:tests/[\w/.-]+|\.ci/run)", why)), why
     for page, codes in EXIT_CODES.items():
         assert set(codes) <= set(lines[page])
     assert {*IN_ORDER, *SHOWN, *GIVEN, FULL_LENGTH} <= set(lines)
     assert set(IN_ORDER) <= {name_of(page) for page in pages_to_run()}
-
-
-def test_a_reason_names_files_that_exist() -> None:
-    for entries in NOT_RUN.values():
-        for why in entries.values():
-            for file in re.findall(r"(?:tests/[\w/.-]+|\.ci/run)", why):
-                assert (ROOT / file).exists(), why
 
 
 # ---------------------------------------------------------------- in a clean environment
