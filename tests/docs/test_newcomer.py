@@ -20,49 +20,28 @@ RUN = ("run.json", "config.toml", "metrics.jsonl", "emergence", "adapter/final",
 NAMED = re.compile(r"`(\w+\.py)`")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the page says that a line brings about: files and folders, and words of its output."""
-
-    files: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-
-
-EXPECTED: dict[str, dict[str, Seen]] = {
+# What the page says that a line brings about: files, and words of its output.
+EXPECTED: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "README.md": {
-        "pip install -c constraints.txt ./retrain-core": Seen(),
-        "retrain init --model builtin:tiny --data tasks.jsonl": Seen(files=("sums.toml",), words=("held out",)),
-        "retrain explain sums.toml": Seen(words=("log_dir", "sums.toml:")),
-        "retrain sums.toml": Seen(
-            files=tuple(f"logs/tasks/{name}" for name in RUN),
-            words=(
-                *("Loading tokenizer for builtin:tiny", "trainable params", "the same seed gives the same run"),
-                *("Eval before training", "Training complete.", "Held-out: ", "Next:"),
-            ),
-        ),
-        "retrain status": Seen(words=("tasks",)),
-        "retrain trace --transform-mode my_transforms.make_transform_spec": Seen(words=("entropy_shift",)),
-        "retrain init-plugin --kind": Seen(files=("plugins/entropy_floor.py", "tests/test_entropy_floor_plugin.py")),
-        "retrain init-plugin --distribution": Seen(
-            files=tuple(f"my-transform/{name}" for name in ("pyproject.toml", "README.md", "tests", ".github"))
-        ),
-        "retrain plugins": Seen(words=("gtpo_sepa", "retrain-sepa")),
-        "retrain init --template campaign-tiny": Seen(
-            files=("campaign.toml", "logs/campaign_*/manifest.json"), words=("Campaign done: 4 of 4 runs done",)
-        ),
-        "retrain compare": Seen(words=("2 conditions",)),
-        "retrain report": Seen(files=("logs/campaign_*/report.html",)),
+        "retrain init --model builtin:tiny --data tasks.jsonl": (("sums.toml",), ("held out",)),
+        "retrain explain sums.toml": ((), ("log_dir", "sums.toml:")),
+        "retrain sums.toml": (tuple(f"logs/tasks/{name}" for name in RUN), ("Eval before training", "Held-out: ")),
+        "retrain trace --transform-mode my_transforms.make_transform_spec": ((), ("entropy_shift",)),
+        "retrain init-plugin --kind": (("plugins/entropy_floor.py", "tests/test_entropy_floor_plugin.py"), ()),
+        "retrain init-plugin --distribution": (("my-transform/pyproject.toml", "my-transform/tests"), ()),
+        "retrain plugins": ((), ("gtpo_sepa", "retrain-sepa")),
+        "retrain init --template campaign-tiny": (("logs/campaign_*/manifest.json",), ("4 of 4 runs done",)),
+        "retrain compare": ((), ("2 conditions",)),
+        "retrain report": (("logs/campaign_*/report.html",), ()),
     },
     "docs/pages/try-it.md": {
-        "pip install --find-links dist": Seen(),
-        "retrain init --template tiny": Seen(files=("first.toml",)),
-        "retrain first.toml": Seen(files=("logs/tiny/metrics.jsonl",), words=("Step 0 [maxrl+gtpo_sepa]",)),
-        "retrain status": Seen(words=("tiny",)),
-        "retrain credit logs/tiny": Seen(files=("credit.html",)),
-        "retrain --resume logs/tiny --max-steps": Seen(words=("Resuming logs/tiny at step 3", "Training complete.")),
-        "retrain init --template quickstart": Seen(files=("real.toml",)),
-        "retrain explain real.toml": Seen(words=("peak_memory",)),
-        "retrain first.toml --seed 42": Seen(words=("Seed 42",)),
+        "retrain init --template tiny": (("first.toml",), ()),
+        "retrain first.toml": (("logs/tiny/metrics.jsonl",), ("Step 0 [maxrl+gtpo_sepa]",)),
+        "retrain credit logs/tiny": (("credit.html",), ()),
+        "retrain --resume logs/tiny --max-steps": ((), ("Resuming logs/tiny at step 3", "Training complete.")),
+        "retrain init --template quickstart": (("real.toml",), ()),
+        "retrain explain real.toml": ((), ("peak_memory",)),
+        "retrain first.toml --seed 42": ((), ("Seed 42",)),
     },
 }
 
@@ -88,31 +67,25 @@ class Newcomer:
                 if reason_not_run(ROOT / page, line) or line in self.installed.typed:
                     continue
                 begins = max((each for each in awaited if line.startswith(each)), key=len, default="")
-                output = self.types(page, line, awaited.pop(begins, Seen()))
+                output = self.types(page, line, *awaited.pop(begins, ((), ())))
                 if page == "README.md" and line == "retrain sums.toml":
-                    self.types_what_follows(page, output)
-        awaited = {line: seen for line, seen in awaited.items() if seen != Seen()}
+                    lines = output.rpartition("Next:\n")[2].splitlines()
+                    following = [each.strip() for each in lines if each.startswith("  ")]
+                    self.faults += [f"the next commands are {following}"] if len(following) != 3 else []
+                    for each in following:
+                        self.types(page, each)
         self.faults += [f"{page} has no line that begins with {line!r}" for line in awaited]
 
-    def types(self, page: str, line: str, seen: Seen) -> str:
+    def types(self, page: str, line: str, files: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> str:
         """Type a line; whatever it does otherwise than the page says is a fault. Its output."""
         done = self.installed.type(line, at=self.folder)
         if line.startswith(("pip ", "python3 ")):
             self.installed.typed.add(line)  # another page need not install the same again
-        lacking = [word for word in seen.words if word not in done.stdout]
-        lacking += [file for file in seen.files if not list(self.folder.glob(file))]
+        lacking = [word for word in words if word not in done.stdout]
+        lacking += [file for file in files if not list(self.folder.glob(file))]
         if done.returncode or lacking:
             self.faults.append(f"{page}: {line}\nexit code {done.returncode}, no {lacking}\n{done.stdout[-3000:]}")
         return done.stdout
-
-    def types_what_follows(self, page: str, output: str) -> None:
-        """Type the three commands below the last `Next:`."""
-        lines = output.rpartition("Next:\n")[2].splitlines()
-        following = [line.strip() for line in lines if line.startswith("  ")]
-        if len(following) != 3:
-            self.faults.append(f"the next commands are {following}")
-        for each in following:
-            self.types(page, each, Seen())
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from retrain.cli.command_line import SHELLS, RetrainGroup
 from retrain.cli.completion import candidates
 from retrain.cli.plugin import VARIABLE
 from retrain.kernel.registry import Plugins
-from tests.kit.shared import first_or_long
 
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -84,27 +83,20 @@ def test_bash_is_answered_with_parts_of_plugins_and_the_environment_file_is_read
 
 
 @pytest.mark.long
-def test_the_protocols_of_zsh_and_fish_carry_descriptions(script: Script) -> None:
+def test_the_protocols_of_zsh_and_fish_carry_descriptions_and_nonsense_is_answered_without_a_word(
+    script: Script, command: Callable[..., Any]
+) -> None:
+    for shell in SHELLS:
+        assert f"{VARIABLE}={shell}_complete" in command("--completion", shell).out
+    for question in ("bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"):
+        done = script(environ={VARIABLE: question})  # no COMP_WORDS
+        assert (done.stdout, done.stderr, done.returncode) == ("", "", 0 if question == "bash_complete" else 2)
     asked = {"COMP_WORDS": "retrain --loss", "COMP_CWORD": "1"}
     zsh = script(environ={VARIABLE: "zsh_complete", **asked}).stdout.splitlines()
     assert zsh[:2] == ["plain", "--loss"]
     assert zsh[2].startswith("Policy loss: importance_sampling, ppo")
     fish = script(environ={VARIABLE: "fish_complete", "COMP_WORDS": "retrain --los", "COMP_CWORD": "--los"}).stdout
     assert fish.startswith("plain,--loss\tPolicy loss: importance_sampling, ppo")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_is_printed_and_asks_through_the_variable(shell: str, command: Callable[..., Any]) -> None:
-    result = command("--completion", shell)
-    assert result.code == 0
-    assert f"{VARIABLE}={shell}_complete" in result.out
-
-
-@pytest.mark.parametrize("question", first_or_long(["bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"]))
-def test_a_question_that_makes_no_sense_is_answered_without_a_word(question: str, script: Script) -> None:
-    done = script(environ={VARIABLE: question})  # no COMP_WORDS
-    assert (done.stdout, done.stderr) == ("", "")
-    assert done.returncode == (0 if question == "bash_complete" else 2)
 
 
 def test_completing_commands_imports_nothing_that_takes_time(tmp_path: Path) -> None:

@@ -68,21 +68,6 @@ def test_legal_but_odd_values_are_warned_of(arguments: tuple[str, ...], fragment
     assert fragment in command("explain", *arguments).out
 
 
-def test_keys_list_every_flag(command: Command) -> None:
-    rows = json.loads(command("explain", "--keys", "--json").out)
-    by_key = {row["key"]: row for row in rows}
-    assert by_key["training.lr"] == {
-        "key": "training.lr",
-        "flag": "--lr",
-        "default": 4e-5,
-        "description": "AdamW learning rate; the highest one with a schedule.",
-        "pending": "",
-    }
-    text = command("explain", "--keys").out
-    assert all(row["key"] in text and row["flag"] in text for row in rows)
-    assert "(not yet: " in text
-
-
 def test_truncated_completions_and_further_rounds(command: Command) -> None:
     plain = explained(command, "--max-tokens", "64", "--batch-size", "4", "--group-size", "8")
     assert not {"truncated", "soft_overlong", "refill"} & set(plain)

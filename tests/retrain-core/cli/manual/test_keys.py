@@ -16,16 +16,12 @@ from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
 
 
-def test_it_is_the_defaults(plugins: Plugins, load: Callable[..., Any]) -> None:
+def test_it_is_the_defaults_and_names_every_key_of_a_run(plugins: Plugins, load: Callable[..., Any]) -> None:
     text = annotated(plugins).removeprefix("```toml\n").removesuffix("```")
     config, problems = load(text)
     assert not problems
     empty, _ = load("")
     assert config.as_dict() == empty.as_dict()
-
-
-def test_it_names_every_key_of_a_run(plugins: Plugins) -> None:
-    text = annotated(plugins)
     tables = registered_tables(plugins)
     for key in all_keys(tables):
         if not tables[key.table].traits.starts_runs:

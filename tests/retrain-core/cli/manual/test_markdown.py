@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.cli.manual import markdown
-from retrain.cli.manual.markdown import MANUAL, regenerated, topics, without_markers
+from retrain.cli.manual.markdown import MANUAL, regenerated, topics
 from retrain.cli.manual.renderings import html_page, man_page
 from retrain.kernel.errors import ConfigError
 
@@ -21,15 +21,12 @@ def test_only_generated_sections_change() -> None:
     page = regenerated(PAGE, lambda what: f"new {what}\n")
     assert page == PAGE.replace("old", "\nnew keys\n")
     assert regenerated(page, lambda what: f"new {what}") == page
-    page = "<!-- generated: contract data-source -->\n<!-- end: contract data-source -->\n"
-    assert "[contract data-source]" in regenerated(page, lambda what: f"[{what}]")
-
-
-def test_what_is_generated_may_hold_anything_but_is_not_read_again() -> None:
-    hostile = "\\1 \\g<what> $0 ``` <b> \u202e"
+    hostile = "\\1 \\g<what> $0 ``` <b> \u202e"  # is not read again
     page = regenerated(PAGE, lambda what: hostile)
     assert hostile in page
     assert regenerated(page, lambda what: hostile) == page
+    page = "<!-- generated: contract data-source -->\n<!-- end: contract data-source -->\n"
+    assert "[contract data-source]" in regenerated(page, lambda what: f"[{what}]")
 
 
 @pytest.mark.parametrize(
@@ -43,11 +40,6 @@ def test_what_is_generated_may_hold_anything_but_is_not_read_again() -> None:
 def test_a_damaged_page_is_refused_and_not_repaired_by_guessing(page: str) -> None:
     with pytest.raises(ConfigError):
         regenerated(page, lambda what: "")
-
-
-def test_no_marker_reaches_a_reader() -> None:
-    shown = without_markers(regenerated(PAGE, lambda what: "new"))
-    assert shown == "# Title\n\nnew\n\ntail without newline"
 
 
 def test_a_heading_inside_a_fence_is_no_topic() -> None:

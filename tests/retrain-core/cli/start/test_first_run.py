@@ -27,11 +27,8 @@ SLOW = Speed(
 )  # 135 M parameters
 
 
-def test_a_fast_machine_keeps_every_size() -> None:
+def test_a_fast_machine_keeps_every_size_and_two_cores_with_135_million_parameters_learn() -> None:
     assert fit(WANTED, replace(SLOW, prefill_s=1e-7, decode_s=1e-7, sample_s=1e-7, train_s=1e-7)) == WANTED
-
-
-def test_two_cores_and_a_model_of_135_million_parameters() -> None:
     sizes = fit(WANTED, SLOW)
     assert WANTED.evaluation_s(SLOW) > 3600  # as it was written before
     assert sizes.first_step_s(SLOW) <= 180
@@ -39,6 +36,8 @@ def test_two_cores_and_a_model_of_135_million_parameters() -> None:
     assert sizes.evaluations_s(SLOW) <= sizes.training_s(SLOW) / 2
     assert sizes.max_steps >= 15
     assert sizes.group_size >= 4
+    kept = fit(WANTED, SLOW, keep_steps=True)  # set by the user
+    assert (kept.max_steps, kept.run_s(SLOW) <= 1800) == (WANTED.max_steps, True)
 
 
 @settings(max_examples=40)
@@ -61,12 +60,6 @@ def test_no_size_grows_and_both_targets_hold(
             assert getattr(sizes, each.name) <= getattr(wanted, each.name)
     assert sizes.first_step_s(speed) <= 180
     assert sizes.run_s(speed) <= RUN_S
-
-
-def test_steps_that_the_user_set_are_kept_and_made_shorter() -> None:
-    sizes = fit(WANTED, SLOW, keep_steps=True)
-    assert sizes.max_steps == WANTED.max_steps
-    assert sizes.run_s(SLOW) <= 1800
 
 
 pytestmark = pytest.mark.usefixtures("offline")
