@@ -193,13 +193,13 @@ def test_on_a_terminal_it_asks_and_leaves_the_home_folder_alone(tmp_path: Path) 
     home.mkdir()
     (home / ".cookiecutterrc").write_text("default_context: {author: Another Name, kind: loss}", encoding="utf-8")
     argv = [sys.executable, "-m", "retrain", "init-plugin", "--distribution"]
-    answers = (("Kind [transform]", "reward\n"), ("Name", "close-enough\n"), ("Description [", "An own description.\n"))
+    answers = (("Kind [transform]", "reward\n"), ("Name", "close-enough\n"), ("Description [", "An own one.\n"))
     code, shown = converse(
         argv, [*answers, ("Author [", "Ada\n"), ("[reward]", "")], cwd=tmp_path, environ={"HOME": str(home)}
     )
     assert (code, tree(home)) == (0, [".cookiecutterrc"]), shown
     text = (tmp_path / "close-enough/pyproject.toml").read_text(encoding="utf-8")
-    assert ('description = "An own description."' in text, '"Ada"' in text) == (True, True)
+    assert ('description = "An own one."' in text, '"Ada"' in text) == (True, True)
 
 
 @pytest.mark.parametrize(
