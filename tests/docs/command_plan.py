@@ -199,7 +199,6 @@ def stands_for(entry: str, line: str) -> bool:
 
 
 def lines_to_run(page: Path) -> list[str]:
-    """The lines of a page that the tests type, in its order."""
     return [line for line in typed_lines(page) if not reason_not_run(page, line)]
 
 

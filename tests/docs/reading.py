@@ -59,7 +59,6 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def prose(page: Path) -> str:
-    """The text without its fenced blocks."""
     return FENCE.sub("", text_of(page))
 
 
@@ -87,7 +86,6 @@ def typed_lines(page: Path) -> list[str]:
 
 
 def typed_in(block: str) -> list[str]:
-    """The lines to type of one block."""
     lines = block.replace("\\\n", " ").splitlines()
     prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are output
     bare = (COMMENT.sub(r"\1", line) for line in prompted or lines)

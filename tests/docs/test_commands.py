@@ -158,6 +158,5 @@ def _type_pages(installed: Installed, pages: Sequence[Path], folder: Path) -> li
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_documented_line_works_in_a_clean_environment(installed: Installed, tmp_path: Path) -> None:
-    """One test, so that tests in parallel make one environment."""
     failed = _type_pages(installed, pages_to_run(), tmp_path)
     assert not failed, f"{len(failed)} lines\n\n" + "\n\n".join(failed)

@@ -23,7 +23,6 @@ NO_PAGE = {Kind.CONFIG_TABLE, Kind.COMMAND, Kind.TEMPLATE}  # hooks.md says all 
 
 @pytest.fixture(scope="module")
 def plugins() -> Plugins:
-    """Everything installed."""
     return load_plugins({})
 
 
@@ -126,14 +125,12 @@ ROW = r"^\| `{}` \| [\d.e-]+ \|.*\d"
 
 
 def section(name: str) -> str:
-    """Return the section of an algorithm."""
     page = "losses.md" if name in OF_LOSSES else "group-advantages.md"
     text = text_of(BOOK / page).partition(f"\n## {TITLES.get(name, name)}\n")[2]
     return re.split(r"^## ", text, flags=re.MULTILINE)[0]
 
 
 def missing(text: str) -> Iterator[str]:
-    """Yield the parts that the section of an algorithm lacks."""
     blocks = [(match["language"], match["body"]) for match in FENCE.finditer(text)]
     if not any(language == "text" and re.search(r"\bA(_i)? += ", body) for language, body in blocks):
         yield "formula"

@@ -20,7 +20,6 @@ FOUND = re.compile(r'<a href="([^"]*)" class="md-search-result__link"')
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `nox -s docs` builds."""
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("site")
     options = ("--strict", "--quiet", "--config-file", str(ROOT / "docs/mkdocs.yml"), "--site-dir", str(folder))

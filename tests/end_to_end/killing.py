@@ -79,7 +79,6 @@ def waiting(*arguments: str, cwd: Path, patch: str, mark: Path) -> subprocess.Po
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code and output, when it has ended."""
     out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
@@ -126,7 +125,6 @@ def check_chains_of_kills(work: Path, base: Sequence[str], *, seed: int, most: i
 
 
 def wait_for(process: subprocess.Popen[str], condition: Path) -> None:
-    """Until a file is there, or the process is gone."""
     while not condition.exists() and process.poll() is None:
         time.sleep(0.005)
 
@@ -150,7 +148,6 @@ def check_same(run: Path, wanted: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

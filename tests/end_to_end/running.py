@@ -19,8 +19,6 @@ SMALL = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--eval-e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Exit code and output of one command."""
-
     code: int
     out: str
     err: str

@@ -85,7 +85,6 @@ log_dir = "logs/run"
 
 
 def call(name: str, number: int) -> str:
-    """A tool call as the policy writes it."""
     return f'<tool_call>{{"name": "{name}", "arguments": {{"number": {number}}}}}</tool_call>'
 
 

@@ -43,7 +43,6 @@ def harness(benchmarks: Any) -> Any:
 
 
 def run(*arguments: str) -> str:
-    """A benchmark as it is started by hand; returns what it printed."""
     command = [sys.executable, str(BENCHMARKS / arguments[0]), *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
@@ -113,19 +112,6 @@ def test_exponents_ratios_and_the_choice_of_contenders(harness: Any) -> None:
     assert ratios(None, [[1.0]]) is None
     names = ("retrain", "retrain, 1 thread", "TRL", "TRL, 1 thread")
     assert chosen(["retrain", "1 thr"], names) == ["retrain", "retrain, 1 thread", "TRL, 1 thread"]
-
-
-def test_a_table_goes_between_its_own_markers_alone(harness: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- benchmark: a -->\n1\n<!-- end of benchmark -->\n<!-- benchmark: b -->\n2\n<!-- end of benchmark -->\n"
-    )
-    harness("report").paste(page, "b", "| new |")
-    assert "\n1\n" in page.read_text()
-    assert "\n2\n" not in page.read_text()
-    assert "| new |" in page.read_text()
-    with pytest.raises(SystemExit, match="benchmark: c"):
-        harness("report").paste(page, "c", "| lost |")
 
 
 def test_watching_sees_lines_memory_and_failure_and_threads_are_not_inherited(

@@ -61,7 +61,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """The command in a session of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "retrain", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -79,7 +78,6 @@ def run(*arguments: str) -> str:
 
 
 def init() -> None:
-    """The template with two other conditions and without a plan."""
     run("init", "--template", "campaign-tiny")
     file = Path("campaign.toml")
     head, _, rest = file.read_text().partition("[[campaign.conditions]]")

@@ -18,23 +18,20 @@ pytestmark = [pytest.mark.client, pytest.mark.timeout(240)]
 QUESTIONS = ["What is 2 + 2?", "What is 9 * 8?", "What is 30 + 12?", "What is 7 - 5?"]
 SETTINGS = ["--max-tokens=24", "--temperature=1.0", "--data-instruction="]
 TASK = """\
-task: sums
+task: NAME
 dataset_path: json
 dataset_kwargs: {data_files: {test: FOLDER/sums.jsonl}}
 test_split: test
-output_type: generate_until
 doc_to_text: "{{question}}"
+"""
+SUMS = """
+output_type: generate_until
 doc_to_target: "{{answer}}"
 generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 24, do_sample: false, temperature: 0.0}
 metric_list: [{metric: exact_match}]
 """
-CHOICE = """\
-task: choices
-dataset_path: json
-dataset_kwargs: {data_files: {test: FOLDER/sums.jsonl}}
-test_split: test
+CHOICES = """
 output_type: multiple_choice
-doc_to_text: "{{question}}"
 doc_to_choice: [" 4", " 72", " 42"]
 doc_to_target: 0
 target_delimiter: ""
@@ -44,8 +41,6 @@ metric_list: [{metric: acc}]
 
 @dataclass
 class Serving:
-    """A running `retrain serve`, and what `retrain sample --greedy --raw` says to the questions."""
-
     url: str
     token: str
     greedy: list[str]
@@ -115,8 +110,8 @@ def test_lm_eval(serving: Serving, tmp_path: Path) -> None:
         {"question": question, "answer": wanted} for question, wanted in zip(QUESTIONS, serving.greedy, strict=True)
     ]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, task in (("sums", TASK), ("choices", CHOICE)):
-        (tmp_path / f"{name}.yaml").write_text(task.replace("FOLDER", str(tmp_path)))
+    for name, task in (("sums", SUMS), ("choices", CHOICES)):
+        (tmp_path / f"{name}.yaml").write_text(TASK.replace("NAME", name).replace("FOLDER", str(tmp_path)) + task)
     arguments = f"model=tiny,base_url={serving.url}/completions,tokenizer={model_folder},num_concurrent=4,max_retries=1"
     command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments]
     command += ["--tasks", "sums,choices", "--include_path", str(tmp_path), "--log_samples", "--output_path", "out"]
@@ -158,7 +153,6 @@ def sums():
 
 
 def test_inspect(serving: Serving, tmp_path: Path) -> None:
-    """Its chats are answered as anybody's are."""
     pytest.importorskip("inspect_ai")
     import httpx
 

@@ -95,8 +95,6 @@ def write_project(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with its run, made once."""
-
     def make(folder: Path) -> None:
         write_project(folder)
         shutil.copyfile(folder / "my.toml", folder / "retrain.toml")
@@ -168,14 +166,8 @@ def inputs_of(config: Config) -> dict[str, str]:
 
 
 def placed_in(folder: Path, run: str = RUN) -> dict[str, str]:
-    return {
-        "model": str(folder / "models" / "tiny"),
-        "data": str(folder / "data" / "*.jsonl"),
-        "reward": str(folder / "rewards" / "score.py"),
-        "set": str(folder / "held" / "hard.jsonl"),
-        "log_dir": str((folder / run).resolve()),
-        "adapters": str(folder / run / "ckpt"),
-    }
+    places = {"model": "models/tiny", "data": "data/*.jsonl", "reward": "rewards/score.py", "set": "held/hard.jsonl"}
+    return {name: str(folder / place) for name, place in (places | {"log_dir": run, "adapters": f"{run}/ckpt"}).items()}
 
 
 def test_a_run_records_each_path_as_written_absolute_and_relative(finished: Path) -> None:

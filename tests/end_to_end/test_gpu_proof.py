@@ -117,21 +117,6 @@ def test_a_proof_that_is_killed_has_its_figures_on_disk(proof: Any, tmp_path: Pa
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # the part, which waited for it, ends by itself
 
 
-def test_the_page_says_that_nothing_was_measured_or_what_was(gpu: Any, tmp_path: Path) -> None:
-    assert gpu.table({}, {}) == "No figure has been measured on a GPU yet."
-    where = {"date": "2026-01-02", "card": "NVIDIA X", "versions": {"torch": "2"}, "commit": "a", "load_at_start": 0.0}
-    decode = {"step_ms": 10.0, "least_ms": 6.7, "fraction": 0.67}
-    step = {"step_s": [12.0, 11.0], "sample_limit_s": 4.0, "train_limit_s": 2.0, "times_the_limit": 1.9}
-    done = {"status": "done", "figures": {"128 x 1024": decode, "kernels": {"wall_s": 1.0}}}
-    text = gpu.table(where, {"decode 4B": done, "step 4B": {"status": "cut off", "figures": {"step": step}}})
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert rows[2] == "| decode 4B | 128 x 1024 | 10.00 ms a token step | 6.70 ms | 67% | 60 % |"
-    assert rows[3] == "| step 4B | step | 11.00 s | 6.00 s | 1.90 x | 1.6 x |"
-    assert len(rows) == 4
-    assert "NVIDIA X" in text
-    assert "Not done: step 4B (cut off)." in " ".join(text.split())
-
-
 def test_the_plan_measures_what_is_promised_and_every_test_that_needs_a_gpu(gpu: Any) -> None:
     plan = {part.name: part for part in gpu.plan("cuda")}
     assert len(plan) == len(gpu.plan("cuda")), "each name stands for one part"

@@ -64,8 +64,6 @@ def _fits(value: Any, unit: str) -> bool:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs that between them turn on what writes fields."""
-
     def make(folder: Path) -> None:
         for name, flags in (("everything", EVERYTHING), ("cut_off", CUT_OFF)):
             tiny(*SIZE, *flags, "--log-dir", name, cwd=folder)
@@ -76,7 +74,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def lines(runs: list[Path]) -> list[dict[str, Any]]:
-    """The lines of both."""
     return [line for run in runs for line in records(run / "metrics.jsonl")]
 
 

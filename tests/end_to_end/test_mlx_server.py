@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -36,22 +35,20 @@ EXACT = 1e-4  # nats, both sides in float32
 
 @pytest.fixture
 def make_backend(exact_model: Path, mlx_url: str) -> Iterator[Callable[..., tuple[LocalBackend, ServerEngine]]]:
-    """A local backend with the engine `mlx`, and that engine; `lr` is that of its optimizer."""
+    """A local backend with the engine `mlx`, and that engine."""
     opened = []
 
-    def make(*, temperature: float = 1.0, url: str = mlx_url, **inference: Any) -> tuple[LocalBackend, ServerEngine]:
+    def make(url: str = mlx_url) -> tuple[LocalBackend, ServerEngine]:
         tables = {
             "model": schema.ModelTable(model=str(exact_model), lora_rank=4),
-            "inference": InferenceTable(engine="mlx", url=url, retry_s=20.0, **inference),
-            "training": schema.TrainingTable(temperature=temperature),
+            "inference": InferenceTable(engine="mlx", url=url, retry_s=20.0),
+            "training": schema.TrainingTable(temperature=1.0),
         }
         tokenizer = AutoTokenizer.from_pretrained(exact_model)
-        context = PluginContext(
-            config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer
-        )
-        backend = create_backend(context)
-        opened.append(backend)
-        return backend, backend._engine
+        config = Config(tables=tables)
+        context = PluginContext(config=config, seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
+        opened.append(create_backend(context))
+        return opened[-1], opened[-1]._engine
 
     yield make
     for backend in opened:
@@ -94,7 +91,7 @@ def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> No
 def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend, exact_model, tmp_path) -> None:
     process, url = start(exact_model, tmp_path)
     try:
-        backend, engine = make_backend(url=url)
+        backend, engine = make_backend(url)
         perturb(backend, 7)
         process.kill()
         process.wait()
@@ -156,7 +153,6 @@ def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(
 
 
 def reference_logprobs(model: Path, adapter: Path, ids: list[int], tokens: list[int]) -> list[float]:
-    """By transformers and PEFT."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -111,7 +111,6 @@ class Reads:
 
 
 def other_value(key: Key) -> Any:
-    """An allowed value that is not the default."""
     info = next(i for n, i in TABLES[key.table].model.model_fields.items() if (i.alias or n) == key.name)
     options = [arg for arg in get_args(key.annotation) if get_origin(key.annotation) is Literal and arg != key.default]
     if options:

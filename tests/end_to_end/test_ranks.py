@@ -29,7 +29,6 @@ at(Trainer, "accumulate", wait, lambda _, batch: batch.step == {step})
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """The other ranks of a run."""
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()[1:]]
     return [int(pid) for pid, parent, command in rows if int(parent) == process.pid and "ranks.worker" in command]
@@ -43,7 +42,6 @@ def is_running(pid: int) -> bool:
 
 
 def check_gone(pids: list[int]) -> None:
-    """Within the deadline none of them is left."""
     last = time.monotonic() + ENDS_WITHIN_S
     while any(map(is_running, pids)) and time.monotonic() < last:
         time.sleep(0.05)
@@ -57,7 +55,6 @@ def configured(folder: Path, parallel: str) -> None:
 
 
 def in_a_step(folder: Path, *arguments: str, devices: str = "cpu,cpu") -> tuple[subprocess.Popen[str], list[int]]:
-    """A run in the middle of its third step, and its other ranks."""
     patch, more = WAIT_IN_STEP.replace("{step}", str(STEP)), ("--devices", devices, "--log-dir", "run")
     process = waiting(*BASE, *more, *arguments, cwd=folder, patch=patch, mark=folder / "mark")
     return process, ranks_of(process)

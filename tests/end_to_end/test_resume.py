@@ -76,7 +76,6 @@ at(Path, "rename", kill, lambda file, target: (file.name, target.name) == (".fin
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a configuration and `never`, the run that is left alone."""
     return left_alone(tmp_path_factory, "six-steps", *BASE)
 
 

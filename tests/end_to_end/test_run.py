@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -30,22 +29,10 @@ ORDER = (
     "Adapter saved to ",
     "Metrics saved to ",
 )
-STEP_FIELDS = {
-    *("step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition", "loss"),
-    *("backend_reports_sync_loss", "backend_preserves_token_advantages", "loss_is_placeholder", "reported_loss"),
-    *("mean_reward", "correct_rate", "running_correct_rate", "reward_tie_eligible_groups", "reward_tie_groups"),
-    *("reward_uniform_groups", "reward_tie_group_rate", "reward_uniform_group_rate", "reward_tie_pair_rate"),
-    *("reward_unique_fraction_mean", "sepa_lambda", "sepa_gate_open", "num_datums", "max_token_hit_rate"),
-    *("step_time_s", "sample_time_s", "train_time_s", "batch_size", "group_size"),
-    *("exec_surprisal_mean", "exec_surprisal_var", "exec_entropy_mean", "exec_entropy_var"),
-    *("post_exec_surprisal_mean", "post_exec_surprisal_var"),
-}
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A three-step run: the folder it was started in, and its console."""
-
     def make(folder: Path) -> None:
         outcome = tiny("--seed", "1", *SMALL, "--eval-examples", "8", "--eval-samples", "2", cwd=folder)
         (folder / "console.txt").write_text(outcome.out, encoding="utf-8")
@@ -73,8 +60,6 @@ def test_metrics_hold_every_documented_field_and_the_evaluations(run: tuple[Path
     assert {"eval_correct_rate", "eval_ci_low", "eval_ci_high", "eval_pass_at_1", "eval_pass_at_2"} <= set(before)
     assert before["eval_examples"] == 8
     assert [record["step"] for record in steps] == [0, 1, 2]
-    for record in steps:
-        assert set(record) >= STEP_FIELDS, STEP_FIELDS - set(record)
     assert "eval_correct_rate" in steps[-1]
     assert before["eval_ci_low"] <= before["eval_correct_rate"] <= before["eval_ci_high"]
 
@@ -131,33 +116,6 @@ def test_same_seed_same_run_and_another_seed_differs(run: tuple[Path, str], tmp_
     weights = "adapter/final/adapter_model.safetensors"
     assert (folder / "logs/tiny" / weights).read_bytes() == (same / weights).read_bytes()
     assert (same / weights).read_bytes() != (other / weights).read_bytes()
-
-
-@pytest.mark.long
-def test_an_earlier_run_is_moved_aside_never_overwritten(run: tuple[Path, str], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(run[0], tmp_path / "copy"))
-    before = (folder / "logs/tiny/metrics.jsonl").read_bytes()
-    tiny("--seed", "3", *SMALL, cwd=folder)
-    assert (folder / "logs/tiny.1/metrics.jsonl").read_bytes() == before
-    assert (folder / "logs/tiny/metrics.jsonl").read_bytes() != before
-
-
-@pytest.mark.slow
-def test_a_step_without_useful_groups_is_recorded_and_trains_nothing(tmp_path: Path) -> None:
-    (tmp_path / "hopeless.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"Say word {i}.", "answer": "xylophone"}) + "\n" for i in range(6))
-    )
-    arguments = ("--data-source", "files", "--data-path", "hopeless.jsonl", "--save-every", "1", "--max-tokens", "8")
-    outcome = tiny(*SMALL, *arguments, cwd=tmp_path)
-    steps = records(tmp_path / "logs/tiny/metrics.jsonl")
-    assert [record["loss"] for record in steps] == [None, None, None]
-    assert [record["all_wrong_groups"] for record in steps] == [4, 4, 4]
-    assert "useful=0/4 (4 wrong)" in outcome.out
-    assert "no informative datums, skipping" in outcome.out
-    assert (tmp_path / "logs/tiny/adapter/checkpoint_step_1/adapter_model.safetensors").exists()
-    generations = records(tmp_path / "logs/tiny/emergence/generations.jsonl")
-    assert {g["policy_version"] for g in generations} == {0}
-    assert not any(g["trained"] for g in generations)
 
 
 def test_the_documented_full_configuration_trains(tmp_path: Path) -> None:

@@ -52,7 +52,6 @@ at(RunRecords, "save", hang, lambda records, name, metrics: name == "checkpoint_
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a configuration and `never`, the run that gets no signal."""
     return left_alone(tmp_path_factory, "six-steps", *BASE)
 
 

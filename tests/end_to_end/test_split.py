@@ -13,7 +13,6 @@ from tests.end_to_end.killing import (
     BASE,
     check_chains_of_kills,
     check_nothing_is_half_written,
-    check_same,
     complete,
     finish,
     left_alone,
@@ -68,12 +67,10 @@ PLACES = {"sampling": (4,), "scoring": (4,), "training": (3,), "eval": (4,), "bo
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a configuration and `never`, the split run that is left alone."""
     return left_alone(tmp_path_factory, "split", *SPLIT)
 
 
 def waiting_at(work: Path, run: Path, place: str, *arguments: str) -> subprocess.Popen[str]:
-    """A run that has come to a place, where it waits."""
     patch = WAIT_AT_PLACE.replace("{place!r}", repr(place)).replace("{step}", str(STEP))
     return waiting(*arguments, cwd=work, patch=patch, mark=work / f"{run.name}-{place.replace(' ', '-')}.mark")
 
@@ -121,15 +118,6 @@ def test_a_resumed_run_that_is_stopped_while_it_draws_again_can_be_resumed_again
 @pytest.mark.long
 def test_killed_at_random_instants(work: Path) -> None:
     check_chains_of_kills(work, SPLIT, seed=917, most=10, in_a_row=3)
-
-
-@pytest.mark.long
-def test_a_finished_run_can_be_extended(work: Path) -> None:
-    run = work / "extended"
-    assert finish(start(*SPLIT, "--max-steps", "4", "--log-dir", str(run), cwd=work))[0] == 0
-    code, _, err = finish(start("--resume", str(run), "--max-steps", "6", cwd=work))
-    assert code == 0, err
-    check_same(run, work / "never")
 
 
 @pytest.mark.long

@@ -133,7 +133,6 @@ def test_a_run_with_tools_of_an_mcp_server_trains_and_leaves_no_server(tmp_path:
 
 
 def _processes_in(folder: Path) -> list[str]:
-    """The processes whose folder it is."""
     return [str(cwd.parent) for cwd in Path("/proc").glob("[0-9]*/cwd") if _leads_to(cwd, folder)]
 
 

@@ -49,7 +49,6 @@ class Stranger:
         assert made.returncode == 0, made.stderr
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Change a file of the project; fails when there is nothing to change."""
         path = self.project / file
         text = path.read_text(encoding="utf-8")
         assert old in text, f"{file} has no {old!r}"
@@ -66,18 +65,15 @@ class Stranger:
             wheel.extractall(self.installation.ours)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A `retrain` command in the folder with the TOML."""
         return self.installation.retrain(*arguments, folder=self.work)
 
     def inventory(self) -> dict[str, list[dict[str, str]]]:
-        """The transforms and the failures that `retrain plugins` knows."""
         content = json.loads(self.run("plugins", "--json").stdout)
         return {"transforms": content["kinds"]["transform"], "failures": content["failures"]}
 
 
 @pytest.fixture
 def stranger(installation: Installation, work: Path) -> Stranger:
-    """Their project, not installed yet."""
     return Stranger(installation, work)
 
 

@@ -74,7 +74,6 @@ def package_root() -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tiny template."""
     folder = tmp_path_factory.mktemp("bounds")
     subprocess.run([sys.executable, "-m", "retrain", "init", "--template", "tiny"], cwd=folder, check=True)
     return folder

@@ -79,7 +79,6 @@ COPIES: Mapping[str, Mapping[str, Any]] = {  # local copies of the sources that 
 
 
 def parts() -> Iterator[Any]:
-    """`(kind, name)` of every registered part of ours."""
     plugins = load_plugins({})
     for kind in Kind:
         for name in (each.spec.name for each in plugins.registered(kind) if each.owner.distribution in OURS):
@@ -161,7 +160,6 @@ def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """PRIME-RL's inference server, for all checks: what each trainer writes gets a name of its own there."""
     running = start_server(tmp_path_factory.mktemp("policy-server"))
     yield running
     running.process.kill()
@@ -202,7 +200,6 @@ def _need(module: str) -> None:
 
 
 def _rows(file: Path, *rows: Mapping[str, Any]) -> str:
-    """Write rows of JSON; returns the folder."""
     file.parent.mkdir(parents=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(file.parent)

@@ -61,8 +61,6 @@ def test_from_the_command_to_passing_tests_and_the_name_in_the_list(tmp_path: Pa
 
 @pytest.fixture(scope="session")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generated project of every kind."""
-
     def make(folder: Path) -> None:
         for kind in SLUGS:
             given = ("--distribution", "--name", f"my-{kind}", "-k", kind, "-o", str(folder), "--no-input")
@@ -85,7 +83,6 @@ def test_all_kinds_at_once_install_pass_their_tests_and_are_named(projects: Path
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the one-file form of every kind, and its tests."""
     folder = tmp_path_factory.mktemp("lab")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -98,7 +98,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one-file form of every kind with a parameter."""
     folder = tmp_path_factory.mktemp("parameters")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -114,7 +113,6 @@ def _folder(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def configured(kind: str, value: str, name: str) -> None:
-    """Write `own.toml` with a parameter."""
     case = CASES[kind]
     tables = BASE | {case.table: case.lines(kind, name, value)}
     written(tables | ({"algorithm": 'transform_mode = "gtpo_hicra"'} if kind == "planning-detector" else {}))

@@ -44,7 +44,6 @@ BY_NAME = {case.name: case for case in CASES}
 
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], None]:
-    """Write the files of a case."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def write(case: Bad) -> None:

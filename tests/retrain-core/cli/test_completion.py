@@ -19,13 +19,11 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def offered(plugins: Plugins, *words: str) -> list[str]:
-    """The values for the last word."""
     return [item.value for item in candidates(plugins, words[:-1], words[-1], RetrainGroup(plugins).params)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with two configurations and another file."""
     for name in ("retrain.toml", "exp.toml", "pyproject.toml", "notes.md"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,6 @@ DOCUMENTED_FIELDS = {
 
 
 def explained(command: Command, *arguments: str) -> dict[str, Any]:
-    """The JSON of an explanation without errors."""
     result = command("explain", *arguments, "--json")
     assert (result.code, result.err) == (0, "")
     content: dict[str, Any] = json.loads(result.out)

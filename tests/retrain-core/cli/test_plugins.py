@@ -78,18 +78,6 @@ def test_nothing_is_imported_to_find_the_files(command: Command, distribution: C
     assert rows["nowhere"]["file"] == ""
 
 
-def test_the_table_has_a_line_per_name_and_no_empty_kind(command: Command) -> None:
-    result = command("plugins")
-    lines = result.out.splitlines()
-    headings = [line for line in lines if line and not line.startswith(" ")]
-    content = content_of(command)
-    assert headings == [kind for kind, rows in content["kinds"].items() if rows]
-    assert len(lines) == len(headings) + sum(map(len, content["kinds"].values()))
-    (row,) = (line.split("  ") for line in lines if line.startswith("  gtpo_sepa "))
-    owner = [f"retrain-sepa {retrain.__version__}", "retrain_sepa/transforms.py"]
-    assert [cell.strip() for cell in row if cell][1:3] == owner
-
-
 def test_with_a_configuration_its_modules_have_a_status_and_its_parts_are_traced(
     searched: Path, command: Command
 ) -> None:

@@ -41,7 +41,6 @@ timeout_s = 20.0
 
 
 def failed(folder: Path, *texts: str, reward: str = "replay_rewards.Reward") -> None:
-    """Write records of texts on which this reward has failed."""
     given: dict[str, Any] = {"detail": "timed out after 10 s", "attempts": 2, "seconds": 10.0, "weight": 1.0}
     example = Example(id="e", prompt="p", reference="7")
     records = [FailureRecord(reward=reward, example=example, text=text, **given) for text in texts]
@@ -50,7 +49,6 @@ def failed(folder: Path, *texts: str, reward: str = "replay_rewards.Reward") -> 
 
 @pytest.fixture
 def run(tmp_path: Path, toys: Path, tokenizer_folder: Path) -> Path:
-    """A run folder as far as a replay looks at it."""
     (tmp_path / "replay_rewards.py").write_text(REWARDS, encoding="utf-8")
     folder = tmp_path / "logs" / "a"
     folder.mkdir(parents=True)

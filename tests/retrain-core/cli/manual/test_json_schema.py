@@ -26,7 +26,6 @@ POOL = (-1, 0, 1, 7, 0.5, -0.5, True, "", "text", "grpo", "auto", [], ["a"], [1]
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """The schema of everything installed."""
     return configuration_schema(load_plugins({}))
 
 

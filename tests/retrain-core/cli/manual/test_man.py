@@ -30,7 +30,6 @@ HOSTILE = (
 
 @pytest.fixture
 def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the manual that may be written to."""
     copy = tmp_path / "manual.md"
     shutil.copy(MANUAL, copy)
     monkeypatch.setattr(man_command, "MANUAL", copy)

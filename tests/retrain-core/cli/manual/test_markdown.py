@@ -71,8 +71,6 @@ HOSTILE = st.lists(
 
 
 class _Tags(HTMLParser):
-    """Every tag of the body, and every address."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[str] = set()

@@ -31,7 +31,6 @@ def _other_tests_of_this_process_had_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def tree(folder: Path) -> list[str]:
-    """Every file and link below a folder, hidden ones too."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file())
 
 
