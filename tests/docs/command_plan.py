@@ -25,7 +25,7 @@ UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/test_forecas
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/after-training.md": {
-        "retrain chat logs/train --compare base": "waits for questions; tests/end_to_end/test_trained.py",
+        "retrain chat logs/train --compare base": "waits for questions; tests/retrain-core/use/test_chat.py",
         "retrain serve logs/train": SERVES,
         "retrain serve logs/train --adapter ...": SERVES,
         "retrain export logs/train --format transformers --out merged": MERGED,

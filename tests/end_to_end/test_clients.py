@@ -137,36 +137,3 @@ def test_lm_eval(serving: Serving, tmp_path: Path) -> None:
                 logprobs_TV = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
             wanted = sum(float(logprobs_TV[at - 1, ids[at]]) for at in range(len(context), len(ids)))
             assert float(given) == pytest.approx(wanted, abs=1e-3)
-
-
-INSPECT = """\
-from inspect_ai import Task, task
-from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.scorer import match
-from inspect_ai.solver import generate
-
-@task
-def sums():
-    samples = [Sample(input=question, target="4") for question in QUESTIONS]
-    return Task(dataset=MemoryDataset(samples), solver=generate(), scorer=match())
-"""
-
-
-def test_inspect(serving: Serving, tmp_path: Path) -> None:
-    pytest.importorskip("inspect_ai")
-    import httpx
-
-    (tmp_path / "sums.py").write_text(f"QUESTIONS = {QUESTIONS!r}\n{INSPECT}")
-    command = [sys.executable, "-m", "inspect_ai", "eval", "sums.py", "--model", "openai-api/retrain/tiny"]
-    command += ["--temperature=0", "--max-tokens=24", "--log-format=json", "--log-dir=logs", "--display=none"]
-    environment = {**os.environ, "RETRAIN_API_KEY": serving.token, "RETRAIN_BASE_URL": serving.url}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    log = json.loads(next((tmp_path / "logs").glob("*.json")).read_text())
-    assert log["status"] == "success", log.get("error")
-    for sample in log["samples"]:
-        messages = [{"role": "user", "content": sample["input"]}]
-        asked = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24}
-        headers = {"Authorization": f"Bearer {serving.token}"}
-        found = httpx.post(f"{serving.url}/chat/completions", json=asked, headers=headers).json()
-        assert sample["output"]["choices"][0]["message"]["content"] == found["choices"][0]["message"]["content"]

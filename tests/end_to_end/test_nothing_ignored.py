@@ -67,22 +67,14 @@ CONTEXTS: tuple[dict[str, dict[str, Any]], ...] = (
 # Keys that none of these runs can read, by prefix, and where they are tried.
 ELSEWHERE = {
     "deadlines.": "each is read while its phase lasts: tests/retrain-core/observe/watchdog",
-    "campaign.": "tests/retrain-core/campaign",
-    "squeeze.": "tests/retrain-core/tools/squeeze and the standalone command",
-    "reward.judge_": "a judge is a server: tests/retrain-rewards/judge",
-    "reward.custom_": "tests/retrain-rewards/custom",
-    "environment.": "tests/retrain-rewards/environments/verifiers_library",
-    "backend.throttle_dir": "servers: tests/retrain-core/engines",
-    "backend.max_concurrent": "as above",
+    **dict.fromkeys(("campaign.", "squeeze."), "other commands: tests/retrain-core/campaign and tools/squeeze"),
+    **dict.fromkeys(("reward.", "environment."), "servers, files and programs: tests/retrain-rewards"),
+    **dict.fromkeys(("backend.throttle_dir", "backend.max_concurrent", "inference."), "servers: retrain-core/engines"),
     "model.base_url": "services: tests/retrain-tinker",
-    "planning.model": "an embedding model: tests/retrain-sepa/planning",
-    "planning.threshold": "as above",
-    "backpressure.throttle_margin": "a fit takes many steps: tests/retrain-core/run/backpressure",
-    "backpressure.increase_margin": "as above",
-    "inference.": "servers: tests/retrain-core/engines",
-    "teacher.": "tests/retrain-core/credit/teacher and end_to_end/test_distillation.py",
+    **dict.fromkeys(("planning.model", "planning.threshold"), "an embedding model: tests/retrain-sepa/planning"),
+    **dict.fromkeys(("backpressure.throttle_margin", "backpressure.increase_margin"), "a fit takes many steps"),
+    "teacher.": "tests/retrain-core/credit/teacher and end_to_end/test_killed.py",
     "logging.": "trackers: tests/retrain-core/observe/trackers",
-    "reward.": "programs: tests/retrain-rewards/code",
 }
 
 

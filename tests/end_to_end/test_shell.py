@@ -84,30 +84,6 @@ def test_questions_about_your_own_data_and_wrong_answers_are_asked_again(tmp_pat
     assert (document["data"], document["training"]["max_steps"]) == (source, 3)
 
 
-@pytest.mark.long
-def test_a_campaign_is_asked_for_and_wrong_answers_are_asked_again(tmp_path: Path) -> None:
-    exchange = [
-        ("Model (hub id or folder)", "some/model\n"),
-        ("Training steps [200]", "0\n"),
-        ("Training steps [200]", "\n"),
-        ("Seeds", "1, 1\n"),
-        ("Seeds", "-3\n"),
-        ("Seeds", "1, 2\n"),
-        ("wandb project", "proj\n"),
-        ("Folder of the campaign", "\n"),
-    ]
-    code, printed = converse([EXE, "init", "-i", "-t", "campaign"], exchange, cwd=tmp_path)
-    assert code == 0, printed
-    for told in ("a seed is given twice", "non-negative", "'0' is not a whole number of at least 1"):
-        assert told in printed
-    assert "  retrain explain campaign.toml\n  retrain campaign.toml\n" in printed
-    explained = json.loads(retrain("explain", "campaign.toml", "--json", cwd=tmp_path).out)
-    assert (explained["seeds"], explained["max_steps"], explained["total_runs"]) == ([1, 2], 200, 4)
-    document = tomllib.loads((tmp_path / "campaign.toml").read_text())
-    assert document["logging"] == {"wandb_project": "proj"}
-    assert document["model"]["model"] == "some/model"
-
-
 def test_a_named_template_and_file_leave_fewer_questions(tmp_path: Path) -> None:
     exchange = [("Model", "\n"), ("Training steps", "\n"), ("Seed", "\n"), ("wandb", "\n"), ("Folder", "\n")]
     argv = [EXE, "init", "--interactive", "--template", "quickstart", "-o", "conf.toml"]

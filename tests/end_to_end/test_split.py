@@ -16,10 +16,9 @@ from tests.end_to_end.killing import (
     complete,
     finish,
     left_alone,
-    start,
     waiting,
 )
-from tests.end_to_end.running import records, untimed
+from tests.end_to_end.running import records
 from tests.kit.shared import slow_or_long
 
 pytestmark = pytest.mark.timeout(900)
@@ -118,15 +117,3 @@ def test_a_resumed_run_that_is_stopped_while_it_draws_again_can_be_resumed_again
 @pytest.mark.long
 def test_killed_at_random_instants(work: Path) -> None:
     check_chains_of_kills(work, SPLIT, seed=917, most=10, in_a_row=3)
-
-
-@pytest.mark.long
-def test_three_devices_draw_the_same_tokens_as_two(work: Path) -> None:
-    """Two engines share the requests; floating-point rounding of other batches is all that may differ."""
-    run = work / "three"
-    code, out, err = finish(start(*SPLIT, "--devices", "cpu,cpu,cpu", "--log-dir", str(run), cwd=work))
-    assert code == 0, err
-    assert "split_mode=True" in out
-    ours, theirs = (untimed(each / "metrics.jsonl") for each in (run, work / "never"))
-    for name in ("sampled_tokens", "correct_rate", "staleness_mean"):
-        assert [line.get(name) for line in ours] == [line.get(name) for line in theirs], name

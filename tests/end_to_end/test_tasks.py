@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.running import records, retrain, untimed
+from tests.end_to_end.running import records, retrain
 
 GAMES = Path(__file__).parents[1] / "retrain-rewards/environments/verifiers_library/packages"
 HEAD = """
@@ -99,25 +99,6 @@ def test_a_game_of_two_turns_is_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "tasks", [CHAIN_SUM, pytest.param(GUESSING, marks=pytest.mark.long)], ids=["reasoning_gym", "game"]
-)
-@pytest.mark.long
-def test_a_run_on_foreign_tasks_continues_as_the_same_run(tasks: str, tmp_path: Path) -> None:
-    if tasks is GUESSING:
-        pytest.importorskip("verifiers.legacy", reason="the game is written for the classic generation of verifiers")
-    folder = configured(tmp_path, tasks, steps=4)
-    trained(folder)
-    whole = untimed(folder / "logs/run/metrics.jsonl")
-    (folder / "logs/run").rename(folder / "logs/whole")
-    trained(folder, "--max-steps", "3")
-    trained(folder, "--resume", "logs/run", "--max-steps", "4")
-    resumed = untimed(folder / "logs/run/metrics.jsonl")
-    assert without_eval(resumed) == without_eval(whole)
-    assert resumed[-1] == whole[-1]
-
-
-@pytest.mark.slow
 def test_a_run_with_tools_of_an_mcp_server_trains_and_leaves_no_server(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
     shutil.copy(CALCULATOR, tmp_path)
@@ -141,8 +122,3 @@ def _leads_to(link: Path, folder: Path) -> bool:
         return link.readlink() == folder
     except OSError:
         return False
-
-
-def without_eval(lines: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The shorter run evaluates after its own last step, too."""
-    return [{name: value for name, value in line.items() if not name.startswith("eval_")} for line in lines]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -63,25 +62,6 @@ def test_from_a_file_of_tasks_to_a_model_that_transformers_loads(tmp_path: Path)
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(ids)[:5] in written  # as in the chat
-
-
-@pytest.mark.long
-def test_a_person_talks_to_a_model(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "retrain", "chat", "builtin:tiny", "--max-tokens=24", "--data-instruction="]
-    exchange = [
-        ("lists the commands", ""),
-        ("> ", "/help\r"),
-        ("/credit ANSWER", "What is 2 + 2?\r"),
-        ("\n> ", "/entropy\r"),
-        ("unsure", "What is 9 * 8?\r"),
-        ("mean log-probability", "/save talk.jsonl\r"),
-        ("saved in talk.jsonl", ""),
-        ("> ", "\x04"),
-    ]
-    code, printed = converse(argv, exchange, cwd=tmp_path)
-    assert code == 0, printed
-    assert "\x1b[48;2;" in printed, "shaded"
-    assert (tmp_path / "talk.jsonl").read_text().count('"assistant"') == 2
 
 
 RUN = Path(__file__).with_name("stopped_run")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain.cli.command_line import run
 from tests.end_to_end.running import SMALL, records, retrain, tiny
 from tests.kit.shared import slow_or_long
 
@@ -55,23 +54,6 @@ def test_one_file_plugins_of_the_whole_ladder(rung: str, tmp_path: Path) -> None
         assert line["mine"] == 1.0
     if rung == "algorithm":
         assert line["condition"] == "mine.first_token_only"
-
-
-def test_search_paths_decide_where_a_name_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for folder, factor in (("plugins", 2), ("lab", 3)):
-        (tmp_path / folder).mkdir()
-        source = f"def advantage(rewards):\n    return [{factor} * (r - 0.5) for r in rewards]\n"
-        (tmp_path / folder / "shaped.py").write_text(source)
-    shaped = ("--advantage-mode", "shaped.advantage", "--transform-mode", "none")
-    for arguments, largest in (((), 1.0), (("--plugins-search-paths", "lab"), 1.5)):
-        capsys.readouterr()
-        assert run(["trace", "--json", *shaped, *arguments]) == 0
-        rows = json.loads(capsys.readouterr().out)["example"]
-        assert max(row["credit_max"] for row in rows) == pytest.approx(largest)
 
 
 @pytest.mark.slow

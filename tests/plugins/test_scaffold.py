@@ -207,18 +207,3 @@ def test_other_parts_are_selected_from_toml(lab: Path, toml: str, key: str, valu
     assert trained(lab, toml)[key] == value
     used = tomllib.loads((lab / "logs/run/config.toml").read_text(encoding="utf-8"))["backend"]["backend"]
     assert used == ("my_backend.PLUGIN" if "my_backend" in toml else "local")
-
-
-@pytest.mark.long
-def test_a_launcher_is_selected_from_toml(lab: Path) -> None:
-    campaign = (
-        '[campaign]\nlauncher = "my_launcher.PLUGIN"\nlauncher_options = { nice = 1 }\nseeds = [1]\nmax_steps = 1\n'
-        'conditions = [{ advantage_mode = "grpo", transform_mode = "none" }]\n[data]\nsource = "arithmetic"\n'
-        "[training]\nbatch_size = 2\ngroup_size = 4\nmax_tokens = 24\nsave_every = 0\n"
-        '[logging]\nlog_dir = "logs/campaign"\n'
-    )
-    (lab / "campaign.toml").write_text(MODEL + campaign, encoding="utf-8")
-    outcome = retrain("campaign.toml", cwd=lab)
-    assert outcome.code == 0, outcome.err
-    manifest = json.loads((lab / "logs/campaign/manifest.json").read_text(encoding="utf-8"))
-    assert manifest["launcher"] == "my_launcher.PLUGIN"

@@ -106,10 +106,8 @@ def test_the_same_through_the_script_and_explain(
     "damage",
     first_or_long(
         [
-            {"config.json": "{"},
             {"config.json": "[]"},
             {"config.json": '{"model_type": "no_such_architecture"}'},
-            {"model.safetensors": None},
             {"model.safetensors": "not safetensors"},
             {"tokenizer.json": "{"},
         ]

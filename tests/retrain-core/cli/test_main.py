@@ -255,10 +255,7 @@ with run_console(load_plugins()):
 
 @pytest.mark.parametrize(
     ("program", "reader", "reason"),
-    [
-        ("-m retrain explain --keys", "| head -1", ""),
-        ("lines.py", "| head -1", "nothing reads the output any more"),
-    ],
+    [("-m retrain explain --keys", "| head -1", ""), ("lines.py", "| head -1", "nothing reads the output any more")],
 )
 def test_a_reader_may_leave_and_a_run_reports_it_once(program: str, reader: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "lines.py").write_text(LINES)

@@ -238,10 +238,8 @@ def test_invalid_toml_is_an_error_with_its_line(tmp_path: Path, command: Command
 @pytest.mark.parametrize(
     ("arguments", "mode", "written", "code"),
     [
-        ((), "preview", None, 0),
         (("--check",), "check", None, 1),
         (("--write", "--backup"), "write", "old.toml", 0),
-        (("-o", "new.toml"), "output", "new.toml", 0),
         (("--stdout",), "stdout", None, 0),
     ],
 )
