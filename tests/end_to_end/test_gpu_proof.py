@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.end_to_end.running import is_running
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Prints the figures that it is asked for and lacks; "hang" starts a child that would outlive it, "fail" is a failure.
 WORKER = """
@@ -56,14 +58,6 @@ def parts(proof: Any, folder: Path, limit_s: float = 60, **do: list[str]) -> lis
     ]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_part_that_was_cut_off_keeps_its_figures_and_goes_on_after_them(proof: Any, tmp_path: Path) -> None:
@@ -79,7 +73,7 @@ def test_a_part_that_was_cut_off_keeps_its_figures_and_goes_on_after_them(proof:
     }
     assert [list(part["figures"]) for part in found.values()] == [["a"], ["c"], ["d"]]
     assert "this part is broken" in found["broken"]["output"]
-    assert not is_alive(int((tmp_path / "child").read_text())), "what a part started ends with it"
+    assert not is_running(int((tmp_path / "child").read_text())), "what a part started ends with it"
     again = proof.Proof.opened(file, {"card": "second"})
     assert [part.name for part in again.order(plan)] == ["one", "broken"]
     assert again.run(plan, tmp_path / "work", 100, time.monotonic) == ["broken"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, finish, start, waiting
-from tests.end_to_end.running import records, retrain, tiny
+from tests.end_to_end.running import is_running, records, retrain, tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEP, ENDS_WITHIN_S = 2, 60.0
@@ -32,13 +32,6 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()[1:]]
     return [int(pid) for pid, parent, command in rows if int(parent) == process.pid and "ranks.worker" in command]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def check_gone(pids: list[int]) -> None:
