@@ -160,7 +160,7 @@ GIVEN = {
         "hard.jsonl": TASKS,
     },
 }
-# Typed by test_newcomer.py, one after the other in one folder.
+# Typed one after the other in one folder.
 NEWCOMER = ("README.md", "docs/pages/try-it.md")
 # Pages that change the environment, or need all six distributions: one after another, in this order, after the others.
 IN_ORDER = (

@@ -22,6 +22,8 @@ from retrain.kernel.registry import Plugins
 
 CODE = re.compile(r"[a-z][a-z-]*\.[a-z0-9-]+")
 TEXTS = ("what", "why", "fix")
+# These only format their argument, so a placeholder is named after the argument.
+FORMATTING = {"printable", "first_line", "reason_of", "toml_text", "hide_text", "_show", "_shown", "_type_name"}
 Explained = dict[str, dict[str, list[str]]]  # code -> name of a text -> the different texts, in order
 
 
@@ -122,7 +124,7 @@ def _text(node: ast.expr, texts: dict[str, str]) -> str:
         for each in ast.walk(node)
         if isinstance(each, ast.Attribute | ast.Name)
     ]
-    called = {
+    skipped = FORMATTING | {
         each.func.attr for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
     }
-    return f"{{{next((name for name in names if name not in called and not hasattr(builtins, name)), '...')}}}"
+    return f"{{{next((name for name in names if name not in skipped and not hasattr(builtins, name)), '...')}}}"

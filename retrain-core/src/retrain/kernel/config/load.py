@@ -208,9 +208,10 @@ def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
             inner = "".join(f".{part}" for part in detail["loc"][1:])
             # pydantic puts these words in front of the text of a ValueError.
             message = detail["msg"].removeprefix("Value error, ")
-            got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
+            given = detail["input"]
+            got = "" if detail["type"] == "value_error" else f", not {_show(given)}"
             key = draft.keys.get(f"{table}.{name}")
-            fix = _expected(key, detail["input"]) if key else "correct the table"
+            fix = _expected(key, given) if key else "correct the table"
             where = draft.place(f"{table}.{name}") + inner
             draft.problems.append(Problem(code="config.bad-value", where=where, what=f"{message}{got}", fix=fix))
     try:
