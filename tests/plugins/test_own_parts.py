@@ -18,7 +18,7 @@ QUICK = (*SMALL, "--save-every", "0")
 def test_the_readme_transform_runs_as_written(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "my_transforms.py").write_text(next(block for block in blocks if "make_transform_spec" in block))
-    tiny(*QUICK, "--transform-mode", "my_transforms.make_transform_spec", cwd=tmp_path)
+    tiny(*QUICK, "--transform-mode", "my_transforms.make_transform_spec", "--max-steps", "1", cwd=tmp_path)
     assert records(tmp_path / "logs/tiny/metrics.jsonl")[-1]["condition"] == "maxrl+entropy_shift"
 
 
