@@ -149,14 +149,14 @@ def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Probl
         what = f"key {table!r} is outside any table"
         fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
         return Problem(code="config.key-outside-table", where=place, what=what, fix=fix)
-    near, known = get_close_matches(table, draft.tables, n=1), ", ".join(sorted(draft.tables))
+    near, known = get_close_matches(table, draft.tables), ", ".join(sorted(draft.tables))
     fix = draft.table_hint(table) or (f"did you mean [{near[0]}]?" if near else f"use one of: {known}")
     return Problem(code="config.unknown-table", where=f"{place} [{table}]", what="unknown table", fix=fix)
 
 
 def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
     own = [key.name for key in draft.keys.values() if key.table == table]
-    near = get_close_matches(name, own, n=1)
+    near = get_close_matches(name, own)
     elsewhere = sorted((key for key in draft.keys.values() if key.name == name), key=lambda key: len(key.flag))
     fix = f"{name!r} belongs to [{elsewhere[0].table}]" if elsewhere else f"use one of: {', '.join(own)}"
     fix = draft.table_hint(f"{table}.{name}") or (f"did you mean {near[0]!r}?" if near else fix)
@@ -240,7 +240,7 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
 def _expected(key: Key, value: Any, *, is_text: bool = False) -> str:
     meant = "" if is_text else unquoted(value, key.default)
     choices = [choice for choice in get_args(key.annotation) if isinstance(choice, str)]
-    if near := get_close_matches(str(value).lower(), choices, n=1):
+    if near := get_close_matches(str(value).lower(), choices):
         return f"did you mean {near[0]!r}?"
     return f"write {meant}, without quotes" if meant else f"{key.description} Default: {toml_text(key.default)}"
 
@@ -288,7 +288,7 @@ def from_environment(environ: Mapping[str, str], keys: Sequence[Key]) -> tuple[l
             continue
         suffix = name.removeprefix(ENV_PREFIX).upper()
         if (path := paths.get(suffix)) is None:
-            near, where = get_close_matches(suffix, paths, n=1), f"environment variable {name}"
+            near, where = get_close_matches(suffix, paths), f"environment variable {name}"
             fix = f"use {ENV_PREFIX}{near[0]}" if near else f"unset {name}"
             problems.append(Problem(code="config.unknown-variable", where=where, what="sets no known key", fix=fix))
         else:
@@ -348,7 +348,7 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
     # One entry of a free table: `--set algorithm.transform_params.cap=0.1`.
     if parent in paths:
         return Override(path=parent, entry=entry, text=text, origin=origin)
-    near = get_close_matches(name, paths, n=1)
+    near = get_close_matches(name, paths)
     what, fix = f"--set names an unknown key {name!r}", f"use {near[0]}" if near else "see `retrain explain --keys`"
     return Problem(code="config.unknown-key", where=HERE, what=what, fix=fix)
 

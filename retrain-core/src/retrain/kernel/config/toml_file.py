@@ -24,11 +24,9 @@ _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """Open a file for reading; OSError for a pipe, socket or device, where a reader could wait forever."""
-    mode = file.stat().st_mode
-    # A directory passes, because the system's own error about it is clearer.
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError("not a regular file, but a pipe, socket or device")
+    """Open a file for reading; OSError for a folder, and for a pipe or device, where a reader could wait forever."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError("not a regular file, but a folder, pipe, socket or device")
     # O_NONBLOCK, because the file may have become a pipe since `stat`.
     return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
