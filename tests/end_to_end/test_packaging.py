@@ -225,28 +225,10 @@ def test_a_plain_run_imports_nothing_slow(work):
     assert {name: why for name, why in SLOW.items() if name in imported} == {}
 
 
-TOML = """
-[model]
-model = "builtin:tiny"
-lora_rank = 4
-[backend]
-devices = "cpu"
-[algorithm]
-transform_mode = "NAME"
-[algorithm.transform_params]
-PARAMS
-[data]
-source = "arithmetic"
-[training]
-seed = 1
-max_steps = 3
-batch_size = 2
-group_size = 4
-max_tokens = 24
-lr = 0.003
-temperature = 1.0
-save_every = 0
-"""
+THREE = (
+    *("--lora-rank", "4", "--seed", "1", "--max-steps", "3", "--batch-size", "2", "--group-size", "4"),
+    *("--max-tokens", "24", "--lr", "0.003", "--temperature", "1.0", "--save-every", "0"),
+)
 
 
 class Stranger:
@@ -289,7 +271,7 @@ def stranger(installation: Installation, work: Path) -> Stranger:
 
 
 def configured(toml: Callable[[str], str], name: str, params: str = "") -> None:
-    toml(TOML.replace("NAME", name).replace("PARAMS", params))
+    toml(f'{SMALL}[algorithm]\ntransform_mode = "{name}"\n[algorithm.transform_params]\n{params}\n')
 
 
 @pytest.mark.slow
@@ -299,7 +281,7 @@ def test_installed_trained_with_upgraded_and_uninstalled(stranger: Stranger, tom
     assert (rows["my_floor"]["distribution"], rows["my_floor"]["version"]) == ("my-floor", "0.1.0")
 
     configured(toml, "my_floor", "floor = 1.0")
-    done = stranger.run("--log-dir", "logs/first")
+    done = stranger.run(*THREE, "--log-dir", "logs/first")
     assert done.returncode == 0, done.stderr
     lines = records(stranger.work / "logs/first/metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2]
@@ -317,7 +299,7 @@ def test_installed_trained_with_upgraded_and_uninstalled(stranger: Stranger, tom
     assert "unknown option 'floor'" in refused.stderr
     assert "known: lowest_share" in refused.stderr
     configured(toml, "my_floor", "lowest_share = 0.0")
-    done = stranger.run("--log-dir", "logs/second")
+    done = stranger.run(*THREE, "--log-dir", "logs/second")
     assert done.returncode == 0, done.stderr
     assert '"my-floor": "0.2.0"' in (stranger.work / "logs/second/run.json").read_text(encoding="utf-8")
 
