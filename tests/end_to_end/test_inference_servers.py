@@ -60,13 +60,21 @@ def test_a_server_before_temperature_is_refused_or_recomputed(folder: Path) -> N
         assert "--logprobs-mode processed_logprobs" in refused.err
         assert "Traceback" not in refused.err
         assert not (folder / "logs").exists()
-        trainer = ("--inference-logprobs", "trainer", "--tis-cap", "2.0")
-        run = through(url, "--max-steps", "2", "--temperature", "0.7", *trainer)
+        run = through(url, "--max-steps", "2", "--temperature", "0.7", "--inference-logprobs", "trainer")
         done = retrain(*run, cwd=folder)
     assert done.code == 0, done.err
     for line in records(folder / "logs/tiny/metrics.jsonl"):
         assert 0 < line["engine_gap_max"] < 1e-4
         assert line.get("logprob_gap_max", 0.0) < 1e-4
+
+
+@pytest.mark.long
+def test_the_importance_weight_is_that_of_the_engine(folder: Path) -> None:
+    with tiny_serving(TINY) as url:
+        run = ("--inference-logprobs", "trainer", "--tis-cap", "2.0", "--temperature", "0.7")
+        done = retrain(*through(url, "--max-steps", "2", *run), cwd=folder)
+    assert done.code == 0, done.err
+    assert all(0 < line["engine_gap_mean"] < 1e-4 for line in records(folder / "logs/tiny/metrics.jsonl"))
 
 
 @pytest.mark.slow

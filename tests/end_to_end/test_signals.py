@@ -117,10 +117,7 @@ def test_a_write_that_hangs_is_left_and_the_last_checkpoint_is_whole(
     assert found == code, err
     assert said in err
     check_nothing_is_half_written(run)
-    assert code == 1 or {path.name for path in (run / "adapter").iterdir()} >= {
-        "checkpoint_step_1",
-        "checkpoint_step_2",
-    }
+    assert code == 1 or (run / "adapter/checkpoint_step_2").exists()
     assert finish(start("--resume", str(run), cwd=work))[0] == 0
     check_same(run, work / "never")
 
