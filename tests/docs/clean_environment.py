@@ -68,7 +68,6 @@ class Installed:
         return done.stdout
 
     def distributions(self) -> set[str]:
-        """Which of ours are installed."""
         lines = self.must("pip list --format freeze").splitlines()
         return {name for name in (line.partition("==")[0] for line in lines) if name in OURS}
 

@@ -25,13 +25,13 @@ UNFINISHED = "needs a run that goes on; tests/retrain-core/verdicts/test_forecas
 # By page: a line, or its beginning followed by ` ...`, and the reason.
 NOT_RUN: dict[str, dict[str, str]] = {
     "docs/pages/after-training.md": {
-        "retrain chat logs/train --compare base": "waits for questions; tests/end_to_end/test_chat.py",
+        "retrain chat logs/train --compare base": "waits for questions; tests/retrain-core/use/test_chat.py",
         "retrain serve logs/train": SERVES,
         "retrain serve logs/train --adapter ...": SERVES,
         "retrain export logs/train --format transformers --out merged": MERGED,
         "retrain export logs/train --format transformers --checkpoint ...": MERGED,
         "retrain export logs/train --format gguf ...": MERGED,
-        "retrain export logs/train --format mlx ...": "needs mlx-lm; tests/end_to_end/test_exports.py",
+        "retrain export logs/train --format mlx ...": "needs mlx-lm; tests/end_to_end/test_trained.py",
         "retrain export logs/train --push me/sums --private": "needs the hub; tests/kit/hub_server.py stands in for it",
     },
     "README.md": {
@@ -78,10 +78,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "retrain --max-steps 20 --eval-every 20 --save-every 0 --set model.quantize=nf4": REAL,
         "nox -s real": "makes the model and an environment of its own",
     },
-    "docs/pages/try-it.md": {
-        "retrain capacity real.toml --pilot 3": HUB,
-        "retrain real.toml": HUB,
-    },
+    "docs/pages/try-it.md": {"retrain capacity real.toml --pilot 3": HUB, "retrain real.toml": HUB},
     "docs/pages/engines.md": {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve ...": SERVER,
         "retrain --inference-engine vllm ...": SERVER,
@@ -129,9 +126,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
 }
 # What a page shows to fail.
-EXIT_CODES = {
-    "docs/pages/share.md": {"retrain rerun train.rtpack --yes --here --set training.seed=7": 1},
-}
+EXIT_CODES = {"docs/pages/share.md": {"retrain rerun train.rtpack --yes --here --set training.seed=7": 1}}
 # Files that a line names and its page shows: the language of the block, and how it begins.
 SHOWN = {
     "docs/pages/algorithms/recipes.md": {
@@ -165,7 +160,7 @@ GIVEN = {
         "hard.jsonl": TASKS,
     },
 }
-# Typed by test_newcomer.py, one after the other in one folder.
+# Typed one after the other in one folder.
 NEWCOMER = ("README.md", "docs/pages/try-it.md")
 # Pages that change the environment, or need all six distributions: one after another, in this order, after the others.
 IN_ORDER = (
@@ -204,7 +199,6 @@ def stands_for(entry: str, line: str) -> bool:
 
 
 def lines_to_run(page: Path) -> list[str]:
-    """The lines of a page that the tests type, in its order."""
     return [line for line in typed_lines(page) if not reason_not_run(page, line)]
 
 

@@ -59,8 +59,14 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def prose(page: Path) -> str:
-    """The text without its fenced blocks."""
     return FENCE.sub("", text_of(page))
+
+
+def rows_of_keys(trainer: str) -> list[tuple[str, str]]:
+    """The table of keys for those who come from another trainer: its name of a key, and ours."""
+    section = text_of(SITE / "coming-from.md").partition(f"\n## {trainer}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]*\|$", section, re.MULTILINE)
+    return [row for row in rows if "---" not in row[0]][1:]
 
 
 def anchors(page: Path) -> set[str]:
@@ -80,7 +86,6 @@ def typed_lines(page: Path) -> list[str]:
 
 
 def typed_in(block: str) -> list[str]:
-    """The lines to type of one block."""
     lines = block.replace("\\\n", " ").splitlines()
     prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]  # the others are output
     bare = (COMMENT.sub(r"\1", line) for line in prompted or lines)

@@ -1,8 +1,9 @@
-"""Nothing is undocumented: keys, flags, commands, options, parts, metrics, hooks, kinds and public names."""
+"""Nothing is undocumented: keys, flags, commands, options, parts, metrics, hooks, kinds, public names, recipes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -15,14 +16,13 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import HOOK_OF_KIND, Plugins
 from retrain.kernel.types import Kind
 from retrain.run.tables import registered_tables
-from tests.docs.reading import PAGES, ROOT, SITE, WRITTEN, name_of, text_of
+from tests.docs.reading import FENCE, PAGES, ROOT, SITE, WRITTEN, name_of, rows_of_keys, text_of
 
 NO_PAGE = {Kind.CONFIG_TABLE, Kind.COMMAND, Kind.TEMPLATE}  # hooks.md says all there is
 
 
 @pytest.fixture(scope="module")
 def plugins() -> Plugins:
-    """Everything installed."""
     return load_plugins({})
 
 
@@ -103,21 +103,61 @@ def test_every_kind_has_a_page_with_its_checks_and_its_contract(kind: Kind) -> N
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "where-things-are.md"])
-def test_the_maps_of_the_tree_name_files_that_exist(page: str) -> None:
+def test_the_maps_of_the_tree_name_files_that_exist_and_every_package(page: str) -> None:
     roots = (ROOT / "retrain-core/src/retrain", *ROOT.glob("retrain-*/src"), ROOT)
     names = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", _page(page))
     assert len(names) > 10
     for name in names:
         assert any((root / name).exists() for root in roots), name
-
-
-def test_every_package_is_on_the_architecture_page() -> None:
-    roots = (ROOT / "retrain-core/src/retrain",)
-    names = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", _page("architecture.md"))
     packages = {f"{path.parent.name}/" for path in roots[0].glob("*/__init__.py")}
-    assert packages - {"testing/"} <= set(names)
+    assert page != "architecture.md" or packages - {"testing/"} <= set(names)
 
 
 def test_no_page_shows_a_folder_of_the_machine_it_was_written_on() -> None:
     for page in PAGES:
         assert not re.search(r"(?<![\w.])/(?:work|root|home)/", text_of(page)), name_of(page)
+
+
+BOOK = SITE / "algorithms"
+TITLES = dict.fromkeys(("reinforce_pp", "reinforce_pp_baseline"), "reinforce_pp, reinforce_pp_baseline")
+OF_LOSSES = ("dapo", "gspo", "cispo")
+ROW = r"^\| `{}` \| [\d.e-]+ \|.*\d"
+
+
+def section(name: str) -> str:
+    page = "losses.md" if name in OF_LOSSES else "group-advantages.md"
+    text = text_of(BOOK / page).partition(f"\n## {TITLES.get(name, name)}\n")[2]
+    return re.split(r"^## ", text, flags=re.MULTILINE)[0]
+
+
+def missing(text: str) -> Iterator[str]:
+    blocks = [(match["language"], match["body"]) for match in FENCE.finditer(text)]
+    if not any(language == "text" and re.search(r"\bA(_i)? += ", body) for language, body in blocks):
+        yield "formula"
+    if "https://arxiv.org/abs/" not in text:
+        yield "source"
+    if "TRL" not in text or "verl" not in text:
+        yield "differences"
+    if not any(language == "pycon" for language, _ in blocks):
+        yield "vectors"
+
+
+def test_every_recipe_has_its_section_its_row_and_its_figures(plugins: Plugins) -> None:
+    text, recipes = text_of(BOOK / "recipes.md"), [each.spec.name for each in plugins.registered(Kind.RECIPE)]
+    for name in (*recipes, "maxrl", "gdpo"):
+        assert not list(missing(section(name))), name
+    for name in recipes:
+        assert re.search(ROW.format(name), text, re.MULTILINE), name
+        assert f"| [`{name}`](" in text
+
+
+@pytest.mark.parametrize("trainer", ["TRL", "verl"])
+def test_a_key_named_for_those_who_come_from_another_trainer_exists(trainer: str, plugins: Plugins) -> None:
+    """Those of the other trainer are checked by tests/servers/test_coming_from.py."""
+    known = {(key.table, key.name) for key in all_keys(registered_tables(plugins))}
+    rows = rows_of_keys(trainer)
+    assert len(rows) > 30
+    for theirs, ours in rows:
+        keys = re.findall(r"`\[(\w+)\] (\w+)`", ours)
+        assert keys or ours == "none" or "`retrain " in ours, theirs
+        assert set(keys) <= known, (theirs, set(keys) - known)

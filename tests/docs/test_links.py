@@ -1,56 +1,55 @@
-"""Links and their anchors lead somewhere, and every page can be reached from the navigation."""
+"""What the pages show works: links lead somewhere, TOML loads, commands parse, examples compute what they say."""
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.docs.reading import LINK, PAGES, PICTURE, REFERENCE, ROOT, SITE, SITE_PAGES, anchors, name_of, prose, text_of
+from retrain.kernel.config.load import load_config
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.run.tables import registered_tables
+from retrain.testing import conformance
+from tests.docs.reading import (
+    LINK,
+    PAGES,
+    PICTURE,
+    REFERENCE,
+    ROOT,
+    SITE,
+    SITE_PAGES,
+    anchors,
+    blocks,
+    command_lines,
+    faults,
+    name_of,
+    prose,
+    text_of,
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere_within_the_site_and_pictures_exist(page: Path) -> None:
     for target in LINK.findall(prose(page)):
         if re.match(r"https?:|mailto:", target):
             continue
         path, _, anchor = target.partition("#")
         to = (page.parent / path).resolve() if path else page
         assert to.exists() or to in REFERENCE, target
-        if anchor:
-            assert anchor in anchors(to), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_pictures_exist(page: Path) -> None:
+        assert page not in SITE_PAGES or to.is_relative_to(SITE), target
+        assert not anchor or anchor in anchors(to), target
     for pair in PICTURE.findall(prose(page)):
         target = next(filter(None, pair))
         assert target.startswith("https://") or (page.parent / target).is_file(), target
 
 
-@pytest.mark.parametrize("page", SITE_PAGES, ids=name_of)
-def test_a_page_of_the_site_links_within_the_site(page: Path) -> None:
-    for target in LINK.findall(prose(page)):
-        if not re.match(r"https?:|mailto:|#", target):
-            assert (page.parent / target.partition("#")[0]).resolve().is_relative_to(SITE), target
-
-
-def nav_of(content: dict[str, Any]) -> dict[str, list[str]]:
-    """The pages of each group of the navigation."""
-    return {
-        group: [page for entry in entries for page in entry.values()]
-        for each in content["nav"]
-        for group, entries in each.items()
-    }
-
-
 def test_the_navigation_is_four_groups_of_pages_that_exist() -> None:
-    groups = nav_of(yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")))
-    pages = [page for entries in groups.values() for page in entries]
-    assert len(groups) == 4
+    nav = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    pages = [page for each in nav for entries in each.values() for entry in entries for page in entry.values()]
+    assert len(nav) == 4
     assert len(pages) == len(set(pages)) <= 31, "30 pages and the entrance of the reference"
     assert set(pages) <= {str(page.relative_to(SITE)) for page in [*SITE_PAGES, *REFERENCE]}
     assert pages[0] == "index.md"
@@ -58,11 +57,6 @@ def test_the_navigation_is_four_groups_of_pages_that_exist() -> None:
 
 def test_every_page_is_within_three_clicks_of_the_home_page() -> None:
     """By links in the text alone: nobody has to open the navigation."""
-    assert not {name for name, clicks in clicks_from_home().items() if clicks > 3}
-
-
-def clicks_from_home() -> dict[str, int]:
-    """How many links lie between the home page and each page of the site; 99 where there is no way."""
     clicks = {SITE / "index.md": 0}
     waiting = [SITE / "index.md"]
     while waiting:
@@ -72,52 +66,87 @@ def clicks_from_home() -> dict[str, int]:
             if to not in clicks:
                 clicks[to] = clicks[page] + 1
                 waiting.append(to)
-    return {name_of(page): clicks.get(page, 99) for page in SITE_PAGES}
-
-
-def test_the_home_page_opens_four_doors() -> None:
-    doors = re.findall(
-        r"^-   ### \[([^\]]+)\]\(([^)]+)\)", (SITE / "index.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert [title for title, _ in doors] == ["Try it", "Your data", "Compare algorithms", "Write a plugin"]
-
-
-def broken_lists(text: str) -> list[str]:
-    """Items of numbered lists that a browser counts from 1 again.
-
-    Python-Markdown, which makes the site, ends a list at a block that is indented by less than four.
-    """
-    found, is_open, was_blank, fence = [], False, True, ""
-    for line in text.splitlines():
-        indent, bare = len(line) - len(line.lstrip()), line.strip()
-        if fence:
-            fence = "" if bare.startswith(fence) else fence
-        elif bare.startswith("```"):
-            fence, is_open = "```", is_open and indent >= 4
-        elif match := re.match(r"(\d+)\. ", line):
-            if not is_open and int(match[1]) > 1:
-                found.append(line)
-            is_open = True
-        elif bare and was_blank and indent < 4:
-            is_open = False
-        was_blank = not bare
-    return found
-
-
-@pytest.mark.parametrize("page", SITE_PAGES, ids=name_of)
-def test_numbered_lists_count_on(page: Path) -> None:
-    assert not broken_lists(text_of(page))
-
-
-def test_a_list_that_starts_again_would_be_found() -> None:
-    first, second = "1. one\n   more\n", "2. two\n"
-    assert broken_lists(f"{first}\n   ```\n   code\n   ```\n\n{second}") == ["2. two"]
-    assert broken_lists(f"{first}\nText between.\n\n{second}") == ["2. two"]
-    assert not broken_lists(f"{first}\n    ```\n    code\n    ```\n\n{second}")
-    assert not broken_lists(f"{first}{second}\n2. is a sentence in a paragraph\n")
-    assert not broken_lists(f"{first}\n    A paragraph of it.\n\n{second}")
+    assert not {name_of(page) for page in SITE_PAGES if clicks.get(page, 99) > 3}
 
 
 def test_a_page_has_one_title() -> None:
     for page in SITE_PAGES:
         assert len(re.findall(r"^# ", prose(page), re.MULTILINE)) == 1, name_of(page)
+
+
+NO_CONFIGURATION = re.compile(r"^\[(project|tool|build)", re.MULTILINE)  # of a pyproject
+# What the generated sections show of a name: its first line, or the fields of a dataclass.
+SIGNATURE = re.compile(r"(def [^\n]*[^:\n]|class \w+[^\n]*[^:\n]|\w+ = \S[^\n]*|\w+: \w+|\w+\(\n.*\n\))\n\Z", re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_toml_loads_commands_parse_and_python_compiles(page: Path, tmp_path: Path) -> None:
+    tables, file = registered_tables(load_plugins({})), tmp_path / "block.toml"
+    for block in blocks(page, "toml"):
+        if not NO_CONFIGURATION.search(block):
+            file.write_text(block, encoding="utf-8")
+            _, problems = load_config(file, tables=tables)
+            assert not problems, f"{[str(problem) for problem in problems]}\n{block}"
+    for words in command_lines(page):
+        assert not faults(words), f"retrain {' '.join(words)}"
+    for block in blocks(page, "python", "py"):
+        if not SIGNATURE.match(block):
+            compile(block, name_of(page), "exec")
+    assert page not in SITE_PAGES or list(command_lines(page)) or blocks(page, "python"), "there is nothing to run"
+
+
+def test_examples_compute_what_the_page_says() -> None:
+    runner = doctest.DocTestRunner(verbose=False)
+    said: list[str] = []
+    for page in PAGES:
+        text = "\n".join(blocks(page, "pycon"))
+        runner.run(doctest.DocTestParser().get_doctest(text, {}, name_of(page), str(page), 0), out=said.append)
+    assert runner.tries > 10
+    assert not runner.failures, "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("retrain statuss", "no command"),
+        ("retrain status --actve", "--actve"),
+        ("retrain --max-stepss 3", "--max-stepss"),
+        ("retrain my.toml --set training.lrr=1", "training.lrr"),
+        ("retrain man --format pdf", "pdf"),
+        ("retrain explain x.toml --lrr 1", "--lrr"),
+        ("FOO=1 retrain init && retrain --nonsense 1", "--nonsense"),
+        ("retrain status \\\n  --wrong | head", "--wrong"),
+    ],
+)
+def test_a_wrong_command_line_would_be_found(line: str, wanted: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```bash\n{line}\n```\n", encoding="utf-8")
+    found = [fault for words in command_lines(page) for fault in faults(words)]
+    assert any(wanted in fault for fault in found), found
+
+
+# What `--help` shows as an example: two spaces, the line, and what it is for after two more.
+EXAMPLE = re.compile(r"^  (retrain(?: \S+)*)(?:  .*)?$", re.MULTILINE)
+
+
+def test_examples_of_help_parse(tmp_path: Path) -> None:
+    """They are in the generated page of commands; nothing is run."""
+    text = text_of(SITE / "reference/commands.md")
+    lines = [line for line in EXAMPLE.findall(text) if "<TAB>" not in line]
+    assert len(lines) > 60
+    page = tmp_path / "page.md"
+    page.write_text("```bash\n" + "\n".join(lines) + "\n```\n", encoding="utf-8")
+    for words in command_lines(page):
+        assert not faults(words), f"retrain {' '.join(words)}"
+
+
+def test_the_health_monitor_of_the_page_passes_the_suite_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (b for b in blocks(SITE / "write-a-plugin.md", "python") if "class Expensive" in b)
+    (tmp_path / "example_of_a_monitor.py").write_text(block, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    checks = conformance("health-monitor", "example_of_a_monitor.PLUGIN")
+    assert len(checks) > 5
+    for check in checks:
+        check()

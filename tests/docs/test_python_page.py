@@ -35,7 +35,6 @@ CELLS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with the tiny template."""
     from retrain.cli.command_line import run
 
     monkeypatch.chdir(tmp_path)
@@ -114,7 +113,6 @@ def test_the_interrupt_button_leaves_a_checkpoint_and_the_kernel_goes_on(tmp_pat
 
 
 def text_of(cell: Any) -> str:
-    """What a cell shows, as text."""
     found = []
     for output in cell.outputs:
         found += ["\n".join(output.traceback)] if output.output_type == "error" else []

@@ -20,7 +20,6 @@ FOUND = re.compile(r'<a href="([^"]*)" class="md-search-result__link"')
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `nox -s docs` builds."""
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("site")
     options = ("--strict", "--quiet", "--config-file", str(ROOT / "docs/mkdocs.yml"), "--site-dir", str(folder))
@@ -64,11 +63,7 @@ def test_pages_fit_a_phone(site: Path) -> None:
 @needs_chromium
 @pytest.mark.parametrize(
     ("query", "wanted"),
-    [
-        ("your data", "your-data.html"),
-        ("gpu memory", "your-model.html"),
-        ("coming from TRL", "coming-from.html"),
-    ],
+    [("your data", "your-data.html"), ("gpu memory", "your-model.html"), ("coming from TRL", "coming-from.html")],
 )
 @pytest.mark.parametrize("page", ["index.html", "algorithms/losses.html"])
 def test_search_answers_a_page_that_was_opened_as_a_file(site: Path, page: str, query: str, wanted: str) -> None:

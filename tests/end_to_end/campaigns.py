@@ -28,7 +28,6 @@ TIMED = (
 
 
 def manifest(folder: str | Path = "out") -> dict[str, Any]:
-    """`manifest.json`."""
     content: dict[str, Any] = json.loads((Path(folder) / "manifest.json").read_text(encoding="utf-8"))
     return content
 
@@ -62,7 +61,6 @@ def check_same(folder: str | Path, wanted: str | Path) -> None:
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Until it holds, or the process is gone."""
     while not condition() and process.poll() is None:
         time.sleep(0.01)
 
@@ -78,7 +76,6 @@ def kill_all(process: subprocess.Popen[str], *, orphans_too: bool = True) -> Non
 
 
 def session_of(leader: int) -> list[int]:
-    """Every process of a session (Linux)."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

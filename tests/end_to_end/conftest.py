@@ -47,28 +47,16 @@ class Installation:
         )
 
     def retrain(self, *arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run the `retrain` command as its script would."""
         return self.python("-c", COMMAND, *arguments, folder=folder, **environ)
 
     def uninstall(self, distribution: str) -> None:
-        """Remove the package and the metadata of one distribution."""
         package = distribution.replace("-", "_")
         for entry in [self.ours / package, *self.ours.glob(f"{package}-*.dist-info")]:
             shutil.rmtree(entry)
 
-    def add(self, distribution: str, module: str, source: str) -> None:
-        """Install a stranger's distribution of one module, which is its plugin."""
-        (self.ours / f"{module}.py").write_text(source, encoding="utf-8")
-        metadata = self.ours / f"{distribution.replace('-', '_')}-1.2.dist-info"
-        metadata.mkdir()
-        metadata.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        metadata.joinpath("entry_points.txt").write_text(f"[retrain]\n{module} = {module}\n")
-
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A freshly built wheel of each of our distributions."""
-
     def build(folder: Path) -> None:
         for name in DISTRIBUTIONS:
             command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / name)]
@@ -108,7 +96,6 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def installation(unpacked: Path, others: Path, tmp_path: Path) -> Installation:
-    """All six distributions, installed for one test."""
     ours = tmp_path / "site"
     shutil.copytree(unpacked, ours, copy_function=os.link)  # tests take files away or add some; none is written to
     return Installation(ours=ours, others=others)
@@ -116,7 +103,6 @@ def installation(unpacked: Path, others: Path, tmp_path: Path) -> Installation:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """An empty folder to run commands in."""
     folder = tmp_path / "work"
     folder.mkdir()
     return folder

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from retrain.records.checkpoints import checkpoint_folders, read_checkpoint
 from tests.end_to_end.preloaded import popen
-from tests.end_to_end.running import SCRIPT, retrain, untimed
+from tests.end_to_end.running import SCRIPT, records, retrain, untimed
 from tests.kit.shared import made_once
 
 RUN = ("--max-steps", "6", "--save-every", "1", "--batch-size", "4", "--group-size", "8", "--max-tokens", "24")
@@ -23,11 +25,26 @@ BASE = (*RUN, *EVALS)
 STREAMS = ("emergence/generations.jsonl", "emergence/steps.jsonl")
 
 KILL_AT = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 
-def kill():
+def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
+
+def at(owner, name, act, is_time=lambda *_: True, after=False):
+    # `act` comes before a function is called, or after it, when `is_time` says so of its arguments.
+    original = getattr(owner, name)
+    def call(*args, **more):
+        is_now = is_time(*args)
+        is_now and not after and act(*args)
+        done = original(*args, **more)
+        is_now and after and act(*args)
+        return done
+    setattr(owner, name, call)
+
+def nth(number, counts=lambda *_: True):
+    seen = []
+    return lambda *args: bool(counts(*args) and not seen.append(1) and len(seen) == number)
 
 {patch}
 from retrain.cli.command_line import main
@@ -36,8 +53,7 @@ main(sys.argv[1:])
 
 
 def start(*arguments: str, cwd: Path, patch: str = "") -> subprocess.Popen[str]:
-    """The script in a process of its own, with torch in it; `patch` is run before retrain is imported and may call
-    `kill()`."""
+    """The script in a process that has torch; `patch` runs before it, with the helpers of `KILL_AT`."""
     program = [sys.executable, "-c", KILL_AT.format(patch=patch)] if patch else [str(SCRIPT)]
     return popen([*program, *arguments], cwd=cwd, env={**os.environ, **ONE_CORE})
 
@@ -53,8 +69,16 @@ def left_alone(factory: pytest.TempPathFactory, name: str, *arguments: str) -> P
     return made_once(factory, name, make)
 
 
+def waiting(*arguments: str, cwd: Path, patch: str, mark: Path) -> subprocess.Popen[str]:
+    """A run that has come to the place where its patch touches `mark`, which it knows as `{mark!r}`."""
+    process = start(*arguments, cwd=cwd, patch=patch.replace("{mark!r}", repr(str(mark))))
+    wait_for(process, mark)
+    if not mark.exists():
+        pytest.fail(finish(process)[2])
+    return process
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code and output, when it has ended."""
     out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
@@ -66,8 +90,41 @@ def arguments_for(run: Path, base: Sequence[str]) -> Sequence[str]:
     return (*base, "--log-dir", str(run))
 
 
+def complete(work: Path, run: Path, base: Sequence[str]) -> None:
+    """Continue to the end; then it must be the run that was left alone."""
+    code, _, err = finish(start(*arguments_for(run, base), cwd=work))
+    assert code == 0, err
+    check_same(run, work / "never")
+
+
+def check_chains_of_kills(work: Path, base: Sequence[str], *, seed: int, most: int, in_a_row: int) -> None:
+    """Runs, two at a time, are killed at random instants `in_a_row` times and completed, until `most` were killed."""
+    lines = records(work / "never/metrics.jsonl")
+    stepping_s = sum(line.get("step_time_s", 0.0) + line.get("eval_time_s", 0.0) for line in lines)
+
+    def chain(worker: int) -> int:
+        chooser, kills = random.Random(seed + worker), 0
+        while kills < most / 2:
+            run = work / f"killed-{worker}-{kills}"
+            for _ in range(in_a_row):
+                process = start(*arguments_for(run, base), cwd=work)
+                if chooser.random() < 0.85:  # mostly once the run is there
+                    wait_for(process, run / "run.json")
+                    time.sleep(chooser.uniform(0.0, 0.7 * stepping_s))
+                else:
+                    time.sleep(chooser.uniform(0.0, 5.0))
+                process.kill()
+                finish(process)
+                kills += process.returncode < 0
+                check_nothing_is_half_written(run)
+            complete(work, run, base)
+        return kills
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(chain, range(2))) >= most
+
+
 def wait_for(process: subprocess.Popen[str], condition: Path) -> None:
-    """Until a file is there, or the process is gone."""
     while not condition.exists() and process.poll() is None:
         time.sleep(0.005)
 
@@ -91,7 +148,6 @@ def check_same(run: Path, wanted: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

@@ -13,7 +13,9 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 IS_POSSIBLE = sys.platform == "linux"  # elsewhere a fork of what has loaded torch is not safe
@@ -85,7 +87,7 @@ class Preloaded(subprocess.Popen[str]):
         self._report, written = os.pipe()
         message = json.dumps({"program": args, "cwd": str(cwd), "env": dict(env)}).encode()
         try:
-            socket.send_fds(_next_server(), [message], [*streams, written])
+            socket.send_fds(next(_servers())[0], [message], [*streams, written])
         finally:
             os.close(written)
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -135,8 +137,8 @@ def _read_by_libraries(environ: dict[str, str]) -> dict[str, str]:
 
 
 @cache
-def _servers() -> list[tuple[socket.socket, subprocess.Popen[bytes]]]:
-    return [_started(), _started()]
+def _servers() -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+    return cycle([_started(), _started()])
 
 
 def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -150,9 +152,3 @@ def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     first = server.stdout.readline()
     assert first == b"ready\n", (first + server.stdout.read()).decode()
     return ours, server
-
-
-def _next_server() -> socket.socket:
-    servers = _servers()
-    servers.reverse()
-    return servers[0][0]

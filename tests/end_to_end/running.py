@@ -19,8 +19,6 @@ SMALL = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--eval-e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Exit code and output of one command."""
-
     code: int
     out: str
     err: str
@@ -61,3 +59,11 @@ def records(file: Path) -> list[dict[str, Any]]:
 def untimed(file: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl` without the fields that measure time."""
     return [{k: v for k, v in record.items() if not k.endswith(TIMING)} for record in records(file)]
+
+
+def is_running(pid: int) -> bool:
+    """True for a process that has not ended (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,8 +1,9 @@
-"""Agents written elsewhere are played through the policy gateway, on exactly the tokens that the engine drew."""
+"""Agents and tasks written elsewhere are learnt, on exactly the tokens that the engine drew."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -10,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,72 +22,24 @@ from tests.end_to_end.running import records, retrain
 
 AGENTS = Path(__file__).parent / "agents"
 QUESTION = "I think of a number from 1 to 9. Guess it."
-GAME = """
-[model]
-model = "builtin:tiny"
-lora_rank = 0
-[backend]
-devices = "cpu"
-[sft]
-steps = 250
-batch_size = 32
-lr = 1e-3
-source = "files"
-path = "format.jsonl"
-[algorithm]
-advantage_mode = "grpo"
-transform_mode = "none"
-[training]
-seed = 1
-max_steps = 64
-batch_size = 8
-group_size = 8
-max_tokens = 120
-temperature = 0.7
-lr = 5e-4
-save_every = 0
-[optimizer]
-schedule = "cosine"
-[data]
-source = "files"
-path = "games.jsonl"
-[eval]
-every = 64
-examples = 32
-[environment]
-provider = "agent"
-id = "guessing:play"
-[logging]
-log_dir = "logs/run"
-"""
-SUMS = """
-[model]
-model = "builtin:tiny"
-[backend]
-devices = "cpu"
-[training]
-seed = 1
-max_steps = 2
-batch_size = 2
-group_size = 4
-max_tokens = 24
-temperature = 1.0
-save_every = 1
-[data]
-source = "arithmetic"
-[eval]
-examples = 0
-[environment]
-provider = "agent"
-id = "side_by_side:play"
-args = { concurrency = 4 }
-[logging]
-log_dir = "logs/run"
-"""
+TINY = ("--model", "builtin:tiny", "--devices", "cpu", "--seed", "1", "--log-dir", "logs/run")
+GAME = (
+    *(*TINY, "--lora-rank", "0", "--sft-steps", "250", "--sft-batch-size", "32", "--sft-lr", "1e-3"),
+    *("--sft-source", "files", "--sft-path", "format.jsonl", "--advantage-mode", "grpo", "--transform-mode", "none"),
+    *("--max-steps", "64", "--batch-size", "8", "--group-size", "8", "--max-tokens", "120", "--temperature", "0.7"),
+    *("--lr", "5e-4", "--save-every", "0", "--optim-schedule", "cosine", "--eval-every", "64", "--eval-examples", "32"),
+    *("--data-source", "files", "--data-path", "games.jsonl"),
+    *("--environment-provider", "agent", "--environment-id", "guessing:play"),
+)
+SUMS = (
+    *(*TINY, "--max-steps", "2", "--batch-size", "2", "--group-size", "4", "--max-tokens", "24"),
+    *("--temperature", "1.0", "--save-every", "1", "--data-source", "arithmetic", "--eval-examples", "0"),
+    *("--environment-provider", "agent", "--environment-id", "side_by_side:play"),
+    *("--environment-args", '{"concurrency": 4}'),
+)
 
 
 def call(name: str, number: int) -> str:
-    """A tool call as the policy writes it."""
     return f'<tool_call>{{"name": "{name}", "arguments": {{"number": {number}}}}}</tool_call>'
 
 
@@ -169,8 +123,7 @@ def test_an_agent_of_the_openai_package_learns_its_game_from_the_tokens_that_wer
     pytest.importorskip("openai", reason="`nox -s clients` installs it")
     shutil.copy(AGENTS / "guessing.py", tmp_path)
     write_games(tmp_path)
-    (tmp_path / "retrain.toml").write_text(GAME)
-    process = start(cwd=tmp_path, patch=NOTING)
+    process = start(*GAME, cwd=tmp_path, patch=NOTING)
     _, err = process.communicate(timeout=1800)
     assert process.returncode == 0, err
     lines = records(tmp_path / "logs/run/metrics.jsonl")
@@ -187,11 +140,10 @@ def test_an_agent_of_the_openai_package_learns_its_game_from_the_tokens_that_wer
 def test_calls_in_any_order_make_the_same_rows_and_a_resume_continues_them(tmp_path: Path) -> None:
     """What is sampled together depends on when the agents ask, so log-probabilities may differ by their rounding."""
     shutil.copy(AGENTS / "side_by_side.py", tmp_path)
-    (tmp_path / "retrain.toml").write_text(SUMS)
-    trained(tmp_path)
+    lines_of(tmp_path, *SUMS)
     (tmp_path / "logs/run").rename(tmp_path / "logs/whole")
-    trained(tmp_path, "--max-steps", "1")
-    trained(tmp_path, "--resume", "logs/run", "--max-steps", "2")
+    lines_of(tmp_path, *SUMS, "--max-steps", "1")
+    lines = lines_of(tmp_path, "--resume", "logs/run", "--max-steps", "2")
     for name in ("step_000000", "step_000001"):
         whole, resumed = (
             load_file(tmp_path / f"logs/{run}/emergence/tokens/{name}.safetensors") for run in ("whole", "run")
@@ -199,13 +151,14 @@ def test_calls_in_any_order_make_the_same_rows_and_a_resume_continues_them(tmp_p
         assert whole["tokens"].tolist() == resumed["tokens"].tolist()
         assert whole["lengths"].tolist() == resumed["lengths"].tolist()
         np.testing.assert_allclose(whole["logprobs"], resumed["logprobs"], atol=1e-4)
-    lines = records(tmp_path / "logs/run/metrics.jsonl")
     assert [(line["turns_mean"], line["dropped_call_count"]) for line in lines] == [(4.0, 0)] * 2
 
 
-def trained(folder: Path, *arguments: str) -> None:
+def lines_of(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The metrics of a run that succeeds."""
     outcome = retrain(*arguments, cwd=folder)
     assert outcome.code == 0, outcome.err
+    return records(folder / "logs/run/metrics.jsonl")
 
 
 @pytest.mark.long
@@ -217,12 +170,9 @@ def test_memory_is_flat_over_2000_steps_that_train_nothing(tmp_path: Path) -> No
         shutil.copy(AGENTS / name, tmp_path)
     rows = ({"prompt": f"What is {number} + 5?", "answer": "987654321"} for number in range(400))
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = SUMS.replace('source = "arithmetic"', 'source = "files"\npath = "sums.jsonl"').replace(
-        "side_by_side", "one_call"
-    )
-    (tmp_path / "a.toml").write_text(text)
     few = ("--max-steps", "2000", "--batch-size", "1", "--max-tokens", "8", "--save-every", "0", "-q")
-    process = start("a.toml", *few, cwd=tmp_path)
+    one = ("--data-source", "files", "--data-path", "sums.jsonl", "--environment-id", "one_call:play")
+    process = start(*SUMS, *few, *one, cwd=tmp_path)
     used_mb: dict[int, float] = {}
     try:
         while process.poll() is None:
@@ -238,3 +188,64 @@ def test_memory_is_flat_over_2000_steps_that_train_nothing(tmp_path: Path) -> No
         process.wait()
     assert process.returncode == 0
     assert max(used_mb.values()) - used_mb[min(used_mb)] < 16.0, used_mb
+
+
+GAMES = Path(__file__).parents[1] / "retrain-rewards/environments/verifiers_library/packages"
+CALCULATOR = Path(__file__).parents[1] / "kit" / "mcp_calculator.py"
+LEARNING = (
+    *(*TINY, "--lora-rank", "16", "--batch-size", "8", "--group-size", "16", "--max-tokens", "64", "--lr", "3e-3"),
+    *("--temperature", "1.0", "--save-every", "4", "--eval-every", "0", "--eval-examples", "32", "--eval-samples", "4"),
+)
+CHAIN_SUM = (
+    *("--data-source", "reasoning_gym", "--data-opt", "name=chain_sum", "--data-opt", "size=600", "--data-opt"),
+    'config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}',
+)
+GUESSING = (
+    *("--environment-provider", "verifiers", "--environment-id", "guess_number"),
+    *("--environment-args", '{"rounds": 40, "secrets": [3, 7]}'),
+)
+
+
+def rates(lines: list[dict[str, Any]]) -> tuple[float, float]:
+    found = [line["eval_correct_rate"] for line in lines if "eval_correct_rate" in line]
+    return found[0], found[-1]
+
+
+@pytest.mark.long
+def test_a_task_of_reasoning_gym_is_learnt_by_its_own_verifier(tmp_path: Path) -> None:
+    before, after = rates(lines_of(tmp_path, *LEARNING, *CHAIN_SUM, "--max-steps", "20"))
+    assert before < 0.65
+    assert after > 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_game_of_two_turns_is_learnt(tmp_path: Path) -> None:
+    pytest.importorskip("verifiers.legacy", reason="the game is written for the classic generation of verifiers")
+    shutil.copy(GAMES / "guess_number.py", tmp_path)
+    lines = lines_of(tmp_path, *LEARNING, *GUESSING, "--max-steps", "10")
+    before, after = rates(lines)
+    assert before < 0.5
+    assert after > 0.85
+    steps = [line for line in lines if line["step"] >= 0]
+    assert steps[0]["turns_mean"] > 1.2
+    assert all(line["logprob_gap_max"] < 1e-4 for line in steps if "logprob_gap_max" in line)
+    assert all(line["rewritten_history_count"] == 0 for line in steps)
+
+
+@pytest.mark.slow
+def test_a_run_with_tools_of_an_mcp_server_trains_and_leaves_no_server(tmp_path: Path) -> None:
+    pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
+    shutil.copy(CALCULATOR, tmp_path)
+    calculator = {"command": [sys.executable, "mcp_calculator.py"], "tools": ["add"]}
+    args = ("--environment-args", json.dumps({"servers": {"calculator": calculator}}), "--environment-max-turns", "3")
+    tools = ("--environment-provider", "mcp", *args, "--data-source", "arithmetic", "--max-steps", "2")
+    lines = lines_of(tmp_path, *LEARNING, *tools)
+    steps = [line for line in lines if line["step"] >= 0]
+    assert len(steps) == 2
+    assert all(line["rewritten_history_count"] == 0 for line in steps)
+    assert steps[-1]["turns_mean"] >= 1.0
+    deadline = time.monotonic() + 10.0
+    while left := [cwd for cwd in Path("/proc").glob("[0-9]*/cwd") if os.path.realpath(cwd) == str(tmp_path)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)

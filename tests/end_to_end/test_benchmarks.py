@@ -1,18 +1,20 @@
-"""The benchmarks of the local backend: every command runs and leaves JSON and a table; what they compute is right."""
+"""Benchmarks: every command runs and leaves JSON and a table, their figures are right, and a missed claim fails."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -29,18 +31,18 @@ PEER = "RETRAIN_TRL_PYTHON"  # an interpreter that has TRL
 
 
 @pytest.fixture
-def harness(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Loads a module of `benchmarks/harness` as the benchmarks see it."""
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads a module of `benchmarks` as its command sees it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
 
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(f"harness.{name}")
 
-    return load
+@pytest.fixture
+def harness(benchmarks: Any) -> Any:
+    return lambda name: benchmarks(f"harness.{name}")
 
 
 def run(*arguments: str) -> str:
-    """A benchmark as it is started by hand; returns what it printed."""
     command = [sys.executable, str(BENCHMARKS / arguments[0]), *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
@@ -98,37 +100,23 @@ def test_side_by_side_with_trl(name: str, tmp_path: Path) -> None:
         assert found["TRL"]["tokens_per_completion"] == found["retrain"]["tokens_per_completion"] == 8
 
 
-def test_an_exponent_is_found_with_its_interval(harness: Any) -> None:
+def test_exponents_ratios_and_the_choice_of_contenders(harness: Any) -> None:
+    growth, ratios, chosen = harness("figures").growth, harness("figures").ratios, harness("rounds").chosen
     xs = [1.0, 10.0, 100.0, 1000.0]
-    exact = harness("figures").growth(xs, [3 * x**1.5 for x in xs])
+    exact = growth(xs, [3 * x**1.5 for x in xs])
     assert exact.exponent == pytest.approx(1.5)
     assert exact.high - exact.low == pytest.approx(0, abs=1e-6)
-    noisy = harness("figures").growth(xs, [2.0, 23.0, 170.0, 2200.0])
-    assert noisy.low < 1 < noisy.high
-    with pytest.raises(ValueError, match="two different sizes"):
-        harness("figures").growth([5.0, 5.0], [1.0, 2.0])
+    assert growth(xs, [2.0, 23.0, 170.0, 2200.0]).low < 1 < growth(xs, [2.0, 23.0, 170.0, 2200.0]).high
+    found = ratios([[1.0, 1.0, 9.0], [2.0, 2.0]], [[2.0, 2.0, 2.0], [4.0, 5.0]])
+    assert (found.median, found.count) == (pytest.approx((2.0 + 2.25) / 2), 2)
+    assert ratios(None, [[1.0]]) is None
+    names = ("retrain", "retrain, 1 thread", "TRL", "TRL, 1 thread")
+    assert chosen(["retrain", "1 thr"], names) == ["retrain", "retrain, 1 thread", "TRL, 1 thread"]
 
 
-def test_ratios_are_those_of_rounds_side_by_side(harness: Any) -> None:
-    found = harness("figures").ratios([[1.0, 1.0, 9.0], [2.0, 2.0]], [[2.0, 2.0, 2.0], [4.0, 5.0]])
-    assert found.median == pytest.approx((2.0 + 2.25) / 2)
-    assert found.count == 2
-
-
-def test_a_table_goes_between_its_own_markers_alone(harness: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- benchmark: a -->\n1\n<!-- end of benchmark -->\n<!-- benchmark: b -->\n2\n<!-- end of benchmark -->\n"
-    )
-    harness("report").paste(page, "b", "| new |")
-    assert "\n1\n" in page.read_text()
-    assert "\n2\n" not in page.read_text()
-    assert "| new |" in page.read_text()
-    with pytest.raises(SystemExit, match="benchmark: c"):
-        harness("report").paste(page, "c", "| lost |")
-
-
-def test_watching_sees_lines_memory_and_failure(harness: Any, tmp_path: Path) -> None:
+def test_watching_sees_lines_memory_and_failure_and_threads_are_not_inherited(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = (
         "import time; f = open('lines.jsonl', 'w', buffering=1)\n"
         "f.write('{\"a\": 1}\\n'); time.sleep(0.3)\n"
@@ -144,6 +132,12 @@ def test_watching_sees_lines_memory_and_failure(harness: Any, tmp_path: Path) ->
     assert seen.tree_bytes is None or seen.tree_bytes >= seen.peak_bytes
     with pytest.raises(failed, match="exit code 3"):
         watch([sys.executable, "-c", "import sys; sys.exit(3)"], folder=tmp_path / "bad", lines="lines.jsonl")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    tell = "import json, os; print(json.dumps({'n': os.environ.get('OMP_NUM_THREADS')}), file=open('l.jsonl', 'w'))"
+    for given in (None, "1"):
+        more = {"environ": {"OMP_NUM_THREADS": given}} if given else {}
+        command = [sys.executable, "-c", tell]
+        assert watch(command, folder=tmp_path / str(given), lines="l.jsonl", **more).records[0]["n"] == given
 
 
 def test_one_that_fails_does_not_end_the_others(
@@ -178,31 +172,12 @@ def test_one_that_fails_does_not_end_the_others(
     assert "good" in options.markdown.read_text()
 
 
-def test_only_picks_a_whole_name_or_all_that_hold_the_text(harness: Any) -> None:
-    names = ("retrain", "retrain, 1 thread", "TRL", "TRL, 1 thread")
-    chosen = harness("rounds").chosen
-    assert chosen(["retrain", "1 thr"], names) == ["retrain", "retrain, 1 thread", "TRL, 1 thread"]
-    assert chosen(["TRL", "retr"], names) == ["retrain", "retrain, 1 thread", "TRL"]
-    assert chosen([""], names) == list(names)
-    assert harness("figures").ratios(None, [[1.0]]) is None
-
-
 def test_a_place_on_this_machine_is_not_published(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["/home/somebody/benchmarks/step.py", "--model", "/home/somebody/Small", "--peer-python", "/home/python"]
     monkeypatch.setattr(sys, "argv", [*command, "--new", "4"])
     assert harness("report").command_line() == "python benchmarks/step.py --model Small --new 4"
     options = argparse.Namespace(model="/home/somebody/Small", peer_python="/home/python", new=4)
     assert harness("report").settings(options) == {"model": "Small", "new": 4}
-
-
-def test_threads_are_not_inherited(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    script = "import json, os; print(json.dumps({'n': os.environ.get('OMP_NUM_THREADS')}), file=open('l.jsonl', 'w'))"
-    watch = harness("processes").watch
-    command = [sys.executable, "-c", script]
-    assert watch(command, folder=tmp_path / "a", lines="l.jsonl").records[0]["n"] is None
-    given = watch(command, folder=tmp_path / "b", lines="l.jsonl", environ={"OMP_NUM_THREADS": "1"})
-    assert given.records[0]["n"] == "1"
 
 
 def test_the_limits_of_qwen3_4b(harness: Any) -> None:
@@ -221,19 +196,15 @@ def test_the_limits_of_qwen3_4b(harness: Any) -> None:
     shared = limits.training(shape, [(256, 1024)] * 16, 32, 2, groups=1)
     saved = 15 * (256 * (4 * shape.projections + 6 * shape.adapter(32)) + 3 * shape.attention * 256 * 257 / 2)
     assert own.operations - shared.operations == pytest.approx(saved)
+    assert shape.layers * sum(inner * outer for inner, outer in shape.fused) == shape.projections  # fused or not
+    work = (limits.Work(rows=4, group=group, prompt=10, new=2) for group in (1, 2, 4))
+    moved = [limits.decode(shape, each, 2).moved_bytes for each in work]  # a shared prompt is read once per group
+    assert moved[0] - moved[1] == 2 * (moved[1] - moved[2]) == 2 * 10 * 2 * shape.kv_bytes(2)
 
 
-def test_a_model_without_an_end_keeps_its_weights(harness: Any, tmp_path: Path) -> None:
-    models = harness("models")
-    folder = models.endless_model(tmp_path / "model")
-    assert (folder / "model.safetensors").read_bytes() == (models.builtin_folder() / "model.safetensors").read_bytes()
-    config = json.loads((folder / "config.json").read_text())
-    assert config["eos_token_id"] is None
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    assert tokenizer["added_tokens"][-1]["id"] == config["vocab_size"]  # no logit belongs to it
-
-
-def test_a_folder_without_an_end_keeps_its_weights_and_its_words(harness: Any, tmp_path: Path) -> None:
+def test_a_model_without_an_end_keeps_weights_and_words_and_questions_have_their_length(
+    harness: Any, tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     models = harness("models")
@@ -245,26 +216,13 @@ def test_a_folder_without_an_end_keeps_its_weights_and_its_words(harness: Any, t
     assert mine.eos_token_id == len(theirs) == 512  # no logit belongs to it
     assert mine.encode("What is 23 + 45?") == theirs.encode("What is 23 + 45?")
     assert models.prompt_tokens(folder) == 25
-
-
-def test_bare_products_count_every_weight(harness: Any) -> None:
-    """Fused or not, a layer has the same number of weights."""
-    for name in ("qwen3-4b", "qwen3-0.6b"):
-        shape = harness("limits").Shape.of(harness("models").SHAPES[name])
-        assert shape.layers * sum(inner * outer for inner, outer in shape.fused) == shape.projections
-
-
-@pytest.mark.parametrize("length", [25, 27, 200])
-def test_questions_have_the_length_that_was_asked_for(harness: Any, length: int) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(harness("models").builtin_folder())
-    asked = harness("runs").questions(20, length)
-    assert len({task["prompt"] for task in asked}) == 20
-    for task in asked:
-        chat = [{"role": "user", "content": task["prompt"]}]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)
-        assert len(ids["input_ids"]) == length
+    for length in (25, 27, 200):
+        asked = [task["prompt"] for task in harness("runs").questions(20, length)]
+        assert len(set(asked)) == 20
+        for question in asked:
+            chat = [{"role": "user", "content": question}]
+            ids = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)
+            assert len(ids["input_ids"]) == length
 
 
 @pytest.mark.long
@@ -277,3 +235,49 @@ def test_samplers_are_held_against_each_other_at_equal_tokens(tmp_path: Path) ->
     assert rows["uniform"][1] == rows["thompson"][1]  # the tokens up to which they are compared
     assert float(printed.split("recomputed: ")[1].split()[0]) < 1e-12
     assert printed.count("eval_arithmetic_correct_rate") >= 2
+
+
+@pytest.mark.parametrize(
+    ("hits", "bounds", "is_met"),
+    [
+        (950, {"at_least": 0.95}, True),
+        (938, {"at_least": 0.95}, True),  # two standard errors are 1.5 points
+        (934, {"at_least": 0.95}, False),
+        (985, {"at_least": 0.94, "at_most": 0.975}, False),
+        (60, {"at_most": 0.055}, True),
+        (75, {"at_most": 0.055}, False),
+        (75, {}, True),
+    ],
+)
+def test_a_share_may_be_two_standard_errors_off(
+    benchmarks: Any, hits: int, bounds: dict[str, float], is_met: bool
+) -> None:
+    claim = benchmarks("claims.claim")
+    measured = claim.share("x", np.arange(1000) < hits, **bounds)
+    assert measured.is_met is is_met
+    assert measured.error == pytest.approx(2 * math.sqrt(hits / 1000 * (1 - hits / 1000) / 1000))
+
+
+def test_means_have_the_error_of_a_mean_and_nan_is_a_miss(benchmarks: Any) -> None:
+    claim = benchmarks("claims.claim")
+    measured = claim.mean("x", np.array([10.0, 12.0, 11.0, 13.0]), at_most=11.0)
+    assert (measured.figure, measured.is_met) == (11.5, True)
+    assert measured.error == pytest.approx(2 * math.sqrt(5 / 3) / 2)
+    assert not claim.mean("x", np.array([math.nan, 1.0])).is_met
+
+
+def test_every_claim_is_found_and_a_miss_is_the_exit_code(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence, claim = benchmarks("evidence"), benchmarks("claims.claim")
+    known = evidence.all_claims()
+    assert {"flip-coverage", "binomial-coverage", "false-verdicts", "disagreements"} <= set(known)
+    assert evidence.main(["--only", "disagreements", "--simulations", "5"]) == 0
+    assert "| 0.00 % | 0.00 % | at most 0.00 % | yes |" in capsys.readouterr().out
+
+    def missing(simulations: int, seeds: Any) -> Iterator[Any]:
+        yield claim.share("never", np.zeros(simulations, dtype=bool), at_least=0.5)
+
+    monkeypatch.setattr(evidence, "all_claims", lambda: {"missing": missing})
+    assert evidence.main(["--simulations", "10"]) == 1
+    assert "| never | 0.00 % | 0.00 % | at least 50.00 % | NO |" in capsys.readouterr().out

@@ -18,23 +18,20 @@ pytestmark = [pytest.mark.client, pytest.mark.timeout(240)]
 QUESTIONS = ["What is 2 + 2?", "What is 9 * 8?", "What is 30 + 12?", "What is 7 - 5?"]
 SETTINGS = ["--max-tokens=24", "--temperature=1.0", "--data-instruction="]
 TASK = """\
-task: sums
+task: NAME
 dataset_path: json
 dataset_kwargs: {data_files: {test: FOLDER/sums.jsonl}}
 test_split: test
-output_type: generate_until
 doc_to_text: "{{question}}"
+"""
+SUMS = """
+output_type: generate_until
 doc_to_target: "{{answer}}"
 generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 24, do_sample: false, temperature: 0.0}
 metric_list: [{metric: exact_match}]
 """
-CHOICE = """\
-task: choices
-dataset_path: json
-dataset_kwargs: {data_files: {test: FOLDER/sums.jsonl}}
-test_split: test
+CHOICES = """
 output_type: multiple_choice
-doc_to_text: "{{question}}"
 doc_to_choice: [" 4", " 72", " 42"]
 doc_to_target: 0
 target_delimiter: ""
@@ -44,8 +41,6 @@ metric_list: [{metric: acc}]
 
 @dataclass
 class Serving:
-    """A running `retrain serve`, and what `retrain sample --greedy --raw` says to the questions."""
-
     url: str
     token: str
     greedy: list[str]
@@ -115,8 +110,8 @@ def test_lm_eval(serving: Serving, tmp_path: Path) -> None:
         {"question": question, "answer": wanted} for question, wanted in zip(QUESTIONS, serving.greedy, strict=True)
     ]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, task in (("sums", TASK), ("choices", CHOICE)):
-        (tmp_path / f"{name}.yaml").write_text(task.replace("FOLDER", str(tmp_path)))
+    for name, task in (("sums", SUMS), ("choices", CHOICES)):
+        (tmp_path / f"{name}.yaml").write_text(TASK.replace("NAME", name).replace("FOLDER", str(tmp_path)) + task)
     arguments = f"model=tiny,base_url={serving.url}/completions,tokenizer={model_folder},num_concurrent=4,max_retries=1"
     command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments]
     command += ["--tasks", "sums,choices", "--include_path", str(tmp_path), "--log_samples", "--output_path", "out"]
@@ -142,37 +137,3 @@ def test_lm_eval(serving: Serving, tmp_path: Path) -> None:
                 logprobs_TV = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
             wanted = sum(float(logprobs_TV[at - 1, ids[at]]) for at in range(len(context), len(ids)))
             assert float(given) == pytest.approx(wanted, abs=1e-3)
-
-
-INSPECT = """\
-from inspect_ai import Task, task
-from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.scorer import match
-from inspect_ai.solver import generate
-
-@task
-def sums():
-    samples = [Sample(input=question, target="4") for question in QUESTIONS]
-    return Task(dataset=MemoryDataset(samples), solver=generate(), scorer=match())
-"""
-
-
-def test_inspect(serving: Serving, tmp_path: Path) -> None:
-    """Its chats are answered as anybody's are."""
-    pytest.importorskip("inspect_ai")
-    import httpx
-
-    (tmp_path / "sums.py").write_text(f"QUESTIONS = {QUESTIONS!r}\n{INSPECT}")
-    command = [sys.executable, "-m", "inspect_ai", "eval", "sums.py", "--model", "openai-api/retrain/tiny"]
-    command += ["--temperature=0", "--max-tokens=24", "--log-format=json", "--log-dir=logs", "--display=none"]
-    environment = {**os.environ, "RETRAIN_API_KEY": serving.token, "RETRAIN_BASE_URL": serving.url}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    log = json.loads(next((tmp_path / "logs").glob("*.json")).read_text())
-    assert log["status"] == "success", log.get("error")
-    for sample in log["samples"]:
-        messages = [{"role": "user", "content": sample["input"]}]
-        asked = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24}
-        headers = {"Authorization": f"Bearer {serving.token}"}
-        found = httpx.post(f"{serving.url}/chat/completions", json=asked, headers=headers).json()
-        assert sample["output"]["choices"][0]["message"]["content"] == found["choices"][0]["message"]["content"]

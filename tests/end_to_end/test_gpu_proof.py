@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
-from ast import literal_eval
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +17,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.end_to_end.running import is_running
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Prints the figures that it is asked for and lacks; "hang" starts a child that would outlive it, "fail" is a failure.
@@ -58,14 +58,6 @@ def parts(proof: Any, folder: Path, limit_s: float = 60, **do: list[str]) -> lis
     ]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_part_that_was_cut_off_keeps_its_figures_and_goes_on_after_them(proof: Any, tmp_path: Path) -> None:
@@ -81,7 +73,7 @@ def test_a_part_that_was_cut_off_keeps_its_figures_and_goes_on_after_them(proof:
     }
     assert [list(part["figures"]) for part in found.values()] == [["a"], ["c"], ["d"]]
     assert "this part is broken" in found["broken"]["output"]
-    assert not is_alive(int((tmp_path / "child").read_text())), "what a part started ends with it"
+    assert not is_running(int((tmp_path / "child").read_text())), "what a part started ends with it"
     again = proof.Proof.opened(file, {"card": "second"})
     assert [part.name for part in again.order(plan)] == ["one", "broken"]
     assert again.run(plan, tmp_path / "work", 100, time.monotonic) == ["broken"]
@@ -119,32 +111,6 @@ def test_a_proof_that_is_killed_has_its_figures_on_disk(proof: Any, tmp_path: Pa
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # the part, which waited for it, ends by itself
 
 
-def test_the_page_says_that_nothing_was_measured_or_what_was(gpu: Any, tmp_path: Path) -> None:
-    assert gpu.table({}, {}) == "No figure has been measured on a GPU yet."
-    where = {
-        "date": "2026-01-02",
-        "card": "NVIDIA X",
-        "versions": {"torch": "2"},
-        "commit": "abc",
-        "load_at_start": 0.0,
-    }
-    decode = {"step_ms": 10.0, "least_ms": 6.7, "fraction": 0.67}
-    step = {"step_s": [12.0, 11.0], "sample_limit_s": 4.0, "train_limit_s": 2.0, "times_the_limit": 1.9}
-    text = gpu.table(
-        where,
-        {
-            "decode 4B": {"status": "done", "figures": {"128 x 1024": decode, "kernels": {"wall_s": 1.0}}},
-            "step 4B": {"status": "cut off", "figures": {"step": step}},
-        },
-    )
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert rows[2] == "| decode 4B | 128 x 1024 | 10.00 ms a token step | 6.70 ms | 67% | 60 % |"
-    assert rows[3] == "| step 4B | step | 11.00 s | 6.00 s | 1.90 x | 1.6 x |"
-    assert len(rows) == 4
-    assert "NVIDIA X" in text
-    assert "Not done: step 4B (cut off)." in " ".join(text.split())
-
-
 def test_the_plan_measures_what_is_promised_and_every_test_that_needs_a_gpu(gpu: Any) -> None:
     plan = {part.name: part for part in gpu.plan("cuda")}
     assert len(plan) == len(gpu.plan("cuda")), "each name stands for one part"
@@ -154,36 +120,12 @@ def test_the_plan_measures_what_is_promised_and_every_test_that_needs_a_gpu(gpu:
     assert all((BENCHMARKS.parent / file).is_file() for file in files)
 
 
-def test_a_shared_prompt_is_read_once_per_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted for each row, decoding on an H100 was faster than its memory."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    limits = importlib.import_module("harness.limits")
-    shape = limits.Shape(layers=1, hidden=8, inner=8, heads=1, kv_heads=1, head_size=8, vocabulary=8)
-    moved = [
-        limits.decode(shape, limits.Work(rows=4, group=group, prompt=10, new=2), 2).moved_bytes for group in (1, 2, 4)
-    ]
-    assert moved[0] - moved[1] == 2 * (moved[1] - moved[2]) == 2 * 10 * 2 * shape.kv_bytes(2)
-
-
 # What a machine with PyTorch, transformers, PEFT and pytest has of the requirements of ours and of what is carried.
-BROUGHT = {
-    *(
-        "anyio",
-        "click",
-        "filelock",
-        "fsspec",
-        "h11",
-        "httpx",
-        "huggingface-hub",
-        "jinja2",
-        "markupsafe",
-        "narwhals",
-        "numpy",
-        "packaging",
-    ),
-    *("pandas", "peft", "pluggy", "pyarrow", "python-dateutil", "pyyaml", "requests", "rich", "safetensors", "sympy"),
-    *("markdown-it-py", "scipy", "threadpoolctl", "tokenizers", "torch", "tqdm", "transformers", "xxhash", "zipp"),
-}
+BROUGHT = """
+anyio click filelock fsspec h11 httpx huggingface-hub jinja2 markdown-it-py markupsafe narwhals numpy packaging pandas
+peft pluggy pyarrow python-dateutil pyyaml requests rich safetensors scipy sympy threadpoolctl tokenizers torch tqdm
+transformers xxhash zipp
+"""
 
 
 def test_wheels_are_carried_for_all_that_such_a_machine_lacks(gpu: Any) -> None:
@@ -191,7 +133,7 @@ def test_wheels_are_carried_for_all_that_such_a_machine_lacks(gpu: Any) -> None:
     for name in carried:
         needs = [Requirement(line) for line in metadata.requires(name) or []]
         plain = {canonicalize_name(one.name) for one in needs if not one.marker or one.marker.evaluate({"extra": ""})}
-        assert plain <= carried | BROUGHT, name
+        assert plain <= carried | set(BROUGHT.split()), name
 
 
 @pytest.mark.parametrize(
@@ -219,27 +161,6 @@ def test_a_figure_that_is_not_ok_is_measured_again(proof: Any, tmp_path: Path) -
     opened = proof.Proof(file=tmp_path / "gpu.json", machine={}, parts={"tests": before})
     assert opened.run([part], tmp_path, 100, time.monotonic) == []
     assert opened.parts["tests"]["figures"]["had"] == ["passed", "rate"]
-
-
-@pytest.mark.long
-def test_carried_wheels_bring_their_entry_points(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tests remove what PYTHONPATH names, and a plugin is found by its entry point."""
-    info = "carried-1.dist-info"
-    with zipfile.ZipFile(tmp_path / "carried-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("carried.py", "")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carried\nVersion: 1\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/entry_points.txt", "[retrain]\ncarried = carried\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    started: list[str] = []
-    monkeypatch.setattr(os, "execv", lambda python, _: started.append(str(python)))
-    gpu._install(tmp_path, tmp_path / "env")
-    ask = "import pytest; from importlib.metadata import entry_points as e; print([p.name for p in e(group='retrain')])"
-    done = subprocess.run([*started, "-I", "-c", ask], capture_output=True, text=True, check=True)
-    names = literal_eval(done.stdout)
-    assert {"carried", "local"} <= set(names), "with what is beneath"
 
 
 def test_without_a_gpu_the_command_says_so_and_makes_nothing(tmp_path: Path) -> None:

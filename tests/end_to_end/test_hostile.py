@@ -33,30 +33,13 @@ def score(response, reference):
 TOWERS = [r"\boxed{" + "^{".join(["9"] * n) + "}" * n for n in (3, 5, 50, 500)]
 TOWERS += [r"\boxed{10^{10^{10}}}", r"\boxed{(((7!)!)!)!}", r"\boxed{9**9**9**9}", r"\boxed{2^{-9^{9^9}}}"]
 BROKEN = [
-    r"\boxed{",
-    r"\boxed{{{{",
-    r"\boxed{}}}}",
-    r"\boxed{\boxed{}}",
-    r"\boxed{\boxed{7}}",
-    "}{" * 50,
+    *(r"\boxed{", r"\boxed{{{{", r"\boxed{}}}}", r"\boxed{\boxed{}}", r"\boxed{\boxed{7}}", "}{" * 50),
     r"\boxed{\frac{1}{",
 ]
 LARGE = [r"\boxed{" + "7" * 10**6 + "}", r"\boxed{" * 10**5, "x" * 10**6 + r"\boxed{7}", r"\boxed{" + "(" * 10**5 + "}"]
 ODD = [
-    "\0",
-    "\\boxed{\0}",
-    "\\boxed{7\0}",
-    "\ud800",
-    "\u202e\\boxed{7}",
-    "",
-    r"\boxed{}",
-    r"\boxed{\infty}",
-    r"\boxed{nan}",
-]
-ODD += [
-    r"\boxed{\int_0^1 x^{x^{x}} dx}",
-    r"\boxed{\sum_{n=1}^{10^9} n!}",
-    r"\boxed{\sqrt[10^9]{7}}",
+    *("\0", "\\boxed{\0}", "\\boxed{7\0}", "\ud800", "\u202e\\boxed{7}", "", r"\boxed{}", r"\boxed{\infty}"),
+    *(r"\boxed{nan}", r"\boxed{\int_0^1 x^{x^{x}} dx}", r"\boxed{\sum_{n=1}^{10^9} n!}", r"\boxed{\sqrt[10^9]{7}}"),
     r"\boxed{7,7,7,7}",
 ]
 DEEDS = ["EXIT", "QUIT", "FORK"] * 4 + ["SLEEP", "FILL"] * 3
@@ -77,7 +60,7 @@ def test_a_thousand_hostile_completions_each_end_in_one_outcome(
     monkeypatch.chdir(tmp_path)
     plugins = load_plugins()
     flags = ["--reward-weights", '{"math": 1.0, "custom": 0.1}', "--reward-custom-module", "careless"]
-    flags += [
+    limits = [
         "--scoring-timeout-s",
         "2",
         "--scoring-retries",
@@ -87,7 +70,7 @@ def test_a_thousand_hostile_completions_each_end_in_one_outcome(
         "--scoring-workers",
         "2",
     ]
-    config = load_checked([*flags, "--data-source", "arithmetic"], plugins).config
+    config = load_checked([*flags, *limits, "--scoring-workers", "2", "--data-source", "arithmetic"], plugins).config
     context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
     example = Example(id="seven", prompt="3 + 4 =", reference="7")
     texts = hostile_texts()

@@ -1,11 +1,11 @@
-"""Engine `mlx` under the local backend, against the real server of MLX-LM on a CPU."""
+"""Engine `mlx` against the real server of MLX-LM on a CPU: under the local backend, and through the whole command."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -13,16 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
-from retrain.api import (
-    BackendError,
-    ConfigError,
-    LogprobRow,
-    PluginContext,
-    SampleRequest,
-    SamplingParams,
-    Seeds,
-    load_plugins,
-)
+from retrain.api import BackendError, LogprobRow, PluginContext, SampleRequest, SamplingParams, Seeds, load_plugins
 from retrain.engines.engine import ServerEngine
 from retrain.engines.mlx import convert
 from retrain.engines.policy_check import probe_prompts
@@ -32,9 +23,11 @@ from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
 from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
-from tests.kit.mlx_server import start
+from tests.end_to_end.running import records, retrain
+from tests.kit import engine_record
+from tests.kit.mlx_server import mlx_serving, start
 
-pytestmark = pytest.mark.slow  # starting the server takes as long as ten other tests
+pytestmark = pytest.mark.long  # starting the server takes as long as ten other tests
 
 TINY = BUILTIN_MODELS["tiny"]
 EXACT = 1e-4  # nats, both sides in float32
@@ -42,30 +35,24 @@ EXACT = 1e-4  # nats, both sides in float32
 
 @pytest.fixture
 def make_backend(exact_model: Path, mlx_url: str) -> Iterator[Callable[..., tuple[LocalBackend, ServerEngine]]]:
-    """A local backend with the engine `mlx`, and that engine; `lr` is that of its optimizer."""
+    """A local backend with the engine `mlx`, and that engine."""
     opened = []
 
-    def make(*, temperature: float = 1.0, url: str = mlx_url, **inference: Any) -> tuple[LocalBackend, ServerEngine]:
+    def make(url: str = mlx_url) -> tuple[LocalBackend, ServerEngine]:
         tables = {
             "model": schema.ModelTable(model=str(exact_model), lora_rank=4),
-            "inference": InferenceTable(engine="mlx", url=url, retry_s=20.0, **inference),
-            "training": schema.TrainingTable(temperature=temperature),
+            "inference": InferenceTable(engine="mlx", url=url, retry_s=20.0),
+            "training": schema.TrainingTable(temperature=1.0),
         }
         tokenizer = AutoTokenizer.from_pretrained(exact_model)
-        context = PluginContext(
-            config=Config(tables=tables), seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer
-        )
-        backend = create_backend(context)
-        opened.append(backend)
-        return backend, backend._engine
+        config = Config(tables=tables)
+        context = PluginContext(config=config, seeds=Seeds(1), plugins=load_plugins(), tokenizer=tokenizer)
+        opened.append(create_backend(context))
+        return opened[-1], opened[-1]._engine
 
     yield make
     for backend in opened:
         backend.close()
-
-
-def complete(url: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/completions", json={"max_tokens": 1} | body, timeout=60.0, trust_env=False)
 
 
 def perturb(backend: LocalBackend, seed: int) -> None:
@@ -93,7 +80,6 @@ def gap_of(backend: LocalBackend, prompts: list[np.ndarray], *, max_tokens: int 
     )
 
 
-@pytest.mark.long
 def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> None:
     backend, engine = make_backend()
     prompts = probe_prompts(engine._context.tokenizer, 1024)
@@ -102,11 +88,10 @@ def test_every_version_samples_from_its_own_weights_and_keys(make_backend) -> No
         assert gap_of(backend, prompts) < EXACT  # the same prompts each time, so old keys and values would be found
 
 
-@pytest.mark.long
 def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend, exact_model, tmp_path) -> None:
     process, url = start(exact_model, tmp_path)
     try:
-        backend, engine = make_backend(url=url)
+        backend, engine = make_backend(url)
         perturb(backend, 7)
         process.kill()
         process.wait()
@@ -117,60 +102,6 @@ def test_a_server_that_is_started_again_reads_the_adapter_by_itself(make_backend
         process.wait()
 
 
-@pytest.mark.long
-def test_prefix_caching_cannot_be_turned_off_from_here(make_backend) -> None:
-    with pytest.raises(ConfigError, match="prefix_caching"):
-        make_backend(prefix_caching=False)
-
-
-@pytest.mark.long
-def test_a_path_that_is_written_again_is_stale_in_weights_then_in_keys(
-    make_backend, exact_model, mlx_url, tmp_path
-) -> None:
-    """What the server does, and why each version has a path of its own."""
-    backend, engine = make_backend()
-    for seed in (1, 2):
-        perturb(backend, seed)
-        (tmp_path / f"peft-{seed}").mkdir()
-        backend.save_adapter(tmp_path / f"peft-{seed}")
-    prompt = engine._context.tokenizer.decode(probe_prompts(engine._context.tokenizer, 1024)[-1])
-
-    def likeliest(path: Path | None) -> float:
-        asked = {"model": str(exact_model), "prompt": prompt, "logprobs": True, "top_logprobs": 1}
-        answer = complete(mlx_url, **asked, adapters=None if path is None else str(path)).json()
-        return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
-
-    reused, fresh = tmp_path / "reused", tmp_path / "fresh"
-    convert(tmp_path / "peft-1", reused)
-    old = likeliest(reused)
-    shutil.rmtree(reused)
-    convert(tmp_path / "peft-2", reused)
-    assert likeliest(reused) == pytest.approx(old, abs=1e-5)  # the old weights still
-    convert(tmp_path / "peft-2", fresh)
-    right = likeliest(fresh)
-    assert abs(likeliest(reused) - right) > 1e-3  # the new weights, with keys and values of the old ones
-
-
-@pytest.mark.long
-def test_default_model_ignores_adapters_and_so_is_never_asked_for(make_backend, exact_model, mlx_url, tmp_path) -> None:
-    backend, engine = make_backend()
-    perturb(backend, 4)
-    adapter = str(engine._caller.dialect._adapters[engine._adapters.current.key])
-    asked = {"prompt": "1 + 2 =", "logprobs": True, "top_logprobs": 5, "temperature": 1.0, "adapters": adapter}
-
-    def tops(model: str, **changes: Any) -> dict[int, float]:
-        answer = complete(mlx_url, **asked | {"model": model} | changes).json()
-        return {top["id"]: top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
-
-    assert tops("default_model") == tops(str(exact_model), adapters=None)
-    assert tops(str(exact_model)) != tops(str(exact_model), adapters=None)
-    (server,) = engine._caller.servers
-    body = engine._caller.completion(np.asarray([5, 6]), seed=1, max_tokens=2, temperature=1.0, server=server).body
-    assert body is not None
-    assert body["model"] == str(exact_model)
-
-
-@pytest.mark.long
 def test_completions_follow_the_models_distribution_whatever_the_servers_defaults(make_backend) -> None:
     """Batched requests without a seed are independent draws: the first tokens have the frequencies they should."""
     backend, engine = make_backend()
@@ -186,27 +117,13 @@ def test_completions_follow_the_models_distribution_whatever_the_servers_default
         assert abs(float((tokens_N == token).mean()) - probability) < 5 * deviation + 0.01
 
 
-def test_prompts_that_no_text_stands_for_are_refused(make_backend) -> None:
-    backend, engine = make_backend()
-    tokenizer = engine._context.tokenizer
-    byte = next(token for token in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([token]))
-    for prompt_T in (np.asarray([5, byte]), np.asarray([*tokenizer("1")["input_ids"], byte, 7])):
-        with pytest.raises(BackendError, match="encodes to other tokens"):
-            backend.sample(
-                [SampleRequest(prompt_T=prompt_T, seeds_G=(1,))], SamplingParams(max_tokens=2, temperature=1.0)
-            )
-
-
-@pytest.mark.long
 def test_an_adapter_that_the_server_cannot_read_is_one_clear_error(make_backend, monkeypatch) -> None:
-    backend, engine = make_backend()
-    dialect = engine._caller.dialect
+    backend, _ = make_backend()
     monkeypatch.setattr("retrain.engines.mlx.convert", lambda source, folder: None)
     with pytest.raises(BackendError) as caught:
         perturb(backend, 5)
     assert "The adapter path does not exist" in str(caught.value)
     assert "adapter_dir" in str(caught.value)
-    assert dialect.name == "mlx"
 
 
 def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(
@@ -226,10 +143,9 @@ def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(
     config = (folder / "adapter_config.json").read_text()
     (folder / "adapter_config.json").write_text(config.replace('"lora_alpha": ', '"lora_alpha": 1'))
     convert(folder, tmp_path / "mlx")
-    answer = complete(
-        mlx_url, model=str(exact_model), adapters=str(tmp_path / "mlx"), prompt=prompt, logprobs=True, max_tokens=8
-    ).json()
-    content = answer["choices"][0]["logprobs"]["content"]
+    asked = {"model": str(exact_model), "adapters": str(tmp_path / "mlx"), "prompt": prompt, "logprobs": True}
+    answer = httpx.post(f"{mlx_url}/v1/completions", json=asked | {"max_tokens": 8}, timeout=60.0, trust_env=False)
+    content = answer.json()["choices"][0]["logprobs"]["content"]
     tokens = [entry["id"] for entry in content]
     assert reference_logprobs(exact_model, folder, ids, tokens) == pytest.approx(
         [entry["logprob"] for entry in content], abs=EXACT
@@ -237,7 +153,6 @@ def test_a_converted_adapter_computes_what_the_peft_one_does_at_every_scale(
 
 
 def reference_logprobs(model: Path, adapter: Path, ids: list[int], tokens: list[int]) -> list[float]:
-    """By transformers and PEFT."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -247,3 +162,65 @@ def reference_logprobs(model: Path, adapter: Path, ids: list[int], tokens: list[
     with torch.no_grad():
         logits = peft(torch.tensor([ids + tokens])).logits[0].double().log_softmax(-1)
     return [float(logits[len(ids) - 1 + place, token]) for place, token in enumerate(tokens)]
+
+
+BFLOAT16 = 0.05  # nats on average with the server in bfloat16
+FEW = ("--batch-size", "2", "--group-size", "4", "--max-tokens", "8", "--eval-examples", "0", "--save-every", "0")
+STEPS = ("--max-steps", "5", "--batch-size", "4", "--group-size", "8", "--eval-examples", "0", "--save-every", "0")
+CURVES = ("loss", "mean_reward", "correct_rate", "grad_norm", "exec_surprisal_mean", "ratio_mean", "trained_tokens")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert retrain("init", "--template", "tiny", cwd=tmp_path).code == 0
+    shutil.copy(engine_record.__file__, tmp_path)
+    return tmp_path
+
+
+def test_five_steps_are_exact_and_their_curves_are_those_of_the_training_model(
+    folder: Path, exact_model: Path, mlx_url: str
+) -> None:
+    through = ("--inference-engine", "engine_record.recording", "--inference-url", mlx_url, "--model", str(exact_model))
+    environ = {"RECORDED_ENGINE": "retrain.engines.mlx.create_engine"}
+    done = retrain(*through, *STEPS, "--log-dir", "logs/mlx", cwd=folder, environ=environ)
+    assert done.code == 0, done.err
+    lines = records(folder / "logs/mlx/metrics.jsonl")
+    gaps = records(folder / "gaps.jsonl")
+    assert [gap["version"] for gap in gaps] == list(range(1, len(gaps) + 1))  # one per step that trained
+    assert all(0.0 < gap["gap"] < EXACT and gap["tokens"] > 64 for gap in gaps)
+    assert len(lines) == len(records(folder / "samples.jsonl")) == 5
+    trained = [line for line in lines if line["loss"] is not None]
+    assert len(trained) == len(gaps) >= 3
+    assert all(line["logprob_gap_max"] < EXACT for line in trained)
+    replay = ("--inference-engine", "engine_record.replaying", "--model", str(exact_model), "--log-dir", "logs/again")
+    again = retrain(*replay, *STEPS, cwd=folder)
+    assert again.code == 0, again.err
+    for ours, theirs in zip(records(folder / "logs/again/metrics.jsonl"), lines, strict=True):
+        for name in CURVES:
+            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-5), name
+
+
+def test_a_model_stored_in_bfloat16_is_as_near_as_that_allows(folder: Path, tmp_path: Path) -> None:
+    with mlx_serving(TINY, tmp_path) as url:
+        done = retrain("--inference-engine", "mlx", "--inference-url", url, *FEW, "--max-steps", "1", cwd=folder)
+    assert done.code == 0, done.err
+    told = re.search(r"(\S+) nats from the trainer's \(max (\S+)\)", " ".join((done.out + done.err).split()))
+    assert told is not None, done.err
+    assert 1e-3 < float(told[1]) < BFLOAT16
+
+
+def test_below_temperature_one_its_numbers_are_refused_or_recomputed(
+    folder: Path, exact_model: Path, mlx_url: str
+) -> None:
+    through = ("--inference-engine", "mlx", "--inference-url", mlx_url, "--model", str(exact_model), *FEW)
+    refused = retrain(*through, "--temperature", "0.7", cwd=folder)
+    assert refused.code == 2
+    assert "mlx reports log-probabilities before temperature, and [training] temperature = 0.7" in refused.err
+    assert 'logprobs = "trainer"' in refused.err
+    assert "Traceback" not in refused.err
+    keys = ("--temperature", "0.7", "--inference-logprobs", "trainer", "--max-steps", "2")
+    done = retrain(*through, *keys, cwd=folder)
+    assert done.code == 0, done.err
+    for line in records(folder / "logs/tiny/metrics.jsonl"):
+        assert 0.0 < line["engine_gap_max"] < EXACT
+        assert line.get("logprob_gap_max", 0.0) < EXACT

@@ -1,11 +1,11 @@
-"""Every key, set to another value, is read by a run, refused, or said to have no effect; every option is read.
-
-A read counts where a part that uses the value looks at it: what prints, hashes or compares every key does not.
-"""
+"""Every key and option is read, refused, or said to have no effect; every field of a run is described and exists."""
 
 from __future__ import annotations
 
 import dis
+import json
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,14 +14,17 @@ from typing import Any, Literal, get_args, get_origin
 import click
 import pytest
 
+from retrain.cli.manual.keys import described
 from retrain.kernel.config.keys import Key, Table, keys_of
 from retrain.kernel.config.load import TableEntry
-from retrain.kernel.declared import Kind
+from retrain.kernel.declared import Kind, MetricSpec
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.configure import load_file
 from retrain.run.notices import without_effect
 from retrain.run.tables import registered_tables
+from tests.end_to_end.running import records, tiny
+from tests.kit.shared import made_once
 
 PLUGINS = load_plugins({})
 TABLES: Mapping[str, TableEntry] = registered_tables(PLUGINS)
@@ -67,22 +70,14 @@ CONTEXTS: tuple[dict[str, dict[str, Any]], ...] = (
 # Keys that none of these runs can read, by prefix, and where they are tried.
 ELSEWHERE = {
     "deadlines.": "each is read while its phase lasts: tests/retrain-core/observe/watchdog",
-    "campaign.": "tests/retrain-core/campaign",
-    "squeeze.": "tests/retrain-core/tools/squeeze and the standalone command",
-    "reward.judge_": "a judge is a server: tests/retrain-rewards/judge",
-    "reward.custom_": "tests/retrain-rewards/custom",
-    "environment.": "tests/retrain-rewards/environments/verifiers_library",
-    "backend.throttle_dir": "servers: tests/retrain-core/engines",
-    "backend.max_concurrent": "as above",
+    **dict.fromkeys(("campaign.", "squeeze."), "other commands: tests/retrain-core/campaign and tools/squeeze"),
+    **dict.fromkeys(("reward.", "environment."), "servers, files and programs: tests/retrain-rewards"),
+    **dict.fromkeys(("backend.throttle_dir", "backend.max_concurrent", "inference."), "servers: retrain-core/engines"),
     "model.base_url": "services: tests/retrain-tinker",
-    "planning.model": "an embedding model: tests/retrain-sepa/planning",
-    "planning.threshold": "as above",
-    "backpressure.throttle_margin": "a fit takes many steps: tests/retrain-core/run/backpressure",
-    "backpressure.increase_margin": "as above",
-    "inference.": "servers: tests/retrain-core/engines",
-    "teacher.": "tests/retrain-core/credit/teacher and end_to_end/test_distillation.py",
+    **dict.fromkeys(("planning.model", "planning.threshold"), "an embedding model: tests/retrain-sepa/planning"),
+    **dict.fromkeys(("backpressure.throttle_margin", "backpressure.increase_margin"), "a fit takes many steps"),
+    "teacher.": "tests/retrain-core/credit/teacher and end_to_end/test_killed.py",
     "logging.": "trackers: tests/retrain-core/observe/trackers",
-    "reward.": "programs: tests/retrain-rewards/code",
 }
 
 
@@ -111,7 +106,6 @@ class Reads:
 
 
 def other_value(key: Key) -> Any:
-    """An allowed value that is not the default."""
     info = next(i for n, i in TABLES[key.table].model.model_fields.items() if (i.alias or n) == key.name)
     options = [arg for arg in get_args(key.annotation) if get_origin(key.annotation) is Literal and arg != key.default]
     if options:
@@ -207,3 +201,100 @@ def test_every_option_is_read_by_its_command() -> None:
                 unread.append(f"{path} {option.opts[0]}")
     assert counted > 200
     assert not unread
+
+
+SIZE = ("--max-steps", "3", "--batch-size", "4", "--group-size", "4", "--save-every", "0")
+EVERYTHING = (
+    *("--eval-examples", "4", "--eval-samples", "2", "--eval-every", "2", "--bp-enabled", "true"),
+    *("--bp-warmup-steps", "2", "--bp-max-batch-size", "4", "--sepa-correct-rate-gate", "0"),
+    *("--reward-weights", '{"match": 1.0, "math": 0.5}', "--reward-shadow", "math"),
+    *("--refill", "1", "--overlong", "drop", "--soft-overlong", "8"),
+)
+CUT_OFF = (
+    *("--uncertainty-kind", "shannon_entropy", "--eval-examples", "0", "--max-tokens", "24"),
+    *("--health-steps", "1", "--health-truncation", "0", "--minibatches", "2"),
+    *("--overlong", "mask", "--kl-coef", "0.01", "--kl-where", "reward", "--sft-steps", "1", "--sft-lr", "1e-3"),
+)
+# Described, and not to be seen in these runs; each has a test where it comes about.
+SEEN_ELSEWHERE = {
+    "end_to_end/test_killed.py": "sampler sampler_chance_mean sampler_uniform_share sampler_uniform_correct_rate",
+    "retrain-core/observe/gaming/test_alarm_watch.py": "gaming_since gaming_example gaming_tokens",
+    "retrain-core/observe/gaming/test_suspicion.py": "gaming_length_shift gaming_entropy_shift gaming_ngram_share "
+    "gaming_answer_shift gaming_prompt_answers gaming_format_credit gaming_suspected gaming_ngram",
+    "retrain-core/kernel/test_train.py, a step whose numbers are not finite": "rejected",
+    "retrain-core/run/backpressure, a fit": "bp_sigma bp_kappa bp_p_star bp_utilization bp_ceiling",
+    "retrain-rewards/judge": "judge_calls judge_tokens_in judge_tokens_out judge_cost_usd",
+    "retrain-core/engines, servers that fail": "inference_retries inference_moved inference_servers inference_reloads",
+    "end_to_end/test_inference_servers.py": "probe_gap_mean probe_gap_max engine_gap_mean engine_gap_p99 "
+    "engine_gap_max",
+    "retrain-core/credit/teacher": "teacher_kl_mean teacher_kl_k1_mean teacher_time_s",
+    "retrain-core/run/steps/test_controls.py": "verifier_correct_rate",
+    "retrain-prime-rl/test_prime_rl_backend.py": "prime_rl_enqueue_time_s prime_rl_sync_time_s prime_rl_step "
+    "prime_rl_policy_lag prime_rl_stale_steps",
+    "end_to_end/test_agents.py": "turns_mean turn_limit_rate rewritten_history_count dropped_call_count",
+    "retrain-core/kernel/test_overlap.py": "staleness_mean staleness_max overlap_time_s sampler_idle_time_s "
+    "trainer_idle_time_s",
+}
+UNITS = {"", "text", "flag", "list", "nats", "nats²", "tokens", "tokens/s", "s", "rows", "groups", "prompts"}
+UNITS |= {"completions", "examples", "scores", "requests", "turns", "times", "steps", "USD"}
+
+
+def _pattern(spec: MetricSpec) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(spec.name)))
+
+
+def _fits(value: Any, unit: str) -> bool:
+    if unit in ("text", "flag", "list"):
+        return isinstance(value, {"text": str, "flag": bool, "list": list}[unit])
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    def make(folder: Path) -> None:
+        for name, flags in (("everything", EVERYTHING), ("cut_off", CUT_OFF)):
+            tiny(*SIZE, *flags, "--log-dir", name, cwd=folder)
+
+    folder = made_once(tmp_path_factory, "metrics", make)
+    return [folder / "everything", folder / "cut_off"]
+
+
+@pytest.fixture(scope="session")
+def lines(runs: list[Path]) -> list[dict[str, Any]]:
+    return [line for run in runs for line in records(run / "metrics.jsonl")]
+
+
+def test_fields_and_descriptions_match_and_values_are_of_their_unit(lines: list[dict[str, Any]]) -> None:
+    specs = [spec for specs in described(load_plugins({})).values() for spec in specs]
+    exact = {spec.name: spec for spec in specs}
+    assert len(exact) == len(specs)
+    for spec in specs:
+        assert spec.meaning.endswith("."), spec.name
+        assert spec.unit in UNITS, spec.name
+    seen = set()
+    for line in lines:
+        for name, value in line.items():
+            fitting = [each for each in specs if _pattern(each).fullmatch(name)]
+            assert fitting, f"{name} is not described"
+            unit = exact.get(name, fitting[0]).unit
+            assert _fits(value, unit), (name, value, unit)
+            seen |= {each.name for each in fitting}
+        if line["step"] >= 0:
+            assert not [spec.name for spec in specs if not spec.absent and spec.name not in line]
+        elif "eval_examples" in line:  # before training
+            assert all(name.startswith("eval_") for name in line.keys() - {"step"})
+    assert exact.keys() - seen == set(" ".join(SEEN_ELSEWHERE.values()).split())
+
+
+def test_the_page_of_files_names_every_file_and_field(runs: list[Path]) -> None:
+    page = (Path(__file__).parents[2] / "docs/pages/read-a-run.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([\w./]+)`", page))
+    for run in runs:
+        for file in run.iterdir():
+            assert {file.name, f"{file.name}/"} & documented or f"`{file.name}/" in page, file.name
+        for line in records(run / "emergence" / "generations.jsonl"):
+            assert set(line) <= documented
+        assert set(json.loads((run / "run.json").read_text(encoding="utf-8"))) <= documented
+        assert {file.name for file in (run / "emergence").iterdir()} <= {Path(name).name for name in documented} | {
+            "tokens"
+        }

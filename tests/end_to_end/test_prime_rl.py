@@ -6,8 +6,6 @@ weights of the step before, at the same temperature, for the very tokens that ar
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +23,6 @@ GAP = 1e-3  # nats; float32 on both sides gives 1e-5, a policy one step old 1e-2
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One inference server for all runs: adapters have names of their own."""
     running = start_server(tmp_path_factory.mktemp("server"))
     yield running
     running.process.kill()
@@ -34,7 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    """Makes stacks whose processes end with the test."""
     opened: list[Stack] = []
 
     def make(**options: object) -> Stack:
@@ -124,29 +120,6 @@ def test_a_broadcast_that_never_comes_ends_the_run_and_a_resume_goes_on_without_
     check_on_policy(made, len(made.trained()))
     assert "ahead of this checkpoint" in outcome.out + outcome.err
     assert [line["step"] for line in records(run / "metrics.jsonl")] == [0, 1, 2]
-
-
-@pytest.mark.long
-def test_a_run_that_is_killed_goes_on_with_the_trainer_where_it_is(stack, server):
-    made = stack()
-    made.write_toml(server)
-    for rank in range(2):
-        made.start_rank(rank)
-    made.start_trainer()
-    run = start(cwd=made.folder)
-    log = made.folder / "logs" / "train"
-    wait_until((made.output_dir / "rollouts" / "step_1").exists, run)
-    os.kill(run.pid, signal.SIGKILL)
-    finish(run)
-    outcome = retrain("--resume", str(log), cwd=made.folder)
-    assert outcome.code == 0, outcome.err
-    steps = len(made.trained())
-    check_on_policy(made, steps)
-    assert steps >= 3
-    left = [path.name for path in (made.output_dir / "rollouts").iterdir()]
-    assert left == [f"step_{steps}"]  # those that the trainer has behind it are gone
-    assert [line["step"] for line in records(log / "metrics.jsonl")] == [0, 1, 2]
-    check_nothing_is_half_written(log)
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.killing import BASE, check_nothing_is_half_written, finish, start
-from tests.end_to_end.running import records, retrain, tiny
+from tests.end_to_end.killing import BASE, check_nothing_is_half_written, finish, start, waiting
+from tests.end_to_end.running import is_running, records, retrain, tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 STEP, ENDS_WITHIN_S = 2, 60.0
@@ -20,34 +20,21 @@ OPTIONS = '\n[backend.options]\nparallel = "{}"\n'
 FULL = ("--lora-rank", "0", "--lr", "1e-3")
 # In the step: the run says which processes it has, and gives whoever waits for that the time to act.
 WAIT_IN_STEP = """
-import time
-import retrain_local.training.trainer
-original = retrain_local.training.trainer.Trainer.accumulate
-def accumulate(self, batch):
-    if batch.step == {step}:
-        Path({file!r}).touch()
-        time.sleep(1.0)
-    return original(self, batch)
-retrain_local.training.trainer.Trainer.accumulate = accumulate
+from retrain_local.training.trainer import Trainer
+def wait(*_):
+    Path({mark!r}).touch()
+    time.sleep(1.0)
+at(Trainer, "accumulate", wait, lambda _, batch: batch.step == {step})
 """
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """The other ranks of a run."""
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()[1:]]
     return [int(pid) for pid, parent, command in rows if int(parent) == process.pid and "ranks.worker" in command]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def check_gone(pids: list[int]) -> None:
-    """Within the deadline none of them is left."""
     last = time.monotonic() + ENDS_WITHIN_S
     while any(map(is_running, pids)) and time.monotonic() < last:
         time.sleep(0.05)
@@ -61,14 +48,8 @@ def configured(folder: Path, parallel: str) -> None:
 
 
 def in_a_step(folder: Path, *arguments: str, devices: str = "cpu,cpu") -> tuple[subprocess.Popen[str], list[int]]:
-    """A run in the middle of its third step, and its other ranks."""
-    mark = folder / "mark"
-    patch = WAIT_IN_STEP.replace("{file!r}", repr(str(mark))).replace("{step}", str(STEP))
-    process = start(*BASE, "--devices", devices, "--log-dir", "run", *arguments, cwd=folder, patch=patch)
-    while not mark.exists():
-        if process.poll() is not None:
-            pytest.fail(finish(process)[2])
-        time.sleep(0.01)
+    patch, more = WAIT_IN_STEP.replace("{step}", str(STEP)), ("--devices", devices, "--log-dir", "run")
+    process = waiting(*BASE, *more, *arguments, cwd=folder, patch=patch, mark=folder / "mark")
     return process, ranks_of(process)
 
 

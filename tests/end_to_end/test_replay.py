@@ -64,7 +64,6 @@ def check(run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps in many packs each."""
     folder = tmp_path_factory.mktemp("replay")
     tiny(*SMALL, "--log-dir", "run", "--set", "backend.options.micro_batch_tokens=128", cwd=folder)
     return folder / "run"

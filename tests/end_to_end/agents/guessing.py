@@ -38,7 +38,6 @@ async def play(task: dict[str, Any]) -> str:
 
 
 async def guess(client: AsyncOpenAI, messages: list[Any]) -> int | None:
-    """What the model answers after it has seen the comparisons."""
     done = await client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS)
     calls = done.choices[0].message.tool_calls or ()
     return next((number_in(call) for call in calls if call.function.name == "answer"), None)
@@ -51,7 +50,6 @@ def number_in(call: Any) -> int | None:
 
 
 def compared(number: int | None, secret: int) -> str:
-    """The hint."""
     if number is None:
         return "That is no number."
     return "Right." if number == secret else "Too low." if number < secret else "Too high."

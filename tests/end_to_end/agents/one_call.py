@@ -8,5 +8,4 @@ from side_by_side import ask
 
 
 def play(task: dict[str, Any]) -> str:
-    """The answer of the policy."""
     return ask(task["messages"])

@@ -1,4 +1,4 @@
-"""Dispatch, help, exit codes and start-up, through the installed script."""
+"""Dispatch, help, exit codes, start-up and completion, through the installed script."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import click
 import pytest
 
 import retrain
-from retrain.cli.command_line import GROUPS, RetrainGroup
-from retrain.cli.completion import FORMER_NAMES
-from retrain.cli.plugin import PUBLIC_NAMES
+from retrain.cli.command_line import GROUPS, SHELLS, RetrainGroup
+from retrain.cli.completion import FORMER_NAMES, candidates
+from retrain.cli.plugin import PUBLIC_NAMES, VARIABLE
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
@@ -41,10 +41,10 @@ def test_version_names_every_distribution(script: Script) -> None:
     assert [f"  {name} {number}" for name, number in versions.items() if name != "retrain-core"] == others
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_says_how_to_train_and_lists_every_command_in_a_group(word: str, command: Command) -> None:
-    result = command(word)
+def test_help_says_how_to_train_and_lists_every_command_in_a_group(command: Command) -> None:
+    result = command("--help")
     assert (result.code, result.err) == (0, "")
+    assert command("-h") == command("help") == result
     text = result.out.partition("Exit codes:")[0]
     head, *groups = re.split(rf"^({'|'.join(map(str.capitalize, GROUPS))}):\n", text, flags=re.MULTILINE)
     assert all(wanted in head for wanted in ("retrain init --template tiny", "retrain my.toml --lr 1e-4", "--version"))
@@ -61,32 +61,23 @@ SHARED = {  # spelling: name of the parameter, metavar
 }
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "train"])
-def test_an_option_that_commands_share_is_the_same_everywhere(name: str, plugins: Plugins) -> None:
-    command: click.Command = plugins.find(Kind.COMMAND, name)[0].spec.load()
-    for option in (param for param in command.params if isinstance(param, click.Option)):
-        for spelling in SHARED.keys() & set(option.opts):
-            assert (option.name, option.metavar) == SHARED[spelling]
-
-
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
-def test_a_name_of_the_public_package_works_and_says_what_it_is_now(name: str, command: Command) -> None:
+@pytest.mark.parametrize("name", [*COMMANDS, "train", *PUBLIC_NAMES])
+def test_every_command_explains_itself_and_shares_its_options(name: str, command: Command, plugins: Plugins) -> None:
     result = command(name, "--help")
-    assert (result.code, result.err) == (0, f"retrain: `retrain {name}` is now `retrain {PUBLIC_NAMES[name]}`\n")
-    assert command("help", name) == result
-    assert not command("--help").out.count(f"\n  {name} ")
-
-
-@pytest.mark.parametrize("name", [*COMMANDS, "train"])
-def test_every_command_explains_itself_with_examples_and_exit_codes(name: str, command: Command) -> None:
-    result = command(name, "--help")
-    assert (result.code, result.err) == (0, "")
+    now = PUBLIC_NAMES.get(name, "")  # of the public package
+    assert (result.code, result.err) == (0, f"retrain: `retrain {name}` is now `retrain {now}`\n" if now else "")
+    assert command("help", name) == command(name, "-h") == result
+    if now:
+        assert not command("--help").out.count(f"\n  {name} ")
+        return
     assert result.out.startswith(f"Usage: retrain {name} ")
-    assert command(name, "-h") == result
-    assert command("help", name) == result
     if "Commands:" not in result.out:  # a group: its commands tell
         assert "Example" in result.out
         assert "xit code" in result.out
+    found: click.Command = plugins.find(Kind.COMMAND, name)[0].spec.load()
+    for option in (param for param in found.params if isinstance(param, click.Option)):
+        for spelling in SHARED.keys() & set(option.opts):
+            assert (option.name, option.metavar) == SHARED[spelling]
 
 
 USAGE = [
@@ -162,42 +153,33 @@ def test_color_is_as_the_environment_wishes(environ: dict[str, str], is_colored:
     assert ("\x1b[31m" in told.stderr) == is_colored
 
 
-def test_help_of_training_is_reached_from_a_configuration(command: Command) -> None:
-    result = command("any.toml", "--help")
-    assert result.code == 0
-    assert "`retrain explain --keys` lists every key" in result.out
-
-
-def test_the_configuration_of_the_folder_is_the_default(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "retrain.toml").write_text("[training]\nmax_steps = 7\n")
-    assert json.loads(command("explain", "--json").out)["max_steps"] == 7
-    assert json.loads(command("explain", "--json", "--lr", "1e-3").out)["config"] == "retrain.toml"
-
-
-@pytest.mark.parametrize("flags", [(), ("--max-steps", "3"), ("--set", "training.seed=1"), ("--model", "builtin:tiny")])
-@pytest.mark.parametrize("verb", [(), ("train",), ("-q",), ("audit",), ("capacity",)])
-def test_without_a_configuration_the_next_step_is_named(
-    verb: tuple[str, ...], flags: tuple[str, ...], command: Command, tmp_path: Path
+def test_the_configuration_of_the_folder_is_the_default_and_flags_do_where_nothing_is_loaded(
+    command: Command, tmp_path: Path
 ) -> None:
-    if verb == ("capacity",) and "--model" in flags:
-        pytest.skip("a question that needs no configuration")
-    result = command(*verb, *flags)
-    assert (result.code, result.out) == (2, "")
-    assert "retrain.toml: " in result.err
-    assert "retrain init --template tiny" in result.err
-    assert f"retrain my.toml {' '.join(flags)}" in result.err or not flags
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_flags_are_enough_where_nothing_is_loaded(command: Command) -> None:
     content = json.loads(command("explain", "--json", "--max-steps", "7").out)
     assert (content["config"], content["max_steps"]) == ("(defaults)", 7)
     assert "`retrain` refuses to run this: " in command("explain", "--max-steps", "7").out
     assert command("trace", "--transform-mode", "none").code == 0
     assert command("capacity", "--known-models", "--max-tokens", "64").code == 0
+    (tmp_path / "retrain.toml").write_text("[training]\nmax_steps = 7\n")
+    assert json.loads(command("explain", "--json").out)["max_steps"] == 7
+    assert json.loads(command("explain", "--json", "--lr", "1e-3").out)["config"] == "retrain.toml"
 
 
-def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path, code: int = 0) -> set[str]:
+@pytest.mark.parametrize("verb", [(), ("train",), ("-q",), ("audit",), ("capacity",)])
+def test_without_a_configuration_the_next_step_is_named(
+    verb: tuple[str, ...], command: Command, tmp_path: Path
+) -> None:
+    for flags in ((), ("--max-steps", "3"), ("--set", "training.seed=1")):
+        result = command(*verb, *flags)
+        assert (result.code, result.out) == (2, "")
+        assert "retrain.toml: " in result.err
+        assert "retrain init --template tiny" in result.err
+        assert f"retrain my.toml {' '.join(flags)}".strip() in result.err or not flags
+    assert list(tmp_path.iterdir()) == []
+
+
+def loaded_modules(arguments: list[str], tmp_path: Path, code: int = 0) -> set[str]:
     """The modules in `sys.modules` after a command line with this exit code, run in a fresh process."""
     dump = tmp_path / "modules.json"
     program = (
@@ -205,7 +187,9 @@ def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path, code: int = 
         f"try:\n    main(sys.argv[2:])\nexcept SystemExit as done:\n    assert (done.code or 0) == {code}, done.code\n"
         "json.dump(sorted(sys.modules), open(sys.argv[1], 'w'))\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(dump), *arguments], cwd=cwd, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", program, str(dump), *arguments], cwd=tmp_path, check=True, capture_output=True
+    )
     return set(json.loads(dump.read_text()))
 
 
@@ -213,7 +197,7 @@ def loaded_modules(arguments: list[str], cwd: Path, tmp_path: Path, code: int = 
 def test_help_imports_next_to_nothing(arguments: list[str], tmp_path: Path) -> None:
     """What keeps `retrain --help` fast; `benchmarks/help_time.py` measures it."""
     (tmp_path / "retrain.toml").write_text("")
-    assert loaded_modules(arguments, tmp_path, tmp_path) & SLOW == set()
+    assert loaded_modules(arguments, tmp_path) & SLOW == set()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +215,7 @@ def test_help_imports_next_to_nothing(arguments: list[str], tmp_path: Path) -> N
 def test_light_commands_and_bad_configurations_import_nothing_heavy(
     arguments: list[str], code: int, tmp_path: Path
 ) -> None:
-    modules = loaded_modules(arguments, tmp_path, tmp_path, code)
+    modules = loaded_modules(arguments, tmp_path, code)
     assert ("retrain.cli.command_line" in modules, modules & HEAVY) == (True, set())
 
 
@@ -244,9 +228,6 @@ def test_dotenv_is_loaded_the_real_environment_wins_and_json_stays_pure(script: 
     content = json.loads(done.stdout)
     assert (content["max_steps"], content["batch_size"], content["lr"]) == (7, 3, 0.5)
     assert content["origins"]["training.max_steps"]["origin"] == "RETRAIN__TRAINING__MAX_STEPS"
-
-
-def test_a_dotenv_that_is_no_text_is_a_config_error(script: Script, tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"A=\xff\xfe\n")
     done = script("plugins", "--json")
     assert (done.returncode, done.stdout) == (2, "")
@@ -274,15 +255,9 @@ with run_console(load_plugins()):
 
 @pytest.mark.parametrize(
     ("program", "reader", "reason"),
-    [
-        ("-m retrain explain --keys", "| head -1", ""),
-        ("lines.py", "| head -1", "nothing reads the output any more"),
-        pytest.param("lines.py", "> /dev/full", "No space left", marks=pytest.mark.long),
-    ],
+    [("-m retrain explain --keys", "| head -1", ""), ("lines.py", "| head -1", "nothing reads the output any more")],
 )
 def test_a_reader_may_leave_and_a_run_reports_it_once(program: str, reader: str, reason: str, tmp_path: Path) -> None:
-    if "full" in reader and not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
     (tmp_path / "lines.py").write_text(LINES)
     shell = f"'{sys.executable}' {program} {reader}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["/bin/bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -301,3 +276,96 @@ def test_what_a_plugin_registers_shows_up_as_a_command(distribution: Callable[..
     assert (command("greet").out, command("greet").code) == ("hello\n", 3)
     assert "Say hello." in command("--help").out
     assert "`retrain greet`" in command("greeet").err
+
+
+def offered(plugins: Plugins, *words: str) -> list[str]:
+    return [item.value for item in candidates(plugins, words[:-1], words[-1], RetrainGroup(plugins).params)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("retrain.toml", "exp.toml", "pyproject.toml", "notes.md"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("di",), ["diff"]),
+        (("ex",), ["explain", "export", "exp.toml"]),
+        (("py",), [""]),  # a file, for the shell to find
+        (("chat", "lo"), [""]),
+        (("help", "dif"), ["diff"]),
+        (("explain", ""), ["exp.toml", "retrain.toml"]),
+        (("--transform-m",), ["--transform-mode"]),
+        (("--transform-mode", "gtpo_"), ["gtpo_hicra", "gtpo_sepa"]),
+        (("--transform-mode=gtpo_s",), ["--transform-mode=gtpo_sepa"]),  # zsh, fish
+        (("--transform-mode", "="), ["gtpo", "gtpo_hicra", "gtpo_sepa", "none"]),  # bash splits at the sign
+        (("--transform-mode", "=", "gtpo_s"), ["gtpo_sepa"]),
+        (("--loss", "p"), ["ppo"]),
+        (("--trust-remote-code", ""), ["true", "false"]),
+        (("--max-steps", ""), []),
+        (("--set", "training.max_ste"), ["training.max_steps="]),
+        (("explain", "--js"), ["--json"]),
+        (("explain", "--backend", "lo"), ["local"]),
+        (("init", "--template", "quick"), ["quickstart"]),
+        (("init", "--transform-m"), []),
+        (("--completion", "z"), ["zsh"]),
+        (("compare", "--align", "t"), ["tokens"]),
+        (("credit", "run", "--transform", "gtpo_s"), ["gtpo_sepa"]),
+        (("init-plugin", "--kind", "data"), ["data-source"]),
+        (("init", "--output", ""), [""]),
+        (("--log-dir", "lo"), [""]),
+        (("--versi",), ["--version"]),
+        (("no-such-command", "--see"), ["--seed", "--seeds"]),  # a configuration of that name
+    ],
+)
+def test_what_is_offered(words: tuple[str, ...], wanted: list[str], plugins: Plugins, folder: Path) -> None:
+    assert offered(plugins, *words) == wanted
+
+
+def test_registered_commands_and_configurations_are_offered(plugins: Plugins, folder: Path) -> None:
+    found = set(offered(plugins, ""))
+    assert {"diff", "explain", "init", "help", "retrain.toml"} <= found
+    assert not {"train", "pyproject.toml"} & found
+
+
+def test_bash_is_answered_with_parts_of_plugins_and_the_environment_file_is_read_in_silence(
+    toys: Path, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("A=b\n")
+    done = script(environ={VARIABLE: "bash_complete", "COMP_WORDS": "retrain\n--backend\nto", "COMP_CWORD": "2"})
+    assert (done.stdout, done.stderr) == ("plain,toy\n", "")
+
+
+@pytest.mark.long
+def test_the_protocols_of_zsh_and_fish_carry_descriptions_and_nonsense_is_answered_without_a_word(
+    script: Script, command: Callable[..., Any]
+) -> None:
+    for shell in SHELLS:
+        assert f"{VARIABLE}={shell}_complete" in command("--completion", shell).out
+    for question in ("bash_complete", "tcsh_complete", "nonsense", "bash_nonsense"):
+        done = script(environ={VARIABLE: question})  # no COMP_WORDS
+        assert (done.stdout, done.stderr, done.returncode) == ("", "", 0 if question == "bash_complete" else 2)
+    asked = {"COMP_WORDS": "retrain --loss", "COMP_CWORD": "1"}
+    zsh = script(environ={VARIABLE: "zsh_complete", **asked}).stdout.splitlines()
+    assert zsh[:2] == ["plain", "--loss"]
+    assert zsh[2].startswith("Policy loss: importance_sampling, ppo")
+    fish = script(environ={VARIABLE: "fish_complete", "COMP_WORDS": "retrain --los", "COMP_CWORD": "--los"}).stdout
+    assert fish.startswith("plain,--loss\tPolicy loss: importance_sampling, ppo")
+
+
+def test_completing_commands_imports_nothing_that_takes_time(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom retrain.kernel.plugins.discover import load_plugins\n"
+        "from retrain.cli.completion import candidates\n"
+        "plugins = load_plugins()\nassert candidates(plugins, [], 'e')\n"
+        "assert candidates(plugins, ['init', '-t'], 't')\n"
+        "slow = {'numpy', 'pydantic', 'rich', 'asyncio', 'scipy'} & set(sys.modules)\nassert not slow, slow\n"
+        "assert candidates(plugins, [], '--trans')\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'scipy'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

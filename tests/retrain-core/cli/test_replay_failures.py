@@ -41,7 +41,6 @@ timeout_s = 20.0
 
 
 def failed(folder: Path, *texts: str, reward: str = "replay_rewards.Reward") -> None:
-    """Write records of texts on which this reward has failed."""
     given: dict[str, Any] = {"detail": "timed out after 10 s", "attempts": 2, "seconds": 10.0, "weight": 1.0}
     example = Example(id="e", prompt="p", reference="7")
     records = [FailureRecord(reward=reward, example=example, text=text, **given) for text in texts]
@@ -50,22 +49,11 @@ def failed(folder: Path, *texts: str, reward: str = "replay_rewards.Reward") -> 
 
 @pytest.fixture
 def run(tmp_path: Path, toys: Path, tokenizer_folder: Path) -> Path:
-    """A run folder as far as a replay looks at it."""
     (tmp_path / "replay_rewards.py").write_text(REWARDS, encoding="utf-8")
     folder = tmp_path / "logs" / "a"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG.format(tokenizer=tokenizer_folder), encoding="utf-8")
     return folder
-
-
-def test_every_text_gets_its_verdict(run: Path, command: Callable[..., Any]) -> None:
-    failed(run / "failures", "7", "8\x1b[2J")
-    done = command("audit", "--replay", "logs/a/failures")
-    assert done.code == 0, done.err
-    first, second = done.out.splitlines()
-    assert "step_1_0.json  replay_rewards.Reward: scored 1 " in first
-    assert first.endswith("(then: timed out after 10 s)")
-    assert "step_1_1.json  replay_rewards.Reward: scored 0 " in second
 
 
 def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, command: Callable[..., Any]) -> None:
@@ -76,6 +64,9 @@ def test_what_fails_again_or_has_no_verdict_is_said_and_told_apart(run: Path, co
     assert [result["outcome"] for result in results] == ["scored", "failed", "no_verdict"]
     assert results[1]["detail"] == "the scoring process exited with code 7"
     assert results[0]["value"] == 1.0
+    done = command("audit", "--replay", "logs/a/failures/step_1_0.json")
+    assert (done.code, "step_1_0.json  replay_rewards.Reward: scored 1 " in done.out) == (0, True)
+    assert done.out.endswith("(then: timed out after 10 s)\n")
     shown = command("audit", "--replay", str(run / "failures" / "step_1_2.json"))
     assert shown.code == 1
     assert "no verdict" in shown.out
@@ -96,20 +87,14 @@ def test_another_configuration_and_rewards_that_it_does_not_have(
 def test_a_verifier_of_the_data_source_is_found_again(
     run: Path, command: Callable[..., Any], distribution: Callable[..., Path]
 ) -> None:
-    source = """
-from retrain.api import LoadedData, PluginSpec, hookimpl
-class Verifier:
-    def score(self, example, text):
-        return 0.25
-class Source:
-    def __init__(self, context):
-        pass
-    def load(self):
-        return LoadedData(examples=(), reward=Verifier())
-@hookimpl
-def retrain_register_data_sources(register):
-    register(PluginSpec(name="verified", summary="Has a verifier.", factory=Source))
-"""
+    source = (
+        "from retrain.api import LoadedData, PluginSpec, hookimpl\n"
+        "class Verifier:\n    def score(self, example, text):\n        return 0.25\n"
+        "class Source:\n    def __init__(self, context):\n        pass\n"
+        "    def load(self):\n        return LoadedData(examples=(), reward=Verifier())\n"
+        "@hookimpl\ndef retrain_register_data_sources(register):\n"
+        "    register(PluginSpec(name='verified', summary='s', factory=Source))\n"
+    )
     distribution("retrain-verified", {"verified_parts": source})
     config = run / "config.toml"
     config.write_text(config.read_text().replace('"toy"', '"verified"'))

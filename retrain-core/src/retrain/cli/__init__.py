@@ -16,7 +16,8 @@ def main() -> None:
         from retrain.cli.command_line import main as command
 
         command()
-    from retrain.tools.installation import examine  # needs nothing but Python
+    # This module must work when every other package is damaged, so it needs nothing but Python.
+    from retrain.tools.installation import examine
 
     found = examine()
     print(f"retrain: {found.detail}\n    fix: {found.fix}", file=sys.stderr)

@@ -166,7 +166,7 @@ def audit_config(config: Config, plugins: Plugins, examples: int | None = None) 
     try:
         if examples and examples > len(tasks.prompts):
             what = f"{examples} examples wanted, but the data source has {len(tasks.prompts)}"
-            fix = "lower it, or leave it out"
+            fix = "lower --examples, or leave it out"
             raise ConfigError(Problem(code="audit.too-few-examples", where="--examples", what=what, fix=fix))
         report = audit_tasks(tasks, tokenizer, settings)
         verifier = shadow_of(tasks)

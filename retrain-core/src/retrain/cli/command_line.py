@@ -54,7 +54,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `retrain` script; ends in `sys.exit`."""
     prepare_streams()
-    request = os.environ.get(VARIABLE)  # a shell on TAB gets only completions
+    # A shell on TAB expects completions and no other output.
+    request = os.environ.get(VARIABLE)
     try:
         if prepare_process() and not request:
             click.echo("Loaded .env", err=True)
@@ -96,10 +97,12 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("retrain: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader (`| head`) is gone
+    # The reader has left, as `| head` does after its lines.
+    except BrokenPipeError:
         drop_stdout()
         return EXIT_DONE
-    except SystemExit as leaving:  # rich's reaction to a closed pipe
+    # rich exits by itself when its pipe is closed.
+    except SystemExit as leaving:
         if isinstance(leaving.__context__, BrokenPipeError):
             return EXIT_DONE
         raise
@@ -149,7 +152,8 @@ def _print_usage_error(error: click.ClickException) -> int:
 @click.pass_obj
 def train(plugins: Plugins, is_quiet: bool, arguments: tuple[str, ...]) -> None:
     """Train with CONFIG (default: ./retrain.toml); `--kebab-case` flags override its keys."""
-    from retrain.run.collector import paused_collector  # keeps the loop out of help and completion
+    # Imported here to keep the training loop out of help and completion.
+    from retrain.run.collector import paused_collector
 
     with paused_collector():
         from retrain.run.configure import load_checked, refuse_defaults
@@ -233,7 +237,8 @@ class RetrainGroup(click.Group):
         first, *rest = args or [""]
         if first == "help":
             if rest and "." in rest[0]:
-                from retrain.cli.manual.problems import explanation  # reads the sources of all packages
+                # Imported here, because it reads the sources of all packages.
+                from retrain.cli.manual.problems import explanation
 
                 click.echo(explanation(rest[0]))
                 ctx.exit()
@@ -256,7 +261,8 @@ class RetrainGroup(click.Group):
                 from retrain.cli.completion import refuse_misspelt  # only an error needs it
 
                 refuse_misspelt(first, self.plugins)
-            from retrain.run.configure import claim_of  # not needed for `--help` and completion
+            # Imported here, because `--help` and completion do not need it.
+            from retrain.run.configure import claim_of
             from retrain.text.terminal_text import QUIET_FLAGS
 
             claim = claim_of([word for word in args if word not in QUIET_FLAGS], self.plugins)

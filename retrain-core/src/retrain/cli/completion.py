@@ -113,7 +113,8 @@ def _configurations() -> list[Item]:
 
 
 def _keys(plugins: Plugins) -> dict[str, Key]:
-    from retrain.kernel.config.load import FLAG_ALIASES, all_keys  # imports pydantic; only keys need it
+    # Imported here, because it loads pydantic and only keys need it.
+    from retrain.kernel.config.load import FLAG_ALIASES, all_keys
     from retrain.run.tables import registered_tables
 
     keys = all_keys(registered_tables(plugins))

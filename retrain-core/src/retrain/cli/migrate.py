@@ -32,7 +32,8 @@ from retrain.text.terminal_text import printable
 
 STDIN = "<stdin>"
 BOM = "\ufeff"
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # TOML ends a line at LF and nowhere else
+# TOML ends a line at LF and nowhere else, unlike `str.splitlines`.
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 EPILOG = """\b
 Examples:
   retrain migrate-config retrain.toml                   show what would change

@@ -73,7 +73,8 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
         rows = [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
         content |= {"backends": rows, "promised": promised(plugins)}
     if arguments or DEFAULT_FILE.is_file():
-        with redirect_stdout(sys.stderr):  # plugins may print when they are imported
+        # A plugin may print when it is imported, which would spoil JSON on stdout.
+        with redirect_stdout(sys.stderr):
             content |= _of_configuration(arguments, plugins, KINDS.get(kind or ""))
     if as_json:
         click.echo(json.dumps(hide(content), indent=2))

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-Function = Callable[..., Any] | str  # or "module:function", imported when it is called
-CORRECT_ABOVE = 0.5  # default of [scoring] correct_above
+# A text is "module:function", imported when it is called.
+Function = Callable[..., Any] | str
+# Default of [scoring] correct_above. It is here because the types of a step import no configuration.
+CORRECT_ABOVE = 0.5
 
 
 class Kind(StrEnum):
@@ -62,6 +64,7 @@ class Determinism(StrEnum):
     NONE = "none"
 
 
+# An explicit order, because a StrEnum compares by spelling.
 WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
 
 

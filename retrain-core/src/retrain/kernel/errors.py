@@ -10,7 +10,8 @@ from pathlib import Path
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_RESUMABLE = 75  # stopped by a signal with a checkpoint saved: the run can be resumed
+# EX_TEMPFAIL of sysexits.h: stopped by a signal after a checkpoint was saved, so a scheduler may requeue the run.
+EXIT_RESUMABLE = 75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class RetrainError(Exception):
     def __str__(self) -> str:
         by_fix: dict[str | Problem, list[Problem]] = {}
         for problem in dict.fromkeys(self.problems):
+            # Problems without a fix share nothing, so each of them is a group.
             by_fix.setdefault(problem.fix or problem, []).append(problem)
         texts = [_together(problems) for problems in by_fix.values()]
         return texts[0] if len(texts) == 1 else "\n".join(f"{n}. {text}" for n, text in enumerate(texts, start=1))
@@ -165,10 +167,12 @@ def raised_at(error: BaseException) -> str:
     library = Path(traceback.__file__).parent
     files = [Path(frame.filename) for frame in frames]
     own = [LIBRARY_FOLDERS.isdisjoint(file.parts) and library not in file.parents for file in files]
+    # Without a file of the user the plugin is installed, and its outermost frame is the function that was called.
     foreign = [frame for frame, is_own in zip(frames, own, strict=True) if is_own] or frames[:1]
     if not foreign:
         return ""
     file = Path(foreign[-1].filename)
-    with suppress(OSError, ValueError):  # OSError: the current folder is gone; ValueError: the file is outside it
+    # OSError: the current folder is gone. ValueError: the file is outside it.
+    with suppress(OSError, ValueError):
         file = file.relative_to(Path.cwd())
     return f" ({file}:{foreign[-1].lineno})"

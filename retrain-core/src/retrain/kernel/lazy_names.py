@@ -9,7 +9,8 @@ from importlib import import_module
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], object], list[str]]:
     """Return `__getattr__` and `__all__` of a module in a file."""
-    with open(f"{file.removesuffix('.py')}.pyi", encoding="utf-8") as stub:  # `pathlib` and `re` take milliseconds
+    # `open` and `split`, because importing `pathlib` and `re` takes milliseconds.
+    with open(f"{file.removesuffix('.py')}.pyi", encoding="utf-8") as stub:
         lines = [line.split() for line in stub if line.startswith("from ")]
     homes = {name: home for _, home, _, name, _, _ in lines}  # `from home import name as name`
 

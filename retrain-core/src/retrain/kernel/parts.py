@@ -28,7 +28,8 @@ class Planned:
     cursor: int
     batch_size: int
     round: int = 0
-    is_announced: bool = True  # to hooks, with its phases; False in another thread than the run's
+    # Hooks and phases belong to the run's thread, so a plan of another thread is not announced.
+    is_announced: bool = True
 
     @property
     def label(self) -> str:
@@ -133,6 +134,7 @@ class Parts:
 
     def close(self) -> None:
         """Release device memory and processes; safe to call twice."""
+        # The backend is closed last, because the others may still sample from it.
         if self.evaluation:
             self.evaluation.close()
         self.rollouts.close()

@@ -72,6 +72,7 @@ def merge_fields(metrics: Fields, fields: Mapping[str, Any], *, source: str) -> 
     """Return `metrics` with `fields` added; PluginError if one exists already, or is not text, a boolean or finite."""
     added = {}
     for name, value in fields.items():
+        # A NumPy scalar is a number to the plugin that made it, and an unknown type to `json`.
         plain = value.item() if isinstance(value, np.generic) else value
         if name in metrics:
             what = f"metric {name!r} of {source} exists already"

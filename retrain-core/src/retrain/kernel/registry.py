@@ -59,6 +59,7 @@ class Registry:
         if isinstance(spec.traits, TableTraits) and spec.traits.extends:
             self.extensions.append(entry)
             return
+        # `fromkeys` drops an alias that equals the name, which would clash with its own part.
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             self.entries.setdefault(name, []).append(entry)
 
@@ -118,6 +119,7 @@ class Plugins:
 
     def add(self, plugin: object, owner: Owner) -> None:
         """Register one plugin object; an exception disables only that plugin and is kept in `failures`."""
+        # Kept back until every hook has run, so that a plugin that fails halfway registers nothing.
         collected: list[tuple[Kind, PluginSpec]] = []
         try:
             self.pluggy.register(plugin, name=f"{owner.distribution}:{owner.source}")
@@ -126,7 +128,8 @@ class Plugins:
                 register = getattr(plugin, hook, None)
                 if register is not None:
                     register(register=partial(_collect, collected, kind))
-        except Exception as error:  # a faulty plugin must not affect others; its error is shown with its owner
+        # A faulty plugin must not affect others; its error is shown with its owner.
+        except Exception as error:
             self.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             if self.pluggy.is_registered(plugin):
                 self.pluggy.unregister(plugin=plugin)

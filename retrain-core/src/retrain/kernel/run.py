@@ -45,6 +45,7 @@ class Trainer:
             error = caught
             raise
         finally:
+            # Threads end first, so that no hook meets a sampler at work.
             self.step.overlap.close()
             run.notify("retrain_run_end", error=error)
 
@@ -70,7 +71,8 @@ class Trainer:
             batch_size = self.step.batch_size(progress.step)
             try:
                 self._finish(self.step.take(progress.step, batch_size))
-            except OutOfMemoryError:  # an unfinished step is trained: its evaluation has failed
+            # An unfinished step is trained already, and it was the evaluation that did not fit.
+            except OutOfMemoryError:
                 if progress.unfinished is not None or not self.step.backs_off(progress.step, batch_size):
                     raise
 
@@ -96,6 +98,7 @@ class Trainer:
             endings = [self._rejected_too_often(line), *run.notify("retrain_step_end", metrics=line)]
             ending = next((error for error in endings if isinstance(error, RetrainError)), None)
             is_due = training.save_every and progress.step % training.save_every == 0
+            # The last step is not saved here: the run saves it under the name `final`.
             if ending or (is_due and progress.step < training.max_steps):
                 self._save(self._checkpoint())
             if ending:
@@ -123,6 +126,7 @@ class Trainer:
             run.enter(run.progress.step, "checkpoint")
             folder = run.records.save(name, self._last)
             run.notify("retrain_save_state", name=name, folder=folder)
+            # Last, because a forced exit before this point cannot be resumed.
             run.stops.may_resume()
 
     def _checkpoint(self) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from numpy.random import Generator, Philox
 
 Key = str | int
-SEED_BITS = 63  # fits a signed 64-bit integer, as torch and every inference server require
+# Fits a signed 64-bit integer, as torch and every inference server require.
+SEED_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Seeds:
     def derive(self, purpose: str, *keys: Key) -> int:
         """Integer in [0, 2**63) that depends on the purpose's seed, the purpose and every key, and on nothing else."""
         root = self.apart.get(purpose, self.root)
-        text = json.dumps([root, purpose, *keys])  # JSON keeps numbers apart from text, and keys apart
+        # JSON keeps numbers apart from text, and keys apart from each other.
+        text = json.dumps([root, purpose, *keys])
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 

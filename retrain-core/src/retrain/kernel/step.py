@@ -33,7 +33,8 @@ class Step:
         sampled = self.overlap.collect(planned, clock)
         if sampled.error:
             return self._reject(planned, sampled, clock, sampled.error)
-        groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)  # before training publishes
+        # Before training, because publishing moves the version that staleness is counted from.
+        groups, staleness = sampled.groups, self.overlap.staleness(sampled.groups)
         shaped, shaping = groups, Fields()
         for shaper in parts.shapers:
             shaped, added = shaper.shape(step, shaped)
@@ -110,6 +111,7 @@ class Step:
         """True if a step that ran out of memory, and changed nothing, can be retried with fewer prompts."""
         pacer, group_size = self.run.parts.pacer, self.run.parts.config.training.group_size
         pacer.observe(PaceView(step=step, batch_size=batch_size, group_size=group_size, out_of_memory=True))
+        # Samples taken in advance have the old batch size.
         self.overlap.drop()
         return self.batch_size(step) < batch_size
 

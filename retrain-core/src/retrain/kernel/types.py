@@ -368,6 +368,7 @@ def status_of(values: Sequence[float]) -> GroupStatus:
         return GroupStatus.NO_VERDICT
     if any(value != values[0] for value in values):
         return GroupStatus.INFORMATIVE
+    # A binary verifier gives 0 or 1; equal scores in between are partial credit.
     if values[0] >= 1.0:
         return GroupStatus.ALL_RIGHT
     return GroupStatus.ALL_WRONG if values[0] <= 0.0 else GroupStatus.TIED

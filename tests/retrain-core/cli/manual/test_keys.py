@@ -1,31 +1,36 @@
-"""The annotated file, and the table of what works with which backend, made by asking."""
+"""Keys: the annotated file, the JSON Schema, what works with which backend; and the codes of problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from retrain.cli.command_line import run
+from retrain.cli.manual.json_schema import configuration_schema
 from retrain.cli.manual.keys import TRIED, Asked, annotated, ask, questions, support
+from retrain.cli.manual.problems import CODE, known_problems
 from retrain.credit.configured_loss import applicable_losses
-from retrain.kernel.config.load import all_keys
+from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
+from tests.kit.problems import codes_in
 
 
-def test_it_is_the_defaults(plugins: Plugins, load: Callable[..., Any]) -> None:
+def test_it_is_the_defaults_and_names_every_key_of_a_run(plugins: Plugins, load: Callable[..., Any]) -> None:
     text = annotated(plugins).removeprefix("```toml\n").removesuffix("```")
     config, problems = load(text)
     assert not problems
     empty, _ = load("")
     assert config.as_dict() == empty.as_dict()
-
-
-def test_it_names_every_key_of_a_run(plugins: Plugins) -> None:
-    text = annotated(plugins)
     tables = registered_tables(plugins)
     for key in all_keys(tables):
         if not tables[key.table].traits.starts_runs:
@@ -116,3 +121,162 @@ def test_every_question_is_asked_and_every_recipe_is_a_row(plugins: Plugins) -> 
     for entry in plugins.registered(Kind.RECIPE):
         assert f'recipe = "{entry.spec.name}"' in text
     assert text.startswith("|  | `local` | `tinker` | `prime_rl` |")
+
+
+SOURCES = Path(__file__).parents[4]
+
+
+def test_every_problem_in_the_sources_has_a_code() -> None:
+    without = []
+    for file in SOURCES.glob("retrain-*/src/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem":
+                named = {each.arg for each in node.keywords}
+                if "code" not in named and file.name != "errors.py":  # where a plain string becomes a problem
+                    without.append(f"{file.relative_to(SOURCES)}:{node.lineno}")
+    assert not without
+
+
+def test_every_code_has_its_form_and_says_what_is_wrong() -> None:
+    known = known_problems()
+    assert len(known) > 300
+    assert not [code for code in known if not CODE.fullmatch(code)]
+    assert not [code for code, texts in known.items() if not texts["what"]]
+
+
+def test_help_explains_a_code_and_refuses_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "help.unknown-code"]) == 0
+    assert "[help.unknown-code]" in capsys.readouterr().out
+    assert run(["help", "help.unknown-cod"]) == 2
+    refused = capsys.readouterr().err
+    assert codes_in(refused) == ["help.unknown-code"]
+    assert "fix: one of: help.unknown-code" in refused
+
+
+@pytest.mark.parametrize("said", ["a [b.c]\n    fix: d", "1. x: y [b.c]\n2. [training] lr: z"])
+def test_codes_are_found_on_a_console(said: str) -> None:
+    assert codes_in(said) == ["b.c"]
+
+
+TESTS = Path(__file__).parents[2]
+FULL = TESTS / "kernel" / "config" / "full_annotated.toml"
+CASES = {case["name"]: case for case in tomllib.loads((TESTS / "cli/bad_configs.toml").read_text("utf-8"))["case"]}
+UNKNOWN_KEYS = ("table-typo", "key-typo", "key-in-the-wrong-table", "key-outside-tables")
+# What TOML can write where one value is meant; 2.0 is left out, as JSON takes it for an integer.
+POOL = (-1, 0, 1, 7, 0.5, -0.5, True, "", "text", "grpo", "auto", [], ["a"], [1], [""], {}, {"a": 1}, {"a": {"b": 1}})
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return configuration_schema(load_plugins({}))
+
+
+@pytest.fixture(scope="module")
+def validator(schema: dict[str, Any]) -> Draft202012Validator:
+    """Checks a document; the schema itself is a valid one of its dialect."""
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def test_the_documented_file_and_every_template_are_accepted(validator: Draft202012Validator) -> None:
+    templates = [entry.spec.load() for entry in load_plugins({}).registered(Kind.TEMPLATE)]
+    assert len(templates) >= 6
+    for text in [FULL.read_text(encoding="utf-8"), *(t() if callable(t) else t for t in templates)]:
+        validator.validate(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("name", UNKNOWN_KEYS)
+def test_keys_that_the_loader_does_not_know_are_refused(name: str, validator: Draft202012Validator) -> None:
+    assert not validator.is_valid(tomllib.loads(CASES[name]["text"]))
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_as_toml(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_as_toml, value)) + "]"
+    return json.dumps(value)
+
+
+@pytest.mark.long
+def test_loader_and_schema_agree_about_every_key_and_kind_of_value(
+    validator: Draft202012Validator, tables: Mapping[str, TableEntry], tmp_path: Path
+) -> None:
+    file, disagreed, refused = tmp_path / "retrain.toml", [], 0
+    for key in all_keys(tables):
+        for value in POOL:
+            text = f"[{key.table}]\n{key.name} = {_as_toml(value)}\n"
+            file.write_text(text, encoding="utf-8")
+            _, problems = load_config(file, tables={key.table: tables[key.table]})
+            by_loader = any(key.name in problem.where for problem in problems)
+            by_schema = not validator.is_valid(tomllib.loads(text))
+            refused += by_schema
+            if by_loader != by_schema and not _by_a_rule_of_its_own(problems):
+                disagreed.append(f"{key.path} = {value!r}: loader {by_loader}, schema {by_schema}")
+    assert not disagreed, "\n".join(disagreed)
+    assert refused > 1000
+
+
+def _by_a_rule_of_its_own(problems: list[Any]) -> bool:
+    """A Python validator, which a schema cannot express; its message is our own text."""
+    machine = ("Input should", "List should", "String should", "Extra inputs", "Field required", "is refused")
+    return bool(problems) and not any(word in problem.what for problem in problems for word in machine)
+
+
+def test_every_key_is_there_with_its_meaning_and_registered_names_are_examples(
+    schema: dict[str, Any], tables: Mapping[str, TableEntry]
+) -> None:
+    for key in all_keys(tables):
+        found = schema["$defs"][schema["properties"][key.table]["$ref"].removeprefix("#/$defs/")]["properties"]
+        assert key.description in found[key.name]["description"], key.path
+        assert all(alias in found for alias in key.aliases)
+    table = schema["$defs"]["AlgorithmTable"]["properties"]
+    assert {"grpo", "maxrl"} <= set(table["advantage_mode"]["examples"])
+    assert "gtpo_sepa" in table["transform_mode"]["examples"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ('advantage_mode = "grpo"\nadvantage_params = {scale = "std", ddof = 1}', True),
+        ('advantage_mode = "grpo"\nadvantage_params = {scale = "sd"}', False),
+        ('advantage_mode = "grpo"\nadvantage_params = {ddof = 2}', False),
+        ('advantage_mode = "my_module.mine"\nadvantage_params = {scale = "sd"}', True),
+        ("advantage_params = {eps = -1.0}", False),  # of maxrl, the default
+        ('advantage_mode = "grpo"', True),
+    ],
+)
+def test_parameters_follow_the_name_of_the_part(text: str, is_valid: bool, validator: Draft202012Validator) -> None:
+    assert validator.is_valid(tomllib.loads(f"[algorithm]\n{text}\n")) is is_valid
+
+
+def test_a_table_of_a_plugin_is_part_of_it_and_its_faults_are_not(
+    distribution: Callable[..., Path], command: Callable[..., Any]
+) -> None:
+    source = (
+        "from retrain.api import PluginSpec, Table, TableTraits, hookimpl, key\n"
+        "class MineTable(Table):\n    '''Mine.'''\n    depth: int = key(3, 'How deep.', ge=1)\n"
+        "@hookimpl\ndef retrain_register_config_tables(register):\n"
+        "    register(PluginSpec(name='mine', summary='s', factory=MineTable, traits=TableTraits()))\n"
+        "    register(PluginSpec(name='gone', summary='s', factory='no_such_module:Table'))\n"
+        "@hookimpl\ndef retrain_register_advantages(register):\n"
+        "    register(PluginSpec(name='odd', summary='s', factory='x:y', params='no_such_module:Params'))\n"
+    )
+    distribution("mine", {"mine": source})
+    result = command("explain", "--schema")
+    assert (result.code, result.err) == (0, "")
+    schema = json.loads(result.out)
+    assert "mine" in schema["properties"]
+    assert "gone" not in schema["properties"]
+    check = Draft202012Validator(schema)
+    assert check.is_valid({"mine": {"depth": 1}})
+    assert not check.is_valid({"mine": {"depth": 0}})
+
+
+def test_init_writes_the_schema_that_its_first_line_names(command: Callable[..., Any], tmp_path: Path) -> None:
+    assert command("init", "--template", "tiny").code == 0
+    text = (tmp_path / "retrain.toml").read_text(encoding="utf-8")
+    named = text.splitlines()[0].removeprefix("#:schema ")
+    schema = json.loads((tmp_path / named).read_text(encoding="utf-8"))
+    assert schema == json.loads(command("explain", "--schema").out)
+    assert Draft202012Validator(schema).is_valid(tomllib.loads(text))

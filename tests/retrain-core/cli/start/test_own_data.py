@@ -132,6 +132,10 @@ def test_what_is_written_for_a_source_by_name() -> None:
     content = tomllib.loads(configuration_text(Wishes(data="reasoning_gym:chain_sum"), gym, plugins))
     assert "reward" not in content
     assert content["logging"] == {"log_dir": "logs/chain_sum"}
+    choice = DataChoice(settings={"source": "files", "path": "p.jsonl"})
+    wishes = Wishes(model="builtin:tiny", data="p.jsonl", reward="code")  # which reads programs
+    told = tomllib.loads(configuration_text(wishes, choice, plugins))["data"]["instruction"]
+    assert told == "Put your whole program into one ```python block."
 
 
 REFUSED = [  # the places, and the codes of `init` itself
@@ -166,14 +170,6 @@ def test_what_cannot_be_used_is_one_clear_error(
     assert (place in done.err, code in ["", *codes_in(done.err)]) == (True, True), done.err
     assert "/tmp" not in done.err
     assert not [name for name in ("retrain.toml", "ran") if (tmp_path / name).exists()]
-
-
-def test_a_reward_that_reads_programs_has_the_prompt_ask_for_one() -> None:
-    choice = DataChoice(settings={"source": "files", "path": "p.jsonl"})
-    for reward, asked in (("code", "Put your whole program into one ```python block."), ("match", None)):
-        wishes = Wishes(model="builtin:tiny", data="p.jsonl", reward=reward)
-        content = tomllib.loads(configuration_text(wishes, choice, load_plugins({})))
-        assert content["data"].get("instruction") == asked
 
 
 USER = {"role": "user", "content": "What is 2 + 2?"}
@@ -253,8 +249,5 @@ def test_of_many_columns_some_are_listed_without_control_characters() -> None:
     with pytest.raises(ConfigError, match=r"c18 .*, 81 more") as caught:
         found({"\x1b[2J": "\x1b[31m" * 9} | {f"c{number}": number for number in range(100)})
     assert ("c20" in str(caught.value), "\x1b" in str(caught.value)) == (False, False)
-
-
-def test_answers_with_formulas_call_for_mathematics() -> None:
     answers = {r"\pi": True, "1/2": True, "7": False, "cat": False}
     assert {answer: found({"prompt": "q", "answer": answer}).has_formulas for answer in answers} == answers

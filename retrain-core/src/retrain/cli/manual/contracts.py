@@ -176,7 +176,8 @@ def _entry(name: str, value: Any) -> str:
     if inspect.isclass(value) and value.__name__ != name:
         lines.append(f"The former name of {markdown.code(value.__name__)}, kept for plugins that use it.")
     elif inspect.isclass(value):
-        is_generated = (value.__doc__ or "").startswith(f"{name}(")  # by dataclass or Enum
+        # `dataclass` and `Enum` write the signature into a docstring that the class does not have.
+        is_generated = (value.__doc__ or "").startswith(f"{name}(")
         doc = "" if is_generated else markdown.prose(value.__doc__)
         lines += [f"```python\n{_class_line(name, value)}\n```", doc, *_members(value)]
     elif inspect.isfunction(value):

@@ -27,7 +27,8 @@ TRAIN = "train"
 TRAIN_USAGE = "retrain [CONFIG] [--KEY VALUE]..."
 RANGES = (("minimum", "≥ "), ("exclusiveMinimum", "> "), ("maximum", "≤ "), ("exclusiveMaximum", "< "))
 COMMENT_FROM = 40  # column
-TEXT_LIMIT = 40  # a longer default has its comment on the line above
+# A longer default would push its comment past the column.
+TEXT_LIMIT = 40
 WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "table"}
 
 

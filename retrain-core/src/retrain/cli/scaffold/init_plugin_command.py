@@ -148,7 +148,8 @@ def _own_name() -> str:
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=5, check=False)
         if asked.returncode == 0 and asked.stdout.strip():
             return asked.stdout.strip()
-    with suppress(OSError, KeyError):  # a container without a user
+    # A container may run under a number that no user has.
+    with suppress(OSError, KeyError):
         return getpass.getuser()
     return "Its author"
 

@@ -110,7 +110,8 @@ def _place_of(module: str) -> str:
     """The file or folder that an import of `module` reads here or below a search path; empty if the name is free."""
     try:
         given = read_toml(CONFIGURATION)[0].get("plugins", {}).get("search_paths", [])
-    except (ConfigError, AttributeError):  # no file, or not a usable one: `retrain explain` reports it
+    # A file that is missing or faulty has no search paths; `retrain explain` reports its faults.
+    except (ConfigError, AttributeError):
         given = []
     paths = [path for path in given if isinstance(path, str)] if isinstance(given, list) and given else [SEARCHED]
     # `candidate_files` looks for an __init__.py, and Python imports a folder of modules without one too.
@@ -119,7 +120,8 @@ def _place_of(module: str) -> str:
         return str(found)
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # a module without a spec, such as __main__
+    # A module such as `__main__` has no spec.
+    except (ImportError, ValueError):
         return ""
     return str(spec.origin or "") if spec else ""
 

@@ -100,7 +100,8 @@ def command(
         text, told = _own(plugins, file, wished, is_dialog=is_dialog, as_json=as_json)
         template = "your data"
     elif is_dialog:
-        from retrain.cli.start.dialog import ask  # imports tomlkit and the loader
+        # Imported here, because it loads tomlkit and the loader.
+        from retrain.cli.start.dialog import ask
 
         template, file, text = ask(plugins, str(template), output)
     else:
@@ -152,7 +153,8 @@ def _own(
 
 def _write_with_schema(plugins: Plugins, file: Path, text: str) -> None:
     """Write the file, and next to it the JSON Schema that its first line names, so that editors complete its keys."""
-    from retrain.cli.manual.json_schema import schema_text  # imports pydantic; completion of `init` must not
+    # Imported here: completion of `init` must not load pydantic.
+    from retrain.cli.manual.json_schema import schema_text
 
     schema = file.with_name(SCHEMA_FILE)
     try:

@@ -36,7 +36,8 @@ from retrain.text.tokenizer import load_tokenizer
 
 # Targets for the user are 3 and 30 minutes; the rest is for longer answers, checkpoints and a busier machine.
 FIRST_STEP_S, RUN_S, TOO_LONG_S = 150.0, 1500.0, 1800.0
-STEP_S = 50.0  # so that a run has some 20 steps
+# Some 20 steps then fit into the time of a first run.
+STEP_S = 50.0
 EVALUATION_S = 60.0
 MEASURING_S = 120.0  # at most
 # Cut in this order, each to its floor: short answers teach more than small groups, and one prompt a step is the last.

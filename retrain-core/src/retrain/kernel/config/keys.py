@@ -16,6 +16,7 @@ from retrain.kernel.declared import TableTraits as TableTraits
 class Table(BaseModel):
     """Base of every TOML table: unknown keys are errors, types are strict (the text "false" is not a boolean)."""
 
+    # Infinity would pass a range with one bound, and become NaN in the first step that computes with it.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
 
@@ -81,6 +82,7 @@ class Key:
 def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator[Key]:
     for field_name, info in model.model_fields.items():
         extra: Any = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        # `from` is a keyword of Python, so the field of `[resume] from` has an alias.
         name = info.alias or field_name
         yield Key(
             table=table,

@@ -90,7 +90,8 @@ def load_config(
         draft.problems += problems
         for override in overrides:
             _apply(draft, override)
-    for setting in settings:  # entries of a free table are added to those already set
+    # Entries of a free table are added to those already set.
+    for setting in settings:
         current = draft.value(setting.path)
         is_table = isinstance(setting.value, Mapping) and isinstance(current, Mapping)
         draft.set(setting.path, {**current, **setting.value} if is_table else setting.value, setting.origin)
@@ -120,7 +121,8 @@ def _read_file(draft: _Draft, file: Path | Mapping[str, Any]) -> None:
             draft.in_file.add(table)
             legacy_keys = draft.tables[table].traits.legacy_keys
             if not legacy_keys.keys().isdisjoint(content):
-                from retrain.kernel.config.legacy import legacy_problem  # only a legacy key needs it
+                # Imported here: its TOML writer is needed only for a legacy key.
+                from retrain.kernel.config.legacy import legacy_problem
 
                 draft.problems.append(legacy_problem(table, content, legacy_keys, file, lines))
             for name in (name for name in content if name not in legacy_keys):
@@ -142,18 +144,19 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
 
 def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Problem:
     if not isinstance(content, dict):
+        # The shortest flag belongs to the table that is meant most often: `lr` of [training], not of [sft].
         owners = sorted((key for key in draft.keys.values() if key.name == table), key=lambda key: len(key.flag))
         what = f"key {table!r} is outside any table"
         fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
         return Problem(code="config.key-outside-table", where=place, what=what, fix=fix)
-    near, known = get_close_matches(table, draft.tables, n=1), ", ".join(sorted(draft.tables))
+    near, known = get_close_matches(table, draft.tables), ", ".join(sorted(draft.tables))
     fix = draft.table_hint(table) or (f"did you mean [{near[0]}]?" if near else f"use one of: {known}")
     return Problem(code="config.unknown-table", where=f"{place} [{table}]", what="unknown table", fix=fix)
 
 
 def _unknown_key(draft: _Draft, table: str, name: str, place: str) -> Problem:
     own = [key.name for key in draft.keys.values() if key.table == table]
-    near = get_close_matches(name, own, n=1)
+    near = get_close_matches(name, own)
     elsewhere = sorted((key for key in draft.keys.values() if key.name == name), key=lambda key: len(key.flag))
     fix = f"{name!r} belongs to [{elsewhere[0].table}]" if elsewhere else f"use one of: {', '.join(own)}"
     fix = draft.table_hint(f"{table}.{name}") or (f"did you mean {near[0]!r}?" if near else fix)
@@ -183,8 +186,10 @@ def _parse(key: Key, text: str) -> Any:
     if container and text.strip().startswith(("[", "{")):
         value = parse_free(text)
     elif isinstance(key.default, list):
+        # Parts of a list of text stay text, even where they look like numbers.
         value = [parse_free(part.strip()) if key.annotation != list[str] else part.strip() for part in text.split(",")]
     try:
+        # Plain text converts leniently; the parts of a JSON list or table already have their types.
         return TypeAdapter(key.annotation).validate_python(value, strict=container)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from None
@@ -201,15 +206,18 @@ def _validate(draft: _Draft, table: str, model: type[BaseModel]) -> BaseModel:
             name = str(detail["loc"][0]) if detail["loc"] else ""
             faulty.add(name)
             inner = "".join(f".{part}" for part in detail["loc"][1:])
+            # pydantic puts these words in front of the text of a ValueError.
             message = detail["msg"].removeprefix("Value error, ")
-            got = "" if detail["type"] == "value_error" else f", not {_show(detail['input'])}"
+            given = detail["input"]
+            got = "" if detail["type"] == "value_error" else f", not {_show(given)}"
             key = draft.keys.get(f"{table}.{name}")
-            fix = _expected(key, detail["input"]) if key else "correct the table"
+            fix = _expected(key, given) if key else "correct the table"
             where = draft.place(f"{table}.{name}") + inner
             draft.problems.append(Problem(code="config.bad-value", where=where, what=f"{message}{got}", fix=fix))
     try:
         return model.model_validate({name: value for name, value in values.items() if name not in faulty})
-    except ValidationError:  # a rule about several keys at once
+    # A rule about several keys names none of them, so the whole table falls back to its defaults.
+    except ValidationError:
         return model.model_validate({})
 
 
@@ -218,7 +226,8 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
     for path, origin in draft.origins.items():
         key = draft.keys[path]
         where, traits = draft.place(path), draft.tables[key.table].traits
-        value = values[key.table].get(key.name)  # None for an optional value that is absent
+        # An optional value that is absent is None.
+        value = values[key.table].get(key.name)
         if origin.layer is Layer.COMMAND_LINE and traits.starts_runs and key.table not in draft.in_file:
             what, fix = f"changes nothing: the file has no [{key.table}]", f"remove {origin}, or add [{key.table}]"
             problems.append(Problem(code="config.flag-without-table", where=where, what=what, fix=fix))
@@ -231,7 +240,7 @@ def _pending(config: Config, draft: _Draft) -> list[Problem]:
 def _expected(key: Key, value: Any, *, is_text: bool = False) -> str:
     meant = "" if is_text else unquoted(value, key.default)
     choices = [choice for choice in get_args(key.annotation) if isinstance(choice, str)]
-    if near := get_close_matches(str(value).lower(), choices, n=1):
+    if near := get_close_matches(str(value).lower(), choices):
         return f"did you mean {near[0]!r}?"
     return f"write {meant}, without quotes" if meant else f"{key.description} Default: {toml_text(key.default)}"
 
@@ -279,7 +288,7 @@ def from_environment(environ: Mapping[str, str], keys: Sequence[Key]) -> tuple[l
             continue
         suffix = name.removeprefix(ENV_PREFIX).upper()
         if (path := paths.get(suffix)) is None:
-            near, where = get_close_matches(suffix, paths, n=1), f"environment variable {name}"
+            near, where = get_close_matches(suffix, paths), f"environment variable {name}"
             fix = f"use {ENV_PREFIX}{near[0]}" if near else f"unset {name}"
             problems.append(Problem(code="config.unknown-variable", where=where, what="sets no known key", fix=fix))
         else:
@@ -305,12 +314,14 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
         if flag not in flags and flag not in PARAM_FLAGS and flag != "--set":
             problems.append(_unknown_flag(flag, flags))
             if not equals and rest and not rest[0].startswith("--"):
-                rest.pop(0)  # its value, not a second problem
+                # The word after an unknown flag is its value: one problem, not two.
+                rest.pop(0)
             continue
         if not equals:
             if flag in switches and (not rest or rest[0].startswith("--")):
-                rest.insert(0, "true")  # `--resume-anyway` without a value
-            if not rest or (rest[0].startswith("--") and not _is_number(rest[0])):
+                # A switch such as `--resume-anyway` needs no value.
+                rest.insert(0, "true")
+            if not rest or rest[0].startswith("--"):
                 what, fix = f"{flag} needs a value", f"write {flag}=VALUE"
                 problems.append(Problem(code="config.value-missing", where=HERE, what=what, fix=fix))
                 continue
@@ -334,24 +345,19 @@ def _override(flag: str, value: str, flags: Mapping[str, str], paths: set[str]) 
     if name in paths:
         return Override(path=name, text=text, origin=origin)
     parent, _, entry = name.rpartition(".")
-    if parent in paths:  # one entry of a free table: --set algorithm.transform_params.cap=0.1
+    # One entry of a free table: `--set algorithm.transform_params.cap=0.1`.
+    if parent in paths:
         return Override(path=parent, entry=entry, text=text, origin=origin)
-    near = get_close_matches(name, paths, n=1)
+    near = get_close_matches(name, paths)
     what, fix = f"--set names an unknown key {name!r}", f"use {near[0]}" if near else "see `retrain explain --keys`"
     return Problem(code="config.unknown-key", where=HERE, what=what, fix=fix)
 
 
 def _unknown_flag(flag: str, flags: Mapping[str, str]) -> Problem:
-    wanted = flag.removeprefix("--").replace("-", "_")  # of --schedule and --optimizer-schedule the key is known
+    # `--schedule` and `--optimizer-schedule` both name the key behind the flag `--optim-schedule`.
+    wanted = flag.removeprefix("--").replace("-", "_")
     near = [each for each, path in flags.items() if wanted in (path.replace(".", "_"), path.partition(".")[2])]
+    # Below difflib's usual 0.6, because a missing prefix changes much of a short flag.
     near = near or get_close_matches(flag, [*flags, *PARAM_FLAGS, "--set"], n=1, cutoff=0.5)
     what, fix = f"unknown flag {flag}", f"did you mean {' or '.join(near)}?" if near else "see `retrain explain --keys`"
     return Problem(code="config.unknown-flag", where=HERE, what=what, fix=fix)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

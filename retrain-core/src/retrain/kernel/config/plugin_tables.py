@@ -32,7 +32,8 @@ def _has_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port above 65535, half a bracket
+    # `urlsplit` and its `port` raise for a port above 65535 and for half a bracket.
+    except ValueError:
         return False
 
 
@@ -118,6 +119,7 @@ class EnvironmentTable(Table):
             return args
         try:
             value = json.loads(args) if args.strip() else {}
+        # The parser recurses into nested brackets, and a few thousand of them exhaust the stack.
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not JSON: {error}") from error
         if not isinstance(value, dict):

@@ -58,9 +58,11 @@ class Config:
     """Every table of a run, as attributes; `table` gives the tables of other plugins as their model."""
 
     tables: Mapping[str, BaseModel]
-    origins: Mapping[str, Origin] = field(default_factory=dict)  # "table.key" -> origin, without defaults
+    # By `table.key`; a default has no entry.
+    origins: Mapping[str, Origin] = field(default_factory=dict)
     source: str = ""
-    foreign_tables: frozenset[str] = frozenset()  # about many runs, not part of one
+    # Tables about many runs, which are not part of one.
+    foreign_tables: frozenset[str] = frozenset()
     # Of a run that is opened again: the folder where its names are looked up; `table.key` -> value as written,
     # where the value is now a recorded place; and its inputs that are nowhere, by `table.key.entry`.
     folder: str = ""

@@ -11,6 +11,7 @@ from retrain.kernel.config.keys import Table, key, share
 from retrain.kernel.declared import CORRECT_ABOVE, Kind
 
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
+# The range that a drawn `[training] seed` comes from, so that every recorded seed can be set here.
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
 HELD_OUT = "eval.examples or eval.sets"
 SERVICE = "inference.engine or backend.backend"
@@ -85,6 +86,7 @@ class AlgorithmTable(Table):
     @field_validator("dual_clip")
     @classmethod
     def _above_one(cls, value: float) -> float:
+        # At 1 or below it would cut tokens whose policy has not changed, since their ratio is 1.
         if value != 0.0 and value <= 1.0:
             raise ValueError("must be above 1, usually 3; 0 = off")
         return value

@@ -24,10 +24,9 @@ _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """Open a file for reading; OSError for a pipe, socket or device, where a reader could wait forever."""
-    mode = file.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory gets the system's own error
-        raise OSError("not a regular file, but a pipe, socket or device")
+    """Open a file for reading; OSError for a folder, and for a pipe or device, where a reader could wait forever."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError("not a regular file, but a folder, pipe, socket or device")
     # O_NONBLOCK, because the file may have become a pipe since `stat`.
     return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
@@ -44,6 +43,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], str]:
     except (OSError, UnicodeDecodeError) as error:
         what, fix = f"cannot be read: {error}", "give a UTF-8 text file"
         raise ConfigError(Problem(code="config.unreadable", where=str(file), what=what, fix=fix)) from None
+    # A copy, because the parsed document stays in the cache.
     return deepcopy(_parsed(text, str(file))), text
 
 
@@ -54,6 +54,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     if len(text) > MAX_CHARS:
         raise _refused(name, f"has more than {MAX_CHARS:,} characters")
     for kind, token, last in tokens(text):
+        # Brackets need not match: this runs before the parser has checked the text.
         depth = max(0, depth + (token in ("[", "{")) - (token in ("]", "}"))) if kind == "sign" else depth
         dots = dots + 1 if token == "." else dots if kind in ("bare", "string") else 0
         if depth > MAX_DEPTH or dots >= MAX_PARTS:
@@ -70,7 +71,8 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(Problem(code="config.not-toml", where=where, what=what, why=shown, fix=fix)) from None
 
 
-_parsed = lru_cache(maxsize=1)(parse_toml)  # a campaign reads its file once for each condition
+# A campaign reads its file once for each condition.
+_parsed = lru_cache(maxsize=1)(parse_toml)
 
 
 def _refused(where: str, what: str) -> ConfigError:
@@ -97,7 +99,8 @@ _TOKEN = re.compile(
 )
 
 
-@lru_cache(maxsize=1)  # a campaign reads its file once for each condition
+# A campaign reads its file once for each condition.
+@lru_cache(maxsize=1)
 def key_lines(text: str) -> Mapping[str, int]:
     """Line (from 1) of every table header and key, by dotted path; the first occurrence counts.
 
@@ -162,7 +165,8 @@ def unquoted(value: Any, default: Any) -> str:
         return ""
     try:
         meant = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):  # also of thousands of digits, or brackets
+    # Also raised for thousands of digits and for thousands of brackets.
+    except (ValueError, RecursionError):
         return ""
     is_kind = isinstance(meant, bool) == isinstance(default, bool) and isinstance(meant, int | float)
     return value.strip() if is_kind else ""
@@ -171,13 +175,16 @@ def unquoted(value: Any, default: Any) -> str:
 def parse_free(text: str) -> Any:
     """A value for a free table: JSON if the text parses as JSON (number, true, list, object), otherwise the text."""
     lowered = text.strip().lower()
+    # `json.loads` would make numbers of NaN and Infinity, which no record may hold.
     if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
         return text
     try:
         return json.loads(lowered if lowered in ("true", "false") else text)
-    except (ValueError, RecursionError):  # also of thousands of digits, or brackets
+    # Also raised for thousands of digits and for thousands of brackets.
+    except (ValueError, RecursionError):
         pass
     try:
+        # `.5` and `1.` are numbers to a person, but not to JSON.
         return float(text) if any(c in text for c in ".eE") else text
     except ValueError:
         return text

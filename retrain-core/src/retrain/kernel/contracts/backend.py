@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from retrain.kernel.declared import Capabilities
 from retrain.kernel.types import ActionRow, Floats, Sample, SampleRequest, SamplingParams, TrainBatch, TrainReport
 
-Deliver = Callable[[int, int, Sample], None]  # (number of the request, number of the seed, the finished sample)
+# Number of the request, number of the seed, and the finished sample.
+Deliver = Callable[[int, int, Sample], None]
 
 
 class Engine(Protocol):

@@ -33,6 +33,7 @@ class PhaseProgress:
     """
 
     def __init__(self) -> None:
+        # Engines count from several threads, and `+=` on an attribute is not atomic.
         self._lock = Lock()
         self.begin("", 0)
 

@@ -64,6 +64,7 @@ class LossContext:
 
     def sequence_mean(self, values_M: Any) -> Any:
         """Mean of `values_M` over its sequence, for each token; the gradient flows through it."""
+        # `index_add`, because sequences of a pack differ in length and no padding exists to reshape by.
         sums_S = values_M.new_zeros(self.num_sequences).index_add(0, self.sequences_M, values_M)
         counts_S = values_M.new_zeros(self.num_sequences).index_add(
             0, self.sequences_M, values_M.new_ones(len(values_M))

@@ -42,6 +42,7 @@ class Streams:
 
     def of(self, prompt: Prompt, number: int, turn: int = 0) -> int:
         """Seed of completion `number` of a prompt; every turn of an episode has a separate one."""
+        # Turn 0 is not in the key, so that a first turn draws the same tokens as a single-turn completion.
         later = (turn,) if turn else ()
         return self.seeds.derive(self.purpose, prompt.example.id, prompt.epoch, number, *later)
 
@@ -159,7 +160,8 @@ class EpisodeResult:
     answer: str | None = None
 
 
-Ask, Reply, Ending = Observation, Action, EpisodeResult  # their names before `reset`, `step` and `results`
+# The names that plugins imported before `reset`, `step` and `results` existed.
+Ask, Reply, Ending = Observation, Action, EpisodeResult
 
 
 class Environment(Protocol):

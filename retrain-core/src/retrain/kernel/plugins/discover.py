@@ -53,7 +53,8 @@ def load_plugins(environ: dict[str, str] | None = None) -> Plugins:
             continue
         try:
             plugin = offer.entry.load()
-        except Exception as error:  # a broken plugin must not affect the others
+        # Importing a third-party module may raise anything, and must not affect the other plugins.
+        except Exception as error:
             plugins.failures.append(LoadFailure(owner=owner, error=f"{type(error).__name__}: {error}"))
             continue
         plugins.add(plugin, owner)
@@ -92,7 +93,8 @@ def offered_plugins() -> Iterator[Offer]:
         found.append((facts[id(dist)] if dist is not None else ("", "", ""), entry))
     seen: set[tuple[str, str]] = set()
     for (name, version, unmet), entry in sorted(found, key=lambda each: (each[0][0], each[1].name)):
-        if (name, entry.name) in seen:  # the same distribution twice on the path
+        # A distribution can be on the path twice, for example installed and as an editable folder.
+        if (name, entry.name) in seen:
             continue
         seen.add((name, entry.name))
         yield Offer(entry=entry, distribution=name, version=version, unmet=unmet)
@@ -104,6 +106,7 @@ def headers_of(dist: IDistribution) -> tuple[str, str, Sequence[str]]:
     if text is None:
         return dist.name, dist.version, dist.requires or ()
     found = HEADER.findall(text.partition("\n\n")[0])
+    # Reversed, so that the first of a repeated header counts, as it does for `email`.
     first = dict(reversed(found))
     return first.get("Name", ""), first.get("Version", ""), [value for key, value in found if key == "Requires-Dist"]
 
@@ -123,9 +126,11 @@ def unmet_requirement(name: str, requires: Sequence[str]) -> str:
 
 
 def _is_met(wanted: str) -> bool:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # only third-party plugins need it
+    # Imported here, because only third-party plugins need it.
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     with suppress(InvalidSpecifier):
+        # By default a development version of the core would satisfy no plugin that names only releases.
         return SpecifierSet(wanted).contains(__version__, prereleases=True)
     return False
 

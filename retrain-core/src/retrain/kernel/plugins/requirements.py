@@ -57,7 +57,8 @@ def required_packages(name: str, extra: str = "") -> tuple[Package, ...]:
         try:
             wanted = Requirement(line)
         except InvalidRequirement:
-            continue  # in third-party metadata; pip would have refused it
+            # Third-party metadata can hold a line that no installer of today accepts.
+            continue
         always = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
         with_extra = wanted.marker is None or wanted.marker.evaluate({"extra": extra})
         if (with_extra and not always) if extra else always:

@@ -79,9 +79,11 @@ def module_of(name: str, search_paths: Sequence[str]) -> str:
         try:
             if importlib.util.find_spec(candidate) is not None:
                 return candidate
+        # `find_spec` imports the parent packages of a dotted name, and they may not exist.
         except ModuleNotFoundError:
             continue
-        except Exception:  # `resolve` reports its import error, with the cause
+        # `resolve` imports it again and reports the error with its cause.
+        except Exception:
             return candidate
     return ""
 
@@ -114,8 +116,9 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
             module = importlib.import_module(candidate)
         except Exception as error:
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            # The candidate itself is missing, not a module that it imports.
             if absent is not None and f"{candidate}.".startswith(f"{absent}."):
-                continue  # it is the candidate that is missing, not a module that the candidate imports
+                continue
             what = f"{kind} {name!r}: importing {candidate} failed with {type(error).__name__}: {error}"
             fix = f"make `python -c 'import {candidate}'` work in this folder"
             raise PluginError(Problem(code="plugin.import-failed", where=where, what=what, fix=fix)) from error
@@ -126,7 +129,8 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
             raise PluginError(Problem(code="plugin.no-such-name", where=where, what=what, fix=fix))
         owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
         target = getattr(module, attribute)
-        if isinstance(target, PluginSpec):  # as a registration hook would get it, with parameters and traits
+        # Treated as a registration hook would, so that its parameters and traits count.
+        if isinstance(target, PluginSpec):
             return _loaded(Registered(kind=kind, spec=target, owner=owner), name, where)
         return Found(name=name, target=target, owner=owner)
     return None
@@ -138,6 +142,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str]:
+    # `module:attribute`, the form of entry points, is accepted as well.
     module, _, attribute = name.replace(":", ".").rpartition(".")
     return module, attribute if module else ""
 
