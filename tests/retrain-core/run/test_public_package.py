@@ -1,11 +1,7 @@
 """Every name of the public `retrain` package is a name here, or is told what it became."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,6 @@ from retrain.kernel.config.load import all_keys, load_config
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_with_problems
 from retrain.run.public_package import PREFIXES, missing_name, names_in, note_on, note_on_entry
 from retrain.run.tables import registered_tables
@@ -138,16 +133,16 @@ echo_weight = 0.1
 
 
 @pytest.fixture(scope="module")
-def installed() -> Plugins:
+def installed():
     return load_plugins({})
 
 
-def public_paths() -> Iterator[str]:
+def public_paths():
     for table, names in KEYS.items():
         yield from (f"{table}.{name}" for name in names.split())
 
 
-def test_every_key_is_one_here_or_is_told(installed: Plugins) -> None:
+def test_every_key_is_one_here_or_is_told(installed):
     keys = all_keys(registered_tables(installed))
     known = {key.path for key in keys} | {f"{key.table}.{alias}" for key in keys for alias in key.aliases}
     untold = [path for path in public_paths() if path not in known and not note_on(path)]
@@ -156,7 +151,7 @@ def test_every_key_is_one_here_or_is_told(installed: Plugins) -> None:
     assert stale == []  # a row that nobody can meet
 
 
-def test_every_option_of_its_local_backends_is_one_here_or_is_told(installed: Plugins) -> None:
+def test_every_option_of_its_local_backends_is_one_here_or_is_told(installed):
     own = {
         name
         for entry in installed.registered(Kind.BACKEND)
@@ -168,14 +163,14 @@ def test_every_option_of_its_local_backends_is_one_here_or_is_told(installed: Pl
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_every_part_is_one_here_or_is_told(installed: Plugins, kind: Kind) -> None:
+def test_every_part_is_one_here_or_is_told(installed, kind):
     for name in PARTS[kind].split():
         problem = missing_name(installed, kind, name, "here")
         assert bool(installed.find(kind, name)) == (problem is None), name
         assert problem is None or problem.fix.startswith(tuple(PREFIXES.values()))
 
 
-def test_what_a_renamed_key_is_called_exists(installed: Plugins) -> None:
+def test_what_a_renamed_key_is_called_exists(installed):
     paths = {key.path for key in all_keys(registered_tables(installed))} | {"backend.options.micro_batch_tokens"}
     names = [*public_paths(), *(f"backend.options.{name}" for name in OPTIONS.split()), "transform entropy_mask"]
     notes = [note for name in names if (note := note_on(name)).startswith(PREFIXES["renamed"])]
@@ -184,7 +179,7 @@ def test_what_a_renamed_key_is_called_exists(installed: Plugins) -> None:
     assert [f"{table}.{key}" for table, key in told if f"{table}.{key}" not in paths] == []
 
 
-def test_the_loader_tells_each(installed: Plugins, tmp_path: Path) -> None:
+def test_the_loader_tells_each(installed, tmp_path):
     file = tmp_path / "old.toml"
     file.write_text(OLD, encoding="utf-8")
     told = {p.where.removeprefix(f"{file}:"): p.fix for p in load_with_problems([str(file)], installed)[2]}
@@ -199,7 +194,7 @@ def test_the_loader_tells_each(installed: Plugins, tmp_path: Path) -> None:
     assert told["20 [echo]"].startswith(PREFIXES["none"])
 
 
-def test_an_option_of_the_other_local_backend_is_told(installed: Plugins, tmp_path: Path) -> None:
+def test_an_option_of_the_other_local_backend_is_told(installed, tmp_path):
     file = tmp_path / "old.toml"
     file.write_text("[backend.options]\nliger_kernel = true\ncolour = 1\n", encoding="utf-8")
     fixes = [p.fix for p in load_with_problems([str(file)], installed)[2] if "backend" in p.where]
@@ -208,7 +203,7 @@ def test_an_option_of_the_other_local_backend_is_told(installed: Plugins, tmp_pa
     assert fixes[1].startswith("known: ")
 
 
-def test_a_condition_tells_each_under_its_flat_name(installed: Plugins, tmp_path: Path) -> None:
+def test_a_condition_tells_each_under_its_flat_name(installed, tmp_path):
     file = tmp_path / "old.toml"
     file.write_text(CAMPAIGN, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -223,7 +218,7 @@ def test_a_condition_tells_each_under_its_flat_name(installed: Plugins, tmp_path
     assert all(key in note_on(path) for path, key in built.items())
 
 
-def test_names_in_a_document(installed: Plugins, tmp_path: Path) -> None:
+def test_names_in_a_document(installed, tmp_path):
     keys = all_keys(registered_tables(installed))
     assert [path for path, _ in names_in(tomllib.loads(OLD + CAMPAIGN), keys, installed)] == [
         *("algorithm.transform_mode", "training.tl_grpo", "training.clip_eps", "training.batch_advantage_norm"),
@@ -251,9 +246,7 @@ def test_names_in_a_document(installed: Plugins, tmp_path: Path) -> None:
         ("", False),
     ],
 )
-def test_a_clip_without_a_loss_is_no_silent_nothing(
-    installed: Plugins, tmp_path: Path, text: str, is_refused: bool
-) -> None:
+def test_a_clip_without_a_loss_is_no_silent_nothing(installed, tmp_path, text, is_refused):
     file = tmp_path / "clip.toml"
     file.write_text(text, encoding="utf-8")
     problems = [p for p in load_with_problems([str(file)], installed)[2] if "clip" in p.where]

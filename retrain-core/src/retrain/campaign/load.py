@@ -107,7 +107,8 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
 
     config, problems = load()
     tables_of_file: Mapping[str, Any] = {}
-    with suppress(ConfigError):  # reported by the loader
+    # The loader reports a file that cannot be read.
+    with suppress(ConfigError):
         tables_of_file = read_toml(file)[0] if file else {}
     table = config.table("campaign", CampaignTable)
     conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))

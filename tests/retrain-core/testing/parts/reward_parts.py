@@ -1,7 +1,5 @@
 """Rewards: sound ones, and one for each way to be broken."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """Samplers: a sound one, and one for each fault."""
 
-from __future__ import annotations
-
 import random
 from itertools import count
 

@@ -1,7 +1,5 @@
 """Data sources: a sound one, and one for each way to be broken."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The chance that a group teaches: exact, drifting, pooled over prompts, and calibrated on policies that learn."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -15,7 +13,7 @@ from retrain.verdicts.stats.teaching import Calibration, RateBook, TeachingForec
 GROUP = 8
 
 
-def test_evidence_moves_the_chance_and_fades_to_the_populations() -> None:
+def test_evidence_moves_the_chance_and_fades_to_the_populations():
     book = RateBook()
     for step in range(3):
         for example, correct in (("never", 0), ("always", GROUP), ("half", GROUP // 2)):
@@ -27,7 +25,7 @@ def test_evidence_moves_the_chance_and_fades_to_the_populations() -> None:
     assert later == pytest.approx(dict.fromkeys(later, later["unseen"]), abs=1e-3)
 
 
-def test_the_prior_of_unseen_prompts_is_the_population_at_present() -> None:
+def test_the_prior_of_unseen_prompts_is_the_population_at_present():
     """Two thirds of the prompts teach nothing, then all do."""
     book = RateBook(settings=TeachingForecast(decay=0.8))
     for number in range(30):
@@ -38,7 +36,7 @@ def test_the_prior_of_unseen_prompts_is_the_population_at_present() -> None:
     assert book.chances(["unseen"], 21, GROUP)[0] > 0.9
 
 
-def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior() -> None:
+def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior():
     book = RateBook()
     for number in range(40):
         book.observe(str(number), number, number % (GROUP + 1), GROUP)
@@ -54,7 +52,7 @@ groups = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, GROUP), st.b
 
 @settings(max_examples=25)
 @given(groups, st.integers(0, 30))
-def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cut: int) -> None:
+def test_a_restored_book_continues_exactly(seen, cut):
     whole, part = RateBook(), RateBook()
     for step, (example, correct, is_judged) in enumerate(seen):
         if step == cut:
@@ -69,7 +67,7 @@ def test_a_restored_book_continues_exactly(seen: list[tuple[str, int, bool]], cu
     assert ((expected_N >= 0.0) & (expected_N <= 1.0)).all()
 
 
-def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace() -> None:
+def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace():
     """Steps may be asked for before those in between are counted, as they are when sampling runs ahead."""
     asked, silent = RateBook(), RateBook()
     for step in range(6):
@@ -81,7 +79,7 @@ def test_a_forecast_knows_nothing_of_its_own_step_and_leaves_no_trace() -> None:
     assert asked.chances(["a"], 6, GROUP)[0] == silent.chances(["a"], 6, GROUP)[0]
 
 
-def test_the_drift_of_the_log_odds_is_followed() -> None:
+def test_the_drift_of_the_log_odds_is_followed():
     rng, book = np.random.default_rng(0), RateBook()
     for step in range(60):
         rate = 1.0 / (1.0 + np.exp(3.0 - 0.1 * step))
@@ -93,7 +91,7 @@ def test_the_drift_of_the_log_odds_is_followed() -> None:
     assert book.chances(["never 0"], 60, GROUP)[0] < 0.1
 
 
-def test_what_cannot_be_counted_is_refused() -> None:
+def test_what_cannot_be_counted_is_refused():
     book = RateBook()
     for correct, judged in ((-1, 2), (3, 2)):
         with pytest.raises(ValueError, match="completions"):
@@ -106,9 +104,8 @@ def test_what_cannot_be_counted_is_refused() -> None:
             TeachingForecast(**wrong)
 
 
-def test_calibration_counts_every_forecast_once() -> None:
+def test_calibration_counts_every_forecast_once():
     found = calibration([0.1] * 10 + [0.9] * 10, [False] * 9 + [True] + [True] * 8 + [False] * 2, bins=2)
-    assert found is not None
     assert np.array(found.bins) == pytest.approx(np.array([[0.1, 0.1, 10], [0.9, 0.8, 10]]))
     assert found.error == pytest.approx(0.05)
     assert calibration([], []) is None
@@ -119,7 +116,7 @@ def test_calibration_counts_every_forecast_once() -> None:
 
 
 @pytest.mark.parametrize("per_step", [0.0, 0.05, 0.1])
-def test_forecasts_are_calibrated_on_a_policy_that_learns(per_step: float) -> None:
+def test_forecasts_are_calibrated_on_a_policy_that_learns(per_step):
     """A third of the prompts trivial, a third impossible; of the rest the log-odds rise by `per_step`. Three runs."""
     forecasts, outcomes = list[float](), list[bool]()
     for seed in range(3):
@@ -135,5 +132,4 @@ def test_forecasts_are_calibrated_on_a_policy_that_learns(per_step: float) -> No
                 outcomes.append(0 < correct < GROUP)
                 book.observe(str(each), step, correct, GROUP)
     found = calibration(forecasts, outcomes)
-    assert found is not None
     assert found.error < 0.05  # of which 0.03 are chance
