@@ -93,14 +93,3 @@ def test_two_at_a_time_in_one_folder(begin):
     with pytest.raises(ConfigError, match="in progress"):
         begin(SEEDS)
     lock.release()
-
-
-def test_a_plan_is_sealed_and_part_of_the_campaign(begin):
-    plan = SEEDS + '[campaign.plan]\nhypothesis = "better"\nbaseline = "grpo+toy_index"\n'
-    begin(plan)
-    assert manifest()["plan"]["baseline"] == "grpo+toy_index"
-    assert len(manifest()["plan"]["sha256"]) == 64
-    with pytest.raises(ResumeError, match="plan hypothesis was 'better' and is now 'worse'"):
-        begin(plan.replace("better", "worse"))
-    begin(plan.replace("better", "worse"), is_new=True)
-    assert Path("out.1").exists()

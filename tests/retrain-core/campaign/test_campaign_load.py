@@ -44,15 +44,18 @@ def test_where_the_number_of_steps_comes_from(load_text, own, base, arguments, w
     assert [campaign.steps_of(condition) for condition in campaign.conditions] == [wanted, 11]
 
 
-def test_overrides_reach_every_condition_that_does_not_set_the_key(load_text):
+def test_overrides_reach_every_condition_and_controls_are_conditions(load_text):
     campaign = load_text(SEEDS, f"{TWO}lr = 0.5", arguments=("--lr", "0.25", "--data-opt", "count=7"))
     assert [condition.config.training.lr for condition in campaign.conditions] == [0.25, 0.5]
     assert [condition.config.data.options for condition in campaign.conditions] == [{"count": 7}] * 2
-
-
-def test_without_conditions_there_are_the_five(load_text):
-    labels = load_text(SEEDS, "").labels
-    assert labels == ["grpo+none", "maxrl+none", "maxrl+gtpo", "maxrl+gtpo_hicra", "maxrl+gtpo_sepa"]
+    campaign = load_text(f'{SEEDS}controls = ["random_reward", "no_update"]\n', f"{TWO}lr = 0.5")
+    label = "grpo+toy_index~lr=0.5"
+    assert campaign.labels == ["toy_raw+toy_flat", label, f"{label}+random_reward", f"{label}+no_update"]
+    found = [(each.config.training.control, each.config.training.lr) for each in campaign.conditions][1:]
+    assert found == [("", 0.5), ("random_reward", 0.5), ("no_update", 0.5)]
+    assert campaign.num_runs == 8
+    assert controls_of(campaign) == {"random_reward": 2, "no_update": 2}
+    assert list(campaign.content()["conditions"]) == campaign.labels
 
 
 def test_every_problem_at_once_with_its_place(load_text):
@@ -187,14 +190,3 @@ def test_the_command_wants_a_campaign_and_its_part_of_retrain(write, command, mo
     assert "[campaign]: unknown table" in result.err
     assert "reinstall retrain-core" in result.err
     assert not Path("out").exists()
-
-
-def test_controls_are_conditions_next_to_those_that_are_compared_with_the_baseline(load_text):
-    campaign = load_text(f'{SEEDS}controls = ["random_reward", "no_update"]\n', f"{TWO}lr = 0.5")
-    label = "grpo+toy_index~lr=0.5"
-    assert campaign.labels == ["toy_raw+toy_flat", label, f"{label}+random_reward", f"{label}+no_update"]
-    found = [(each.config.training.control, each.config.training.lr) for each in campaign.conditions][1:]
-    assert found == [("", 0.5), ("random_reward", 0.5), ("no_update", 0.5)]
-    assert campaign.num_runs == 8
-    assert controls_of(campaign) == {"random_reward": 2, "no_update": 2}
-    assert list(campaign.content()["conditions"]) == campaign.labels

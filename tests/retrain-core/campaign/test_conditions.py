@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrain.campaign.conditions import ConditionLines, read_conditions
@@ -53,12 +53,18 @@ def test_one_key_by_each_of_its_names(tables, text, path, value, label):
     assert condition.sets(path)
 
 
-def test_overrides_of_a_label_are_sorted_and_no_two_conditions_are_the_same(tables):
+def test_labels_are_sorted_and_places_are_lines(tables, tmp_path):
     texts = "lr = 1.0\nbatch_size = 2", "batch_size = 2\nlr = 2.0\nbase_url = ''", 'batch_size = 2\n"training.lr" = 1.0'
     (first, second, _), [problem] = read(tables, *texts)
     assert first.label == "grpo+none~batch_size=2,lr=1.0"
     assert second.label == "grpo+none~base_url=,batch_size=2,lr=2.0"
     assert (problem.code, problem.what) == ("campaign.same-condition", f"is the same as condition 1: {first.label}")
+    file = tmp_path / "c.toml"
+    file.write_text(f"[campaign]\n[[campaign.conditions]]\n{MODES}\n[[ campaign . conditions ]]\n{MODES}lr = 1\n")
+    places = ConditionLines(file, 2)
+    assert places.of(1) == f"{file}:2 condition 1"
+    assert places.of(2, "lr") == places.of(2, "training.lr") == f"{file}:9 condition 2"
+    assert ConditionLines(file, 3).of(3) == f"{file} condition 3"
 
 
 @pytest.mark.parametrize(
@@ -80,23 +86,6 @@ def test_what_a_condition_cannot_set(tables, text, code, fix):
     assert problem.code == code
     assert fix in problem.fix
     assert "condition 1" in problem.where
-
-
-@settings(max_examples=30)
-@given(text=st.text(max_size=200))
-def test_places_never_fail(tmp_path_factory, text):
-    file = tmp_path_factory.mktemp("p") / "c.toml"
-    file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    assert "condition 1" in ConditionLines(file, 1).of(1, "lr")
-
-
-def test_places_are_lines(tmp_path):
-    file = tmp_path / "c.toml"
-    file.write_text(f"[campaign]\n[[campaign.conditions]]\n{MODES}\n[[ campaign . conditions ]]\n{MODES}lr = 1\n")
-    places = ConditionLines(file, 2)
-    assert places.of(1) == f"{file}:2 condition 1"
-    assert places.of(2, "lr") == places.of(2, "training.lr") == f"{file}:9 condition 2"
-    assert ConditionLines(file, 3).of(3) == f"{file} condition 3"
 
 
 ONE = conditions("grpo+toy_flat")

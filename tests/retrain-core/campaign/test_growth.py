@@ -280,17 +280,6 @@ def test_the_sign_of_an_advantage_flipped_after_the_campaign(run_own, capsys):
     assert manifest().get("accepted") is None
 
 
-@pytest.mark.long
-def test_rows_that_were_removed_change_every_run(run_own):
-    run_own()
-    rows = Path("rows.jsonl").read_text().splitlines(keepends=True)
-    Path("rows.jsonl").write_text("".join(rows[:5]))
-    with pytest.raises(ResumeError) as caught:
-        run_own()
-    assert "4 of its 4 runs" in str(caught.value)
-    assert "rows.jsonl:6 changed" in str(caught.value)
-
-
 def test_runs_that_were_stopped_do_not_begin_anew_with_other_code(run_own):
     with pytest.raises(RetrainError, match="4 of 4 runs failed") as failed:
         run_own("[1, 2]", Recording(75), arguments=("--campaign-retries", "0"))

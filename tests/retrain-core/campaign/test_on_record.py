@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from retrain.api import hookimpl
 from retrain.campaign.manifest import CampaignRecord
@@ -21,6 +19,8 @@ from retrain.verdicts.ledger.history import read_chain
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
+from tests.end_to_end.campaigns import manifest, wait_for
+from tests.kit.campaigns import conditions
 from tests.kit.invoke import invoke
 
 SEEDS = "seeds = [7]\nmax_steps = 2\n"
@@ -133,8 +133,25 @@ def test_progress_is_that_of_the_last_whole_line(tmp_path):
     assert progress(tmp_path) == RunProgress(steps_done=1, correct_rate=0.5)
 
 
-@given(content=st.binary(max_size=300))
-def test_progress_of_anything(tmp_path_factory, content):
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "metrics.jsonl").write_bytes(content)
-    progress(folder)
+ONE = conditions("grpo+toy_index")
+
+
+@pytest.mark.long
+def test_a_stop_saves_and_the_same_command_finishes(write, start, finish):
+    write("seeds = [1]\nmax_steps = 40\n", ONE)
+    process = start("c.toml")
+    run = Path("out/runs/grpo+toy_index_s1")
+    wait_for(lambda: progress(run).steps_done > 2, process)
+    process.terminate()
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 75, out + err
+    assert "Stopping (SIGTERM)" in out
+    assert (manifest()["status"], manifest()["runs"][0]["status"]) == ("stopped", "stopped")
+    assert 2 < progress(run).steps_done < 40
+    code, out, err = finish("--resume", "out")  # by folder alone
+    assert (code, err) == (0, ""), out
+    assert "(continued)" in out
+    assert progress(run).steps_done == 40
+    code, _, err = finish("c.toml", "--resume", "out", "--lr", "0.5")
+    assert code == 2
+    assert "training.lr was 4e-05 and is now 0.5" in err

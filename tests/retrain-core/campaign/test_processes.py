@@ -1,6 +1,5 @@
 """Launcher `subprocess`: real processes."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -66,26 +65,12 @@ def test_output_code_environment_and_devices(job, tmp_path, monkeypatch):
     assert (tmp_path / "stdout.log").read_text().splitlines()[-1] == "0 7 1"  # both are free again; appended
 
 
-def test_a_stop_is_a_sigterm(job, tmp_path):
-    process = ProcessLauncher(DevicePool([])).start(job(SLEEPS))
-    wait_for_text(tmp_path / "stdout.log")
-    assert process.poll() is None
-    assert os.getpgid(process.pid) == process.pid  # Ctrl-C in a terminal does not reach it by itself
-    process.stop()
-    assert ended(process) == -signal.SIGTERM
-    process.stop()
-    process.kill()
-
-
-def test_what_cannot_be_started_is_told_and_gives_its_devices_back(job):
+def test_runs_get_the_least_used_devices_and_give_them_back(job):
     pool = DevicePool(["gpu:0", "gpu:1"], {})
     with pytest.raises(BackendError, match="a cannot be started: No such file") as caught:
         ProcessLauncher(pool).start(replace(job("1"), cwd=Path("/nowhere"), num_gpus=1))
     assert codes_in(caught) == ["campaign.cannot-start"]
     assert pool.take(1) == ["0"]
-
-
-def test_each_run_gets_the_least_used_of_the_devices_that_are_visible():
     pool = DevicePool(["gpu:0", "gpu:1", "gpu:5"], {})
     first, second = pool.take(1), pool.take(1)
     assert (first, second, pool.take(2)) == (["0"], ["1"], ["0", "5"])

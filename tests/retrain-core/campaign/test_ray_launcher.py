@@ -86,28 +86,6 @@ def test_gpus_of_a_run_are_on_one_node_and_a_node_without_the_folder_is_named(tm
     assert found["told"] == ["No node of the cluster has 1 cores and 8 GPUs: runs wait until one joins"]
 
 
-@pytest.mark.long
-def test_a_run_of_a_lost_node_goes_on_elsewhere(write, start, finish):
-    from ray.cluster_utils import Cluster
-
-    write(SEEDS.replace("[1, 2]", "[1]"), ONE)
-    assert finish("c.toml", "--log-dir", "here")[0] == 0
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    lost = made.add_node(num_cpus=1)
-    try:
-        process = start("c.toml", "--log-dir", "there", *RAY, RAY_ADDRESS=made.address)
-        run = Path("there/runs/grpo+toy_index_s1")
-        wait_for(lambda: progress(run).steps_done > 2, process)
-        made.remove_node(lost, allow_graceful=False)
-        made.add_node(num_cpus=1)
-        out, err = process.communicate(timeout=250)
-    finally:
-        made.shutdown()
-    assert process.returncode == 0, out + err
-    assert manifest("there")["runs"][0]["attempts"] > 1
-    check_same("there", "here")
-
-
 def test_no_cluster_is_told(write, command, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     result = command(str(write(SEEDS, ONE)), *RAY)

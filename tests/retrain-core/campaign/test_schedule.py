@@ -201,13 +201,6 @@ def test_what_the_launcher_refuses_is_a_failed_run(make):
     assert entries()[B]["status"] == "done"
 
 
-def test_what_is_done_is_not_run_again(make):
-    make(Scripted(b_=[fails] * 2)).run()
-    launcher = Scripted()
-    make(launcher).run()
-    assert launcher.started == [(B, False)]
-
-
 @pytest.mark.parametrize("is_deaf", [False, True])
 def test_a_stop_asks_every_run_and_a_second_one_ends_those_that_do_not_listen(make, capsys, is_deaf):
     stops = Stops()
@@ -331,13 +324,6 @@ def test_it_stops_when_every_verdict_is_in(make_looking):
     make_looking(launcher, judge=judged({SECOND: "better", THIRD: "futile"}), workers=4).run()
     assert sorted(launcher.started) == sorted(names([FIRST, SECOND, THIRD], [5, 4]))
     assert [entry["status"] for entry in manifest()["runs"]].count("not needed") == 9
-
-
-def test_a_null_campaign_runs_to_the_last_look(make_looking):
-    launcher = Finishes()
-    make_looking(launcher, judge=judged()).run()
-    assert len(launcher.started) == 15
-    assert looked() == [(2, []), (3, []), (5, [])]
 
 
 class KillError(BaseException):

@@ -1,17 +1,14 @@
 """What the kernel imports, and what is loaded before a room is used."""
 
-import ast
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from retrain import kernel
 from tests.kit.shared import first_or_long
 
-KERNEL = Path(kernel.__file__).parent
 OURS = {"retrain", "retrain_sepa", "retrain_rewards", "retrain_local", "retrain_tinker", "retrain_prime_rl"}
 # What the named libraries bring along.
 BENEATH = {
@@ -31,27 +28,6 @@ LOADED = {
     ALL_OF.format("advantages"): set(kernel.LIBRARIES),
 }
 TELL = "import json, sys; before = sorted(sys.modules); {}; json.dump([before, sorted(sys.modules)], sys.stderr)"
-
-
-def imported_by(file):
-    """The top-level packages that a file imports anywhere in it, beside the standard library and ours."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
-            "import_module",
-            "__import__",
-        ):
-            found |= {arg.value.partition(".")[0] for arg in node.args if isinstance(arg, ast.Constant)}
-    return found - sys.stdlib_module_names - OURS
-
-
-def test_the_kernel_imports_the_libraries_that_it_names_and_no_other():
-    found = {name: str(file.relative_to(KERNEL)) for file in KERNEL.rglob("*.py") for name in imported_by(file)}
-    assert set(found) == set(kernel.LIBRARIES), found
 
 
 @pytest.mark.parametrize(

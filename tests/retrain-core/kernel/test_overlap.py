@@ -1,13 +1,11 @@
 """Sampling while training, one step ahead or several: which policy samples a step, its line, errors, and stops."""
 
-import importlib
 import json
 import os
 import signal
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
@@ -73,18 +71,6 @@ def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(run_ahea
         assert 0.0 <= line["overlap_time_s"] <= line["train_time_s"] <= line["step_time_s"]
         assert line["trainer_idle_time_s"] == pytest.approx(line["step_time_s"] - line["train_time_s"])
         assert line["sampler_idle_time_s"] == pytest.approx(line["step_time_s"] - line["sample_time_s"])
-
-
-@pytest.mark.parametrize(("most", "seed"), first_or_long([(1, 0), (2, 0), (3, 1), (5, 2), (2, 3)]))
-def test_speeds_change_nothing(run_ahead, disturbed, tmp_path, most, seed):
-    """Delays of each half drawn at random: the same completions, versions, metrics and policy as without any."""
-    delays = np.random.default_rng(seed)
-    assert run_ahead(most, "--log-dir", "plain", *EVALUATED).code == 0
-    for half in ("train", "sample"):
-        setattr(disturbed, half, lambda backend, what: time.sleep(delays.choice([0.0, 0.0, 0.01, 0.04])))
-    assert run_ahead(most, "--log-dir", "slow", *EVALUATED).code == 0
-    assert outcome(tmp_path / "slow") == outcome(tmp_path / "plain")
-    assert np.abs(json.loads((tmp_path / "slow/adapter/final/logits.json").read_text())).max() > 0.0
 
 
 def test_a_slow_batch_of_sampling_is_absorbed_by_those_in_stock(run_ahead, disturbed, tmp_path):
@@ -154,20 +140,6 @@ def test_a_number_that_is_not_finite_rejects_its_own_step_which_changes_nothing(
     assert [line.get("staleness_max") for line in found] == [0, 1, (most, None)[half], *after]
 
 
-@pytest.mark.parametrize("most", first_or_long([1, 2]))
-def test_steps_without_informative_groups_make_no_samples_stale(run_ahead, tmp_path, most):
-    assert run_ahead(most, *NO_EVAL, "--reward-type", "toy_never").code == 0
-    found = steps(tmp_path / "logs/train")
-    assert [(line["step"], line["staleness_max"]) for line in found] == [(step, 0) for step in range(STEPS)]
-    assert most > 1 or all(line["sample_time_s"] > 0.0 for line in found), "sampled in turn"
-
-
-def test_a_backend_that_takes_turns_is_unaffected_by_overlap(run_overlapped, tmp_path):
-    assert run_overlapped(*NO_EVAL, "--backend", "toy").code == 0
-    fields = {name for line in steps(tmp_path / "logs/train") for name in line}
-    assert not {name for name in fields if "stale" in name or "idle" in name or "overlap" in name}
-
-
 @pytest.mark.parametrize("half", ["train", "sample"])
 def test_out_of_memory_in_either_half_passes_over_no_prompt(run_overlapped, disturbed, tmp_path, half):
     """A step that does not fit is sampled again with fewer prompts, and what was sampled after it is discarded."""
@@ -225,20 +197,6 @@ def test_a_run_that_is_extended_is_the_longer_run(run_ahead, command, tmp_path, 
     assert state["progress"]["versions"] == list(range(4 - most, 4))  # policies of the steps to come
     assert command("--resume", "longer", "--max-steps", str(STEPS)).code == 0
     assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
-
-
-def test_phases_come_only_from_the_thread_of_the_run(run_ahead, distribution, tmp_path):
-    watcher = (
-        "from threading import current_thread\nfrom retrain.api import Watcher, hookimpl\nSEEN = []\n\n"
-        "class Phases(Watcher):\n    def phase(self, step, phase):\n"
-        "        SEEN.append((current_thread().name, phase))\n"
-        "\n@hookimpl\ndef retrain_watch_run(context):\n    return Phases()\n"
-    )
-    distribution("retrain-phases", {"phases": watcher})
-    assert run_ahead(2).code == 0
-    seen = importlib.import_module("phases").SEEN
-    assert {thread for thread, _ in seen} == {threading.main_thread().name}
-    assert [phase for _, phase in seen].count("training") == STEPS
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_anything_else_is_not_a_score_and_a_failure_has_no_value(value):
         score.value = 2.0
 
 
-def test_counts_go_by_the_action_mask_not_by_advantages():
+def test_counts_go_by_the_action_mask_and_exit_codes_by_the_kind_of_error():
     action_T = np.array([False, True, True, False])
     completion = Completion(
         tokens_T=np.arange(4),
@@ -58,9 +58,6 @@ def test_counts_go_by_the_action_mask_not_by_advantages():
     row = TrainRow(tokens_T=np.arange(4), action_T=action_T, logprobs_T=np.zeros(4), advantages_T=np.zeros(4))
     assert completion.num_actions == 2
     assert TrainBatch(step=0, rows=(row, row), temperature=1.0).num_actions == 4
-
-
-def test_exit_codes_distinguish_usage_errors_from_failures():
     kinds = {*RetrainError.__subclasses__(), HealthError, DeadlineError}  # the last two belong to watchers
     failures = {"CreditError", "RewardError", "BackendError", "CheckpointError", "RecordError"}
     found = {kind.__name__: kind.exit_code for kind in kinds}
@@ -101,12 +98,9 @@ def test_informative_means_two_different_verdicts(values, make_group):
     assert num_correct(group) == sum(number > 0.5 for number in numbers)
 
 
-def test_a_step_without_training_has_no_loss():
+def test_fields_of_a_step_and_extra_metrics_are_merged_and_faulty_ones_refused():
     expected = {"loss": None, "reported_loss": None, "loss_is_placeholder": False, "trained_tokens": 0, "updates": 0}
     assert train_fields(None) == expected
-
-
-def test_extra_metrics_are_merged_and_faulty_ones_refused():
     merged = merge_fields({"a": 1}, {"b": np.float32(2.0), "c": "text"}, source="x")
     assert merged == {"a": 1, "b": 2.0, "c": "text"}
     assert type(merged["b"]) is float
@@ -116,7 +110,7 @@ def test_extra_metrics_are_merged_and_faulty_ones_refused():
         assert refused(merge_fields, {"a": 1}, {name: value}, source="x") == [code]
 
 
-def test_seventeen_problems_with_one_fix_are_told_once():
+def test_problems_are_told_once_with_one_fix_each():
     failed = "failed to load: mine 1.0: ImportError"
     missing = [
         Problem(where=f"a.toml:{n} [t] k{n}", what=f"no 'p{n}'", why=f"known: {n}\n    {failed}", fix="install it")
@@ -130,9 +124,6 @@ def test_seventeen_problems_with_one_fix_are_told_once():
     assert (text.count("install it"), text.count(failed)) == (1, 1)
     assert all(text.count(f"{problem.where}: {problem.what}\n") == 1 for problem in problems)
     assert all(text.count(f"        known: {n}\n") == 1 for n in range(16))
-
-
-def test_a_single_fix_needs_no_number_and_problems_without_a_fix_stay_apart():
     one = Problem(code="a.b-c", where="here", what="wrong", why="a rule", fix="change it")
     assert str(ConfigError(one, one)) == str(one) == "here: wrong [a.b-c]\n    a rule\n    fix: change it"
     two = Problem(where="there", what="wrong", why="a rule", fix="change it")

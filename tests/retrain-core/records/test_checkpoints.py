@@ -48,7 +48,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_checkpoint_comes_back_as_it_was_saved(save):
+def test_a_checkpoint_comes_back_and_a_stop_within_a_step_is_newer(save, tmp_path):
     found = read_checkpoint(save(3, score=0.5))
     assert (found.next_step, found.first_unwritten_step, found.state["metrics"]) == (3, 3, {"score": 0.5})
     assert read_checkpoint(save(3, unfinished=True)).first_unwritten_step == 4
@@ -56,6 +56,9 @@ def test_a_checkpoint_comes_back_as_it_was_saved(save):
     text = (save(3, score=0.5) / "checkpoint.json").read_text(encoding="utf-8")
     assert json.loads(text) == state(3, score=0.5)
     assert "\n" in text.strip()  # for people, too
+    save(2)
+    save(2, unfinished=True)
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint_step_3", "checkpoint_step_2"]
 
 
 @settings(max_examples=40)
@@ -95,12 +98,6 @@ def test_the_newest_valid_one_is_found_and_faults_of_newer_ones_are_reported(sav
     assert found.path.name == "checkpoint_step_9"
     assert [Path(problem.where).parent.name for problem in problems] == ["final", "checkpoint_step_10"]
     assert newest_valid(tmp_path / "nowhere") == (None, [])
-
-
-def test_a_stop_within_a_step_is_newer_than_the_checkpoint_before_that_step(save, tmp_path):
-    save(2)
-    save(2, unfinished=True)
-    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint_step_3", "checkpoint_step_2"]
 
 
 def test_other_folders_are_no_checkpoints(save, tmp_path):

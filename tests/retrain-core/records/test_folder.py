@@ -128,16 +128,13 @@ def test_a_folder_of_a_living_run_is_refused_with_its_process_until_that_is_kill
     RunLock(tmp_path / "run").release()
 
 
-def test_a_free_folder_has_no_owner(tmp_path):
+def test_a_free_folder_has_no_owner_and_polling_keeps_no_run_out(tmp_path):
     assert owner_of(tmp_path) == owner_of(tmp_path / "nowhere") == 0
     lock = RunLock(tmp_path)
     assert owner_of(tmp_path) == os.getpid()
     lock.release()
     lock.release()
     assert owner_of(tmp_path) == 0
-
-
-def test_a_process_that_polls_the_lock_does_not_keep_a_run_out(tmp_path):
     RunLock(tmp_path).release()
     is_over = threading.Event()
 
@@ -252,7 +249,7 @@ def test_a_file_is_replaced_as_a_whole_or_stays(bad, tmp_path):
     assert {data, text} == {*tmp_path.iterdir()} - {tmp_path / "work"}  # no temporary file stays
 
 
-def test_a_folder_appears_complete_and_is_replaced_as_a_whole(tmp_path):
+def test_a_folder_is_replaced_as_a_whole_or_stays(tmp_path):
     target = tmp_path / "deep" / "final"
 
     def first(folder):
@@ -269,9 +266,6 @@ def test_a_folder_appears_complete_and_is_replaced_as_a_whole(tmp_path):
     write_folder(target, second)
     assert [path.name for path in target.iterdir()] == ["b"]
     assert [path.name for path in target.parent.iterdir()] == ["final"]
-
-
-def test_a_folder_whose_filling_breaks_leaves_the_old_one(tmp_path):
     target = tmp_path / "final"
     write_folder(target, lambda folder: (folder / "a").touch())
 
@@ -313,19 +307,16 @@ def test_a_bad_record_keeps_its_whole_batch_out(bad, tmp_path):
     lines.close()
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    (tmp_path / "a.jsonl").mkdir()  # root may open everything else
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "a.jsonl", tmp_path / "file" / "b.jsonl"):
-        with pytest.raises(RecordError) as caught:
-            JsonLines(path)
-        assert (codes_in(caught), caught.value.problems[0].where) == (["record.unwritable"], str(path))
-
-
-def test_a_file_grows_over_several_openings_and_is_on_disk_before_it_is_closed(tmp_path):
+def test_a_file_grows_on_disk_and_one_that_cannot_be_opened_is_named(tmp_path):
     for n in range(2):
         lines = JsonLines(tmp_path / "a.jsonl")
         lines.write([{"n": n}])
         assert (tmp_path / "a.jsonl").read_text().count("\n") == n + 1
         lines.close()
     assert (tmp_path / "a.jsonl").read_text() == '{"n": 0}\n{"n": 1}\n'
+    (tmp_path / "a.jsonl").mkdir()  # root may open everything else
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "a.jsonl", tmp_path / "file" / "b.jsonl"):
+        with pytest.raises(RecordError) as caught:
+            JsonLines(path)
+        assert (codes_in(caught), caught.value.problems[0].where) == (["record.unwritable"], str(path))

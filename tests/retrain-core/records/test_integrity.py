@@ -164,14 +164,11 @@ def test_missing_or_damaged_records_are_a_config_error(content, tmp_path):
     assert (codes_in(caught), caught.value.problems[0].where) == (["record.tokens-unreadable"], str(file))
 
 
-def test_a_prompt_is_stored_once():
+def test_a_prompt_is_stored_once_and_arrays_that_do_not_fit_are_refused():
     arrays = row_arrays([row_of("eeeeaa", 3), row_of("eeeeaaaa", 3), row_of("eeeea", 4)])
     assert len(arrays["prompts"]) == 2 * 4
     assert arrays["prompt_of"].tolist() == [0, 0, 1]
     assert not len(arrays["environment"])
-
-
-def test_arrays_that_do_not_fit_are_refused():
     row = row_of("eeaea", 0)
     arrays = row_arrays([row])
     with pytest.raises(ValueError, match="do not add up"):

@@ -42,13 +42,6 @@ def test_the_resolved_file_loads_to_the_same_configuration(text, arguments, load
     assert after == before
 
 
-def test_the_file_of_a_resumed_run_starts_a_single_new_one(load, tables, tmp_path):
-    config, problems = load("", "--resume", str(tmp_path))
-    assert problems == []
-    assert reloaded(config, 1, tables, tmp_path).resume.from_ == ""
-    assert "campaign" not in tomllib.loads(config_toml(config, seed=0))
-
-
 def test_the_manifest_names_versions_origins_and_place(load, plugins, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, _ = load("[training]\nlr = 1e-3\n", "--max-steps", "3", environ={"RETRAIN__TRAINING__BATCH_SIZE": "2"})
@@ -87,9 +80,13 @@ def test_the_manifest_names_the_commit_and_whether_it_was_changed(load, plugins,
     assert recorded() == found | {"dirty": True}
 
 
-def test_the_digest_follows_the_resolved_values(load, plugins):
+def test_the_digest_follows_the_values_and_the_file_of_a_resumed_run_starts_a_new_one(load, plugins, tables, tmp_path):
     def digest(*arguments, seed=1):
         return str(build_manifest(load("", *arguments)[0], plugins, seed=seed, condition="x")["config_sha256"])
 
     assert digest() == digest("--lr", "4e-5")
     assert len({digest(), digest("--lr", "5e-5"), digest(seed=2)}) == 3
+    config, problems = load("", "--resume", str(tmp_path))
+    assert problems == []
+    assert reloaded(config, 1, tables, tmp_path).resume.from_ == ""
+    assert "campaign" not in tomllib.loads(config_toml(config, seed=0))

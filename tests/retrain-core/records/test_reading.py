@@ -1,8 +1,6 @@
 """Reading records and runs: from the end as from the start, with damage named and a truncated last line skipped."""
 
-import ast
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -36,11 +34,18 @@ def test_lines_may_be_longer_than_a_block(tmp_path, length):
         assert (last_record(file) or {})["step"] == 2
 
 
-def test_only_the_end_of_the_file_is_looked_at(tmp_path):
+def test_only_the_end_is_looked_at_and_whole_files_are_refused_by_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
     assert last_record(file) is None
     file.write_bytes(b"\xff\x00 not JSON\n" * 10_000 + b'{"step": 7}\n')
     assert last_record(file) == {"step": 7}
+    file, toml, missing = (tmp_path / name for name in ("run.json", "config.toml", "missing"))
+    file.write_text('{\n"a": 1,\n}')
+    assert where(lambda: read_object(file)) in (f"{file}:2", f"{file}:3")
+    toml.write_text("a = 1\nb = \n")
+    assert where(lambda: read_toml(toml)).startswith(f"{toml}:2")
+    for read in (read_object, read_toml, lambda path: list(read_records(path))):
+        assert where(lambda read=read: read(missing)) == str(missing)
 
 
 def where(read):
@@ -81,25 +86,10 @@ def test_a_campaign_given_for_a_run_is_met_with_one_of_its_runs(tmp_path):
     assert str(run) in caught.value.problems[0].fix
 
 
-def test_whole_files_are_refused_by_line(tmp_path):
-    file, toml, missing = (tmp_path / name for name in ("run.json", "config.toml", "missing"))
-    file.write_text('{\n"a": 1,\n}')
-    assert where(lambda: read_object(file)) in (f"{file}:2", f"{file}:3")
-    toml.write_text("a = 1\nb = \n")
-    assert where(lambda: read_toml(toml)).startswith(f"{toml}:2")
-    for read in (read_object, read_toml, lambda path: list(read_records(path))):
-        assert where(lambda read=read: read(missing)) == str(missing)
-
-
 @pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, [1]])
 def test_anything_but_a_finite_number_is_none(value):
     assert number(value) is None
     assert number(0) == 0
-
-
-SOURCES = sorted(Path(__file__).parents[3].glob("retrain-core/src/**/*.py"))
-NAMES = {value for name, value in vars(record_names).items() if name.isupper() and isinstance(value, str)}
-ALSO_WORDS = {record_names.ADAPTERS, record_names.PATHS, record_names.RUNS}  # too common as words to be looked for
 
 
 def made(folder, *lines, manifest=""):
@@ -143,17 +133,3 @@ def test_what_is_damaged_fails_who_needs_it(tmp_path):
     assert run.last_step() == {"step": 1}
     for read in (run.completions, run.evaluations):
         assert refused(list, read(required=True)) == ["record.unreadable"]
-
-
-def test_one_module_spells_the_names_of_files():
-    """Names within a sentence for people, such as the help of a command, are another matter."""
-    found = []
-    for file in SOURCES:
-        if file.name == "record_names.py":
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                is_path = node.value.startswith(f"{record_names.EMERGENCE}/") and "\n" not in node.value
-                if node.value in NAMES - ALSO_WORDS or is_path:
-                    found.append(f"{file.name}:{node.lineno}: {node.value}")
-    assert not found, found

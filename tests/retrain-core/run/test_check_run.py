@@ -33,20 +33,11 @@ ADVANTAGE, TRANSFORM, UNCERTAINTY = "--advantage-mode", "--transform-mode", "--u
 BROKEN = [
     (ADVANTAGE, "def part(r):\n    return r.undefined", "raised AttributeError", "(parts_of_mine.py:6)"),
     (ADVANTAGE, "def part(r):\n    return r * np.nan", "is nan at position 0"),
-    (ADVANTAGE, "def part(r):\n    return r[:-1]", "has length 5, expected 6"),
-    (ADVANTAGE, "def part(r):\n    return None", "is not a list of numbers"),
-    (ADVANTAGE, "def part(r):\n    return ['good'] * len(r)", "is not a list of numbers"),
     (ADVANTAGE, "def part(r):\n    raise SystemError('no')", "raised SystemError: no"),
     (TRANSFORM, "def part(ctx):\n    return ctx.advantages", "raised AttributeError", "(parts_of_mine.py:6)"),
-    (TRANSFORM, "def part(ctx):\n    return [ctx.advantages_G]", "has 1 entries, expected 6"),
-    (TRANSFORM, "def part(ctx):\n    return [u * np.inf for u in ctx.uncertainties_G]", "it must be finite"),
-    (
-        TRANSFORM,
-        "def part(ctx):\n    return [u / (1 - ctx.sepa_lambda) for u in ctx.uncertainties_G]",
-        "must be finite",
-    ),
+    (TRANSFORM, "def part(ctx):\n    return [u / (1 - ctx.sepa_lambda) for u in ctx.uncertainties_G]", "be finite"),
+    (ADVANTAGE, "def part(r):\n    return np.linalg.inv(r)", "raised LinAlgError", "(parts_of_mine.py:6)"),
     (UNCERTAINTY, "def part(ctx):\n    return ctx.logprobs_T", "it must not be negative"),
-    (UNCERTAINTY, "def part(ctx):\n    return 1.0", "is one number"),
     ("--algorithm-mode", "def part(ctx):\n    return {}['x']", "raised KeyError", "(parts_of_mine.py:6)"),
 ]
 
@@ -201,22 +192,16 @@ def test_a_run_says_it_before_anything_loads(command, toy_arguments):
         (("--transform-mode", "none", "--algorithm-mode", "own_parts.whole"), "'own_parts.whole' replaces it"),
         (("--transform-mode", "none", "--sepa-steps", "3"), "[sepa] steps: no effect without controller sepa"),
         (("--transform-mode", "none", "--gtpo-beta", "0.3"), "[gtpo] beta: no effect without stage gtpo"),
-        (("--hicra-alpha", "0.3"), "[hicra] alpha: no effect without stage hicra"),
         (
             ("--transform-mode", "gtpo", "--strategic-grams", "so"),
             "[logging] strategic_grams: no effect without planning",
         ),
         (("--algorithm-mode", "own_parts.whole", "--batch-norm", "true"), "[algorithm] batch_norm: no effect without"),
         (("--algorithm-param", "a=1"), "[algorithm] params: no effect with the default [algorithm] algorithm_mode"),
-        (("--planning-threshold", "0.5"), "[planning] threshold: no effect with the default [planning] detector"),
         (("--base-url", "http://localhost:1"), "[model] base_url: no effect with the default [backend] backend"),
-        (("--reward-judge-retries", "1"), "[reward] judge_retries: no effect without reward judge"),
         (("--reward-strict", "false"), "[reward] strict: no effect without reward math"),
         (("--bp-min-batch-size", "2"), "[backpressure] min_batch_size: no effect with the default [backpressure] en"),
-        (("--sft-lr", "1e-3"), "[sft] lr: no effect with the default [sft] steps"),
-        (("--inference-url", "http://localhost:1"), "[inference] url: no effect with the default [inference] engine"),
         (("--wandb-tags", "a"), "[logging] wandb_tags: no effect without recorder wandb"),
-        (("--entropy-clip-cov-low", "2"), "[entropy] clip_cov_low: no effect with the default [entropy] clip_cov"),
     ],
 )
 def test_what_has_no_effect_is_said(explained, arguments, fragment):

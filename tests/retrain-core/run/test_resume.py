@@ -1,4 +1,4 @@
-"""Runs of the toy policy, stopped or broken at every hook, then resumed: the same run, or a clear refusal."""
+"""Runs of the toy policy, stopped, broken or robbed of their folder at a hook, then resumed: the same run."""
 
 import json
 import shutil
@@ -12,11 +12,27 @@ from tests.kit.shared import made_once, slow_or_long
 LOG = "logs/train"
 # Counts steps over a resume, and does what `act.json` says at the hook that it names.
 COUNTING = """
-import json, os, signal
+import json, os, shutil, signal
 from pathlib import Path
 from retrain.api import Watcher, hookimpl
 
 counted = {"steps": 0}
+LOG, ADAPTERS = Path("logs/train"), Path("logs/train/adapter")
+
+def delete(folder):
+    folder.rename("gone")  # the heartbeat may write there meanwhile
+    shutil.rmtree("gone")
+
+ACTIONS = {
+    "deleted": lambda: delete(LOG),
+    "all deleted": lambda: delete(LOG.parent),
+    "moved": lambda: LOG.rename("elsewhere"),
+    "replaced": lambda: (LOG.rename("elsewhere"), shutil.copytree("elsewhere", LOG)),
+    "one deleted": lambda: (LOG / "metrics.jsonl").unlink(),
+    "cut": lambda: (LOG / "emergence/generations.jsonl").open("r+b").truncate(10),
+    "adapter deleted": lambda: delete(ADAPTERS),
+    "adapter replaced": lambda: (ADAPTERS.rename("elsewhere"), ADAPTERS.mkdir()),
+}
 
 def act(**now):
     file = Path("act.json")
@@ -25,7 +41,10 @@ def act(**now):
         file.unlink()
         if wanted["action"] == "raise":
             raise RuntimeError("broken")
-        os.kill(os.getpid(), getattr(signal, wanted["action"]))
+        elif wanted["action"] in ACTIONS:
+            ACTIONS[wanted["action"]]()
+        else:
+            os.kill(os.getpid(), getattr(signal, wanted["action"]))
 
 class Acting(Watcher):
     def phase(self, step, phase): act(hook=phase, step=step)
@@ -259,76 +278,15 @@ def test_only_the_last_and_the_best_checkpoints_stay(run, never, tmp_path):
 
 
 SAVED = "logs/train.rescued"
-LOSING = """
-import shutil
-from pathlib import Path
-from retrain.api import Watcher, hookimpl
-
-LOG, ADAPTERS = Path("logs/train"), Path("logs/train/adapter")
-
-def delete(folder):
-    folder.rename("gone")  # the heartbeat may write there meanwhile
-    shutil.rmtree("gone")
-
-ACTIONS = {
-    "deleted": lambda: delete(LOG),
-    "all deleted": lambda: delete(LOG.parent),
-    "moved": lambda: LOG.rename("elsewhere"),
-    "replaced": lambda: (LOG.rename("elsewhere"), shutil.copytree("elsewhere", LOG)),
-    "one deleted": lambda: (LOG / "metrics.jsonl").unlink(),
-    "cut": lambda: (LOG / "emergence/generations.jsonl").open("r+b").truncate(10),
-    "adapter deleted": lambda: delete(ADAPTERS),
-    "adapter replaced": lambda: (ADAPTERS.rename("elsewhere"), ADAPTERS.mkdir()),
-}
-
-class Acting(Watcher):
-    def phase(self, step, phase):
-        file = Path("act.txt")
-        if file.exists() and [phase, str(step)] == file.read_text().split(":")[:2]:
-            action = file.read_text().split(":")[2]
-            file.unlink()
-            ACTIONS[action]()
-
-@hookimpl
-def retrain_watch_run(context): return Acting()
-"""
-
-
-@pytest.fixture
-def run_losing(command, toy_arguments, distribution, tmp_path):
-    """`run_losing("deleted", "scoring", 2)`: a run of four steps to whose folder that is done in that phase."""
-    distribution("retrain-losing", {"losing": LOSING})
-    base = [*toy_arguments, "--max-steps", "4", "--save-every", "1"]
-
-    def call(action, phase, step, *arguments):
-        (tmp_path / "act.txt").write_text(f"{phase}:{step}:{action}")
-        return command(*base, *arguments)
-
-    return call
-
-
-@pytest.fixture
-def never_lost(run_losing, tmp_path, tmp_path_factory):
-    """The run to which nothing happens."""
-
-    def make(folder):
-        assert run_losing("", "", 0, "--log-dir", "never").code == 0
-        (tmp_path / "never").rename(folder / "never")
-
-    return made_once(tmp_path_factory, "never-lost", make) / "never"
-
-
-LOSSES = [("deleted", "scoring", 2, 2), ("all deleted", "recording", 1, 1), ("moved", "checkpoint", 3, 3)]
+LOSSES = [("deleted", "scoring", 2, 2), ("all deleted", "recording", 1, 1), ("moved", "checkpoint", 2, 2)]
 LOSSES += [("replaced", "scoring", 0, 0), ("one deleted", "checkpoint", 4, 4)]
 
 
 @pytest.mark.parametrize(("action", "phase", "step", "num_lines"), slow_or_long(LOSSES, LOSSES[0]))
-def test_the_run_ends_and_continues_from_the_folder_next_to_it(
-    action, phase, step, num_lines, never_lost, run_losing, command, tmp_path
-):
+def test_the_run_ends_and_continues_from_the_folder_next_to_it(action, phase, step, num_lines, never, run, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / SAVED).write_text("of somebody else")
-    result = run_losing(action, phase, step)
+    result = run(act={"hook": phase, "step": step, "action": action})
     assert result.code == 1
     assert "Metrics saved" not in result.out
     assert "was deleted, moved, replaced or cut during the run" in result.err
@@ -338,31 +296,31 @@ def test_the_run_ends_and_continues_from_the_folder_next_to_it(
     assert len(untimed(tmp_path / saved / "metrics.jsonl")) >= num_lines
     assert json.loads((tmp_path / saved / "run.json").read_text())["status"] == "failed"
     assert (tmp_path / saved / "inputs/files.json").exists()
-    again = command("--resume", str(saved))
+    again = run("--resume", str(saved))
     assert "no hashes" not in again.err
     assert again.code == 0, again.err
     for name in ("metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl"):
-        assert untimed(tmp_path / saved / name) == untimed(never_lost / name)
+        assert untimed(tmp_path / saved / name) == untimed(never / name)
     for name in ("logits.json", "trained.json"):
-        there = (never_lost / "adapter/final" / name).read_bytes()
+        there = (never / "adapter/final" / name).read_bytes()
         assert (tmp_path / saved / "adapter/final" / name).read_bytes() == there
 
 
-def test_a_file_that_is_cut_is_told_too(run_losing, tmp_path):
-    result = run_losing("cut", "scoring", 2)
+def test_a_file_that_is_cut_is_told_too(run, tmp_path):
+    result = run(act={"hook": "scoring", "step": 2, "action": "cut"})
     assert result.code == 1
     assert f"{LOG}/emergence/generations.jsonl: was deleted, moved, replaced or cut" in result.err
-    assert len(untimed(tmp_path / SAVED / "metrics.jsonl")) == 2
+    assert len(untimed(tmp_path / SAVED / "metrics.jsonl")) == 3  # the first is of the evaluation
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("action", slow_or_long(["adapter deleted", "adapter replaced"], "adapter replaced"))
-def test_a_checkpoint_folder_is_missed_at_the_next_checkpoint(action, run_losing, command, tmp_path):
-    result = run_losing(action, "sampling", 2)
+@pytest.mark.parametrize("action", ["adapter deleted", "adapter replaced"])
+def test_a_checkpoint_folder_is_missed_at_the_next_checkpoint(action, run, tmp_path):
+    result = run(act={"hook": "sampling", "step": 2, "action": action})
     assert result.code == 1
     assert f"{LOG}/adapter: was deleted, moved, replaced or cut during the run" in result.err
     assert f"fix: move it to {LOG}/adapter, then `retrain --resume {LOG}`" in result.err
     shutil.rmtree(tmp_path / LOG / "adapter", ignore_errors=True)
     (tmp_path / LOG / "adapter.rescued").rename(tmp_path / LOG / "adapter")
-    assert command("--resume", LOG).code == 0
-    assert [line["step"] for line in untimed(tmp_path / LOG / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert run("--resume", LOG).code == 0
+    assert [line["step"] for line in untimed(tmp_path / LOG / "metrics.jsonl")] == [-1, 0, 1, 2, 3]

@@ -85,17 +85,6 @@ def test_a_resumed_run_keeps_its_devices(run):
     assert "backend.devices was 'cpu' and is now 'gpu:0'" in outcome.err
 
 
-@pytest.mark.slow
-def test_a_gpu_run_is_not_continued_on_a_cpu_by_accident(run):
-    assert run(gpus="gpu:0").code == 0
-    outcome = run("--resume", "a", "--max-steps", "3")
-    assert outcome.code == 2
-    assert "no gpu:0" in outcome.err
-    assert run("--resume", "a", "--max-steps", "3", "--devices", "cpu").code == 2  # another run, unless they insist
-    assert run("--resume", "a", "--max-steps", "3", "--devices", "cpu", "--resume-anyway", "true").code == 0
-    assert (written(), recorded()["devices"]["used"]) == ("cpu", "cpu")
-
-
 class Good:
     @hookimpl
     def retrain_run_end(self):

@@ -77,7 +77,7 @@ def test_keys_are_added_after_those_of_the_owner(loaded):
     assert "JSON array" in loaded(tables, "[logging]\nstrategic_grams = '[oops'\n")[1]
 
 
-def test_two_definitions_of_one_key_are_an_error_that_names_both(loaded):
+def test_clashing_keys_name_both_and_a_faulty_extension_harms_nothing(loaded):
     class Mine(Table):
         log_dir: int = key(1, "Mine.")
 
@@ -90,6 +90,9 @@ def test_two_definitions_of_one_key_are_an_error_that_names_both(loaded):
     assert "RETRAIN_BLOCK=dist-1" in problems
     assert "log_dir is defined twice: by retrain-core" in problems
     assert config.value("logging.notebook", "?") == ""
+    plugins, tables = extended(extension("logging", "no_such_module:Keys"))
+    assert "no_such_module" in plugins.failures[-1].error
+    assert loaded(tables)[1] == ""
 
 
 def test_a_default_is_supplied_with_everything_else_of_the_key_left(loaded):
@@ -119,12 +122,6 @@ def test_a_legacy_key_is_refused_with_the_lines_to_write_instead(loaded):
     assert "port = 2" in problems
     assert "port = 1" not in problems
     assert loaded(tables, "[data]\nsource = 'files'\n")[1] == ""
-
-
-def test_a_faulty_extension_is_kept_as_a_failure_and_harms_nothing(loaded):
-    plugins, tables = extended(extension("logging", "no_such_module:Keys"))
-    assert "no_such_module" in plugins.failures[-1].error
-    assert loaded(tables)[1] == ""
 
 
 def test_names_in_a_description_are_those_that_are_registered():

@@ -78,21 +78,6 @@ def test_broken_parts_are_named(kind, part, check, words, failures, monkeypatch)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("kind", "part", "check"),
-    [
-        ("advantage", "credit_parts.in_place", "leaves_rewards_alone"),
-        ("transform", "credit_parts.ASKS_NOBODY", "names_a_controller_that_exists"),
-        ("advantage", "credit_parts.sorted_ones", "follows_the_order_of_completions"),
-        ("loss", "loss_parts.frozen", "has_the_gradient_of_its_value"),
-        ("loss", "loss_parts.upside_down", "raises_what_was_good"),
-    ],
-)
-def test_a_fault_fails_no_check_that_it_does_not_concern(kind, part, check, failures):
-    assert set(failures(kind, part)) == {check}
-
-
-@pytest.mark.long
 def test_the_kernel_alone_is_enough(monkeypatch):
     monkeypatch.setenv("RETRAIN_PLUGINS", "retrain-core")
     for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "reward_parts.Sound")):

@@ -51,14 +51,11 @@ def encode_prompt(example, tokenizer, config):
     return encode_prompts([example], tokenizer, config)[0]
 
 
-def test_template_args_reach_the_template(tokenizer):
+def test_template_args_and_tools_reach_the_template(tokenizer):
     with_it, without = config(template_args={"enable_thinking": True}), config(template_args={"enable_thinking": False})
     assert tokenizer.decode(encode_prompt(task("what"), tokenizer, with_it)) == "what wait so"
     assert tokenizer.decode(encode_prompt(task("what"), tokenizer, without)) == "what so"
     assert check_template_args(tokenizer, with_it) == ()
-
-
-def test_tools_reach_the_template_and_the_chat_ends_where_the_answer_begins(tokenizer):
     messages = [{"role": "user", "content": "what"}]
     assert chat_text(messages, tokenizer, {}, tools=[{"name": "plus"}]) == "plus what so"
     assert messages == [{"role": "user", "content": "what"}]
@@ -105,7 +102,7 @@ def test_a_prompt_that_is_refused_names_its_example(tokenizer, monkeypatch, temp
     str(problem).encode()
 
 
-def test_many_at_once_are_what_one_by_one_gives(tokenizer, monkeypatch):
+def test_many_at_once_are_what_one_by_one_gives_and_a_long_prompt_is_not_cut(tokenizer, monkeypatch, capfd):
     monkeypatch.setattr("retrain.text.chat.BATCH", 7)
     tasks = [task(f"what is {i % 10} plus {i % 7} ?", f"e{i}") for i in range(40)]
     for template in (THINKING, None):
@@ -113,9 +110,6 @@ def test_many_at_once_are_what_one_by_one_gives(tokenizer, monkeypatch):
         together = [ids_T.tolist() for ids_T in encode_prompts(tasks, tokenizer, config())]
         assert together == [encode_prompt(one, tokenizer, config()).tolist() for one in tasks]
         assert len({len(ids) for ids in together}) == 1
-
-
-def test_a_long_prompt_is_neither_cut_nor_warned_about(tokenizer, capfd):
     tokenizer.model_max_length = 10
     assert len(encode_prompt(task("what " * 50), tokenizer, config())) == 51
     assert "longer than" not in capfd.readouterr().err
@@ -184,7 +178,7 @@ def test_turns_continue_one_row_with_the_sampled_ids_as_they_were(tiny):
     assert "I think of a number" not in row.text
 
 
-def test_a_reply_cut_short_gets_the_templates_end_of_turn(tiny):
+def test_a_cut_reply_gets_the_end_of_turn_and_plain_text_no_template(tiny):
     transcript = opened(tiny)
     transcript.take(said(tiny, r"Let me"))
     transcript.observe([TASK, assistant("Let me"), LOW], ())
@@ -192,6 +186,12 @@ def test_a_reply_cut_short_gets_the_templates_end_of_turn(tiny):
     text = tiny.decode(transcript.context_T)
     assert "Let me<|im_end|>\n<|im_start|>user\nToo low" in text
     assert transcript.completion(StopReason.LENGTH).num_actions == len(said(tiny, "Let me").tokens_T)
+    transcript = Transcript(tokenizer=tiny)
+    transcript.observe("2 + 3 =", ())
+    transcript.take(said(tiny, " 5"))
+    transcript.observe("2 + 3 = 5, and 4 + 4 =", ())
+    assert transcript.starts == [0]
+    assert tiny.decode(transcript.context_T) == "2 + 3 = 5, and 4 + 4 ="
 
 
 @pytest.mark.parametrize("rewritten", ["something else", r"\boxed{3}"])
@@ -208,15 +208,6 @@ def test_a_rewritten_history_begins_a_context_of_its_own(tiny, rewritten):
     row = transcript.completion(StopReason.EOS)
     assert row.starts == (0, before)
     assert row.num_actions == len(first.tokens_T) + len(said(tiny, r"\boxed{7}<|im_end|>").tokens_T)
-
-
-def test_plain_text_prompts_pass_no_template(tiny):
-    transcript = Transcript(tokenizer=tiny)
-    transcript.observe("2 + 3 =", ())
-    transcript.take(said(tiny, " 5"))
-    transcript.observe("2 + 3 = 5, and 4 + 4 =", ())
-    assert transcript.starts == [0]
-    assert tiny.decode(transcript.context_T) == "2 + 3 = 5, and 4 + 4 ="
 
 
 def test_no_room_leaves_the_row_unchanged_and_a_first_prompt_without_room_has_no_action(tiny):

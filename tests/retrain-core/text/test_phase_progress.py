@@ -5,16 +5,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from retrain.kernel.contracts.context import PhaseProgress, PluginContext
 from retrain.kernel.seeding import Seeds
 from retrain.text import progress as phase_progress
 from retrain.text.progress import phase_text, progress_of, progress_text
 from retrain.text.tables import progress_bar
-
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4)
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def test_counts_of_several_threads_add_up_and_begin_resets_them():
     assert (progress.done, progress.tokens, progress.drawn) == (0, 0, 0)
 
 
-def test_time_left_follows_from_the_tokens_that_unfinished_completions_may_still_get(context, after):
+def test_time_left_follows_from_tokens_or_from_the_share_that_is_done(context, after):
     sampling = context.sampling_progress
     sampling.begin("completions", 4, limit=100)
     after(sampling, 10.0)
@@ -55,9 +51,6 @@ def test_time_left_follows_from_the_tokens_that_unfinished_completions_may_still
     sampling.add(2, tokens=40)  # two ended there: 160 are left
     assert progress_of(context, "sampling", 0.0) == left | {"done": 2, "time_left_s": 20.0}
     assert progress_of(context, "scoring", 0.0) == progress_of(context, "training", 0.0) == {}
-
-
-def test_time_left_follows_from_the_share_that_is_done_where_nothing_else_is_known(context, after):
     for progress, phase, limit in (
         (context.sampling_progress, "sampling", 100),
         (context.training_progress, "training", 0),
@@ -78,17 +71,6 @@ def test_what_is_complete_and_older_than_the_phase_is_not_shown(context):
     training.add(1)
     assert progress_of(context, "training", training.started + 1.0) == {}
     assert progress_of(context, "training", training.started)["done"] == 2
-
-
-@pytest.mark.long
-@given(
-    st.text(),
-    st.integers() | st.floats(allow_nan=False),
-    st.floats(allow_nan=False),
-    st.dictionaries(st.sampled_from(["unit", "done", "total", "tokens", "tokens_per_s", "time_left_s"]), JSON),
-)
-def test_any_heartbeat_has_a_text_that_harms_no_terminal(phase, step, elapsed_s, data):
-    assert phase_text(phase, step, elapsed_s, data).isprintable()
 
 
 def test_the_text_of_a_phase():

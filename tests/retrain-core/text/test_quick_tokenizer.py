@@ -200,7 +200,7 @@ def test_what_transformers_would_change_is_left_to_it(make, settings):
     assert quick_tokenizer(make(**settings), lambda: None) is None
 
 
-def test_outside_it_passes_for_the_real_one(make):
+def test_it_passes_for_the_real_one_and_changes_hold(make):
     from transformers import PreTrainedTokenizerBase
 
     folder = make()
@@ -213,9 +213,6 @@ def test_outside_it_passes_for_the_real_one(make):
     assert encoded.attention_mask == [1, 1, 1]
     assert ours.bos_token == theirs.bos_token
     assert ours.sep_token is None
-
-
-def test_what_somebody_changes_holds(make):
     folder = make()
     ours, theirs = quick(folder, lambda: real(folder)), real(folder)
     before = len(ours)
@@ -245,12 +242,9 @@ def test_a_shipped_model_loads_no_transformers():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_another_folder_is_left_to_transformers(make, plugins):
+def test_folders_that_are_not_plain_are_left_to_transformers_and_the_built_in_is_quick(make, plugins):
     config = Config(tables={"model": ModelTable(model=str(make()))})
     assert type(load_tokenizer(config, plugins)) is not QuickTokenizer
-
-
-def test_the_built_in_model_takes_the_short_way():
     local = pytest.importorskip("retrain_local")
     folder = Path(local.__file__).parent / "tiny"
     ours, theirs = quick(folder), real(folder)

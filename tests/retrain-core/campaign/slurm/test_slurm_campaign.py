@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.planned import progress
 from retrain.campaign.slurm_commands import TaskState
 from retrain.campaign.slurm_launcher import RECORD, Options
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
@@ -39,18 +38,6 @@ def test_jobs_outlive_the_campaign_and_are_found_again(write, start, finish, clu
     assert (content["launcher"], content["status"]) == ("slurm", "done")
     assert [entry["attempts"] for entry in content["runs"]] == [1, 1]
     check_same("there", "here")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
-def test_a_stop_reaches_what_runs_and_what_waits(write, start, cluster):
-    write(SEEDS.replace("4", "5000") + OFTEN, ONE)
-    process = start("c.toml", *SLURM)
-    wait_for(lambda: progress(Path("out/runs/grpo+toy_index_s1")).steps_done > 2, process)
-    process.terminate()
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 75, out + err
-    assert {entry["status"] for entry in manifest()["runs"]} == {"stopped"}
 
 
 def test_a_machine_without_slurm_says_so(write, command, tmp_path, monkeypatch):

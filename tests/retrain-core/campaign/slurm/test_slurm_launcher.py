@@ -98,17 +98,6 @@ def test_a_stop_is_a_sigterm_and_a_waiting_job_is_cancelled(start, wait_for, clu
     wait_for(lambda: all(job.poll() is not None for job in waiting))
 
 
-def test_a_kill_ends_what_does_not_listen(start, wait_for):
-    job = start(DEAF)
-    wait_for(lambda: job.poll() is None and "up" in log_of(job))
-    job.stop()
-    wait_for(lambda: not job.request)
-    assert job.poll() is None
-    job.kill()
-    wait_for(lambda: job.poll() is not None)
-    assert job.poll() != 0
-
-
 def test_a_job_that_was_not_handed_in_is_taken_back(start, cluster):
     job = start(SLEEPS)
     job.stop()

@@ -75,31 +75,21 @@ def test_a_misplaced_or_misspelt_name_is_answered_with_the_right_one(text, line,
         ("inference", "prefix_caching = 1", "the integer 1", "Default: true"),
         ("inference", "kv_cache_dtype = 'int4'", "int4", "'int8'"),
         ("inference", "dtype = 'BF16'", "BF16", "'bf16'"),
-        ("inference", "attention_kernel = 'xformers'", "xformers", 'Default: "default"'),
-        ("inference", "attention_kernel = 1", "the integer 1", 'Default: "default"'),
         ("training", "batch_size = 7.9", "the number 7.9", "Default: 8"),
-        ("training", "batch_size = 8.0", "the number 8.0", "Default: 8"),
         ("training", "batch_size = true", "the boolean True", "Default: 8"),
         ("training", 'batch_size = "8"', "text '8'", "write 8, without quotes"),
-        ("training", "batch_size = 0", "the integer 0", "Default: 8"),
-        ("training", "seed = -2", "-2", "Default: -1"),
         ("training", "seed = 2147483648", "less than 2147483648", "Default: -1"),
         *(("training", f"lr = {value}", value, "Default: 4e-05") for value in ("nan", "inf", "-inf", "0.0")),
         ("training", 'lr = "1e-4"', "text '1e-4'", "write 1e-4, without quotes"),
-        ("training", "lr = true", "the boolean True", "Default: "),
         ("training", "lr = [1e-4]", "the list", "Default: "),
         ("training", "lr = 1979-05-27", "date", "Default: "),
-        ("training", "temperature = 0", "greater than 0", "Default: "),
-        ("logging", "log_dir = ['a']", "the list ['a']", "Default: "),
         ("logging", "log_dir = ''", "at least 1 character", "Default: "),
         ("logging", "recorders = 'wandb'", "text 'wandb'", "Default: "),
         ("logging", "recorders = ['a', 3]", "the integer 3", "Default: "),
         ("logging", "strategic_grams = '[\"a\", 3]'", "must be text", "Default: "),
-        ("logging", "strategic_grams = '[oops'", "not a JSON array", "Default: "),
         ("plugins", "search_paths = ['']", "must not be empty", "Default: "),
         *(("scoring", f"correct_above = {value}", value, "Default: 0.5") for value in ("nan", "inf", "'high'")),
         ("algorithm", "params = 3", "the integer 3", "Default: {}"),
-        ("algorithm", "surprisal_mask_rho = 1.5", "less than or equal to 1", "Default: 0.0"),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(table, line, shown, fix, load):
@@ -111,12 +101,6 @@ def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(table, li
     assert f"retrain.toml:2 [{table}] {name}" in problem.where
     assert problem.where.endswith("recorders.1" if "3]" in line and name == "recorders" else name)
     assert config.training.batch_size == 8
-
-
-def test_a_rule_of_several_keys_names_their_table(load):
-    problem = one(load("[backpressure]\nmin_batch_size = 9\nmax_batch_size = 8\n")[1])
-    assert (problem.code, problem.fix) == (BAD, "correct the table")
-    assert problem.where.endswith("[backpressure]")
 
 
 def test_every_problem_is_reported_at_once_and_the_good_keys_are_kept(load):
@@ -151,10 +135,16 @@ def test_a_key_whose_feature_is_missing_is_refused_from_every_layer_but_not_at_i
     assert load("[training]\ntop_p = 1.0\n[resume]\nfrom = ''\n", "--wandb-project", "")[1] == []
 
 
-def test_a_flag_of_a_campaign_is_refused_where_there_is_none(load):
+def test_flags_of_campaigns_unregistered_tables_and_byte_order_marks_are_read(load):
     assert one(load("", "--campaign-max-steps", "3")[1]).code == "config.flag-without-table"
     assert load("[campaign]\n", "--campaign-max-steps", "3")[1] == []
     assert load("", environ={"RETRAIN__CAMPAIGN__MAX_STEPS": "3"})[1] == []  # may be meant for other files
+    config = Config(tables={})
+    assert (config.training.batch_size, config.value("sepa.steps", 7)) == (8, 7)
+    assert load()[0].value("sepa.steps", 7) == 500
+    problem = one(load("[backpressure]\nmin_batch_size = 9\nmax_batch_size = 8\n")[1])
+    assert (problem.code, problem.fix) == (BAD, "correct the table")
+    assert problem.where.endswith("[backpressure]")
 
 
 def test_what_a_condition_sets_wins_over_every_layer(tmp_path, tables):
@@ -211,12 +201,6 @@ def test_a_file_that_cannot_be_read_is_a_config_error(content, code, line, tmp_p
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == (code, f"{file}{line}")
     assert problem.fix
-
-
-def test_an_unregistered_table_reads_as_defaults(load):
-    config = Config(tables={})
-    assert (config.training.batch_size, config.value("sepa.steps", 7)) == (8, 7)
-    assert load()[0].value("sepa.steps", 7) == 500
 
 
 FULL = Path(__file__).with_name("full_annotated.toml")

@@ -88,7 +88,7 @@ def test_plugin_parameters_are_json_where_they_read_as_json(text, value, load):
     assert type(found) is type(value)
 
 
-def test_parameter_flags_repeat_and_add_to_the_file(load):
+def test_parameters_and_variables_add_to_the_file_and_misspelt_ones_are_reported(load):
     text = "[algorithm.advantage_params]\nscale = 1.0\nkept = 'yes'\n[backend.options]\nx = 1\n"
     arguments = ["--advantage-param", "scale=2.0", "--advantage-param=new=[1]", "--backend-opt", "y=2"]
     arguments += ["--data-opt=z=3", "--algorithm-param", "p=4", "--set", "algorithm.transform_params.cap=0.1"]
@@ -99,6 +99,17 @@ def test_parameter_flags_repeat_and_add_to_the_file(load):
     assert config.data.options == {"z": 3}
     assert config.algorithm.params == {"p": 4}
     assert config.algorithm.transform_params == {"cap": 0.1}
+    environ = {
+        "RETRAIN__LOGGING__RECORDERS": "a,b",
+        "RETRAIN__algorithm__transform_params": '{"cap": 1}',
+        "RETRAIN__TRANING__LR": "1",
+        "RETRAIN_PLUGINS": "x",
+    }
+    config, problems = load("", environ=environ)
+    assert config.logging.recorders == ["a", "b"]
+    assert config.algorithm.transform_params == {"cap": 1}
+    assert [problem.where for problem in problems] == ["environment variable RETRAIN__TRANING__LR"]
+    assert problems[0].fix == "use RETRAIN__TRAINING__LR"
 
 
 BAD_FLAGS = {
@@ -130,17 +141,3 @@ def test_a_bad_flag_is_reported_once_with_its_fix(arguments, code, fix, load):
     (problem,) = load("", *arguments)[1]
     assert problem.code == code
     assert fix in problem.fix
-
-
-def test_environment_variables_are_layered_and_misspelt_ones_reported(load):
-    environ = {
-        "RETRAIN__LOGGING__RECORDERS": "a,b",
-        "RETRAIN__algorithm__transform_params": '{"cap": 1}',
-        "RETRAIN__TRANING__LR": "1",
-        "RETRAIN_PLUGINS": "x",
-    }
-    config, problems = load("", environ=environ)
-    assert config.logging.recorders == ["a", "b"]
-    assert config.algorithm.transform_params == {"cap": 1}
-    assert [problem.where for problem in problems] == ["environment variable RETRAIN__TRANING__LR"]
-    assert problems[0].fix == "use RETRAIN__TRAINING__LR"

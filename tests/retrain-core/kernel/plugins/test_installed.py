@@ -46,15 +46,12 @@ def test_a_distribution_without_requirements_is_fine(tmp_path):
     assert unmet(Distribution.at(tmp_path)) == ""
 
 
-def test_versions_come_from_metadata_and_unknown_names_are_left_out(distribution):
+def test_requirements_versions_and_dependents_come_from_metadata(distribution):
     distribution("theirs", {"theirs": ""}, version="3.2")
     assert versions_of(["theirs", "there-is-no-such-distribution", "retrain-core"]) == {
         "theirs": "3.2",
         "retrain-core": __version__,
     }
-
-
-def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribution):
     lines = {
         "first-one": "The.Library>=1",
         "second_one": "the_library[big] (<2) ; python_version > '3'",

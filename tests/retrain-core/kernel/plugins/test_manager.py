@@ -38,7 +38,7 @@ def test_every_hook_is_documented_and_typed_and_every_kind_has_one():
     assert set(HOOK_OF_KIND.values()) == {name for name in HOOKS if name.startswith("retrain_register_")}
 
 
-def test_a_distribution_registers_with_its_version_and_alias(distribution):
+def test_a_distribution_registers_with_its_version_and_alias_once(distribution):
     distribution("my-rewards", {"my_rewards": reward_plugin("mine")}, version="2.3")
     plugins = load_plugins({})
     for name in ("mine", "mine_too"):
@@ -46,6 +46,9 @@ def test_a_distribution_registers_with_its_version_and_alias(distribution):
         assert (found.name, str(found.owner), found.target(None)) == ("mine", "my-rewards 2.3", "mine made")
     assert [e.spec.name for e in plugins.registered(Kind.REWARD)].count("mine") == 1
     assert plugins.failures == []
+    registry = Registry(Kind.REWARD)
+    registry.add(PluginSpec(name="x", summary="", factory=1, aliases=("x", "y", "y")), Owner(distribution="d"))
+    assert {name: len(entries) for name, entries in registry.entries.items()} == {"x": 1, "y": 1}
 
 
 @pytest.mark.parametrize(
@@ -79,12 +82,6 @@ def test_a_faulty_plugin_fails_alone_and_its_own_error_is_kept(source, error, di
     assert "did you mean 'good'?" in str(caught.value)
 
 
-def test_an_alias_equal_to_the_name_does_not_clash():
-    registry = Registry(Kind.REWARD)
-    registry.add(PluginSpec(name="x", summary="", factory=1, aliases=("x", "y", "y")), Owner(distribution="d"))
-    assert {name: len(entries) for name, entries in registry.entries.items()} == {"x": 1, "y": 1}
-
-
 @pytest.mark.parametrize(
     ("settings", "kept", "gone"),
     [
@@ -106,14 +103,11 @@ def test_settings_choose_distributions(settings, kept, gone, distribution):
     assert not gone & present
 
 
-def test_a_blocked_broken_plugin_is_not_even_imported(distribution, tmp_path):
+def test_a_blocked_plugin_and_a_factory_as_text_are_imported_only_when_used(distribution, tmp_path):
     mark = tmp_path / "imported"
     distribution("bad-one", {"bad_one": f"open({str(mark)!r}, 'w')\n1 / 0"})
     assert load_plugins({"RETRAIN_BLOCK": "bad-one"}).failures == []
     assert not mark.exists()
-
-
-def test_a_factory_given_as_text_is_imported_only_when_its_name_is_used(distribution, tmp_path):
     mark = tmp_path / "imported"
     heavy = f"open({str(mark)!r}, 'w')\ndef make(context): return 'made'\n"
     light = reward_plugin("lazy").replace('factory=lambda context: "lazy made"', 'factory="lazy_heavy:make"')

@@ -187,14 +187,11 @@ def test_every_way_to_import_a_module_of_the_project_is_followed(lab):
     ]
 
 
-def test_what_is_installed_or_recorded_elsewhere_is_not_the_project(lab):
+def test_installed_modules_are_not_the_project_and_neighbours_come_first(lab):
     graph = ImportGraph(foreign=frozenset({"lab"}))
     for name in ("json", "numpy.linalg", "sys", "nowhere", "lab.reward", "", "lab..one", "__main__"):
         assert not graph.add(name)
     assert graph.found == {}
-
-
-def test_a_file_finds_its_neighbours_before_the_import_path(lab):
     folder = lab / "rewards"
     folder.mkdir()
     (folder / "score.py").write_text("import base\nfrom lab import one\n")

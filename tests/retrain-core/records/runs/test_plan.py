@@ -53,12 +53,6 @@ def test_a_campaign_analysed_as_planned_is_planned(made, campaign, compare_json,
     assert "As planned, but unverified, since no ledger here" in compare(folder).out
 
 
-def test_without_a_plan_a_comparison_is_exploratory(campaign, compare_json):
-    content = compare_json(campaign(None))
-    assert (content["standing"], content["plan"]) == ("exploratory", None)
-    assert content["exploratory"] == ["no plan was registered before the runs ([campaign.plan])"]
-
-
 DEPARTURES = {
     "the metric is correct_rate:final, planned was eval_correct_rate:final": ["--metric", "correct_rate"],
     "the alpha is 0.1, planned was 0.05": ["--alpha", "0.1"],

@@ -131,9 +131,6 @@ def test_the_ceiling_is_the_largest_size_that_worked():
     assert pacer.metrics()["bp_ceiling"] == 32
     machine = Machine(Scaling(sigma=0.0, kappa=0.0, rate=10.0), fits=40)
     assert drive(pacer_for(machine, max_batch_size=48), machine)[-1] == 32, "half of 48 would be less than what worked"
-
-
-def test_out_of_memory_at_the_smallest_size_leaves_nothing_to_try():
     machine = Machine(law(30.0), fits=1)
     pacer = pacer_for(machine, min_batch_size=2, warmup_steps=0)
     assert pacer.batch_size(0) == 8
@@ -142,40 +139,31 @@ def test_out_of_memory_at_the_smallest_size_leaves_nothing_to_try():
     assert pacer.batch_size(0) == 2  # the loop sees that nothing smaller came, and lets the error out
 
 
-def test_a_system_that_scales_for_ever_grows_to_the_maximum_and_one_without_gain_shrinks():
-    for sigma in (0.0, 0.05):
-        machine = Machine(Scaling(sigma=sigma, kappa=0.0, rate=100.0))
-        for start in (8, 48):
-            assert drive(pacer_for(machine, batch_size=start, max_batch_size=48), machine)[-1] == 48
-    machine = Machine(Scaling(sigma=1.2, kappa=0.01, rate=100.0))
-    assert drive(pacer_for(machine, min_batch_size=2), machine)[-1] == 2
-
-
-def test_the_sweep_doubles_stays_in_its_bounds_and_returns_to_the_configured_size():
+def test_the_sweep_stays_in_its_bounds_and_ends_where_the_law_says():
     machine = Machine(law(12.0))
     used = drive(pacer_for(machine, batch_size=8), machine)
     assert used[:10] == [1, 2, 4, 8, 16, 32, 64, 1, 2, 4]
     assert used[10:] == [8] * (STEPS - 10)  # 8 lies between half the target of 10.2 and the target
     bounded = drive(pacer_for(machine, min_batch_size=3, max_batch_size=20), machine)
     assert bounded[:10] == [3, 4, 8, 16, 20, 3, 4, 8, 16, 20]
-
-
-def test_one_size_alone_is_held():
+    for sigma in (0.0, 0.05):
+        machine = Machine(Scaling(sigma=sigma, kappa=0.0, rate=100.0))
+        for start in (8, 48):
+            assert drive(pacer_for(machine, batch_size=start, max_batch_size=48), machine)[-1] == 48
+    machine = Machine(Scaling(sigma=1.2, kappa=0.01, rate=100.0))
+    assert drive(pacer_for(machine, min_batch_size=2), machine)[-1] == 2
     machine = Machine(law(30.0))
     assert set(drive(pacer_for(machine, warmup_steps=0), machine)) == {8}
     assert set(drive(pacer_for(machine, min_batch_size=5, max_batch_size=5), machine)) == {5}
 
 
-def test_steps_without_training_move_the_sweep_and_teach_nothing():
+def test_steps_without_training_and_longer_answers_teach_nothing():
     machine, pacer = Machine(law(12.0)), pacer_for(Machine(law(12.0)), batch_size=64)
     for step in range(30):
         pacer.observe(machine.step(step, pacer.batch_size(step), has_trained=False))
     assert pacer.batch_size(30) == 64
     assert pacer.state()["samples"] == []
     assert dict(pacer.metrics()) == {"bp_warmup": False, "bp_action": "hold", "bp_regime": "unknown"}
-
-
-def test_longer_answers_are_not_read_as_contention():
     machine = Machine(Scaling(sigma=0.0, kappa=0.0, rate=100.0))
     pacer = pacer_for(machine, batch_size=64)
     drive(pacer, machine, 20)
@@ -203,7 +191,7 @@ def test_a_restored_pacer_continues_like_the_original(at, fits):
     assert drive(other, machine, 40, first=at)[-1] == drive(one, machine, 40, first=at)[-1]
 
 
-def test_the_metrics_are_those_of_the_page():
+def test_the_metrics_are_those_of_the_page_and_the_roofline_decides_nothing():
     machine = Machine(law(30.0), group_size=2)
     pacer = pacer_for(machine, batch_size=64)
     pacer.observe(machine.step(0, pacer.batch_size(0)))
@@ -215,9 +203,6 @@ def test_the_metrics_are_those_of_the_page():
     assert metrics["bp_p_star"] == pytest.approx(30.0, rel=1e-6)
     assert metrics["bp_utilization"] == pytest.approx(24 / 30, rel=1e-6)
     assert metrics["bp_regime"] == "optimal"
-
-
-def test_the_roofline_names_the_regime_and_changes_no_decision():
     machine = Machine(law(30.0))
     plain, hinted = pacer_for(machine), pacer_for(machine, peak_gflops=1000.0, peak_bw_gb_s=100.0)
     assert drive(plain, machine) == drive(hinted, machine)
@@ -228,7 +213,7 @@ def sample(p, throughput=10.0, mean_tokens=50.0):
     return Sample(p=p, throughput=throughput, mean_tokens=mean_tokens)
 
 
-def test_a_run_that_has_settled_keeps_what_it_learnt_in_the_sweep():
+def test_the_window_keeps_the_sweep_and_leaves_other_lengths_out():
     window = Window()
     for p in (1, 2, 4, 8):
         window.add(sample(p))
@@ -238,9 +223,6 @@ def test_a_run_that_has_settled_keeps_what_it_learnt_in_the_sweep():
     assert len(window.samples) == MAX_SAMPLES
     kept = [each.throughput for each in window.samples if each.p == 16]
     assert kept == [float(number) for number in range(404, 500)]
-
-
-def test_completions_of_another_length_are_left_out():
     window = Window([sample(1, mean_tokens=40.0), sample(2, mean_tokens=100.0), sample(4, mean_tokens=210.0)])
     assert window.comparable(100.0) == [(2.0, 10.0)]
     assert window.comparable(80.0) == [(1.0, 10.0), (2.0, 10.0)]
@@ -281,21 +263,15 @@ def test_an_exact_curve_is_found_again(relative):
     assert Scaling(sigma=0.05, kappa=0.0, rate=1.0).p_star == UNBOUNDED
 
 
-def test_a_noisy_curve_yields_the_published_numbers():
+def test_the_published_curves_yield_the_published_numbers():
     fit = fitted(NOISY)
     assert fit.sigma == pytest.approx(0.039186, abs=1e-6)
     assert fit.kappa == pytest.approx(0.000921, abs=1e-6)
     assert fit.rate == pytest.approx(98.760992, abs=1e-5)
     assert fit.p_star == pytest.approx(32.295413, abs=1e-5)
-
-
-def test_faster_than_linear_clamps_sigma_at_nothing():
     fit = fitted(SUPERLINEAR)
     assert fit.sigma == 0.0
     assert fit.kappa == pytest.approx(3.87199e-5, abs=1e-9)
-
-
-def test_without_a_gain_from_a_second_completion_the_peak_is_one():
     for sigma, kappa in ((1.0, 0.0), (1.5, 0.1), (0.5, 3.0)):
         assert Scaling(sigma=sigma, kappa=kappa, rate=1.0).p_star == 1.0
 

@@ -46,35 +46,23 @@ def outcome(number, correct):
     return GroupOutcome(example_id=f"e{number:02}", correct=correct, judged=GROUP, is_informative=0 < correct < GROUP)
 
 
-def test_the_window_moves_from_easy_to_hard_with_the_steps():
+def test_the_window_moves_grows_and_is_filled():
     sampler = make("curriculum", {"field": "hard", "window": 0.25})
     spans = [sorted(drawn(sampler, step, 5)) for step in (0, 5, 10, 50)]
     assert spans == [[0, 1, 2, 3, 4], [8, 9, 10, 11, 12], [15, 16, 17, 18, 19], [15, 16, 17, 18, 19]]
-
-
-def test_a_growing_window_keeps_where_it_began_and_may_begin_at_the_hard_end():
     sampler = make("curriculum", {"field": "hard", "window": 0.25, "grows": True, "order": "hard_first", "moves": 3})
     assert sorted(drawn(sampler, 0, 5)) == [15, 16, 17, 18, 19]
     assert sorted(drawn(sampler, 3, POOL)) == list(range(POOL))
     assert min(number for step in range(3, 40) for number in drawn(sampler, step)) < 5
-
-
-def test_a_window_that_is_too_small_is_filled_from_beside_it():
     sampler = make("curriculum", {"field": "hard", "window": 0.1})
     assert sorted(drawn(sampler, 0, 4)) == [0, 1, 2, 3]
     assert sorted(drawn(sampler, 0, 4, taken=frozenset({"e00", "e02"}))) == [1, 3, 4, 5]
-
-
-def test_the_window_moves_when_the_rate_is_reached():
     sampler = make("curriculum", {"field": "hard", "window": 0.25, "moves_by": "rate", "moves": 2, "target": 0.75})
     sampler.observe(0, [outcome(0, 6), outcome(1, 5)])
     assert sorted(drawn(sampler, 9, 5)) == [0, 1, 2, 3, 4]
     sampler.observe(1, [outcome(0, 8), outcome(1, 4)])
     sampler.observe(2, [])
     assert sorted(drawn(sampler, 9, 5)) == [8, 9, 10, 11, 12]
-
-
-def test_texts_are_ordered_by_levels():
     sampler = make("curriculum", {"field": "grade", "levels": ["hard", "easy"], "window": 0.5})
     assert sorted(drawn(sampler, 0, 10)) == list(range(10, 20))
 
@@ -205,8 +193,8 @@ def test_the_stated_share_is_drawn_from_all_alike(explore):
     assert all(abs(kinds[kind] - len(explored) / 3) < 4 * (len(explored) * 2 / 9) ** 0.5 for kind in kinds)
 
 
-def test_what_it_never_saw_is_forecast_as_what_it_saw():
-    """After a hundred groups that were all wrong, a prompt that nobody tried is expected to be wrong too."""
+def test_unseen_prompts_are_forecast_as_seen_ones_and_evidence_fades():
+    # After a hundred groups that were all wrong, a prompt that nobody tried is expected to be wrong too.
     sampler = make_thompson()
     before = sampler.choose(PromptRequest(step=0, cursor=0, count=1))[0].chance
     all_wrong = [
@@ -216,10 +204,7 @@ def test_what_it_never_saw_is_forecast_as_what_it_saw():
     seen = frozenset(each.example_id for each in all_wrong)
     after = sampler.choose(PromptRequest(step=1, cursor=1, count=1, taken=seen))[0].chance
     assert after < before / 4
-
-
-def test_evidence_fades_so_that_a_prompt_is_tried_again():
-    """What was all wrong long ago is drawn again, though only the draws of its posterior bring it back."""
+    # What was all wrong long ago is drawn again, though only the draws of its posterior bring it back.
     sampler = make_thompson(size=6, explore=0.0, decay=0.5)
     for step in range(4):
         seen = [(f"e{n}", 4 * (n > 2)) for n in range(6)]

@@ -56,12 +56,20 @@ def values(found):
     return [score.value for group in found.groups for score in group.scores]
 
 
-def test_form_alone_pays_for_what_the_verifier_can_read(load):
+def test_form_pays_for_what_the_verifier_reads_and_every_reward_has_a_coin(load):
     given = sampled(["x = 8", "x = 9", "8", "x ="], [RIGHT, WRONG, WRONG, Score.no_verdict("?")])
     found = controlled(load, FORMAT, given)
     assert values(found) == [1.0, 1.0, 0.0, 0.0]
     assert found.groups[0].raw_scores == found.groups[0].scores  # informative groups are chosen by it, too
     assert found.metrics == {"x": 1.0, "verifier_correct_rate": pytest.approx(1 / 3)}
+    weights = "[reward]\nweights = { match = 1.0, math = 0.5 }\n"
+    given = sampled(["x = 8", "8"], [RIGHT, WRONG])
+    names, rewards = ("match", "math"), (Reads(), Reads())
+    found = controlled(load, FORMAT + weights, given, names=names, rewards=rewards)
+    assert values(found) == [1.5, 0.0]
+    assert found.groups[0].scores[0].parts == {"match": 1.0, "math": 1.0}
+    many = controlled(load, RANDOM + weights, sampled(["8"] * 64, [WRONG] * 64), names=names, rewards=rewards)
+    assert set(values(many)) == {0.0, 0.5, 1.0, 1.5}
 
 
 def test_coins_know_nothing_of_the_answers_and_depend_on_example_epoch_and_number_alone(load):
@@ -75,23 +83,16 @@ def test_coins_know_nothing_of_the_answers_and_depend_on_example_epoch_and_numbe
     assert {score.outcome.value for group in one.groups for score in group.scores} == {"scored"}
 
 
-def test_several_rewards_have_a_coin_and_a_form_each(load):
-    weights = "[reward]\nweights = { match = 1.0, math = 0.5 }\n"
-    given = sampled(["x = 8", "8"], [RIGHT, WRONG])
-    names, rewards = ("match", "math"), (Reads(), Reads())
-    found = controlled(load, FORMAT + weights, given, names=names, rewards=rewards)
-    assert values(found) == [1.5, 0.0]
-    assert found.groups[0].scores[0].parts == {"match": 1.0, "math": 1.0}
-    many = controlled(load, RANDOM + weights, sampled(["8"] * 64, [WRONG] * 64), names=names, rewards=rewards)
-    assert set(values(many)) == {0.0, 0.5, 1.0, 1.5}
-
-
-def test_an_ordinary_run_and_a_failed_sampling_stay_as_they_are(load):
+def test_ordinary_runs_stay_and_records_say_which_control_a_run_was(load):
     given = sampled(["x = 8"], [RIGHT])
     assert controlled(load, "", given) is given
     assert controlled(load, '[training]\ncontrol = "no_update"\n', given) is given
     failed = Sampled(prompts=given.prompts, error=ConfigError())
     assert controlled(load, RANDOM, failed).error is failed.error
+    assert control_of_record({"config": {"training": {"control": "no_update"}}}) is Control.NO_UPDATE
+    for record in ({}, {"config": 3}, {"config": {"training": {"control": ["x"]}}}, {"config": {"training": {}}}):
+        assert control_of_record(record) is None
+    assert control_label("maxrl+none", Control.FORMAT_ONLY) == "maxrl+none+format_only"
 
 
 def test_a_reward_that_reads_no_answer_is_refused_by_name(load):
@@ -119,10 +120,3 @@ def test_what_cannot_be_controlled_is_told_at_once(load, control, text, code):
     found = [*control_problems(config)]
     assert [problem.code for problem in found] == [code] * bool(code)
     assert all("[training] control" in problem.where and problem.fix for problem in found)
-
-
-def test_a_record_says_which_control_a_run_was():
-    assert control_of_record({"config": {"training": {"control": "no_update"}}}) is Control.NO_UPDATE
-    for record in ({}, {"config": 3}, {"config": {"training": {"control": ["x"]}}}, {"config": {"training": {}}}):
-        assert control_of_record(record) is None
-    assert control_label("maxrl+none", Control.FORMAT_ONLY) == "maxrl+none+format_only"

@@ -165,21 +165,11 @@ def test_rounds_of_a_step_take_other_prompts_until_the_pool_is_through(size, cou
     assert [prompt.epoch for prompt in drawn] == list(range(100, 100 + len(drawn)))
 
 
-def test_the_line_says_what_the_sampler_thought():
+def test_the_line_tells_of_the_sampler_and_groups_without_verdicts_are_no_evidence():
     pool = pool_of(6)
     order = order_of(pool, lambda: Remembering(pool))
     fields = order.retrain_extra_metrics(groups=view(0, order.draw(0, 4, step=0)))
     assert fields == {"sampler": "toy", "sampler_chance_mean": 0.5, "sampler_uniform_share": 0.0}
-
-
-class Exploring(Remembering):
-    """Draws its first two prompts with equal probability."""
-
-    def choose(self, request):
-        return [replace(each, is_uniform=at < 2) for at, each in enumerate(super().choose(request))]
-
-
-def test_the_rate_of_uniform_draws_is_that_of_these_prompts():
     pool = pool_of(6)
     drawn = (order := order_of(pool, lambda: Exploring(pool))).draw(0, 4, step=0)
     given_groups = view(0, drawn)
@@ -187,6 +177,19 @@ def test_the_rate_of_uniform_draws_is_that_of_these_prompts():
     first = [score.value for group in given_groups.groups[:2] for score in group.scores]
     assert fields["sampler_uniform_share"] == 0.5
     assert fields["sampler_uniform_correct_rate"] == pytest.approx(np.mean(first))
+    pool, sampler = pool_of(2), Remembering(pool_of(2))
+    order = order_of(pool, lambda: sampler)
+    groups = view(0, order.draw(0, 2, step=0))
+    silent = tuple(replace(group, scores=(Score.no_verdict("none"),) * 2, raw_scores=()) for group in groups.groups)
+    order.retrain_extra_metrics(groups=GroupsView(step=0, groups=silent))
+    assert [each[1:] for each in sampler.seen[0][1]] == [[0, 0], [0, 0]]
+
+
+class Exploring(Remembering):
+    """Draws its first two prompts with equal probability."""
+
+    def choose(self, request):
+        return [replace(each, is_uniform=at < 2) for at, each in enumerate(super().choose(request))]
 
 
 HELD_OUT, KNOWN = PromptChoice(example_id="e3"), PromptChoice(example_id="e0")
@@ -224,12 +227,3 @@ def test_after_another_sampler_it_begins_from_nothing_and_says_so(caplog):
     other.retrain_load_state(state=json.loads(json.dumps(order.retrain_save_state())))
     assert "Sampler 'other' begins without the steps before" in caplog.text
     assert keys(other.draw(2, 2, step=1)) == keys(order_of(pool, lambda: Remembering(pool)).draw(2, 2, step=1))
-
-
-def test_groups_without_verdicts_are_evidence_of_nothing():
-    pool, sampler = pool_of(2), Remembering(pool_of(2))
-    order = order_of(pool, lambda: sampler)
-    groups = view(0, order.draw(0, 2, step=0))
-    silent = tuple(replace(group, scores=(Score.no_verdict("none"),) * 2, raw_scores=()) for group in groups.groups)
-    order.retrain_extra_metrics(groups=GroupsView(step=0, groups=silent))
-    assert [each[1:] for each in sampler.seen[0][1]] == [[0, 0], [0, 0]]

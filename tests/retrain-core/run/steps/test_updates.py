@@ -81,7 +81,7 @@ def partition(batches):
     return [tuple(dict.fromkeys(each.group for each in batch.rows)) for batch in batches]
 
 
-def test_one_update_gets_the_batch_as_it_is():
+def test_one_update_gets_the_whole_batch_and_masked_sequences_follow_their_group():
     backend, batch = Recorder(), batch_of(4, num_masked=3)
     report = updates_of(backend).train(batch)
     (seen,) = backend.batches
@@ -89,6 +89,11 @@ def test_one_update_gets_the_batch_as_it_is():
     assert (seen.lr, seen.num_masked, seen.update, seen.updates) == (None, 3, 0, 1)
     assert (report.updates, report.clip_fractions, report.rejected) == (1, (), "")
     assert not backend.measured
+    backend, batch = Recorder(), batch_of(4, num_masked=9)
+    batch = replace(batch, masked_groups=(0, 0, 0, 2, 3, 7, 7))  # nothing else is left of group 7, and two are unknown
+    updates_of(backend, training__minibatches=4).train(batch)
+    masked = {groups: each.num_masked for groups, each in zip(partition(backend.batches), backend.batches, strict=True)}
+    assert masked == {(0,): 4, (1,): 1, (2,): 2, (3,): 2}
 
 
 @given(
@@ -116,14 +121,6 @@ def test_every_epoch_trains_every_row_once_and_keeps_groups_together(groups, min
         assert max(sizes) - min(sizes) <= 1
         assert sum(one.num_masked for one in part) == masked
     assert report.num_tokens == batch.num_actions
-
-
-def test_masked_sequences_count_in_the_minibatch_of_their_group():
-    backend, batch = Recorder(), batch_of(4, num_masked=9)
-    batch = replace(batch, masked_groups=(0, 0, 0, 2, 3, 7, 7))  # nothing else is left of group 7, and two are unknown
-    updates_of(backend, training__minibatches=4).train(batch)
-    masked = {groups: each.num_masked for groups, each in zip(partition(backend.batches), backend.batches, strict=True)}
-    assert masked == {(0,): 4, (1,): 1, (2,): 2, (3,): 2}
 
 
 def test_the_minibatches_are_drawn_by_seed_step_and_epoch():

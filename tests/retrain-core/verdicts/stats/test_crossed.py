@@ -55,13 +55,19 @@ def test_the_three_scopes_are_those_of_the_textbook(n, m, seed, level):
         assert (*found.interval, found.p) == pytest.approx(expected[name], rel=1e-10, abs=1e-12)
 
 
-def test_clusters_of_one_size_are_their_means():
+def test_clusters_count_for_as_much_as_their_means():
     diffs_NE = np.random.default_rng(1).normal(size=(6, 24))
     means_NC = diffs_NE.reshape(6, 8, 3).mean(axis=2)
     clustered = crossed(diffs_NE, clusters_E=[str(e // 3) for e in range(24)])
     plain = crossed(means_NC)
     for name in ("both", "seeds", "examples"):
         assert getattr(clustered, name).interval == pytest.approx(getattr(plain, name).interval, abs=1e-13)
+    means_NC = np.random.default_rng(2).normal(size=(8, 10))
+    copies_NE = np.repeat(means_NC, 6, axis=1)
+    honest = crossed(copies_NE, clusters_E=[str(e // 6) for e in range(60)])
+    fooled, alone = crossed(copies_NE), crossed(means_NC)
+    assert honest.both.interval == pytest.approx(alone.both.interval, abs=1e-12)
+    assert np.diff(fooled.both.interval)[0] < 0.9 * np.diff(alone.both.interval)[0]
 
 
 @settings(max_examples=20)
@@ -76,30 +82,20 @@ def test_unequal_clusters_leave_the_mean_and_the_seeds_alone(seed, names):
         assert 1.0 <= clustered.examples.df <= len(set(names)) - 1.0 + 1e-9
 
 
-def test_examples_of_one_source_tell_no_more_than_one_of_them():
-    means_NC = np.random.default_rng(2).normal(size=(8, 10))
-    copies_NE = np.repeat(means_NC, 6, axis=1)
-    honest = crossed(copies_NE, clusters_E=[str(e // 6) for e in range(60)])
-    fooled, alone = crossed(copies_NE), crossed(means_NC)
-    assert honest.both.interval == pytest.approx(alone.both.interval, abs=1e-12)
-    assert np.diff(fooled.both.interval)[0] < 0.9 * np.diff(alone.both.interval)[0]
-
-
-def test_what_cannot_be_inferred_is_none():
+def test_too_little_data_infers_nothing_and_odd_data_is_refused():
     one_seed, one_example = crossed(np.array([[0.1, 0.2, 0.4]])), crossed(np.array([[0.1], [0.2], [0.4]]))
     one_cluster = crossed(np.array([[0.1, 0.2], [0.3, 0.1]]), clusters_E=["a", "a"])
     for found, known in ((one_seed, "examples"), (one_example, "seeds"), (one_cluster, "seeds")):
         assert [name for name in ("both", "seeds", "examples") if getattr(found, name)] == [known]
     equal = crossed(np.full((4, 5), 0.1))  # 0.1 has no exact mean: rounding must not become a spread
     assert (equal.both, equal.seeds, equal.examples) == (None, None, None)
-
-
-def test_only_a_full_matrix_of_numbers_with_a_cluster_for_each_example_is_taken():
     for bad in (np.zeros(3), np.zeros((0, 3)), np.array([[0.0, np.nan]]), np.array([[np.inf, 0.0]])):
         with pytest.raises(ValueError, match="seed"):
             crossed(bad)
     with pytest.raises(ValueError, match="1 clusters for 2 examples"):
         crossed(np.zeros((2, 2)), clusters_E=["a"])
+    with pytest.raises(ValueError, match="two seeds"):
+        draw_components(crossed(np.array([[0.1, 0.2]])).squares)
 
 
 def _draws(n, m, seed_sd, example_sd, rest_sd=1.0):
@@ -108,7 +104,7 @@ def _draws(n, m, seed_sd, example_sd, rest_sd=1.0):
     return draw_components(crossed(effects + rng.normal(0, rest_sd, (n, m))).squares)
 
 
-def test_the_components_are_found_and_inside_their_intervals():
+def test_components_are_found_and_give_the_crossed_interval():
     found = components(_draws(60, 80, 0.5, 2.0))
     for part, true in ((found.seed, 0.5), (found.cluster, 2.0), (found.rest, 1.0)):
         assert part.interval[0] <= true <= part.interval[1]
@@ -116,9 +112,6 @@ def test_the_components_are_found_and_inside_their_intervals():
         assert part.interval[0] <= part.sd <= part.interval[1]
     assert found.seed.share + found.cluster.share + found.rest.share == pytest.approx(1.0)
     assert found.cluster.share > 0.8  # 4/80 against 0.25/60
-
-
-def test_today_is_what_the_crossed_interval_is():
     rng = np.random.default_rng(3)
     result = crossed(rng.normal(0, 1, (9, 1)) + rng.normal(0, 1, (1, 30)) + rng.normal(0, 1, (9, 30)))
     draws = draw_components(result.squares)
@@ -141,7 +134,7 @@ def test_a_number_needed_is_the_fewest():
             assert ((reach_D <= differences_D) == is_enough)[checked_D].all()
 
 
-def test_no_number_of_seeds_helps_where_the_examples_are_too_few():
+def test_numbers_needed_are_the_fewest_and_unclear_ones_are_not_given():
     draws = _draws(8, 10, 0.1, 3.0, 0.1)
     differences_D = true_differences(draws, 0.8)
     assert needed(numbers_needed(draws, differences_D, of_seeds=True, level=0.95)).number is None
@@ -150,13 +143,15 @@ def test_no_number_of_seeds_helps_where_the_examples_are_too_few():
     assert foreseen(draws, seeds=8, clusters=20, level=0.95).half_width < 0.8 * float(
         half_widths(draws, seeds=16, clusters=10, level=0.95)[0]
     )
-
-
-def test_the_true_difference_is_uncertain_and_the_estimate_comes_first():
     differences_D = true_differences(_draws(8, 40, 1.0, 1.0), -0.9)
     assert differences_D[0] == 0.9
     assert (differences_D >= 0).all()
     assert np.ptp(differences_D) > 0.5
+    advice = _advice(_draws(8, 40, 1.0, 1.0))
+    clear, wide, open_ = (Needed(number=9, interval=interval) for interval in ((8, 32), (8, 33), (8, None)))
+    for seeds, examples in ((clear, wide), (wide, clear), (open_, clear), (clear, open_)):
+        each = replace(advice, seeds=seeds, examples=examples)
+        assert [each.is_clear(way) for way in (Way.SEEDS, Way.EXAMPLES)] == [seeds is clear, examples is clear]
 
 
 def _advice(draws, **more):
@@ -190,16 +185,3 @@ def test_the_cheaper_way_is_named_only_where_most_draws_agree():
             assert each.cheaper is expected
             seen.add(expected)
     assert seen == {Way.EXAMPLES, Way.SEEDS, None}
-
-
-def test_a_number_is_clear_within_a_factor_of_four_for_its_own_way():
-    advice = _advice(_draws(8, 40, 1.0, 1.0))
-    clear, wide, open_ = (Needed(number=9, interval=interval) for interval in ((8, 32), (8, 33), (8, None)))
-    for seeds, examples in ((clear, wide), (wide, clear), (open_, clear), (clear, open_)):
-        each = replace(advice, seeds=seeds, examples=examples)
-        assert [each.is_clear(way) for way in (Way.SEEDS, Way.EXAMPLES)] == [seeds is clear, examples is clear]
-
-
-def test_one_seed_has_no_components():
-    with pytest.raises(ValueError, match="two seeds"):
-        draw_components(crossed(np.array([[0.1, 0.2]])).squares)

@@ -13,7 +13,7 @@ from retrain.verdicts.stats.teaching import Calibration, RateBook, TeachingForec
 GROUP = 8
 
 
-def test_evidence_moves_the_chance_and_fades_to_the_populations():
+def test_evidence_moves_the_chance_and_fades_to_the_population_at_present():
     book = RateBook()
     for step in range(3):
         for example, correct in (("never", 0), ("always", GROUP), ("half", GROUP // 2)):
@@ -23,10 +23,7 @@ def test_evidence_moves_the_chance_and_fades_to_the_populations():
     assert book.rate("half", 3) == pytest.approx(book.rate("half", 3)[::-1], rel=0.05)  # as often right as wrong
     later = {each: book.chances([each], 600, GROUP)[0] for each in at_once}
     assert later == pytest.approx(dict.fromkeys(later, later["unseen"]), abs=1e-3)
-
-
-def test_the_prior_of_unseen_prompts_is_the_population_at_present():
-    """Two thirds of the prompts teach nothing, then all do."""
+    # Two thirds of the prompts teach nothing, then all do.
     book = RateBook(settings=TeachingForecast(decay=0.8))
     for number in range(30):
         book.observe(str(number), 0, (0, GROUP, GROUP // 2)[number % 3], GROUP)
@@ -91,7 +88,7 @@ def test_the_drift_of_the_log_odds_is_followed():
     assert book.chances(["never 0"], 60, GROUP)[0] < 0.1
 
 
-def test_what_cannot_be_counted_is_refused():
+def test_odd_counts_are_refused_and_calibration_counts_every_forecast_once():
     book = RateBook()
     for correct, judged in ((-1, 2), (3, 2)):
         with pytest.raises(ValueError, match="completions"):
@@ -102,9 +99,6 @@ def test_what_cannot_be_counted_is_refused():
     for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, 1.0)}, {"prior_weight": float("nan")}):
         with pytest.raises(ValueError, match="TeachingForecast"):
             TeachingForecast(**wrong)
-
-
-def test_calibration_counts_every_forecast_once():
     found = calibration([0.1] * 10 + [0.9] * 10, [False] * 9 + [True] + [True] * 8 + [False] * 2, bins=2)
     assert np.array(found.bins) == pytest.approx(np.array([[0.1, 0.1, 10], [0.9, 0.8, 10]]))
     assert found.error == pytest.approx(0.05)

@@ -121,27 +121,18 @@ def with_value(values_N, *fallen):
     return np.concatenate([fallen, values_N[len(fallen) :]])
 
 
-def test_one_and_two_seeds_far_below_are_found_and_one_above_is_not():
+def test_collapses_need_a_wide_gap_against_the_spread_of_all_conditions():
     values = [GOOD, with_value(GOOD, 0.1), with_value(GOOD, 0.1, 0.2), with_value(GOOD, 0.99)]
     assert collapsed(values) == [[], [0], [0, 1], []]
-
-
-def test_a_gap_counts_only_if_it_is_wide_in_itself_too():
-    """Rates of close seeds: six standard deviations may be two examples out of a hundred."""
+    # Rates of close seeds: six standard deviations may be two examples out of a hundred.
     values_N = with_value(GOOD, 0.72)
     assert collapsed([values_N]) == [[0]]
     assert collapsed([values_N], least_gap=0.09) == [[]]
     assert collapsed([np.array([0.8] * 7 + [0.1])], least_gap=0.05) == [[7]]  # without any spread
     assert collapsed([np.array([0.8] * 7 + [0.8 - 1e-12])]) == [[]]
-
-
-def test_the_spread_of_the_other_conditions_counts():
     close_N = np.array([0.800, 0.801, 0.799, 0.800, 0.790])
     assert collapsed([close_N]) == [[4]]
     assert collapsed([close_N, np.linspace(0.6, 0.9, 8)]) == [[], []]
-
-
-def test_few_seeds_and_empty_conditions_have_none():
     assert collapsed([np.array([0.8, 0.8, 0.1]), np.zeros(0)]) == [[], []]
     assert collapsed([np.zeros(0), with_value(GOOD, 0.1)]) == [[], [0]]
 

@@ -199,7 +199,7 @@ def test_planned_looks_decide_and_what_they_saved_is_no_loss(campaign):
 
 
 def test_between_looks_the_last_look_counts(campaign):
-    """A seventh seed is no look, and a run that goes on holds its look up, whatever the others say."""
+    # A seventh seed is no look, and a run that goes on holds its look up, whatever the others say.
     folder = campaign([6, 8, 10], SEEDS[:7])
     found = judged(folder)
     assert found.looks.taken == (6,)

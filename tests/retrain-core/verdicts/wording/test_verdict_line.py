@@ -132,13 +132,20 @@ def test_the_line_of_a_clear_difference():
     assert "was registered before the runs" in told[-2]
 
 
-def test_tied_seeds_and_several_reasons_are_counted():
+def test_ties_reasons_and_notices_are_counted_on_every_line():
     more = ("the metric is x", "all pairs", "no seeds")
     study = study_of({"a": [0.5] * 6, "b": [0.5, 0.6, 0.7, 0.8, 0.61, 0.62]}, exploratory=more)
     [found] = study.comparisons
     for part in ("1 tied", "smallest possible p is 0.062", "6 seeds are the least"):
         assert part in further_lines(found, study)[0]
     assert verdict_line(found, study).endswith("Exploratory: the metric is x, and 2 more reasons.")
+    notices = ("unknown: what was run before", "run a_s1 was run again", "the plan was sealed again " + "x" * 400)
+    study = study_of({"a": [0.5] * 6, "b": [0.6] * 6, "c": [0.7] * 6}, notices=notices)
+    for each in study.comparisons:
+        line = verdict_line(each, study)
+        assert "The ledger names: run a_s1 was run again; and 1 more." in line
+        assert "unknown" not in line
+    assert "The ledger" not in verdict_line(study.comparisons[0], study_of({"a": [0.5] * 6, "b": [0.6] * 6}))
 
 
 @pytest.mark.parametrize(
@@ -168,16 +175,6 @@ def test_an_open_end_is_drawn_as_one_and_seeds_keep_their_order():
     pair = seed_plots(study)[0].figure
     assert [line["seed"] for line in pair["lines"]] == [1, 2, 3]
     assert pair["lines"][1]["y"] == pytest.approx([60.0, 75.0])
-
-
-def test_what_the_ledger_names_is_on_every_line_and_what_it_cannot_know_on_none():
-    notices = ("unknown: what was run before", "run a_s1 was run again", "the plan was sealed again " + "x" * 400)
-    study = study_of({"a": [0.5] * 6, "b": [0.6] * 6, "c": [0.7] * 6}, notices=notices)
-    for each in study.comparisons:
-        line = verdict_line(each, study)
-        assert "The ledger names: run a_s1 was run again; and 1 more." in line
-        assert "unknown" not in line
-    assert "The ledger" not in verdict_line(study.comparisons[0], study_of({"a": [0.5] * 6, "b": [0.6] * 6}))
 
 
 def test_a_gain_that_the_controls_have_too_says_so_beside_its_interval():
