@@ -24,33 +24,7 @@ from tests.kit.campaigns import Finishes, conditions
 SOURCES = Path(retrain.__file__).parents[1]
 TWO = conditions("toy_raw+toy_flat", "grpo+toy_index")
 PLAYED = conditions("grpo+toy_flat", "toy_raw+toy_flat")
-BASE = """
-[backend]
-backend = "toy"
-devices = "cpu"
-
-[algorithm]
-uncertainty_kind = "toy_nll"
-
-[data]
-source = "toy"
-
-[reward]
-type = "toy"
-
-[training]
-batch_size = 3
-group_size = 4
-max_tokens = 6
-save_every = 1
-grace_s = 5.0
-
-[scoring]
-workers = 1
-
-[logging]
-log_dir = "out"
-"""
+BASE = Path(__file__).with_name("toys.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -14,17 +14,59 @@ from retrain.campaign.session import run_campaign
 from retrain.kernel.errors import ConfigError, ResumeError, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
+from retrain.records.files import RunLock
 from retrain.records.identity.copies import write_inputs
 from retrain.run.check import identity_of
 from retrain.run.configure import load_checked
 from tests.end_to_end.campaigns import manifest
 from tests.kit.campaigns import conditions, record
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 ONE = conditions("grpo+toy_flat")
 TWO = ONE + conditions("toy_raw+toy_flat")
 THREE = TWO + conditions("grpo+toy_index")
 PLAN = '[campaign.plan]\nhypothesis = "better"\n'
+
+
+def test_without_a_log_dir_a_campaign_has_a_folder_under_logs(play):
+    def folders():
+        return set(Path("logs").glob("campaign_*"))
+
+    play("seeds = [1, 2]", ONE, logs=True)
+    (first,) = folders()
+    assert play("seeds = [1, 2]\nretries = 3\nparallel = true\nmax_workers = 2", ONE, logs=True) == []  # run otherwise
+    assert len(play("seeds = [1, 2]", ONE, logs=True, is_new=True)) == 2
+    (second,) = folders() - {first}
+    before = (first / "manifest.json").read_bytes()
+    assert play("seeds = [1, 2, 3]", ONE, logs=True) == ["grpo+toy_flat_s3"]  # the latest grows
+    assert (manifest(second)["seeds"], (first / "manifest.json").read_bytes()) == ([1, 2, 3], before)
+
+
+def test_a_given_folder_is_the_campaigns(play):
+    Path("out").mkdir()
+    Path("out/notes.txt").write_text("mine")
+    play("seeds = [1, 2]", ONE)
+    assert Path("out/notes.txt").read_text() == "mine"
+    with pytest.raises(ResumeError, match=r"seeds was \[1, 2\] and is now \[3\]") as caught:
+        play("seeds = [3]", ONE)
+    assert codes_in(caught) == ["campaign.different"]
+    with pytest.raises(ResumeError, match=r"(?s)training\.lr was 4e-05 and is now 0\.5.*nothing was changed"):
+        play("seeds = [1, 3]", ONE, arguments=("--resume", "out", "--lr", "0.5"))
+    assert not Path("out.1").exists()
+    assert refused(play, "seeds = [1]", ONE, arguments=("--resume", "out"), is_new=True) == ["campaign.resume-and-new"]
+    play("seeds = [3]", ONE, is_new=True)
+    assert (manifest()["seeds"], manifest("out.1")["seeds"]) == ([3], [1, 2])
+    lock = RunLock(Path("out"))
+    with pytest.raises(ConfigError, match="in progress"):
+        play("seeds = [3]", ONE)
+    lock.release()
+
+
+def test_resume_of_what_is_no_campaign(play):
+    Path("other").mkdir()
+    for content in ("", "[]", "{}", '{"sha256": "x", "runs": [1]}', "\x00"):
+        Path("other/manifest.json").write_text(content)
+        assert refused(play, "seeds = [1]", ONE, arguments=("--resume", "other")) == ["campaign.not-a-campaign"]
 
 
 @pytest.mark.parametrize("logs", [pytest.param(False, marks=pytest.mark.slow), True])

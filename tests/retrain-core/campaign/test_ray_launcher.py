@@ -60,19 +60,6 @@ def test_ray_is_the_same_as_processes_even_with_a_worker_killed(write, start, fi
 
 
 @pytest.mark.long
-def test_a_stop_reaches_the_runs_of_the_cluster(write, start, finish, cluster):
-    write("seeds = [1, 2, 3]\nmax_steps = 5000\n", ONE)
-    process = start("c.toml", *RAY, RAY_ADDRESS=cluster)
-    run = Path("out/runs/grpo+toy_index_s1")
-    wait_for(lambda: progress(run).steps_done > 2, process)
-    process.terminate()
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 75, out + err
-    assert not owner_of(run)
-    assert {entry["status"] for entry in manifest()["runs"]} == {"stopped"}
-
-
-@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root gives a node a view of its own")
 def test_gpus_of_a_run_are_on_one_node_and_a_node_without_the_folder_is_named(tmp_path):
     """In a process of its own: Ray connects a process once."""

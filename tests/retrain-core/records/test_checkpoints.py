@@ -51,13 +51,12 @@ def names(folder):
 def test_a_checkpoint_comes_back_and_a_stop_within_a_step_is_newer(save, tmp_path):
     found = read_checkpoint(save(3, score=0.5))
     assert (found.next_step, found.first_unwritten_step, found.state["metrics"]) == (3, 3, {"score": 0.5})
-    assert read_checkpoint(save(3, unfinished=True)).first_unwritten_step == 4
     assert (found.path / "deep" / "moments.bin").read_bytes() == b"moments"
     text = (save(3, score=0.5) / "checkpoint.json").read_text(encoding="utf-8")
     assert json.loads(text) == state(3, score=0.5)
     assert "\n" in text.strip()  # for people, too
     save(2)
-    save(2, unfinished=True)
+    assert read_checkpoint(save(2, unfinished=True)).first_unwritten_step == 3
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint_step_3", "checkpoint_step_2"]
 
 

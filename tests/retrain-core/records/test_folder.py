@@ -314,9 +314,9 @@ def test_a_file_grows_on_disk_and_one_that_cannot_be_opened_is_named(tmp_path):
         assert (tmp_path / "a.jsonl").read_text().count("\n") == n + 1
         lines.close()
     assert (tmp_path / "a.jsonl").read_text() == '{"n": 0}\n{"n": 1}\n'
-    (tmp_path / "a.jsonl").mkdir()  # root may open everything else
+    (tmp_path / "b.jsonl").mkdir()  # root may open everything else
     (tmp_path / "file").touch()
-    for path in (tmp_path / "a.jsonl", tmp_path / "file" / "b.jsonl"):
+    for path in (tmp_path / "b.jsonl", tmp_path / "file" / "b.jsonl"):
         with pytest.raises(RecordError) as caught:
             JsonLines(path)
         assert (codes_in(caught), caught.value.problems[0].where) == (["record.unwritable"], str(path))

@@ -113,28 +113,6 @@ def test_one_default_is_not_supplied_twice(name, loaded):
     assert "and dist-0 1 (m)" in problems
 
 
-def test_a_legacy_key_is_refused_with_the_lines_to_write_instead(loaded):
-    _, tables = extended(extension("data", legacy_keys={"my_port": "options.port", "old_source": "source"}))
-    text = "[data]\nmy_port = 1\nold_source = 'files'\noptions = {port = 2, host = 'h'}\n"
-    problems = loaded(tables, text)[1]
-    assert "retrain.toml:2 [data] my_port: legacy keys, removed: my_port, old_source" in problems
-    assert 'source = "files"' in problems
-    assert "port = 2" in problems
-    assert "port = 1" not in problems
-    assert loaded(tables, "[data]\nsource = 'files'\n")[1] == ""
-
-
-def test_names_in_a_description_are_those_that_are_registered():
-    described = {each.path: each.description for each in all_keys(extended()[1])}
-    assert described["algorithm.transform_mode"] == "Credit per token: none, gtpo, gtpo_hicra, gtpo_sepa or a plugin."
-    assert (
-        described["data.source"]
-        == "math, files, hub, gsm8k, dapo-math, deepscaler, countdown, reasoning_gym, arithmetic or a plugin."
-    )
-    alone = {each.path: each.description for each in all_keys(extended(only="retrain-core")[1])}
-    assert alone["backend.backend"] == "Training backend: local, tinker, prime_rl or a plugin."
-
-
 def test_the_kernel_alone_supplies_no_default_and_names_the_distribution_that_does(loaded):
     plugins, tables = extended(only="retrain-core")
     config, problems = loaded(tables)

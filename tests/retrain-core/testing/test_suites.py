@@ -80,7 +80,7 @@ def test_broken_parts_are_named(kind, part, check, words, failures, monkeypatch)
 @pytest.mark.long
 def test_the_kernel_alone_is_enough(monkeypatch):
     monkeypatch.setenv("RETRAIN_PLUGINS", "retrain-core")
-    for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "reward_parts.Sound")):
+    for check in (*conformance("transform", "credit_parts.spread"), *conformance("reward", "task_parts.Sound")):
         check()
 
 
@@ -133,10 +133,10 @@ def test_an_engine_is_tried_with_a_toy_policy_where_no_backend_is_installed(fail
 
 @pytest.mark.slow
 def test_a_reward_is_tried_on_the_examples_of_a_named_source(failures):
-    config = {"data": {"source": "source_parts.SharedIds"}}
-    assert failures("reward", "reward_parts.Sound", only="calls_its_gold_right", config=config) == {}
-    empty = {"data": {"source": "source_parts.Empty"}}
-    found = failures("reward", "reward_parts.Sound", only="calls_its_gold_right", config=empty)
+    config = {"data": {"source": "task_parts.SharedIds"}}
+    assert failures("reward", "task_parts.Sound", only="calls_its_gold_right", config=config) == {}
+    empty = {"data": {"source": "task_parts.Empty"}}
+    found = failures("reward", "task_parts.Sound", only="calls_its_gold_right", config=empty)
     assert "conformance.no-examples" in found["calls_its_gold_right"]
 
 

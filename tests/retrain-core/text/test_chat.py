@@ -103,6 +103,9 @@ def test_a_prompt_that_is_refused_names_its_example(tokenizer, monkeypatch, temp
 
 
 def test_many_at_once_are_what_one_by_one_gives_and_a_long_prompt_is_not_cut(tokenizer, monkeypatch, capfd):
+    tokenizer.model_max_length = 10
+    assert len(encode_prompt(task("what " * 50), tokenizer, config())) == 51
+    assert "longer than" not in capfd.readouterr().err
     monkeypatch.setattr("retrain.text.chat.BATCH", 7)
     tasks = [task(f"what is {i % 10} plus {i % 7} ?", f"e{i}") for i in range(40)]
     for template in (THINKING, None):
@@ -110,9 +113,6 @@ def test_many_at_once_are_what_one_by_one_gives_and_a_long_prompt_is_not_cut(tok
         together = [ids_T.tolist() for ids_T in encode_prompts(tasks, tokenizer, config())]
         assert together == [encode_prompt(one, tokenizer, config()).tolist() for one in tasks]
         assert len({len(ids) for ids in together}) == 1
-    tokenizer.model_max_length = 10
-    assert len(encode_prompt(task("what " * 50), tokenizer, config())) == 51
-    assert "longer than" not in capfd.readouterr().err
 
 
 def test_a_chat_and_a_text_differ_and_equal_chats_do_not():

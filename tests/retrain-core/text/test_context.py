@@ -46,11 +46,6 @@ def test_the_length_is_read_from_the_models_configuration(tmp_path, plugins, con
     assert context_length(of_model(folder_with(tmp_path, content)), plugins) == length
 
 
-def test_the_built_in_model_is_located(plugins):
-    pytest.importorskip("retrain_local")
-    assert context_length(of_model("builtin:tiny"), plugins) == 1024
-
-
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 20), max_size=12), st.one_of(st.none(), st.integers(1, 20)), st.integers(1, 20))
 def test_what_fits_is_kept_and_the_rest_is_counted(lengths, context, max_tokens):

@@ -2,23 +2,11 @@
 
 import os
 import time
-from typing import Protocol
 
 import pytest
 
 from tests.kit import slurm_stand_in
 from tests.kit.slurm_cluster import SlurmCluster, missing
-
-
-class Cluster(Protocol):
-    """What a test does to a cluster."""
-
-    def stop_controller(self): ...
-    def start_controller(self): ...
-    def fill(self): ...
-    def free(self): ...
-    def fail_node(self): ...
-    def close(self): ...
 
 
 class StandIn:

@@ -108,11 +108,10 @@ def test_a_blocked_plugin_and_a_factory_as_text_are_imported_only_when_used(dist
     distribution("bad-one", {"bad_one": f"open({str(mark)!r}, 'w')\n1 / 0"})
     assert load_plugins({"RETRAIN_BLOCK": "bad-one"}).failures == []
     assert not mark.exists()
-    mark = tmp_path / "imported"
     heavy = f"open({str(mark)!r}, 'w')\ndef make(context): return 'made'\n"
     light = reward_plugin("lazy").replace('factory=lambda context: "lazy made"', 'factory="lazy_heavy:make"')
     distribution("lazy-one", {"lazy_light": light, "lazy_heavy": heavy})
-    plugins = load_plugins({})
+    plugins = load_plugins({"RETRAIN_BLOCK": "bad-one"})
     assert plugins.find(Kind.REWARD, "lazy")
     assert not mark.exists()
     assert resolve(plugins, Kind.REWARD, "lazy", where="here").target(None) == "made"

@@ -87,9 +87,10 @@ def test_lines_that_hold_no_numbers_are_read_without_damage(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 0, "correct_rate": 0.5}\r\n\r\n\n{"step": 1, "correct_rate": 0.25}\r\n')
     assert read_curves(file, FIELDS).column("correct_rate").tolist() == [0.5, 0.25]
-    assert refused(read_curves, tmp_path / "metrics.jsonl", FIELDS) == ["record.unreadable"]
-    (tmp_path / "metrics.jsonl").touch()
-    empty = read_curves(tmp_path / "metrics.jsonl", FIELDS)
+    file.unlink()
+    assert refused(read_curves, file, FIELDS) == ["record.unreadable"]
+    file.touch()
+    empty = read_curves(file, FIELDS)
     assert (empty.num_steps, empty.has("correct_rate")) == (0, False)
 
 
@@ -227,8 +228,8 @@ def test_sets_are_kept_apart_and_a_cut_line_is_left_out(tmp_path):
         found = read_rates(folder, per_example(Metric(field)), step=3, expected=float(np.mean(values)))
         assert found.values_E.tolist() == values
         assert found.lines == 3
-    with pytest.raises(NoExamplesError, match=r"run has no eval\.jsonl"):
-        read_rates(tmp_path / "run", HELD_OUT_RATE, step=3, expected=1.0)
+    with pytest.raises(NoExamplesError, match=r"other has no eval\.jsonl"):
+        read_rates(tmp_path / "other", HELD_OUT_RATE, step=3, expected=1.0)
     folder = _write(tmp_path / "run", _line(3, "a", [True]), _line(3, "b", [False])[:-20])
     assert read_rates(folder, HELD_OUT_RATE, step=3, expected=1.0).ids == ("a",)
 

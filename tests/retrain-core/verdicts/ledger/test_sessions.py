@@ -17,7 +17,6 @@ from retrain.kernel.errors import StopRequested
 from retrain.verdicts.ledger.chain import FIRST, NAME, append
 from retrain.verdicts.ledger.disk import read_run
 from retrain.verdicts.ledger.history import read_chain, read_history
-from retrain.verdicts.ledger.looks import InterimLooks, campaign_of
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
 from tests.kit.ledgers import recorded
@@ -170,16 +169,6 @@ def test_a_look_from_python_is_recorded_or_only_warned_of(unfinished, command):
     assert (result.code, "this look is not on record" in result.err) == (0, True)
     assert json.loads(result.out)["campaigns"]
     assert retrain.load(RUN).rows
-
-
-def test_watching_records_each_state_once(unfinished):
-    folder, told = unfinished(4), list[str]()
-    interim = InterimLooks("watch", told.append)
-    for num_done in (4, 4, 5, 5):
-        finish(folder, num_done)
-        interim.at([folder, folder / f"runs/{A}_s1", folder / f"runs/{A}_s1/adapter/final", Path("logs")])
-    assert [len(look["seeds"][B]) for look in looks()] == [4, 5]
-    assert (told, campaign_of(Path("logs")), campaign_of(Path("no/where"))) == ([], None, None)
 
 
 LINES = 5
