@@ -135,3 +135,14 @@ def test_options_of_another_backend_are_taken_at_their_defaults_alone(only, load
     assert "keep the default 5555" in problem.fix
     (unknown,) = check_options(loaded(tables, OPTIONS.replace("zmq_port", "zmq_prot") + "1\n")[0], plugins)
     assert "unknown option 'zmq_prot'" in str(unknown)
+
+
+def test_a_legacy_key_is_refused_with_the_lines_to_write_instead(loaded):
+    _, tables = extended(extension("data", legacy_keys={"my_port": "options.port", "old_source": "source"}))
+    text = "[data]\nmy_port = 1\nold_source = 'files'\noptions = {port = 2, host = 'h'}\n"
+    problems = loaded(tables, text)[1]
+    assert "retrain.toml:2 [data] my_port: legacy keys, removed: my_port, old_source" in problems
+    assert 'source = "files"' in problems
+    assert "port = 2" in problems
+    assert "port = 1" not in problems
+    assert loaded(tables, "[data]\nsource = 'files'\n")[1] == ""
