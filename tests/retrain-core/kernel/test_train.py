@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from retrain.kernel.run import BEFORE_TRAINING
 from tests.kit.overlapped import outcome
 
 
@@ -153,6 +154,13 @@ def test_a_step_without_an_informative_group_trains_nothing_but_counts(run, tmp_
     assert [step["loss"] for step in steps] == [None, None]
     assert [step["no_verdict_groups"] for step in steps] == [2, 2]
     assert json.loads((tmp_path / "logs/train/adapter/final/logits.json").read_text()) == [0.0] * 20
+
+
+def test_a_warm_up_counts_up_to_the_evaluation_before_training(run, tmp_path):
+    sizes = ("--sft-steps", "2", "--sft-batch-size", "2", "--max-steps", "1", "--eval-examples", "2")
+    assert run(*sizes).code == 0
+    steps = lines(tmp_path / "logs/train/metrics.jsonl")
+    assert [line["step"] for line in steps] == [-3, -2, BEFORE_TRAINING, 0]
 
 
 def test_the_toy_learns(run, tmp_path):

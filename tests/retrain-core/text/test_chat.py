@@ -274,3 +274,30 @@ def test_a_tool_call_without_arguments_is_one_with_none(call):
 def test_what_is_no_tool_call_is_a_value_error(tiny, calls):
     with pytest.raises(ValueError, match="tool_calls"):
         Transcript(tokenizer=tiny).observe([TASK, {"role": "assistant", "tool_calls": calls}], ())
+
+
+class Marked:
+    """A tokenizer of letters that marks the start of a text with token 0."""
+
+    chat_template = ""
+
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": [0] * add_special_tokens + [ord(letter) for letter in text]}
+
+    def apply_chat_template(self, messages, **options):
+        return messages[0]["content"]
+
+
+BEGINNINGS = [("", "ab", True), ("x", "ab", True), ("", [TASK], True), ("x", [TASK], False)]
+
+
+@pytest.mark.parametrize(("template", "prompt", "starts"), BEGINNINGS)
+def test_only_a_text_without_a_template_is_marked_where_it_begins(template, prompt, starts):
+    tokenizer = Marked()
+    tokenizer.chat_template = template
+    transcript = Transcript(tokenizer=tokenizer)
+    transcript.observe(prompt, ())
+    assert (transcript.context_T[0] == 0) == starts
+    if isinstance(prompt, str):
+        transcript.observe("abc", ())
+        assert transcript.context_T.tolist() == [0, *map(ord, "abc")]

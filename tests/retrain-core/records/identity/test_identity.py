@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.checkpoints import STATE
-from retrain.records.identity import hashing
+from retrain.records.identity import hashing, recorded
 from retrain.records.identity.changes import changes_between, source_diff
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import copy_name, input_digests, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
+from retrain.records.places import Place
 from retrain.run.check import identity_of
 from retrain.run.tables import registered_tables
 
@@ -220,3 +222,18 @@ def test_a_copy_never_lies_outside_its_folder(kind, name):
     assert not place.is_absolute()
     assert ".." not in place.parts
     assert os.path.normpath(place).split("/")[0] in ("code", "plugins")
+
+
+def test_a_record_is_followed_where_the_value_is_still_the_recorded_one(load, plugins, monkeypatch):
+    config, _ = load("[environment]\nargs = { command = 'python servers/a.py' }\n")
+    follower, place = recorded._Follower(config, {}, plugins, []), partial(Place, absolute="", relative="", base="")
+    for word in ("servers/a.py", "servers/b.py"):
+        keys = ("environment", "args", "command", word)
+        assert follower._is_followed(place(keys=keys, written=word)) is (word == "servers/a.py")
+    modules = {"lib.py": {"path": "/lib/lib.py", "hash": "1"}}, {"own.py": {"path": "/run/own.py", "hash": "2"}}
+    monkeypatch.setattr(recorded, "_identities", lambda records: [{"code": {"files": each}} for each in modules])
+    assert follower._code(["/run"]) == {"own.py": "2"}, "the first run that imported modules of the project"
+    files = {name: {"hash": name} for name in ("data/a.jsonl", "data/b.csv", "other/a.jsonl")}
+    for written, found in (("data/*.jsonl", ["a.jsonl"]), ("data", ["a.jsonl", "b.csv"]), ("other/*.csv", [])):
+        place_of = place(keys=("data", "path"), sort="data", written=written)
+        assert list(recorded._files_of(place_of, files, [])) == found
