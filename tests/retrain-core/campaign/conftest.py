@@ -58,10 +58,7 @@ def toy_plugins(toys):
 def load_text(write, toy_plugins):
     """`load_text(campaign, conditions, more, arguments=[...])`: the campaign, or its ConfigError."""
 
-    def load(*texts, arguments=(), **tables):
-        return load_campaign([str(write(*texts, **tables)), *arguments], toy_plugins)
-
-    return load
+    return lambda *texts, arguments=(), **tables: load_campaign([str(write(*texts, **tables)), *arguments], toy_plugins)
 
 
 @pytest.fixture
