@@ -1,4 +1,4 @@
-"""Keys that a condition may set, under which names, and its label."""
+"""Keys that a condition may set, its label, and the configuration and environment of its runs."""
 
 import json
 import re
@@ -128,12 +128,11 @@ def test_a_run_is_the_base_with_condition_seed_and_folder(load_text):
 def test_wandb_names_groups_and_tags(load_text):
     label = "grpo+toy_flat~lr=0.5,max_tokens=3"
     own = ("--wandb-run-name", "mine", "--wandb-group", "all", "--wandb-tags", "a, b")
+    plain, named = load_text(SEEDS, ONE + "lr = 0.5\nmax_tokens = 3\n"), load_text(SEEDS, ONE, arguments=own)
+    tags = f"{label.replace(',', ';')},seed1"
     for campaign, wanted in (
-        (
-            load_text(SEEDS, ONE + "lr = 0.5\nmax_tokens = 3\n"),
-            (f"{label}_s1", label, f"{label.replace(',', ';')},seed1"),
-        ),
-        (load_text(SEEDS, ONE, arguments=own), ("mine", "all", "a,b,grpo+toy_flat,seed1")),
+        (plain, (f"{label}_s1", label, tags)),
+        (named, ("mine", "all", "a,b,grpo+toy_flat,seed1")),
     ):
         logging = configs(campaign)[0]["logging"]
         assert tuple(logging[f"wandb_{name}"] for name in ("run_name", "group", "tags")) == wanted

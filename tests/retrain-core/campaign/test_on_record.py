@@ -1,4 +1,4 @@
-"""Records of a campaign in the ledger, and the plugins that follow a run that is done."""
+"""Records of a campaign in the ledger, plugins that follow a run that is done, and what is shown meanwhile."""
 
 import io
 import logging

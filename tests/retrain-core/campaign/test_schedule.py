@@ -1,4 +1,4 @@
-"""The order of things, with runs that are scripted: what is retried, continued, begun again, stopped, adopted."""
+"""The order of things, with runs that are scripted: what is retried, continued, stopped, adopted, looked at."""
 
 import json
 import os

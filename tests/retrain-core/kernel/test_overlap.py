@@ -89,19 +89,6 @@ def test_a_slow_batch_of_sampling_is_absorbed_by_those_in_stock(run_ahead, distu
     assert [line["step"] for line in steps(tmp_path / "logs/train")] == list(range(STEPS))
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_ahead, disturbed, most):
-    seen = []
-
-    def watch(backend, requests):
-        if len(requests) == 3:
-            seen.append((backend.sampler.version, threading.current_thread() is threading.main_thread()))
-
-    disturbed.sample = watch
-    assert run_ahead(most, *EVALUATED).code == 0
-    assert seen == [(version, True) for version in (0, 2, 4, 6, 7)]
-
-
 def fail(disturbed, half, step, error):
     """Raise while a step trains (0), or while it is sampled (1)."""
     drawn = []

@@ -260,14 +260,3 @@ def test_a_plugin_records_keeps_state_and_ends_a_run_with_hooks_alone(watched, d
         *("load 3", "start 1", "line 3 4", "saved checkpoint_step_4 True", "line 4 5"),
         *("saved final True", "end NoneType"),
     ] == keeper.DIARY
-
-
-def test_a_watcher_that_cannot_be_built_is_named_before_the_model_loads(watched, distribution, tmp_path):
-    source = (
-        "from retrain.api import hookimpl\n@hookimpl\ndef retrain_watch_run(context):\n    raise ValueError('no')\n"
-    )
-    distribution("watcher", {"broken_watcher": source})
-    result = watched("--max-steps", "1", "--log-dir", "never")
-    assert result.code == 1
-    assert "retrain_watch_run of watcher:broken_watcher raised ValueError: no" in result.err
-    assert not (tmp_path / "never").exists()

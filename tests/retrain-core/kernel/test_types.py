@@ -1,4 +1,4 @@
-"""Scores keep failure and number apart; counts go by the action mask."""
+"""Scores keep failure and number apart; counts of groups and tokens, fields of a line, and problems told once."""
 
 import dataclasses
 
@@ -47,15 +47,9 @@ def test_anything_else_is_not_a_score_and_a_failure_has_no_value(value):
 
 def test_counts_go_by_the_action_mask_and_exit_codes_by_the_kind_of_error():
     action_T = np.array([False, True, True, False])
-    completion = Completion(
-        tokens_T=np.arange(4),
-        action_T=action_T,
-        logprobs_T=np.zeros(4),
-        text="",
-        stop_reason=StopReason.EOS,
-        policy_version=0,
-    )
-    row = TrainRow(tokens_T=np.arange(4), action_T=action_T, logprobs_T=np.zeros(4), advantages_T=np.zeros(4))
+    arrays = {"tokens_T": np.arange(4), "action_T": action_T, "logprobs_T": np.zeros(4)}
+    completion = Completion(**arrays, text="", stop_reason=StopReason.EOS, policy_version=0)
+    row = TrainRow(**arrays, advantages_T=np.zeros(4))
     assert completion.num_actions == 2
     assert TrainBatch(step=0, rows=(row, row), temperature=1.0).num_actions == 4
     kinds = {*RetrainError.__subclasses__(), HealthError, DeadlineError}  # the last two belong to watchers

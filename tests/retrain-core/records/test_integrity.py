@@ -1,4 +1,4 @@
-"""Any change to a record from before a checkpoint is noticed and named; what came later is nobody's promise."""
+"""Any change to a record from before a checkpoint is noticed and named; token records come back as they went in."""
 
 from dataclasses import fields
 

@@ -67,12 +67,10 @@ def test_a_damaged_line_is_named_unless_it_is_a_cut_last_one(tmp_path, line):
     assert last_record(file) == {"step": 0}
 
 
-@pytest.mark.parametrize(
-    "text", ['{"step": 0}\n{"a": 1}\n', '{"step": 0}\n{"step": true}\n', '{"step": 3}\n{"step": 1}\n']
-)
-def test_steps_ascend(tmp_path, text):
+@pytest.mark.parametrize("line", ['{"a": 1}', '{"step": true}', '{"step": 1}'])
+def test_steps_ascend(tmp_path, line):
     file = tmp_path / "metrics.jsonl"
-    file.write_text(text)
+    file.write_text(f'{{"step": 3}}\n{line}\n')
     assert where(lambda: list(read_steps(file))) == f"{file}:2"
 
 

@@ -1,4 +1,4 @@
-"""Signals stop a run where it may stop, once; shielded work is finished first."""
+"""Signals stop a run where it may stop, once; shielded work is finished first, and the collector rests meanwhile."""
 
 import gc
 import os

@@ -39,15 +39,14 @@ def test_a_run_whose_sampling_and_evaluation_are_set_apart(command, toy_argument
     apart = {"sampling": 9, "evaluation": 9}
     for name, seeds in (("base", {}), ("moved", apart)):
         assert command(*sizes, "--log-dir", name, "--seeds", json.dumps(seeds)).code == 0
-    base, moved = (lines(tmp_path / name, GENERATIONS) for name in ("base", "moved"))
-    assert [row["example_id"] for row in moved] == [row["example_id"] for row in base]
-    assert [row["completion"] for row in moved[:8]] != [row["completion"] for row in base[:8]]
-    base, moved = (lines(tmp_path / name, "eval.jsonl") for name in ("base", "moved"))
-    assert {row["example"] for row in moved} == {row["example"] for row in base}
-    # Before training: the same policy, other completions.
-    assert [(row["scores"], row["lengths"]) for row in moved[:3]] != [
-        (row["scores"], row["lengths"]) for row in base[:3]
-    ]
+    # Before training: the same policy and the same examples, but other completions.
+    for file, example, own, first in (
+        (GENERATIONS, "example_id", ("completion",), 8),
+        ("eval.jsonl", "example", ("scores", "lengths"), 3),
+    ):
+        base, moved = (lines(tmp_path / name, file)[:first] for name in ("base", "moved"))
+        assert {row[example] for row in moved} == {row[example] for row in base}
+        assert [[row[key] for key in own] for row in moved] != [[row[key] for key in own] for row in base]
     record = json.loads((tmp_path / "moved/run.json").read_text())
     assert (record["config"]["training"]["seeds"], record["seed"]) == (apart, 1)
     refused = command("moved/config.toml", "--max-steps", "4", "--resume", "moved", "--seeds", '{"data": 5}')

@@ -1,4 +1,4 @@
-"""The devices that a run uses: settled before anything is loaded, recorded, and kept when it is resumed."""
+"""The devices of a run: settled before anything is loaded, recorded, kept when it is resumed; its watchers."""
 
 import json
 import tomllib

@@ -89,17 +89,6 @@ def test_an_update_that_is_not_finite_ends_its_step_and_says_so(run_overlapped, 
     assert last == ({8} if overlaps else {10})  # what the step had done by then is published
 
 
-def test_updates_that_are_never_finite_end_the_run(run_overlapped, disturbed, tmp_path):
-    def fail(backend, batch):
-        if batch.update == 1:
-            raise NonFiniteError(Problem(what="the loss is nan"))
-
-    disturbed.train = fail
-    result = run_overlapped(*MANY)
-    assert result.code == 1
-    assert "3 steps in a row were rejected; the last: update 2 of 4: the loss is nan" in result.err
-
-
 def test_the_rate_of_each_step_is_in_its_line(run_overlapped, overlaps, tmp_path):
     result = run_overlapped("--eval-examples", "0", *COURSE)
     assert result.code == 0, result.err

@@ -1,4 +1,4 @@
-"""From messages to text and tokens: what the template is given, and what is said when it refuses."""
+"""From messages to text and tokens: what the template is given or refuses, and transcripts of several turns."""
 
 from dataclasses import replace
 from pathlib import Path

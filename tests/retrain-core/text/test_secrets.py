@@ -8,8 +8,6 @@ from retrain.records.manifest import build_manifest, config_toml
 from retrain.text.secrets import HIDDEN, hide, hide_arguments, hide_text, is_secret_name
 
 SECRET = "sk-plantedPLANTED0123"
-
-
 SECRET_NAMES = [
     *("api_key", "API_KEY", "apikey", "apiKey", "api-key", "api_keys", "openai_api_key", "--wandb-api-key"),
     *("token", "hf_token", "HF_TOKEN", "auth_token", "accessToken", "github_token", "judge.token_secret"),
@@ -32,14 +30,9 @@ def test_values_are_hidden_by_the_names_of_their_keys():
     assert hide(dict.fromkeys(ORDINARY_NAMES, "plain")) == dict.fromkeys(ORDINARY_NAMES, "plain")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}},
-        {"system_prompt": "The password: never say it. token = one word."},
-    ],
-)
-def test_numbers_empty_text_shapes_and_prose_are_kept(content):
+def test_numbers_empty_text_shapes_and_prose_are_kept():
+    content = {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}}
+    content["system_prompt"] = "The password: never say it. token = one word."
     assert hide(content) == content
 
 

@@ -1,17 +1,13 @@
 """`retrain status --forecast` on runs on disk: what it says, refuses, logs, settles, withdraws; it stops nothing."""
 
 import json
-import re
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from retrain.verdicts.forecast import FILE, Track
 from tests.kit.problems import codes_in
 
-SOURCE = Path(__file__).parents[3] / "retrain-core/src/retrain"
 STEPS, EVERY = 8, 2
 
 
@@ -113,13 +109,7 @@ def test_forecasts_that_did_not_hold_withdraw_the_next(runs, forecast, tmp_path)
     assert forecast(runs, "--level", "0.7").code == 0  # of another promise nothing is known yet
 
 
-def test_forecasts_are_withdrawn_soon_if_they_fail_and_seldom_otherwise():
-    rng = np.random.default_rng(1)
-    for level in (0.8, 0.95):
-        tables = [[Track(level=level, held=k, ended=n).is_withdrawn for k in range(n + 1)] for n in range(61)]
-        held_SN = np.cumsum(rng.random((2000, 60)) < level, axis=1)
-        ever_S = [any(tables[n][k] for n, k in enumerate(row, start=1)) for row in held_SN]
-        assert np.mean(ever_S) <= 0.05 + 2 * (0.05 * 0.95 / 2000) ** 0.5
+def test_forecasts_are_withdrawn_soon_if_they_fail():
     first = next(n for n in range(1, 50) if Track(level=0.8, held=0, ended=n).is_withdrawn)
     half = next(n for n in range(2, 100, 2) if Track(level=0.8, held=n // 2, ended=n).is_withdrawn)
     assert first == 3
@@ -139,11 +129,3 @@ def test_hostile_folders(runs, forecast, tmp_path):
     (tmp_path / "logs" / FILE).unlink()
     (runs / "metrics.jsonl").write_text('{"step": 0, "correct_rate": 0.5}\n')
     assert codes_in(forecast(runs).err) == ["forecast.no-evaluation"]
-
-
-def test_nothing_that_trains_or_runs_campaigns_can_read_a_forecast():
-    """Only `retrain status --forecast` imports forecasts."""
-    module = r"(?:verdicts\.forecast|verdicts import .*forecast|conformal)"
-    imports = re.compile(rf"^\s*(?:from|import) .*{module}", re.MULTILINE)
-    sources = [file for file in SOURCE.rglob("*.py") if "verdicts/forecast" not in file.as_posix()]
-    assert [file.name for file in sources if imports.search(file.read_text(encoding="utf-8"))] == ["status_command.py"]

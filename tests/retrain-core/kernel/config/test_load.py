@@ -168,14 +168,6 @@ def test_all_legacy_keys_are_one_problem_with_the_lines_to_write_and_an_option_t
     assert tomllib.loads(problem.fix.partition("place\n")[2]) == {"backend": {"options": options}}
 
 
-def test_an_unknown_table_of_ours_is_answered_with_its_distribution(tmp_path, tables):
-    (tmp_path / "x.toml").write_text("[sepa]\nsteps = 3\n")
-    without = {name: entry for name, entry in tables.items() if name != "sepa"}
-    hint = {"sepa": "pip install retrain-sepa"}
-    _, problems = load_config(tmp_path / "x.toml", tables=without, table_hint=lambda name: hint.get(name, ""))
-    assert one(problems).fix == "pip install retrain-sepa"
-
-
 def test_a_byte_order_mark_is_accepted(tmp_path, tables):
     (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf[training]\r\nlr = 1e-3\r\n")
     config, problems = load_config(tmp_path / "x.toml", tables=tables)

@@ -193,17 +193,8 @@ def test_every_key_and_header_is_found_on_its_line_and_nothing_else(document, wi
     assert not {name for name in found if "fake" in name or "ghost" in name}
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (
-            "# first\ntraining = { lr = 1e-4, inner = { deep.er = 1 } }\n",
-            dict.fromkeys(("training", *(f"training.{n}" for n in ("lr", "inner", "inner.deep", "inner.deep.er"))), 2),
-        ),
-        ("[[a]]\nx = 1\n[[a]]\nx = 2\n", {"a": 1, "a.x": 2}),
-        ("\n[a.params]\nx = 1\n", {"a": 2, "a.params": 2, "a.params.x": 3}),
-    ],
-    ids=["inline tables", "arrays of tables: the first counts", "a parent without a header"],
-)
-def test_keys_without_a_line_of_their_own(text, found):
-    assert key_lines(text) == found
+def test_keys_without_a_line_of_their_own():
+    inline = dict.fromkeys(("training", *(f"training.{n}" for n in ("lr", "inner", "inner.deep", "inner.deep.er"))), 2)
+    assert key_lines("# first\ntraining = { lr = 1e-4, inner = { deep.er = 1 } }\n") == inline
+    assert key_lines("[[a]]\nx = 1\n[[a]]\nx = 2\n") == {"a": 1, "a.x": 2}  # the first of several counts
+    assert key_lines("\n[a.params]\nx = 1\n") == {"a": 2, "a.params": 2, "a.params.x": 3}

@@ -109,18 +109,6 @@ def test_copies_behind_the_installed_packages_hide_nothing(write, plugins, tmp_p
     assert find(plugins, "my_mod_l.thing") == "here"
 
 
-def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write, plugins):
-    write(
-        "bundled.py",
-        "from pydantic import BaseModel\nfrom retrain.api import PluginSpec\n"
-        "class Params(BaseModel):\n    floor: float = 0.5\n"
-        "PLUGIN = PluginSpec(name='own', summary='s', factory=max, params=Params, traits='t')\n",
-    )
-    found = resolve(plugins, Kind.TRANSFORM, "bundled.PLUGIN", where=WHERE)
-    assert (found.name, found.target, found.traits, found.owner.source) == ("own", max, "t", "bundled")
-    assert list(found.params.model_fields) == ["floor"]
-
-
 @pytest.mark.parametrize(
     ("source", "error"),
     [

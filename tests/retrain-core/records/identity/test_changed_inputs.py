@@ -1,4 +1,4 @@
-"""A run whose reward, transform, advantage, data or plugin changed by one character is not resumed as the same run."""
+"""A change by one character to code, data or a variable that a run uses is found, and refuses its resume."""
 
 import json
 import os

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from retrain.records.identity.changes import changes_between, source_diff
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import copy_name, input_digests, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
+from retrain.records.identity.inputs import named_inputs
 from retrain.records.places import Place
 from retrain.run.check import identity_of
 from retrain.run.tables import registered_tables
@@ -237,3 +239,11 @@ def test_a_record_is_followed_where_the_value_is_still_the_recorded_one(load, pl
     for written, found in (("data/*.jsonl", ["a.jsonl"]), ("data", ["a.jsonl", "b.csv"]), ("other/*.csv", [])):
         place_of = place(keys=("data", "path"), sort="data", written=written)
         assert list(recorded._files_of(place_of, files, [])) == found
+
+
+def test_a_word_of_a_command_keeps_the_name_by_which_it_was_written(load, tables, plugins, tmp_path):
+    (tmp_path / "moved.py").touch()
+    config, _ = load(f"[environment]\nargs = {{ command = 'python {tmp_path}/moved.py' }}\n")
+    config = replace(config, written={"environment.args": {"command": "python servers/a.py"}})
+    found = {each.value: each.written for each in named_inputs(config, tables, plugins)}
+    assert found[f"{tmp_path}/moved.py"] == "servers/a.py"

@@ -1,4 +1,4 @@
-"""The reader of `metrics.jsonl` against JSON itself and hostile files; curves on a common budget as numbers."""
+"""Reading `metrics.jsonl` and `eval.jsonl` against JSON itself and hostile files; curves on a common budget."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Plans: sealed by the campaign, held to by the comparison."""
+"""Plans: sealed by the campaign, held to by the comparison; and what else differs between compared runs."""
 
 import json
 

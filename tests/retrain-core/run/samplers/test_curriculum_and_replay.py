@@ -1,4 +1,4 @@
-"""The samplers `curriculum` and `replay`; what every sampler must do is in `retrain.testing`, which both pass."""
+"""The samplers `curriculum`, `replay` and `thompson`; what all must do is in `retrain.testing`, which they pass."""
 
 import json
 from collections import Counter

@@ -9,9 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import AlgorithmTable, TrainingTable
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.overlapped import Buffered
+from retrain.run.steps.overlapped import Buffered, meaning
 
 
 class Policies:
@@ -86,7 +88,7 @@ def steps_of(most, trains, delays, progress, policies):
 @given(most=st.integers(2, 6), trains=st.lists(st.booleans(), min_size=1, max_size=12), seed=st.integers(0, 2**32))
 def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most, trains, seed):
     """Every step once and in order, whatever the speeds, and wherever the run is interrupted and resumed."""
-    progress, policies, seen = Progress(), Policies(most), list[tuple[int, int, int]]()
+    progress, policies, seen = Progress(), Policies(most), []
     delays = random.Random(seed)
     while progress.step < len(trains):
         progress = Progress(**asdict(progress))
@@ -94,3 +96,9 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most, trains, s
     after = np.cumsum([0, *trains])  # version after so many steps
     cursors = np.cumsum([0, *(1 + step % 2 for step in range(len(trains)))])
     assert seen == [(step, after[max(0, step - most)], cursors[step]) for step in range(len(trains))]
+
+
+def test_what_the_key_means_is_told_in_steps():
+    for most, said in {0: "none: ", 1: "step s - 2, 1 step behind; ", 2: "step s - 3, 2 steps behind; "}.items():
+        tables = {"training": TrainingTable(max_staleness=most), "algorithm": AlgorithmTable()}
+        assert said in meaning(Config(tables=tables))

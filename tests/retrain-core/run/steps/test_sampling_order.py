@@ -170,9 +170,8 @@ def test_the_line_tells_of_the_sampler_and_groups_without_verdicts_are_no_eviden
     order = order_of(pool, lambda: Remembering(pool))
     fields = order.retrain_extra_metrics(groups=view(0, order.draw(0, 4, step=0)))
     assert fields == {"sampler": "toy", "sampler_chance_mean": 0.5, "sampler_uniform_share": 0.0}
-    pool = pool_of(6)
-    drawn = (order := order_of(pool, lambda: Exploring(pool))).draw(0, 4, step=0)
-    given_groups = view(0, drawn)
+    order = order_of(pool, lambda: Exploring(pool))
+    given_groups = view(0, order.draw(0, 4, step=0))
     fields = order.retrain_extra_metrics(groups=given_groups)
     first = [score.value for group in given_groups.groups[:2] for score in group.scores]
     assert fields["sampler_uniform_share"] == 0.5

@@ -1,4 +1,4 @@
-"""A run tells the ledger that it began and how it ended; `retrain compare --ledger` of runs that did no step."""
+"""What the ledger is told of runs and looks, and its chain: no edit goes unnoticed, no event is lost."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The chance that a group teaches: exact, drifting, pooled over prompts, and calibrated on policies that learn."""
+"""The chance that a group teaches: exact, drifting, pooled over prompts."""
 
 import json
 
@@ -107,23 +107,3 @@ def test_odd_counts_are_refused_and_calibration_counts_every_forecast_once():
     for forecasts, outcomes in (([1.5], [True]), ([float("nan")], [True]), ([0.5], [])):
         with pytest.raises(ValueError, match="forecast"):
             calibration(forecasts, outcomes)
-
-
-@pytest.mark.parametrize("per_step", [0.0, 0.05, 0.1])
-def test_forecasts_are_calibrated_on_a_policy_that_learns(per_step):
-    """A third of the prompts trivial, a third impossible; of the rest the log-odds rise by `per_step`. Three runs."""
-    forecasts, outcomes = list[float](), list[bool]()
-    for seed in range(3):
-        rng, book = np.random.default_rng(seed), RateBook()
-        starts_N = rng.normal(-2.0, 1.2, 96)
-        order = np.concatenate([rng.permutation(96) for _ in range(4)])
-        for step in range(40):
-            drawn = [int(each) for each in order[step * 8 : step * 8 + 8]]
-            forecasts += book.chances([str(each) for each in drawn], step, GROUP).tolist()
-            for each in drawn:
-                rate = (0.995, 0.0005, 1.0 / (1.0 + np.exp(-starts_N[each] - per_step * step)))[each % 3]
-                correct = int(rng.binomial(GROUP, rate))
-                outcomes.append(0 < correct < GROUP)
-                book.observe(str(each), step, correct, GROUP)
-    found = calibration(forecasts, outcomes)
-    assert found.error < 0.05  # of which 0.03 are chance

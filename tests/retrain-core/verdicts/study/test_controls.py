@@ -1,4 +1,4 @@
-"""`better` is withheld from a condition that does not beat its controls."""
+"""`better` is withheld from a condition that does not beat its controls; `practically the same` within a margin."""
 
 import numpy as np
 import pytest
@@ -69,17 +69,12 @@ def test_a_gain_that_a_control_has_too_is_withheld(control):
 
 
 def test_missing_controls_are_not_beaten_and_holm_runs_over_the_weakest_test():
-    values = {
-        "a": rates(0.5),
-        "b": rates(0.7, stream=1),
-        "c": rates(0.7, stream=2),
-        "c+no_update": rates(0.5, stream=3),
-    }
+    values = {"a": rates(0.5), "b": rates(0.7, stream=1), "c": rates(0.7, stream=2)}
+    values["c+no_update"] = rates(0.5, stream=3)
     first, second = judged(values)
     assert (first.cause, second.verdict) == (VerdictReason.NOT_BEYOND_CONTROL, Verdict.BETTER)
     assert controls_sentence(first, RATE) == "not better than its control no_update (no finished run to compare with)"
     # The p values are those of the claims: 0.002 for c alone, and 1 for b, whose control is as good as b.
-    values = {"a": rates(0.5), "b": rates(0.7, stream=1), "c": rates(0.7, stream=2)}
     values |= {"b+no_update": rates(0.7, stream=3), "c+no_update": rates(0.5, stream=4)}
     first, second = judged(values)
     assert first.controls.p_holm == 1.0
@@ -136,11 +131,7 @@ def judged_with_margin(*diffs, margin=0.02, direction=Direction.HIGHER):
 
 
 def test_inside_the_margin_is_the_same_and_outside_or_without_one_is_open():
-    (same,), (open_one,), (without,) = (
-        judged_with_margin(SMALL),
-        judged_with_margin(SMALL, margin=0.004),
-        judged_with_margin(SMALL, margin=None),
-    )
+    (same,), (open_one,), (without,) = (judged_with_margin(SMALL, margin=each) for each in (0.02, 0.004, None))
     assert (same.verdict, same.cause, same.margin) == (Verdict.PRACTICALLY_SAME, VerdictReason.WITHIN, 0.02)
     assert open_one.verdict is Verdict.CANNOT_TELL
     assert (without.verdict, without.margin) == (Verdict.CANNOT_TELL, None)

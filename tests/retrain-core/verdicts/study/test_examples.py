@@ -23,7 +23,6 @@ SEEDS = range(1, 9)
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "campaign"
-    folder.mkdir()
     return write_campaign(folder, EFFECTS, seeds=SEEDS, example_spread=1.5, interaction=0.5)
 
 
@@ -84,21 +83,8 @@ def test_both_scopes_are_printed_and_in_the_json(campaign, compare, compare_json
     assert comparison["examples"]["advice"]["seeds"]["interval"] == [8, None]
 
 
-@pytest.mark.parametrize(
-    ("metric", "why"),
-    [("eval_correct_rate:best", "not about one evaluation"), ("correct_rate", "not a mean over held-out examples")],
-)
-def test_a_metric_of_no_single_evaluation_has_one_scope(campaign, metric, why):
-    view = _view(campaign, metric)
-    assert why in view.reason
-    assert view.interval is None
-    assert view.advice is None
-
-
 def test_runs_without_the_file_or_with_another_say_so(tmp_path, compare):
-    folder = tmp_path / "campaign"
-    folder.mkdir()
-    write_campaign(folder, EFFECTS, seeds=(1, 2, 3), steps=20, example_spread=1.5)
+    folder = write_campaign(tmp_path / "campaign", EFFECTS, seeds=(1, 2, 3), steps=20, example_spread=1.5)
     assert _view(folder).interval == (-np.inf, np.inf)  # three seeds have no limit, whatever the examples say
     first = folder / "runs" / "grpo+none_s1" / "eval.jsonl"
     text = first.read_text()
@@ -112,9 +98,9 @@ def test_runs_without_the_file_or_with_another_say_so(tmp_path, compare):
 
 
 def test_examples_of_few_sources_are_worth_less(tmp_path):
-    folder = tmp_path / "campaign"
-    folder.mkdir()
-    write_campaign(folder, EFFECTS, seeds=SEEDS, steps=20, example_spread=1.5, interaction=1.0, clusters=8)
+    folder = write_campaign(
+        tmp_path / "campaign", EFFECTS, seeds=SEEDS, steps=20, example_spread=1.5, interaction=1.0, clusters=8
+    )
     view, fooled = _view(folder), crossed(_by_hand(folder)).both
     assert (view.num_examples, view.num_clusters) == (64, 8)
     assert np.diff(view.interval)[0] > 1.3 * np.diff(fooled.interval)[0]

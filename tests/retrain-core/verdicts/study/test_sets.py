@@ -1,4 +1,4 @@
-"""Several evaluation sets: `--sets` on campaigns on disk, and its aggregates against what rliable 1.2.0 gave."""
+"""Several evaluation sets, with aggregates as rliable 1.2.0 gives them; and the sources of variance of a condition."""
 
 import json
 import shutil

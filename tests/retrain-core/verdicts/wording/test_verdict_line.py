@@ -1,6 +1,5 @@
 """What is said about random studies: no line contradicts its verdict, and each has size, scope and standing."""
 
-import dataclasses
 import json
 import math
 import re
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from retrain.records.runs.curves import Align, Direction, Metric
 from retrain.report.verdicts import forest, seed_plots
-from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
+from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.judge import judge
 from retrain.verdicts.study.safeguards import with_seeds
 from retrain.verdicts.study.study import NO_PLAN, Study
@@ -175,17 +174,3 @@ def test_an_open_end_is_drawn_as_one_and_seeds_keep_their_order():
     pair = seed_plots(study)[0].figure
     assert [line["seed"] for line in pair["lines"]] == [1, 2, 3]
     assert pair["lines"][1]["y"] == pytest.approx([60.0, 75.0])
-
-
-def test_a_gain_that_the_controls_have_too_says_so_beside_its_interval():
-    study = study_of({"a": [0.5 + i / 100 for i in range(8)], "b": [0.7 + i / 100 for i in range(8)]})
-    fields = {"control": "random_reward", "label": "b+random_reward", "seeds": (1,), "difference": 0.01, "p": 0.4}
-    result = ControlResult(**fields, interval=None, is_beaten=False)
-    controls = ControlsView(results=(result,), p_holm=1.0, alpha=0.05)
-    cause = VerdictReason.NOT_BEYOND_CONTROL
-    withheld = dataclasses.replace(study.comparisons[0], verdict=Verdict.CANNOT_TELL, cause=cause, controls=controls)
-    study = dataclasses.replace(study, comparisons=(withheld,))
-    line = verdict_line(withheld, study)
-    assert line.startswith("cannot tell: +20.0 pp (")
-    assert "on these 64 examples, but not better than its control random_reward (+1.0 pp over it, p = 0.4)." in line
-    assert "not shown that the rewards did it" in " ".join(plainly.summary(study))
