@@ -161,7 +161,7 @@ def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(hook, step, act
         return
     assert result.code == (75 if action == "SIGTERM" else 1), result.err
     assert manifest(tmp_path)["status"] == ("stopped" if action == "SIGTERM" else "failed")
-    if (hook, step) == ("sampling", 3):
+    if (hook, step, action) == ("sampling", 3, "SIGTERM"):
         state = json.loads((tmp_path / LOG / "trainer_state.json").read_text())
         assert set(state) == TRAINER_STATE
         assert (state["step"], state["example_idx"], state["checkpoint_name"]) == (2, 6, "checkpoint_step_3")

@@ -73,7 +73,7 @@ def test_broken_parts_are_named(kind, part, check, words, failures, monkeypatch)
     monkeypatch.setattr(launchers, "WAIT_S", 3.0)  # for a child that outlives its parent
     message = failures(kind, part, only=check, config=IMPATIENT.get(kind))[check]
     assert words in message
-    assert codes_in(message)[-1].startswith("conformance.")
+    assert codes_in(message)[-1].startswith("conformance."), message
     assert "fix: " in message or "conformance.refused" in codes_in(message)
 
 

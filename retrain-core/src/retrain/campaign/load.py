@@ -208,8 +208,9 @@ def seal_plan(
         where = "[campaign.plan] baseline"
         raise ConfigError(Problem(code="plan.unknown-baseline", where=where, what=what, fix=fix))
     if plan.looks and plan.looks[-1] != len(seeds):
-        what = f"the last look is after {plan.looks[-1]} seeds, and [campaign] seeds has {len(seeds)}"
-        fix = f"end looks with {len(seeds)}, or list {plan.looks[-1]} seeds"
+        last = plan.looks[-1]
+        what = f"the last look is after {last} seeds, and [campaign] seeds has {len(seeds)}"
+        fix = f"end looks with {len(seeds)}, or list {last} seeds"
         raise ConfigError(Problem(code="plan.last-look", where="[campaign.plan] looks", what=what, fix=fix))
     content = plan.content() | {
         "baseline": baseline,

@@ -204,6 +204,9 @@ def test_unseen_prompts_are_forecast_as_seen_ones_and_evidence_fades():
     seen = frozenset(each.example_id for each in all_wrong)
     after = sampler.choose(PromptRequest(step=1, cursor=1, count=1, taken=seen))[0].chance
     assert after < before / 4
+    restored, coming = make_thompson(), PromptRequest(step=2, cursor=2, count=8)
+    restored.restore(json.loads(json.dumps(sampler.state())))
+    assert restored.choose(coming) == sampler.choose(coming) != make_thompson().choose(coming)
     # What was all wrong long ago is drawn again, though only the draws of its posterior bring it back.
     sampler = make_thompson(size=6, explore=0.0, decay=0.5)
     for step in range(4):

@@ -234,6 +234,8 @@ def test_the_anytime_test_agrees_with_its_description():
     assert AnytimeTest(diffs_N=diffs_N).p == pytest.approx(1 / max(evidence))
     assert running_evidence(np.full(7, 0.1))[-1] == pytest.approx(33.5, abs=0.05)
     assert [AnytimeTest(diffs_N=np.full(n, 3.0)).p <= 0.05 for n in (6, 7)] == [False, True]
+    test = AnytimeTest(diffs_N=1e6 ** np.arange(5))  # each dwarfs those before it: no p of five is less
+    assert test.p == pytest.approx(test.smallest_p)
     diffs_N = np.random.default_rng(2).normal(1.0, 1.0, 16)
     p_values = [AnytimeTest(diffs_N=diffs_N[:n]).p for n in range(1, 17)]
     assert p_values == sorted(p_values, reverse=True)
