@@ -1,21 +1,17 @@
 """Campaigns of the toy policy, written to a file and run as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import retrain
 from retrain.campaign import schedule, session
-from retrain.campaign.load import Campaign, load_campaign
+from retrain.campaign.load import load_campaign
 from retrain.campaign.looks import PlannedLooks
 from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
 from retrain.campaign.planned import plan_runs
@@ -23,43 +19,16 @@ from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import FollowUps, Schedule, Stops
 from retrain.campaign.session import run_campaign
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Plugins
 from tests.kit.campaigns import Finishes, conditions
 
 SOURCES = Path(retrain.__file__).parents[1]
 TWO = conditions("toy_raw+toy_flat", "grpo+toy_index")
 PLAYED = conditions("grpo+toy_flat", "toy_raw+toy_flat")
-BASE = """
-[backend]
-backend = "toy"
-devices = "cpu"
-
-[algorithm]
-uncertainty_kind = "toy_nll"
-
-[data]
-source = "toy"
-
-[reward]
-type = "toy"
-
-[training]
-batch_size = 3
-group_size = 4
-max_tokens = 6
-save_every = 1
-grace_s = 5.0
-
-[scoring]
-workers = 1
-
-[logging]
-log_dir = "out"
-"""
+BASE = Path(__file__).with_name("toys.toml").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def write(tmp_path: Path, toys: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def write(tmp_path, toys, tokenizer_folder, monkeypatch):
     """`write(campaign="seeds = [1]", conditions=TWO, more="")`: a file of toys, in the folder that is now current.
 
     `tables` are further keys of the base: `training="lr = 1.0"`.
@@ -68,9 +37,7 @@ def write(tmp_path: Path, toys: Path, tokenizer_folder: Path, monkeypatch: pytes
     path = os.pathsep.join([str(toys), str(SOURCES), *(p for p in sys.path if p.endswith("/src"))])
     monkeypatch.setenv("PYTHONPATH", path)
 
-    def make(
-        campaign: str = "seeds = [1, 2]\nmax_steps = 4", conditions: str = TWO, more: str = "", **tables: str
-    ) -> Path:
+    def make(campaign="seeds = [1, 2]\nmax_steps = 4", conditions=TWO, more="", **tables):
         base = BASE
         for table, keys in tables.items():
             base = base.replace(f"[{table}]\n", f"[{table}]\n{keys}\n")
@@ -82,32 +49,27 @@ def write(tmp_path: Path, toys: Path, tokenizer_folder: Path, monkeypatch: pytes
 
 
 @pytest.fixture
-def toy_plugins(toys: Path) -> Plugins:
+def toy_plugins(toys):
     """Everything installed, and the toys."""
     return load_plugins({})
 
 
 @pytest.fixture
-def load_text(write: Callable[..., Path], toy_plugins: Plugins) -> Callable[..., Campaign]:
+def load_text(write, toy_plugins):
     """`load_text(campaign, conditions, more, arguments=[...])`: the campaign, or its ConfigError."""
 
-    def load(*texts: str, arguments: tuple[str, ...] = (), **tables: str) -> Campaign:
-        return load_campaign([str(write(*texts, **tables)), *arguments], toy_plugins)
-
-    return load
+    return lambda *texts, arguments=(), **tables: load_campaign([str(write(*texts, **tables)), *arguments], toy_plugins)
 
 
 @pytest.fixture
-def scheduled(toy_plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Schedule]:
+def scheduled(toy_plugins, monkeypatch):
     """`scheduled(campaign, launcher)`: the schedule of its runs in `out`, continued if they were begun.
 
     `judge` takes the looks of its plan.
     """
     monkeypatch.setattr(schedule, "POLL_S", 0.0)
 
-    def build(
-        campaign: Campaign, launcher: Any, *, workers: int = 1, stops: Stops | None = None, judge: Any = None
-    ) -> Schedule:
+    def build(campaign, launcher, *, workers=1, stops=None, judge=None):
         folder = Path("out")
         folder.mkdir(exist_ok=True)
         runs = plan_runs(campaign, folder)
@@ -132,10 +94,10 @@ def scheduled(toy_plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 @pytest.fixture
-def start(write: Callable[..., Path]) -> Callable[..., subprocess.Popen[str]]:
+def start(write):
     """`start("c.toml", ...)`: `python -m retrain` in the current folder, in a session of its own."""
 
-    def call(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    def call(*arguments, **environ):
         return subprocess.Popen(
             [sys.executable, "-m", "retrain", *arguments],
             env={**os.environ, **environ},
@@ -149,10 +111,10 @@ def start(write: Callable[..., Path]) -> Callable[..., subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[int, str, str]]:
+def finish(start):
     """The same to its end: exit code, stdout, stderr."""
 
-    def call(*arguments: str, **environ: str) -> tuple[int, str, str]:
+    def call(*arguments, **environ):
         process = start(*arguments, **environ)
         out, err = process.communicate(timeout=280)
         return process.returncode, out, err
@@ -161,25 +123,18 @@ def finish(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[i
 
 
 @pytest.fixture
-def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def play(write, monkeypatch):
     """`play(campaign, conditions, arguments=(), logs=False, devices='devices = "cpu"')`: the runs that were started.
 
     With `logs`, the campaign has no log_dir of its own. `launcher` starts them. Further options are those of
     `run_campaign`.
     """
     monkeypatch.setattr(schedule, "POLL_S", 0.0)
-    loaded: list[Plugins] = []
+    loaded = []
 
     def call(
-        campaign: str,
-        conditions: str = PLAYED,
-        *,
-        arguments: tuple[str, ...] = (),
-        logs: bool = False,
-        devices: str = 'devices = "cpu"',
-        launcher: Any = None,
-        **options: Any,
-    ) -> list[str]:
+        campaign, conditions=PLAYED, *, arguments=(), logs=False, devices='devices = "cpu"', launcher=None, **options
+    ):
         launcher = launcher or Finishes()
         plugins = loaded[0] if loaded else load_plugins({})  # at the first campaign: tests install distributions
         loaded[:] = [plugins]
@@ -188,7 +143,6 @@ def play(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
         text = file.read_text().replace('devices = "cpu"', devices)
         file.write_text(text.replace('[logging]\nlog_dir = "out"\n', "") if logs else text)
         run_campaign(load_campaign([str(file), *arguments], plugins), plugins, **options)
-        started: list[str] = launcher.started
-        return started
+        return launcher.started
 
     return call

@@ -1,19 +1,14 @@
 """A campaign from file, environment and command line; all its problems at once."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retrain.campaign.load import Campaign, controls_of, warnings_of
+from retrain.campaign.load import controls_of, warnings_of
 from retrain.campaign.planned import config_text, plan_runs, run_config
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.registry import Plugins
 from retrain.run.configure import load_checked
 from tests.kit.campaigns import conditions
 from tests.kit.problems import codes_in
@@ -28,7 +23,6 @@ conditions = [
   { advantage_mode = "grpo", transform_mode = "toy_flat" },
 ]
 """
-Load = Callable[..., Campaign]
 SEEDS = "seeds = [1, 2]\n"
 FEW = "no verdict is possible. 2 seeds: smallest possible p 0.5; plan at least 6"
 
@@ -44,26 +38,27 @@ FEW = "no verdict is possible. 2 seeds: smallest possible p 0.5; plan at least 6
         ("max_steps = 7", "", ("--campaign-max-steps", "4"), 4),
     ],
 )
-def test_where_the_number_of_steps_comes_from(
-    load_text: Load, own: str, base: str, arguments: Any, wanted: int
-) -> None:
+def test_where_the_number_of_steps_comes_from(load_text, own, base, arguments, wanted):
     campaign = load_text(SEEDS + own, f"{TWO}max_steps = 11", training=base, arguments=arguments)
     assert campaign.max_steps == wanted
     assert [campaign.steps_of(condition) for condition in campaign.conditions] == [wanted, 11]
 
 
-def test_overrides_reach_every_condition_that_does_not_set_the_key(load_text: Load) -> None:
+def test_overrides_reach_every_condition_and_controls_are_conditions(load_text):
     campaign = load_text(SEEDS, f"{TWO}lr = 0.5", arguments=("--lr", "0.25", "--data-opt", "count=7"))
     assert [condition.config.training.lr for condition in campaign.conditions] == [0.25, 0.5]
     assert [condition.config.data.options for condition in campaign.conditions] == [{"count": 7}] * 2
+    campaign = load_text(f'{SEEDS}controls = ["random_reward", "no_update"]\n', f"{TWO}lr = 0.5")
+    label = "grpo+toy_index~lr=0.5"
+    assert campaign.labels == ["toy_raw+toy_flat", label, f"{label}+random_reward", f"{label}+no_update"]
+    found = [(each.config.training.control, each.config.training.lr) for each in campaign.conditions][1:]
+    assert found == [("", 0.5), ("random_reward", 0.5), ("no_update", 0.5)]
+    assert campaign.num_runs == 8
+    assert controls_of(campaign) == {"random_reward": 2, "no_update": 2}
+    assert list(campaign.content()["conditions"]) == campaign.labels
 
 
-def test_without_conditions_there_are_the_five(load_text: Load) -> None:
-    labels = load_text(SEEDS, "").labels
-    assert labels == ["grpo+none", "maxrl+none", "maxrl+gtpo", "maxrl+gtpo_hicra", "maxrl+gtpo_sepa"]
-
-
-def test_every_problem_at_once_with_its_place(load_text: Load) -> None:
+def test_every_problem_at_once_with_its_place(load_text):
     given = TWO + 'transform_params = 3\nlrr = 1.0\nbatch_size = 0\nreward_type = "mtch"\n'
     with pytest.raises(ConfigError) as caught:
         load_text('seeds = [1, 1]\nlauncher = "subproces"\nretrys = 1', given, "[traning]\nlr = 1.0\n")
@@ -112,14 +107,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("campaign", "given", "algorithm", "flags", "wanted"), [*REFUSED, *first_or_long(OTHERS)])
-def test_what_is_refused(load_text: Load, campaign: str, given: str, algorithm: str, flags: str, wanted: str) -> None:
+def test_what_is_refused(load_text, campaign, given, algorithm, flags, wanted):
     seeds = "" if "seeds" in campaign else SEEDS
     with pytest.raises(ConfigError) as caught:
         load_text(f"{seeds}{campaign}\n", given, algorithm=algorithm, arguments=tuple(flags.split()))
     assert wanted in (codes_in(caught) if "." in wanted else str(caught.value))
 
 
-def test_a_condition_may_name_only_a_recipe(load_text: Load) -> None:
+def test_a_condition_may_name_only_a_recipe(load_text):
     campaign = load_text(SEEDS, RECIPES)
     wanted = ["dapo", "cispo~lr=0.5,surprisal_mask_rho=0.2", "dapo~clip_eps=0.1", "grpo+toy_flat"]
     assert campaign.labels == wanted
@@ -134,7 +129,7 @@ def test_a_condition_may_name_only_a_recipe(load_text: Load) -> None:
 
 
 @pytest.mark.long
-def test_the_run_of_a_recipe_has_its_values_and_label(load_text: Load, toy_plugins: Plugins, tmp_path: Path) -> None:
+def test_the_run_of_a_recipe_has_its_values_and_label(load_text, toy_plugins, tmp_path):
     campaign = load_text(SEEDS, RECIPES)
     for run in plan_runs(campaign, tmp_path):
         file = tmp_path / "run.toml"
@@ -145,9 +140,7 @@ def test_the_run_of_a_recipe_has_its_values_and_label(load_text: Load, toy_plugi
         assert checked.flow.condition.startswith(algorithm.recipe or "grpo+toy_flat")
 
 
-def test_explain_shows_the_shape_and_the_values_of_recipes(
-    write: Callable[..., Path], command: Callable[..., Any]
-) -> None:
+def test_explain_shows_the_shape_and_the_values_of_recipes(write, command):
     given = RECIPES.replace('recipe = "dapo" }', 'recipe = "dapo", max_steps = 9 }')
     result = command("explain", str(write(SEEDS + "max_steps = 4", given)), "--json", "--lr", "0.25")
     assert (result.code, result.err) == (0, "")
@@ -169,7 +162,7 @@ def test_explain_shows_the_shape_and_the_values_of_recipes(
 
 
 @pytest.mark.long
-def test_what_may_surprise_is_told(load_text: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_surprise_is_told(load_text, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     parallel = ("--campaign-parallel", "true")
     assert warnings_of(load_text(SEEDS)) == [FEW]
@@ -186,9 +179,7 @@ def test_what_may_surprise_is_told(load_text: Load, monkeypatch: pytest.MonkeyPa
     assert warnings_of(load_text(SEEDS, arguments=(*parallel, "--campaign-max-workers", "2"))) == [FEW]
 
 
-def test_the_command_wants_a_campaign_and_its_part_of_retrain(
-    write: Callable[..., Path], command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_wants_a_campaign_and_its_part_of_retrain(write, command, monkeypatch):
     file = write()
     Path("plain.toml").write_text("[training]\nlr = 1.0\n")
     result = command("campaign", "plain.toml")
@@ -199,14 +190,3 @@ def test_the_command_wants_a_campaign_and_its_part_of_retrain(
     assert "[campaign]: unknown table" in result.err
     assert "reinstall retrain-core" in result.err
     assert not Path("out").exists()
-
-
-def test_controls_are_conditions_next_to_those_that_are_compared_with_the_baseline(load_text: Load) -> None:
-    campaign = load_text(f'{SEEDS}controls = ["random_reward", "no_update"]\n', f"{TWO}lr = 0.5")
-    label = "grpo+toy_index~lr=0.5"
-    assert campaign.labels == ["toy_raw+toy_flat", label, f"{label}+random_reward", f"{label}+no_update"]
-    found = [(each.config.training.control, each.config.training.lr) for each in campaign.conditions][1:]
-    assert found == [("", 0.5), ("random_reward", 0.5), ("no_update", 0.5)]
-    assert campaign.num_runs == 8
-    assert controls_of(campaign) == {"random_reward": 2, "no_update": 2}
-    assert list(campaign.content()["conditions"]) == campaign.labels

@@ -1,20 +1,16 @@
 """Launcher `subprocess`: real processes."""
 
-from __future__ import annotations
-
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from retrain.api import Job
-from retrain.campaign.processes import DevicePool, ProcessJob, ProcessLauncher
+from retrain.campaign.processes import DevicePool, ProcessLauncher
 from retrain.kernel.errors import BackendError
 from tests.kit.problems import codes_in
 
@@ -33,30 +29,28 @@ SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Callable[..., Job]:
+def job(tmp_path):
     """`job("print(1)", num_gpus=1)`: a Python program as a job."""
 
-    def make(program: str, **more: int) -> Job:
+    def make(program, **more):
         argv = (sys.executable, "-c", program)
         return Job(name="a", argv=argv, environ={"X": "1"}, cwd=tmp_path, folder=tmp_path, **more)
 
     return make
 
 
-def ended(process: ProcessJob) -> int:
+def ended(process):
     while (code := process.poll()) is None:
         time.sleep(0.01)
     return code
 
 
-def wait_for_text(file: Path, text: str = "up") -> None:
+def wait_for_text(file, text="up"):
     while not file.exists() or text not in file.read_text():
         time.sleep(0.01)
 
 
-def test_output_code_environment_and_devices(
-    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_code_environment_and_devices(job, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     launcher = ProcessLauncher(DevicePool(["gpu:0", "gpu:1"], {}))
@@ -71,27 +65,12 @@ def test_output_code_environment_and_devices(
     assert (tmp_path / "stdout.log").read_text().splitlines()[-1] == "0 7 1"  # both are free again; appended
 
 
-def test_a_stop_is_a_sigterm(job: Callable[..., Job], tmp_path: Path) -> None:
-    process = ProcessLauncher(DevicePool([])).start(job(SLEEPS))
-    wait_for_text(tmp_path / "stdout.log")
-    assert process.poll() is None
-    assert process.pid is not None
-    assert os.getpgid(process.pid) == process.pid  # Ctrl-C in a terminal does not reach it by itself
-    process.stop()
-    assert ended(process) == -signal.SIGTERM
-    process.stop()
-    process.kill()
-
-
-def test_what_cannot_be_started_is_told_and_gives_its_devices_back(job: Callable[..., Job]) -> None:
+def test_runs_get_the_least_used_devices_and_give_them_back(job):
     pool = DevicePool(["gpu:0", "gpu:1"], {})
     with pytest.raises(BackendError, match="a cannot be started: No such file") as caught:
         ProcessLauncher(pool).start(replace(job("1"), cwd=Path("/nowhere"), num_gpus=1))
     assert codes_in(caught) == ["campaign.cannot-start"]
     assert pool.take(1) == ["0"]
-
-
-def test_each_run_gets_the_least_used_of_the_devices_that_are_visible() -> None:
     pool = DevicePool(["gpu:0", "gpu:1", "gpu:5"], {})
     first, second = pool.take(1), pool.take(1)
     assert (first, second, pool.take(2)) == (["0"], ["1"], ["0", "5"])
@@ -103,7 +82,7 @@ def test_each_run_gets_the_least_used_of_the_devices_that_are_visible() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
-def test_a_run_is_asked_to_stop_when_its_runner_is_killed(tmp_path: Path) -> None:
+def test_a_run_is_asked_to_stop_when_its_runner_is_killed(tmp_path):
     program = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('asked'))\n"
     program += "print('up', flush=True)\ntime.sleep(600)"
     runner = subprocess.Popen(

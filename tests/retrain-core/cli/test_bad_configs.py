@@ -27,8 +27,8 @@ class Bad:
 
     name: str
     places: Sequence[str]
+    codes: Sequence[str]
     names: Sequence[str] = ()
-    codes: Sequence[str] = ()
     text: str = ""
     argv: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
@@ -62,14 +62,14 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], 
     return write
 
 
-def judge(code: int, out: str, err: str, places: Sequence[str], codes: Sequence[str] = ()) -> None:
+def judge(code: int, out: str, err: str, places: Sequence[str], codes: Sequence[str]) -> None:
     """The requirements on every message: a problem for each place, with code and fix, whatever the sentences."""
     assert (code, "Traceback" in out + err) == (2, False), out + err
     head, _, text = err.partition("\n")
     assert head in ("retrain: config error", "retrain: plugin error", "retrain: resume error")
     assert all(place in text for place in places), text
     assert "fix: " in text
-    assert list(codes) in ([], codes_in(text)), text
+    assert codes_in(text) == list(codes), text
     assert len(text) < 2500
 
 
@@ -102,52 +102,63 @@ def test_the_same_through_the_script_and_explain(
     assert (explained.code, explained.out, explained.err) == (2, "", done.stderr)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    first_or_long(
-        [
-            {"config.json": "[]"},
-            {"config.json": '{"model_type": "no_such_architecture"}'},
-            {"model.safetensors": "not safetensors"},
-            {"tokenizer.json": "{"},
-        ]
-    ),
-)
+DAMAGES = [
+    ("config.json", "{", "model.no-tokenizer"),
+    ("config.json", "[]", "model.no-tokenizer"),
+    ("config.json", '{"model_type": "no_such_architecture"}', "model.not-loadable"),
+    ("model.safetensors", None, "model.no-safetensors"),
+    ("model.safetensors", "not safetensors", "model.not-loadable"),
+    ("tokenizer.json", "{", "model.no-tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "code"), first_or_long(DAMAGES))
 def test_a_damaged_model_folder_is_refused(
-    damage: dict[str, str | None], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, content: str | None, code: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with resources.as_file(resources.files("retrain_local") / "tiny") as folder:
         shutil.copytree(folder, tmp_path / "model")
-    for name, content in damage.items():
-        (tmp_path / "model" / name).unlink()
-        if content is not None:
-            (tmp_path / "model" / name).write_text(content)
+    (tmp_path / "model" / name).unlink()
+    if content is not None:
+        (tmp_path / "model" / name).write_text(content)
     result = command("--model", "./model", "--data-source", "arithmetic", "--devices", "cpu")
-    judge(result.code, "", result.err, ["--model [model] model"])
+    judge(result.code, "", result.err, ["--model [model] model"], [code])
 
 
 @pytest.mark.parametrize("uncertainty", ["shannon_entropy", "toy_entropy"])
 def test_entropies_that_a_backend_cannot_give_are_refused(uncertainty: str, toys: Path, command: Command) -> None:
     result = command("--backend", "toy", "--uncertainty-kind", uncertainty)
-    judge(result.code, result.out, result.err, ["--uncertainty-kind [algorithm]", uncertainty])
+    judge(
+        result.code, result.out, result.err, ["--uncertainty-kind [algorithm]", uncertainty], ["backend.no-entropies"]
+    )
+
+
+LAZY = "'lazy', summary='s', factory='m:f', params='no_such:Options'"
+TWICE = "'match', summary='s', factory=lambda c: None"
+OWNERS = ["lazy-dist 1.0", "retrain-rewards", "RETRAIN_BLOCK="]
 
 
 @pytest.mark.parametrize(
-    ("hook", "spec", "places"),
+    ("hook", "spec", "arguments", "places", "code"),
     [
-        ("backends", "'lazy', summary='s', factory='m:f', params='no_such:Options'", ["lazy-dist"]),
-        ("rewards", "'match', summary='s', factory=len", ["lazy-dist 1.0", "retrain-rewards", "RETRAIN_BLOCK="]),
+        pytest.param("backends", LAZY, ("--backend", "lazy"), ["lazy-dist"], "plugin.broken-params", id="parameters"),
+        pytest.param("rewards", TWICE, ("--max-steps", "3"), OWNERS, "plugin.provided-twice", id="two-owners"),
     ],
-    ids=["parameters-that-cannot-be-imported", "two-owners"],
 )
 def test_a_part_that_a_plugin_breaks_is_refused_with_the_plugin(
-    hook: str, spec: str, places: Sequence[str], distribution: Callable[..., Path], command: Command
+    hook: str,
+    spec: str,
+    arguments: Sequence[str],
+    places: Sequence[str],
+    code: str,
+    distribution: Callable[..., Path],
+    command: Command,
 ) -> None:
     source = f"from retrain.api import PluginSpec, hookimpl\n@hookimpl\ndef retrain_register_{hook}(register):\n"
     distribution("lazy-dist", {"lazy_dist": f"{source}    register(PluginSpec(name={spec}))\n"})
-    result = command(*(("--backend", "lazy") if hook == "backends" else ("--max-steps", "3")))
-    judge(result.code, result.out, result.err, places)
+    result = command(*arguments)
+    judge(result.code, result.out, result.err, places, [code])
 
 
 def test_of_a_distribution_that_is_left_out_all_problems_have_the_one_fix(
@@ -157,9 +168,10 @@ def test_of_a_distribution_that_is_left_out_all_problems_have_the_one_fix(
     text = "[algorithm]\nadvantage_mode = 'grpo'\n[sepa]\nsteps = 3\n[logging]\nstrategic_grams = ['so']\n"
     (tmp_path / "retrain.toml").write_text(text)
     result = command()
-    places = ["retrain.toml:3 [sepa]", "retrain.toml:6 [logging] strategic_grams"]
-    places += [f"[algorithm] {key}_mode" for key in ("advantage", "transform")]
-    judge(result.code, result.out, result.err, [*places, "[algorithm] uncertainty_kind (default)", "RETRAIN_BLOCK"])
+    places = ["retrain.toml:3 [sepa]", "retrain.toml:6 [logging] strategic_grams", "RETRAIN_BLOCK"]
+    places += ["[algorithm] advantage_mode", "[algorithm] transform_mode", "[algorithm] uncertainty_kind (default)"]
+    codes = ["config.unknown-table", "config.unknown-key", *["plugin.missing"] * 3]
+    judge(result.code, result.out, result.err, places, codes)
     assert result.err.count("fix: ") == 1
 
 

@@ -1,26 +1,17 @@
 """Sampling while training, one step ahead or several: which policy samples a step, its line, errors, and stops."""
 
-from __future__ import annotations
-
-import importlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from retrain.kernel.errors import BackendError, NonFiniteError, OutOfMemoryError, Problem
 from tests.kit.overlapped import GENERATIONS, lines, outcome, steps
 from tests.kit.shared import first_or_long, slow_or_long
 
-Command = Callable[..., Any]
-Run = Callable[..., Any]
 STEPS, TIMEOUT_S = 7, 30
 NO_EVAL = ("--eval-examples", "0")
 EVALUATED = ("--eval-examples", "3", "--eval-every", "2")
@@ -28,13 +19,13 @@ AHEAD_AND_HALF = slow_or_long([(most, half) for most in (1, 2) for half in (0, 1
 
 
 @pytest.fixture
-def run_ahead(run_overlapped: Run) -> Run:
+def run_ahead(run_overlapped):
     """`run_ahead(2, "--seed", "2")`: a short run that samples up to two steps ahead; returns the command's result.
 
     One step ahead is the toy that overlaps by itself, any other number the toy that samples into a buffer.
     """
 
-    def run(most: int, *arguments: str) -> Any:
+    def run(most, *arguments):
         buffered = ("--backend", "toy_buffered", "--max-staleness", str(most)) if most != 1 else ()
         return run_overlapped(*buffered, "--max-steps", str(STEPS), *(arguments or NO_EVAL))
 
@@ -42,7 +33,7 @@ def run_ahead(run_overlapped: Run) -> Run:
 
 
 @pytest.mark.parametrize("most", first_or_long([2, 3, 8, 1, 0]))
-def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead: Run, tmp_path: Path, most: int) -> None:
+def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead, tmp_path, most):
     result = run_ahead(most)
     assert (result.code, result.err.count("error")) == (0, 0), result.err
     generations, found = lines(tmp_path / "logs/train", GENERATIONS), steps(tmp_path / "logs/train")
@@ -56,13 +47,11 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(run_ahead: Run,
         assert [line["staleness_mean"] for line in found] == [min(step, most) for step in range(STEPS)]
 
 
-def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(
-    run_ahead: Run, disturbed: Any, tmp_path: Path
-) -> None:
+def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(run_ahead, disturbed, tmp_path):
     meeting, threads = threading.Barrier(2, timeout=TIMEOUT_S), set()
 
-    def meet(half: str) -> Callable[..., None]:
-        def here(backend: Any, what: Any) -> None:
+    def meet(half):
+        def here(backend, what):
             is_first = half == "sample" and backend.trained == 0 and (half, True) not in threads
             threads.add((half, threading.current_thread() is threading.main_thread()))
             is_last = half == "train" and what.step == STEPS - 1
@@ -84,23 +73,11 @@ def test_both_halves_work_at_once_and_sampling_stays_in_the_main_thread(
         assert line["sampler_idle_time_s"] == pytest.approx(line["step_time_s"] - line["sample_time_s"])
 
 
-@pytest.mark.parametrize(("most", "seed"), first_or_long([(1, 0), (2, 0), (3, 1), (5, 2), (2, 3)]))
-def test_speeds_change_nothing(run_ahead: Run, disturbed: Any, tmp_path: Path, most: int, seed: int) -> None:
-    """Delays of each half drawn at random: the same completions, versions, metrics and policy as without any."""
-    delays = np.random.default_rng(seed)
-    assert run_ahead(most, "--log-dir", "plain", *EVALUATED).code == 0
-    for half in ("train", "sample"):
-        setattr(disturbed, half, lambda backend, what: time.sleep(delays.choice([0.0, 0.0, 0.01, 0.04])))
-    assert run_ahead(most, "--log-dir", "slow", *EVALUATED).code == 0
-    assert outcome(tmp_path / "slow") == outcome(tmp_path / "plain")
-    assert np.abs(json.loads((tmp_path / "slow/adapter/final/logits.json").read_text())).max() > 0.0
-
-
-def test_a_slow_batch_of_sampling_is_absorbed_by_those_in_stock(run_ahead: Run, disturbed: Any, tmp_path: Path) -> None:
+def test_a_slow_batch_of_sampling_is_absorbed_by_those_in_stock(run_ahead, disturbed, tmp_path):
     """Step 4 is being sampled until step 3 is trained: the trainer continues with earlier samples."""
     trained, drawn = threading.Event(), []
 
-    def sample(backend: Any, requests: Any) -> None:
+    def sample(backend, requests):
         drawn.append(len(drawn))
         if drawn[-1] == 4:
             assert trained.wait(TIMEOUT_S)
@@ -112,28 +89,15 @@ def test_a_slow_batch_of_sampling_is_absorbed_by_those_in_stock(run_ahead: Run, 
     assert [line["step"] for line in steps(tmp_path / "logs/train")] == list(range(STEPS))
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_an_evaluation_sees_the_policy_after_the_step_that_it_names(run_ahead: Run, disturbed: Any, most: int) -> None:
-    seen = []
-
-    def watch(backend: Any, requests: Any) -> None:
-        if len(requests) == 3:
-            seen.append((backend.sampler.version, threading.current_thread() is threading.main_thread()))
-
-    disturbed.sample = watch
-    assert run_ahead(most, *EVALUATED).code == 0
-    assert seen == [(version, True) for version in (0, 2, 4, 6, 7)]
-
-
-def fail(disturbed: Any, half: int, step: int, error: Exception) -> None:
+def fail(disturbed, half, step, error):
     """Raise while a step trains (0), or while it is sampled (1)."""
     drawn = []
 
-    def train(backend: Any, batch: Any) -> None:
+    def train(backend, batch):
         if batch.step == step:
             raise error
 
-    def sample(backend: Any, requests: Any) -> None:
+    def sample(backend, requests):
         drawn.append(len(drawn))
         if drawn[-1] == step:
             raise error
@@ -142,9 +106,7 @@ def fail(disturbed: Any, half: int, step: int, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(("most", "half"), AHEAD_AND_HALF)
-def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(
-    run_ahead: Run, disturbed: Any, tmp_path: Path, most: int, half: int
-) -> None:
+def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(run_ahead, disturbed, tmp_path, most, half):
     fail(disturbed, half, 3, BackendError(Problem(what="the device is gone", fix="put it back")))
     result = run_ahead(most)
     assert (result.code, result.err.count("the device is gone")) == (1, 1)
@@ -155,8 +117,8 @@ def test_an_error_ends_the_run_at_its_own_step_and_is_reported_once(
 
 @pytest.mark.parametrize(("most", "half"), AHEAD_AND_HALF)
 def test_a_number_that_is_not_finite_rejects_its_own_step_which_changes_nothing(
-    run_ahead: Run, disturbed: Any, tmp_path: Path, most: int, half: int
-) -> None:
+    run_ahead, disturbed, tmp_path, most, half
+):
     fail(disturbed, half, 2, NonFiniteError(Problem(what="the loss is nan", fix="lower lr")))
     assert run_ahead(most).code == 0
     found = steps(tmp_path / "logs/train")
@@ -165,28 +127,12 @@ def test_a_number_that_is_not_finite_rejects_its_own_step_which_changes_nothing(
     assert [line.get("staleness_max") for line in found] == [0, 1, (most, None)[half], *after]
 
 
-@pytest.mark.parametrize("most", first_or_long([1, 2]))
-def test_steps_without_informative_groups_make_no_samples_stale(run_ahead: Run, tmp_path: Path, most: int) -> None:
-    assert run_ahead(most, *NO_EVAL, "--reward-type", "toy_never").code == 0
-    found = steps(tmp_path / "logs/train")
-    assert [(line["step"], line["staleness_max"]) for line in found] == [(step, 0) for step in range(STEPS)]
-    assert most > 1 or all(line["sample_time_s"] > 0.0 for line in found), "sampled in turn"
-
-
-def test_a_backend_that_takes_turns_is_unaffected_by_overlap(run_overlapped: Run, tmp_path: Path) -> None:
-    assert run_overlapped(*NO_EVAL, "--backend", "toy").code == 0
-    fields = {name for line in steps(tmp_path / "logs/train") for name in line}
-    assert not {name for name in fields if "stale" in name or "idle" in name or "overlap" in name}
-
-
 @pytest.mark.parametrize("half", ["train", "sample"])
-def test_out_of_memory_in_either_half_passes_over_no_prompt(
-    run_overlapped: Run, disturbed: Any, tmp_path: Path, half: str
-) -> None:
+def test_out_of_memory_in_either_half_passes_over_no_prompt(run_overlapped, disturbed, tmp_path, half):
     """A step that does not fit is sampled again with fewer prompts, and what was sampled after it is discarded."""
     failed = []
 
-    def once(backend: Any, what: Any) -> None:
+    def once(backend, what):
         size = len(what) if half == "sample" else len(what.rows) // 8
         if not failed and backend.trained and size > 1:
             failed.append(size)
@@ -209,14 +155,12 @@ STOPS = [(most, *place) for most in (2, 1) for place in (("sample", 1), ("train"
 
 
 @pytest.mark.parametrize(("most", "half", "step"), slow_or_long(STOPS, (2, "train", 3)))
-def test_a_stop_in_mid_flight_can_be_resumed_to_the_same_run(
-    run_ahead: Run, command: Command, disturbed: Any, tmp_path: Path, most: int, half: str, step: int
-) -> None:
+def test_a_stop_in_mid_flight_can_be_resumed_to_the_same_run(run_ahead, command, disturbed, tmp_path, most, half, step):
     """An update that is still under way when the run stops is not part of its checkpoint."""
     assert run_ahead(most, "--log-dir", "never", *EVALUATED).code == 0
-    drawn: list[int] = []
+    drawn = []
 
-    def stop(backend: Any, what: Any) -> None:
+    def stop(backend, what):
         drawn.append(len(what.rows) if half == "train" else len(what))
         if (what.step if half == "train" else drawn.count(4) - 1) == step:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -233,29 +177,13 @@ def test_a_stop_in_mid_flight_can_be_resumed_to_the_same_run(
 
 @pytest.mark.long
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_run_that_is_extended_is_the_longer_run(run_ahead: Run, command: Command, tmp_path: Path, most: int) -> None:
+def test_a_run_that_is_extended_is_the_longer_run(run_ahead, command, tmp_path, most):
     assert run_ahead(most, "--log-dir", "never", *NO_EVAL).code == 0
     assert run_ahead(most, "--log-dir", "longer", *NO_EVAL, "--max-steps", "4").code == 0
     state = json.loads((tmp_path / "longer/adapter/final/checkpoint.json").read_text())
     assert state["progress"]["versions"] == list(range(4 - most, 4))  # policies of the steps to come
     assert command("--resume", "longer", "--max-steps", str(STEPS)).code == 0
     assert outcome(tmp_path / "longer") == outcome(tmp_path / "never")
-
-
-def test_phases_come_only_from_the_thread_of_the_run(
-    run_ahead: Run, distribution: Callable[..., Path], tmp_path: Path
-) -> None:
-    watcher = (
-        "from threading import current_thread\nfrom retrain.api import Watcher, hookimpl\nSEEN = []\n\n"
-        "class Phases(Watcher):\n    def phase(self, step, phase):\n"
-        "        SEEN.append((current_thread().name, phase))\n"
-        "\n@hookimpl\ndef retrain_watch_run(context):\n    return Phases()\n"
-    )
-    distribution("retrain-phases", {"phases": watcher})
-    assert run_ahead(2).code == 0
-    seen = importlib.import_module("phases").SEEN
-    assert {thread for thread, _ in seen} == {threading.main_thread().name}
-    assert [phase for _, phase in seen].count("training") == STEPS
 
 
 @pytest.mark.parametrize(
@@ -266,14 +194,27 @@ def test_phases_come_only_from_the_thread_of_the_run(
         ("toy_buffered", "2", ("--bp-enabled", "true"), "does not go with back pressure"),
     ],
 )
-def test_more_than_a_backend_can_do_is_refused_by_name(
-    run_overlapped: Run, backend: str, most: str, more: tuple[str, ...], told: str
-) -> None:
+def test_more_than_a_backend_can_do_is_refused_by_name(run_overlapped, backend, most, more, told):
     result = run_overlapped("--backend", backend, "--max-staleness", most, *more)
     assert result.code == 2
     assert told in result.err
 
 
-def test_explain_says_what_corrects(disturbed: Any, command: Command, tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text("[training]\nmax_staleness = 2\n[backend]\nbackend = 'toy_buffered'\n")
-    assert "nothing bounds it: set [algorithm] is_bounds" in command("explain", "a.toml").out.replace("\n", " ")
+@pytest.mark.long
+def test_episodes_overlap_training_too(run_overlapped, command, disturbed, tmp_path):
+    turns = ("--environment-provider", "toy_turns", "--eval-examples", "2", "--eval-every", "2")
+    assert run_overlapped("--log-dir", "never", *turns).code == 0
+    assert [line["staleness_max"] for line in steps(tmp_path / "never")] == [0, 1, 1, 1, 1]
+    asked = []
+
+    def stop(backend, requests):
+        if backend.sampler.version == 2:
+            asked.append(len(requests))
+            if len(asked) == 2:  # in the middle of the episodes
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    disturbed.sample = stop
+    assert run_overlapped("--log-dir", "stopped", *turns).code == 75
+    disturbed.sample = lambda backend, what: None
+    assert command("--resume", "stopped").code == 0
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "never")

@@ -1,11 +1,5 @@
 """Shapers: what changes rewards between scoring and credit, and what stays raw."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from retrain.kernel.errors import PluginError
@@ -13,8 +7,6 @@ from retrain.kernel.progress import merge_fields
 from retrain.kernel.types import GroupStatus, Score, group_status, num_correct, verdicts
 from retrain.run.assemble import NamedShaper
 from tests.kit.overlapped import GENERATIONS, lines, steps
-
-Command = Callable[..., Any]
 
 SHAPERS = """
 from retrain.api import Score, hookimpl
@@ -36,9 +28,7 @@ def retrain_shape_rewards(context, backend):
 """
 
 
-def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(
-    command: Command, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
-) -> None:
+def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(command, distribution, toy_arguments, tmp_path):
     plain = [*toy_arguments, "--max-steps", "2", "--save-every", "0", "--batch-size", "6", "--group-size", "8"]
     assert command(*plain, "--log-dir", "plain").code == 0
     distribution("retrain-shaping", {"shaping": SHAPERS})
@@ -65,13 +55,13 @@ def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(
         ("return groups, {'x': [1.0]}", r"metric 'x' of shaper shaping\.Shaper is list"),
     ],
 )
-def test_what_a_shaper_does_wrong_is_reported_with_its_name(body: str, told: str, make_group: Any) -> None:
-    made: dict[str, Any] = {"__name__": "shaping"}
+def test_what_a_shaper_does_wrong_is_reported_with_its_name(body, told, make_group):
+    made = {"__name__": "shaping"}
     source = f"class Shaper:\n    def shape(self, step, groups):\n        {body}\n"
     exec(compile(source, "/plugins/shaping.py", "exec"), made)
     named = NamedShaper(made["Shaper"]())
 
-    def merged() -> None:
+    def merged():
         _, fields = named.shape(3, (make_group(1.0, 0.0), make_group(0.0, 0.0)))
         merge_fields({"loss": 0.5}, merge_fields({}, fields, source=str(named)), source="a shaper")
 
@@ -90,9 +80,7 @@ def test_what_a_shaper_does_wrong_is_reported_with_its_name(body: str, told: str
         ([1.0, None, 0.0], [0.5, None, 0.5], GroupStatus.INFORMATIVE),
     ],
 )
-def test_what_a_shaped_group_teaches_is_decided_on_the_raw_scores_of_what_is_left(
-    make_group: Any, raw: list[float | None], shaped: list[float | None], status: GroupStatus
-) -> None:
+def test_what_a_shaped_group_teaches_is_decided_on_the_raw_scores_of_what_is_left(make_group, raw, shaped, status):
     group = make_group(*raw)
     once = group.shaped([Score.no_verdict("left out") if v is None else Score.of(v) for v in shaped])
     twice = once.shaped(once.scores)

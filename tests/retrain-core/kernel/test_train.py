@@ -1,30 +1,23 @@
 """The whole loop on the toy policy: records, order, resumable state, plugins' own fields; no heavy library."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from retrain.kernel.run import BEFORE_TRAINING
 from tests.kit.overlapped import outcome
-
-Command = Callable[..., Any]
-Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(command: Command, toy_arguments: list[str], tmp_path: Path) -> Run:
+def run(command, toy_arguments, tmp_path):
     """`run("--lr", "1")`: a short run of the toys; returns the command's result."""
     base = [*toy_arguments, "--max-steps", "4", "--save-every", "2"]
     return lambda *arguments: command(*base, *arguments)
 
 
-def lines(file: Path) -> list[dict[str, Any]]:
+def lines(file):
     """Records of a JSONL file; NaN is refused."""
     return [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in file.read_text().splitlines()]
 
@@ -40,7 +33,7 @@ class Reward:
 """
 
 
-def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_path: Path) -> None:
+def test_graded_rewards_their_parts_and_the_threshold_of_correct(run, tmp_path):
     (tmp_path / "graded.py").write_text(GRADED, encoding="utf-8")
     weights = 'reward.weights={"graded.Reward": 1.0, "toy": 0.5}'
     rewards = ["--reward-type", "match", "--set", weights, "--scoring-audit", "warn"]
@@ -67,7 +60,7 @@ def test_graded_rewards_their_parts_and_the_threshold_of_correct(run: Run, tmp_p
     assert [line["eval_correct_rate"] for line in half] != [line["eval_correct_rate"] for line in low]
 
 
-def test_a_run_leaves_its_records(run: Run, tmp_path: Path) -> None:
+def test_a_run_leaves_its_records(run, tmp_path):
     result = run("--eval-examples", "3", "--eval-samples", "2")
     assert (result.code, result.err) == (0, "")
     folder = tmp_path / "logs" / "train"
@@ -91,13 +84,13 @@ def test_a_run_leaves_its_records(run: Run, tmp_path: Path) -> None:
     assert (state["step"], state["example_idx"], state["checkpoint_name"]) == (3, 8, "final")
 
 
-def test_held_out_examples_are_never_trained_on(run: Run, tmp_path: Path) -> None:
+def test_held_out_examples_are_never_trained_on(run, tmp_path):
     run("--eval-examples", "4", "--max-steps", "8")
     trained = {r["example_id"] for r in lines(tmp_path / "logs/train/emergence/generations.jsonl")}
     assert len(trained) == 12 - 4
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not(run: Run, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_does_not(run, tmp_path):
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         assert run("--seed", seed, "--max-steps", "2", "--log-dir", name).code == 0
     a, b, c = (outcome(tmp_path / name) for name in "abc")
@@ -105,26 +98,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(run: Run, tmp_pat
     assert all(part != other for part, other in zip((a[0], a[-1]), (c[0], c[-1]), strict=True))
 
 
-@pytest.mark.long
-def test_completions_do_not_depend_on_the_batch_size(run: Run, tmp_path: Path) -> None:
-    def completions(name: str, *arguments: str) -> dict[tuple[str, int], str]:
-        run("--backend-opt", "step_size=0.0", "--log-dir", name, *arguments)
-        records = lines(tmp_path / name / "emergence/generations.jsonl")
-        return {(record["example_id"], record["index"]): record["completion"] for record in records}
-
-    wide = completions("wide", "--batch-size", "6", "--max-steps", "2")
-    assert len(wide) == 48
-    assert wide == completions("narrow", "--batch-size", "3", "--max-steps", "4")
-
-
-def test_a_second_run_moves_the_first_aside(run: Run, tmp_path: Path) -> None:
-    run("--max-steps", "1")
-    run("--max-steps", "2")
-    assert len(lines(tmp_path / "logs/train.1/metrics.jsonl")) == 1
-    assert len(lines(tmp_path / "logs/train/metrics.jsonl")) == 2
-
-
-def test_a_broken_verifier_stops_the_run_and_is_reported_cleanly(run: Run, tmp_path: Path) -> None:
+def test_a_broken_verifier_stops_the_run_and_is_reported_cleanly(run, tmp_path):
     result = run("--reward-type", "toy_broken", "--scoring-audit", "off")
     assert result.code == 1
     assert "retrain: reward error" in result.err
@@ -134,7 +108,7 @@ def test_a_broken_verifier_stops_the_run_and_is_reported_cleanly(run: Run, tmp_p
     assert "RewardError" in manifest["error"]
 
 
-def test_a_verifier_that_fails_its_audit_stops_before_anything_is_written(run: Run, tmp_path: Path) -> None:
+def test_a_verifier_that_fails_its_audit_stops_before_anything_is_written(run, tmp_path):
     (tmp_path / "lenient.py").write_text("def score(response, reference):\n    return 1.0\n")
     result = run("--reward-type", "custom", "--reward-custom-module", "lenient")
     assert result.code == 1
@@ -142,7 +116,7 @@ def test_a_verifier_that_fails_its_audit_stops_before_anything_is_written(run: R
     assert not (tmp_path / "logs/train").exists()
 
 
-def test_a_verifier_that_fails_on_everything_stops_before_the_backend_is_imported(run: Run, tmp_path: Path) -> None:
+def test_a_verifier_that_fails_on_everything_stops_before_the_backend_is_imported(run, tmp_path):
     (tmp_path / "marking_backend.py").write_text("open('imported', 'w').close()\nmake = None\n")
     result = run("--reward-type", "toy_broken", "--backend", "marking_backend.make")
     assert result.code == 1
@@ -158,9 +132,7 @@ def test_a_verifier_that_fails_on_everything_stops_before_the_backend_is_importe
     assert not (tmp_path / "logs/train").exists()
 
 
-def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(
-    run: Run, distribution: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(run, distribution, tmp_path):
     source = (
         "from retrain.api import hookimpl\n@hookimpl\ndef retrain_extra_metrics(run, groups):\n"
         "    if groups.step == 2:\n        raise ValueError('third step')\n    return {'mine': groups.step * 10}\n"
@@ -173,7 +145,7 @@ def test_a_plugins_metrics_are_recorded_and_its_fault_is_named(
     assert json.loads((tmp_path / "logs/train/run.json").read_text())["status"] == "failed"
 
 
-def test_a_step_without_an_informative_group_trains_nothing_but_counts(run: Run, tmp_path: Path) -> None:
+def test_a_step_without_an_informative_group_trains_nothing_but_counts(run, tmp_path):
     result = run("--group-size", "1", "--max-steps", "2", "--advantage-mode", "toy_raw")
     assert result.code == 0
     assert "group_size = 1: a group of one has nothing to compare, so no step will train" in result.out
@@ -184,7 +156,14 @@ def test_a_step_without_an_informative_group_trains_nothing_but_counts(run: Run,
     assert json.loads((tmp_path / "logs/train/adapter/final/logits.json").read_text()) == [0.0] * 20
 
 
-def test_the_toy_learns(run: Run, tmp_path: Path) -> None:
+def test_a_warm_up_counts_up_to_the_evaluation_before_training(run, tmp_path):
+    sizes = ("--sft-steps", "2", "--sft-batch-size", "2", "--max-steps", "1", "--eval-examples", "2")
+    assert run(*sizes).code == 0
+    steps = lines(tmp_path / "logs/train/metrics.jsonl")
+    assert [line["step"] for line in steps] == [-3, -2, BEFORE_TRAINING, 0]
+
+
+def test_the_toy_learns(run, tmp_path):
     """A single task whose answer is one word: the loop must make that word likely."""
     arguments = ["--data-opt", "count=1", "--max-steps", "40", "--batch-size", "1", "--group-size", "32"]
     result = run(*arguments, "--backend-opt", "step_size=20.0", "--max-tokens", "1")
@@ -192,3 +171,92 @@ def test_the_toy_learns(run: Run, tmp_path: Path) -> None:
     steps = lines(tmp_path / "logs/train/metrics.jsonl")
     assert steps[-1]["correct_rate"] > 0.9
     assert all(step["ratio_max"] == 1.0 for step in steps if step["loss"] is not None)
+
+
+KEEPER = '''
+from retrain.api import ConfigError, Problem, RetrainError, Watcher, hookimpl
+
+DIARY = []
+SAMPLED = []  # how far sampling had come when scoring began
+SCORED = []  # and scoring by the end of each step
+
+
+class Keeper(Watcher):
+    """Records like a recorder, keeps state like a savepoint, judges and ends the run like a health monitor."""
+
+    def __init__(self, context):
+        self.limit = 3 if context.config.training.max_steps == 6 else 99
+        self.seen = 0
+        self.sampling = context.sampling_progress
+
+    @hookimpl
+    def retrain_load_state(self, state):
+        self.seen = state["keeper"]["seen"]
+        DIARY.append(f"load {self.seen}")
+
+    @hookimpl
+    def retrain_run_start(self, run):
+        DIARY.append(f"start {run.manifest['seed']}")
+
+    def step_line(self, metrics):
+        self.seen += 1
+        return {"keeper_seen": self.seen}
+
+    def progress(self):
+        return self.sampling.unit, self.sampling.done, self.sampling.total, self.sampling.limit
+
+    def phase(self, step, phase):
+        if phase == "scoring":
+            SAMPLED.append(self.progress())
+
+    @hookimpl
+    def retrain_step_end(self, metrics):
+        DIARY.append(f"line {metrics['step']} {metrics.get('keeper_seen')}")
+        SCORED.append(self.progress())
+        if self.seen == self.limit:
+            return RetrainError(Problem(what="the keeper has seen enough"))
+
+    @hookimpl
+    def retrain_save_state(self, name, folder):
+        if folder is None:
+            return {"keeper": {"seen": self.seen}}
+        DIARY.append(f"saved {name} {(folder / 'checkpoint.json').is_file()}")
+
+    @hookimpl
+    def retrain_run_end(self, error):
+        DIARY.append(f"end {type(error).__name__}")
+
+
+@hookimpl
+def retrain_watch_run(context):
+    return Keeper(context)
+'''
+
+
+@pytest.fixture
+def watched(command, toy_arguments):
+    """A short run of the toys."""
+    return lambda *arguments: command(*toy_arguments, "--eval-examples", "2", "--save-every", "2", *arguments)
+
+
+def test_a_plugin_records_keeps_state_and_ends_a_run_with_hooks_alone(watched, distribution, tmp_path):
+    distribution("retrain-keeper", {"keeper": KEEPER})
+    result = watched("--max-steps", "6", "--log-dir", "kept")
+    import keeper  # made by the fixture
+
+    assert result.code == 1
+    assert "the keeper has seen enough" in result.err
+    before = ["start 1", "line -1 None", "line 0 1", "line 1 2", "saved checkpoint_step_2 True"]
+    assert keeper.SAMPLED == [("completions", 8, 8, 3)] * 3
+    assert [unit for unit, *_ in keeper.SCORED] == ["scores"] * 4
+    assert [*before, "line 2 3", "saved checkpoint_step_3 True", "end RetrainError"] == keeper.DIARY
+    lines = [json.loads(line) for line in (tmp_path / "kept/metrics.jsonl").read_text().splitlines()]
+    assert [line.get("keeper_seen") for line in lines] == [None, 1, 2, 3]
+
+    keeper.DIARY.clear()
+    resumed = watched("--max-steps", "5", "--resume", "kept")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert [
+        *("load 3", "start 1", "line 3 4", "saved checkpoint_step_4 True", "line 4 5"),
+        *("saved final True", "end NoneType"),
+    ] == keeper.DIARY

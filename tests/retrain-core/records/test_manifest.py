@@ -1,31 +1,21 @@
 """`run.json` and `config.toml`: enough to run it again as it was."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import retrain
-from retrain.kernel.config.load import TableEntry, load_config
-from retrain.kernel.config.resolved import Config
-from retrain.kernel.errors import Problem
-from retrain.kernel.registry import Plugins
+from retrain.kernel.config.load import load_config
 from retrain.records.files import write_text
 from retrain.records.manifest import build_manifest, config_toml
 
-Load = Callable[..., tuple[Config, list[Problem]]]
 FULL = Path(__file__).parents[1] / "kernel" / "config" / "full_annotated.toml"
-PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
 
 
-def reloaded(config: Config, seed: int, tables: Mapping[str, TableEntry], folder: Path) -> Config:
+def reloaded(config, seed, tables, folder):
     """The configuration in `config.toml`."""
     write_text(folder / "config.toml", config_toml(config, seed=seed))
     again, problems = load_config(folder / "config.toml", tables=tables)
@@ -42,9 +32,7 @@ def reloaded(config: Config, seed: int, tables: Mapping[str, TableEntry], folder
         ("[logging]\nrecorders = ['a']\nstrategic_grams = '[\"a, b\"]'\n", ("--data-opt", 'deep={"a": [1, {"b": 2}]}')),
     ],
 )
-def test_the_resolved_file_loads_to_the_same_configuration(
-    text: str, arguments: tuple[str, ...], load: Load, tables: Mapping[str, TableEntry], tmp_path: Path
-) -> None:
+def test_the_resolved_file_loads_to_the_same_configuration(text, arguments, load, tables, tmp_path):
     config, problems = load(text, *arguments)
     assert problems == []
     again = reloaded(config, 1234, tables, tmp_path)
@@ -54,38 +42,7 @@ def test_the_resolved_file_loads_to_the_same_configuration(
     assert after == before
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    prompt=PLAIN,
-    lr=st.floats(1e-12, 1e6, exclude_min=True),
-    seed=st.integers(0, 2**31 - 1),
-    params=st.dictionaries(PLAIN.filter(bool).map("k_".__add__), st.one_of(PLAIN, st.integers(-9, 9), st.booleans())),
-)
-@pytest.mark.slow
-def test_any_text_number_or_parameter_survives(
-    prompt: str, lr: float, seed: int, params: dict[str, object], tables: Mapping[str, TableEntry], tmp_path: Path
-) -> None:
-    config, _ = load_config(None, tables=tables, arguments=[f"--data-system-prompt={prompt}", f"--lr={lr!r}"])
-    config.algorithm.transform_params.update(params)
-    again = reloaded(config, seed, tables, tmp_path)
-    assert again.data.system_prompt == prompt
-    assert again.training.lr == lr
-    assert again.training.seed == seed
-    assert again.algorithm.transform_params == params
-
-
-def test_the_file_of_a_resumed_run_starts_a_single_new_one(
-    load: Load, tables: Mapping[str, TableEntry], tmp_path: Path
-) -> None:
-    config, problems = load("", "--resume", str(tmp_path))
-    assert problems == []
-    assert reloaded(config, 1, tables, tmp_path).resume.from_ == ""
-    assert "campaign" not in tomllib.loads(config_toml(config, seed=0))
-
-
-def test_the_manifest_names_versions_origins_and_place(
-    load: Load, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_names_versions_origins_and_place(load, plugins, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, _ = load("[training]\nlr = 1e-3\n", "--max-steps", "3", environ={"RETRAIN__TRAINING__BATCH_SIZE": "2"})
     manifest = build_manifest(config, plugins, seed=7, condition="maxrl+gtpo_sepa")
@@ -103,14 +60,12 @@ def test_the_manifest_names_versions_origins_and_place(
     assert manifest["hardware"]["cores"] >= 1
 
 
-def test_the_manifest_names_the_commit_and_whether_it_was_changed(
-    load: Load, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> str:
+def test_the_manifest_names_the_commit_and_whether_it_was_changed(load, plugins, tmp_path, monkeypatch):
+    def git(*arguments):
         command = ["git", "-c", "user.name=n", "-c", "user.email=e@e", *arguments]
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
-    def recorded() -> object:
+    def recorded():
         return build_manifest(config, plugins, seed=7, condition="x")["git"]
 
     config, _ = load("")
@@ -125,9 +80,13 @@ def test_the_manifest_names_the_commit_and_whether_it_was_changed(
     assert recorded() == found | {"dirty": True}
 
 
-def test_the_digest_follows_the_resolved_values(load: Load, plugins: Plugins) -> None:
-    def digest(*arguments: str, seed: int = 1) -> str:
+def test_the_digest_follows_the_values_and_the_file_of_a_resumed_run_starts_a_new_one(load, plugins, tables, tmp_path):
+    def digest(*arguments, seed=1):
         return str(build_manifest(load("", *arguments)[0], plugins, seed=seed, condition="x")["config_sha256"])
 
     assert digest() == digest("--lr", "4e-5")
     assert len({digest(), digest("--lr", "5e-5"), digest(seed=2)}) == 3
+    config, problems = load("", "--resume", str(tmp_path))
+    assert problems == []
+    assert reloaded(config, 1, tables, tmp_path).resume.from_ == ""
+    assert "campaign" not in tomllib.loads(config_toml(config, seed=0))

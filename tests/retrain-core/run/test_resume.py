@@ -1,27 +1,38 @@
-"""Runs of the toy policy, stopped or broken at every hook, then resumed: the same run, or a clear refusal."""
-
-from __future__ import annotations
+"""Runs of the toy policy, stopped, broken or robbed of their folder at a hook, then resumed: the same run."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.kit.problems import codes_in
 from tests.kit.shared import made_once, slow_or_long
 
-Run = Callable[..., Any]
 LOG = "logs/train"
 # Counts steps over a resume, and does what `act.json` says at the hook that it names.
 COUNTING = """
-import json, os, signal
+import json, os, shutil, signal
 from pathlib import Path
 from retrain.api import Watcher, hookimpl
 
 counted = {"steps": 0}
+LOG, ADAPTERS = Path("logs/train"), Path("logs/train/adapter")
+
+def delete(folder):
+    folder.rename("gone")  # the heartbeat may write there meanwhile
+    shutil.rmtree("gone")
+
+ACTIONS = {
+    "deleted": lambda: delete(LOG),
+    "all deleted": lambda: delete(LOG.parent),
+    "moved": lambda: LOG.rename("elsewhere"),
+    "replaced": lambda: (LOG.rename("elsewhere"), shutil.copytree("elsewhere", LOG)),
+    "one deleted": lambda: (LOG / "metrics.jsonl").unlink(),
+    "cut": lambda: (LOG / "emergence/generations.jsonl").open("r+b").truncate(10),
+    "adapter deleted": lambda: delete(ADAPTERS),
+    "adapter replaced": lambda: (ADAPTERS.rename("elsewhere"), ADAPTERS.mkdir()),
+}
 
 def act(**now):
     file = Path("act.json")
@@ -30,7 +41,10 @@ def act(**now):
         file.unlink()
         if wanted["action"] == "raise":
             raise RuntimeError("broken")
-        os.kill(os.getpid(), getattr(signal, wanted["action"]))
+        elif wanted["action"] in ACTIONS:
+            ACTIONS[wanted["action"]]()
+        else:
+            os.kill(os.getpid(), getattr(signal, wanted["action"]))
 
 class Acting(Watcher):
     def phase(self, step, phase): act(hook=phase, step=step)
@@ -80,15 +94,13 @@ def create(context): return Swallowing(replace(context, params=Options()))
 
 
 @pytest.fixture
-def run(
-    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
-) -> Run:
+def run(command, toy_arguments, distribution, tmp_path):
     """`run("--lr", "1")`: a short run of the toys; `run(act={...})` lets the plugin act once."""
     distribution("retrain-counting", {"counting": COUNTING, "swallowing": SWALLOWING}, entry="counting")
     base = [*toy_arguments, "--max-steps", "4", "--save-every", "2"]
     base += ["--eval-examples", "3", "--eval-every", "2", "--eval-samples", "2"]
 
-    def call(*arguments: str, act: dict[str, Any] | None = None) -> Any:
+    def call(*arguments, act=None):
         if act:
             (tmp_path / "act.json").write_text(json.dumps(act))
         return command(*([] if "--resume" in arguments else base), *arguments)
@@ -97,33 +109,32 @@ def run(
 
 
 @pytest.fixture
-def never(run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def never(run, tmp_path, tmp_path_factory):
     """The uninterrupted run."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         assert run("--log-dir", "never").code == 0
         (tmp_path / "never").rename(folder / "never")
 
     return made_once(tmp_path_factory, "toy-run", make) / "never"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """Every file and its content, without the bytecode that Python caches when it imports a plugin."""
     files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def manifest(folder: Path, log: str = LOG) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / log / "run.json").read_text())
-    return content
+def manifest(folder, log=LOG):
+    return json.loads((folder / log / "run.json").read_text())
 
 
-def untimed(file: Path) -> list[dict[str, Any]]:
+def untimed(file):
     lines = map(json.loads, file.read_text().splitlines())
     return [{key: value for key, value in line.items() if not key.endswith("time_s")} for line in lines]
 
 
-def check_same(ours: Path, theirs: Path) -> None:
+def check_same(ours, theirs):
     assert untimed(ours / "metrics.jsonl") == untimed(theirs / "metrics.jsonl")
     assert (ours / "eval.jsonl").read_bytes() == (theirs / "eval.jsonl").read_bytes()
     assert contents(ours / "emergence") == contents(theirs / "emergence")
@@ -141,9 +152,7 @@ QUICK = [("sampling", 3, "SIGTERM"), ("scoring", 1, "raise"), ("training", 2, "S
 
 
 @pytest.mark.parametrize(("hook", "step", "action"), slow_or_long(ENDINGS, *QUICK))
-def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
-    hook: str, step: int, action: str, run: Run, never: Path, tmp_path: Path
-) -> None:
+def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(hook, step, action, run, never, tmp_path):
     result = run(act={"hook": hook, "step": step, "action": action})
     if (tmp_path / "act.json").exists():
         (tmp_path / "act.json").unlink()
@@ -152,7 +161,7 @@ def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
         return
     assert result.code == (75 if action == "SIGTERM" else 1), result.err
     assert manifest(tmp_path)["status"] == ("stopped" if action == "SIGTERM" else "failed")
-    if (hook, step) == ("sampling", 3):
+    if (hook, step, action) == ("sampling", 3, "SIGTERM"):
         state = json.loads((tmp_path / LOG / "trainer_state.json").read_text())
         assert set(state) == TRAINER_STATE
         assert (state["step"], state["example_idx"], state["checkpoint_name"]) == (2, 6, "checkpoint_step_3")
@@ -165,22 +174,13 @@ def test_stopped_or_broken_anywhere_it_continues_as_the_same_run(
     assert "resumed_at_step" in ending
 
 
-@pytest.mark.long
-def test_stopped_again_and_again(run: Run, never: Path, tmp_path: Path) -> None:
-    run(act={"hook": "scoring", "step": 0, "action": "SIGTERM"})
-    for hook, step in (("eval", 1), ("sampling", 2), ("sampling", 3), ("eval", 3)):
-        assert run("--resume", LOG, act={"hook": hook, "step": step, "action": "SIGINT"}).code == 75
-    assert run("--resume", LOG).code == 0
-    check_same(tmp_path / LOG, never)
-
-
-def test_a_swallowed_stop_is_raised_again(run: Run, tmp_path: Path) -> None:
+def test_a_swallowed_stop_is_raised_again(run, tmp_path):
     result = run("--backend", "swallowing.create", act={"hook": "inside", "step": 0, "action": "SIGTERM"})
     assert result.code == 75, result.err
     assert manifest(tmp_path)["status"] == "stopped"
 
 
-def test_a_finished_run_is_left_as_it_is_and_can_be_extended(run: Run, never: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_left_as_it_is_and_can_be_extended(run, never, tmp_path):
     assert run("--max-steps", "2").code == 0
     before = contents(tmp_path / LOG)
     result = run("--resume", LOG)
@@ -192,7 +192,7 @@ def test_a_finished_run_is_left_as_it_is_and_can_be_extended(run: Run, never: Pa
 
 
 @pytest.mark.long
-def test_a_run_that_died_at_its_end_is_brought_to_it(run: Run, never: Path, tmp_path: Path) -> None:
+def test_a_run_that_died_at_its_end_is_brought_to_it(run, never, tmp_path):
     assert run().code == 0
     (tmp_path / LOG / "run.json").write_text(json.dumps(manifest(tmp_path) | {"status": "running"}))
     (tmp_path / LOG / "trainer_state.json").unlink()
@@ -202,7 +202,7 @@ def test_a_run_that_died_at_its_end_is_brought_to_it(run: Run, never: Path, tmp_
     assert (tmp_path / LOG / "trainer_state.json").exists()
 
 
-def test_every_key_that_differs_is_named_and_nothing_is_touched(run: Run, tmp_path: Path) -> None:
+def test_every_key_that_differs_is_named_and_nothing_is_touched(run, tmp_path):
     assert run("--max-steps", "2").code == 0
     before = contents(tmp_path / LOG)
     changed = ("--resume", LOG, "--lr", "1", "--group-size", "8", "--max-steps", "3", "--seed", "9")
@@ -217,7 +217,7 @@ def test_every_key_that_differs_is_named_and_nothing_is_touched(run: Run, tmp_pa
 
 
 @pytest.mark.long
-def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run: Run, tmp_path: Path) -> None:
+def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run, tmp_path):
     assert run("--max-steps", "2").code == 0
     free = ("--resume", LOG, "--max-steps", "3", "--set", "backend.options.patience_s=1.0")
     result = run(*free, "--set", "backend.options.step_size=2.0")
@@ -228,7 +228,7 @@ def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run: Run,
 
 
 @pytest.mark.long
-def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> None:
+def test_a_drawn_seed_stays_the_seed_of_the_run(run, tmp_path):
     assert run("--seed", "-1", act={"hook": "sampling", "step": 2, "action": "SIGTERM"}).code == 75
     seed = manifest(tmp_path)["seed"]
     assert run("--resume", LOG).code == 0
@@ -237,7 +237,7 @@ def test_a_drawn_seed_stays_the_seed_of_the_run(run: Run, tmp_path: Path) -> Non
     check_same(tmp_path / LOG, tmp_path / "again")
 
 
-def test_a_folder_that_is_not_a_run_is_refused_and_nothing_is_created(run: Run, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused_and_nothing_is_created(run, tmp_path):
     (tmp_path / "retrain.toml").write_text("")
     before = contents(tmp_path)
     for folder in ("nowhere", ".", "too-long" * 50):
@@ -249,7 +249,7 @@ def test_a_folder_that_is_not_a_run_is_refused_and_nothing_is_created(run: Run, 
 
 
 @pytest.mark.long
-def test_checkpoints_outside_of_the_run_folder_are_found_and_never_mixed_up(run: Run, tmp_path: Path) -> None:
+def test_checkpoints_outside_of_the_run_folder_are_found_and_never_mixed_up(run, tmp_path):
     elsewhere = ("--adapter-path", "weights")
     assert run(*elsewhere, act={"hook": "sampling", "step": 3, "action": "SIGTERM"}).code == 75
     assert run("--resume", LOG).code == 0
@@ -266,7 +266,7 @@ def test_checkpoints_outside_of_the_run_folder_are_found_and_never_mixed_up(run:
     assert run("--resume", LOG, "--max-steps", "6").code == 0
 
 
-def test_only_the_last_and_the_best_checkpoints_stay(run: Run, never: Path, tmp_path: Path) -> None:
+def test_only_the_last_and_the_best_checkpoints_stay(run, never, tmp_path):
     keep = ("--save-every", "1", "--keep-last", "1", "--keep-best", "1", "--keep-best-metric", "mean_reward")
     assert run(*keep).code == 0
     rewards = {line["step"] + 1: line["mean_reward"] for line in untimed(never / "metrics.jsonl") if line["step"] >= 0}
@@ -275,3 +275,52 @@ def test_only_the_last_and_the_best_checkpoints_stay(run: Run, never: Path, tmp_
     kept = {f"checkpoint_step_{best}", "checkpoint_step_3", "final"}
     assert {path.name for path in (tmp_path / LOG / "adapter").iterdir()} == kept
     check_same(tmp_path / LOG, never)
+
+
+SAVED = "logs/train.rescued"
+LOSSES = [("deleted", "scoring", 2, 2), ("all deleted", "recording", 1, 1), ("moved", "checkpoint", 2, 2)]
+LOSSES += [("replaced", "scoring", 0, 0), ("one deleted", "checkpoint", 4, 4)]
+
+
+@pytest.mark.parametrize(("action", "phase", "step", "num_lines"), slow_or_long(LOSSES, LOSSES[0]))
+def test_the_run_ends_and_continues_from_the_folder_next_to_it(action, phase, step, num_lines, never, run, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / SAVED).write_text("of somebody else")
+    result = run(act={"hook": phase, "step": step, "action": action})
+    assert result.code == 1
+    assert "Metrics saved" not in result.out
+    assert "was deleted, moved, replaced or cut during the run" in result.err
+    saved = Path(f"{SAVED}.1" if action != "all deleted" else SAVED)
+    assert f"the state of the run is saved in {saved}" in result.err
+    assert f"`retrain --resume {saved}` continues there" in result.err
+    assert len(untimed(tmp_path / saved / "metrics.jsonl")) >= num_lines
+    assert json.loads((tmp_path / saved / "run.json").read_text())["status"] == "failed"
+    assert (tmp_path / saved / "inputs/files.json").exists()
+    again = run("--resume", str(saved))
+    assert "no hashes" not in again.err
+    assert again.code == 0, again.err
+    for name in ("metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl"):
+        assert untimed(tmp_path / saved / name) == untimed(never / name)
+    for name in ("logits.json", "trained.json"):
+        there = (never / "adapter/final" / name).read_bytes()
+        assert (tmp_path / saved / "adapter/final" / name).read_bytes() == there
+
+
+def test_a_file_that_is_cut_is_told_too(run, tmp_path):
+    result = run(act={"hook": "scoring", "step": 2, "action": "cut"})
+    assert result.code == 1
+    assert f"{LOG}/emergence/generations.jsonl: was deleted, moved, replaced or cut" in result.err
+    assert len(untimed(tmp_path / SAVED / "metrics.jsonl")) == 3  # the first is of the evaluation
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("action", ["adapter deleted", "adapter replaced"])
+def test_a_checkpoint_folder_is_missed_at_the_next_checkpoint(action, run, tmp_path):
+    result = run(act={"hook": "sampling", "step": 2, "action": action})
+    assert result.code == 1
+    assert f"{LOG}/adapter: was deleted, moved, replaced or cut during the run" in result.err
+    assert f"fix: move it to {LOG}/adapter, then `retrain --resume {LOG}`" in result.err
+    shutil.rmtree(tmp_path / LOG / "adapter", ignore_errors=True)
+    (tmp_path / LOG / "adapter.rescued").rename(tmp_path / LOG / "adapter")
+    assert run("--resume", LOG).code == 0
+    assert [line["step"] for line in untimed(tmp_path / LOG / "metrics.jsonl")] == [-1, 0, 1, 2, 3]

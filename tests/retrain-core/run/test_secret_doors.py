@@ -1,7 +1,5 @@
 """A secret planted in the environment leaves the process through none of its doors, whoever quotes it."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -9,9 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,16 +38,14 @@ class Reward:
 
 
 @pytest.fixture(autouse=True)
-def _planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _planted(monkeypatch):
     monkeypatch.setenv("MY_SERVICE_KEY", SECRET)
     monkeypatch.setenv("AWKWARD_PASSWORD", AWKWARD)
     yield
     LEARNED.values.clear()
 
 
-def test_no_file_and_no_output_of_a_run_holds_what_a_plugin_quotes(
-    command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_no_file_and_no_output_of_a_run_holds_what_a_plugin_quotes(command, toys, tokenizer_folder, tmp_path):
     (tmp_path / "leaky.py").write_text(REWARD, encoding="utf-8")
     base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--seed", "1"]
     base += ["--reward-type", "leaky.Reward", "--scoring-max-failed-frac", "1", "--scoring-retries", "0"]
@@ -81,7 +75,7 @@ def test_no_file_and_no_output_of_a_run_holds_what_a_plugin_quotes(
 
 
 @pytest.mark.parametrize("secret", [SECRET, AWKWARD])
-def test_the_writers_of_records_hide_it_in_any_form(secret: str, tmp_path: Path) -> None:
+def test_the_writers_of_records_hide_it_in_any_form(secret, tmp_path):
     record = {"step": 1, "note": f"<{secret}>", secret: [{"deep": secret}], "x": 0.1, "n": 12345678901234567890}
     shown = {"step": 1, "note": f"<{HIDDEN}>", HIDDEN: [{"deep": HIDDEN}], "x": 0.1, "n": 12345678901234567890}
     lines = JsonLines(tmp_path / "a.jsonl")
@@ -92,7 +86,7 @@ def test_the_writers_of_records_hide_it_in_any_form(secret: str, tmp_path: Path)
     write_json(tmp_path / "a.json", record)
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == shown
     example = Example(id="e", prompt=f"p {secret}", reference="7", info={"key": secret})
-    given: dict[str, Any] = {"reward": "r", "weight": 1.0, "example": example, "attempts": 1, "seconds": 0.1}
+    given = {"reward": "r", "weight": 1.0, "example": example, "attempts": 1, "seconds": 0.1}
     failure = FailureRecord(text=secret, detail=f"x{secret}", report=secret, **given)
     write_failures(tmp_path / "failures", "step_1", [failure])
     [(_, kept)] = read_failures(tmp_path / "failures")
@@ -100,14 +94,14 @@ def test_the_writers_of_records_hide_it_in_any_form(secret: str, tmp_path: Path)
     assert (kept.example.prompt, kept.example.info) == (f"p {HIDDEN}", {"key": HIDDEN})
 
 
-def test_pages_hide_it_in_the_escapes_of_html_and_urls(tmp_path: Path) -> None:
+def test_pages_hide_it_in_the_escapes_of_html_and_urls(tmp_path):
     write_text(
         tmp_path / "a.html", "<b>pa&quot;ss\\w&lt;ö&gt;rd&amp;42 +/</b> ?k=pa%22ss%5Cw%3C%C3%B6%3Erd%2642%20%2B%2F"
     )
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == f"<b>{HIDDEN}</b> ?k={HIDDEN}"
 
 
-def test_what_holds_no_secret_is_written_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_holds_no_secret_is_written_as_before(tmp_path, monkeypatch):
     not_secrets = {"A_TOKEN": "1234567890", "B_KEY": str(tmp_path), "TOKENIZER": "Qwen/Qwen2.5-0.5B"}
     not_secrets["RETRAIN__DATA__PROMPT_KEY"] = "question"
     for name, value in not_secrets.items():
@@ -117,24 +111,24 @@ def test_what_holds_no_secret_is_written_as_before(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "a.json").read_text() == json.dumps(record, indent=2) + "\n"
 
 
-def test_recorders_are_given_no_secret() -> None:
-    given: list[Any] = []
+def test_recorders_are_given_no_secret():
+    given = []
 
     class Spy:
-        def step(self, metrics: Any) -> None:
+        def step(self, metrics):
             given.append(metrics)
 
-        def start(self, manifest: Any, folder: Path) -> None:
+        def start(self, manifest, folder):
             given.append(manifest)
 
-    recorders = Recorders({"spy": Spy()})  # type: ignore[dict-item]
+    recorders = Recorders({"spy": Spy()})
     view = type("View", (), {"manifest": {"error": SECRET}, "folder": Path()})()
     recorders.retrain_run_start(view)
     recorders.retrain_step_end({"loss": 0.5, "note": f"by {SECRET}"})
     assert given == [{"error": HIDDEN}, {"loss": 0.5, "note": f"by {HIDDEN}"}]
 
 
-def test_console_logs_and_tracebacks_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_logs_and_tracebacks_hide_it(monkeypatch):
     files = {name: io.BytesIO() for name in ("stdout", "stderr")}
     for name, file in files.items():
         monkeypatch.setattr(sys, name, io.TextIOWrapper(file, encoding="utf-8", write_through=True))
@@ -156,8 +150,8 @@ def test_console_logs_and_tracebacks_hide_it(monkeypatch: pytest.MonkeyPatch) ->
     assert text.endswith(f"ValueError: {HIDDEN}\n")
 
 
-def test_the_last_words_of_a_run_that_does_not_stop_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[bytes] = []
+def test_the_last_words_of_a_run_that_does_not_stop_hide_it(monkeypatch):
+    written = []
     left = threading.Event()
     monkeypatch.setattr(os, "write", lambda descriptor, content: written.append(content))
     monkeypatch.setattr(os, "_exit", lambda code: left.set())
@@ -167,9 +161,7 @@ def test_the_last_words_of_a_run_that_does_not_stop_hide_it(monkeypatch: pytest.
     assert written[0].startswith(f"refused with {HIDDEN}\nretrain: not stopped".encode())
 
 
-def test_a_line_of_dotenv_that_a_variable_overrides_is_secret_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_line_of_dotenv_that_a_variable_overrides_is_secret_too(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("MY_SERVICE_KEY=sk-of-the-file-0123\nOTHER_NAME=sk-no-secret-0123\n")
     prepare_process()
@@ -179,9 +171,7 @@ def test_a_line_of_dotenv_that_a_variable_overrides_is_secret_too(
     assert (tmp_path / "a").read_text() == f"{HIDDEN} {HIDDEN} {HIDDEN} sk-no-secret-0123"
 
 
-def test_a_key_of_the_configuration_is_known_but_a_marker_is_not(
-    command: Callable[..., Any], toys: Path, tmp_path: Path
-) -> None:
+def test_a_key_of_the_configuration_is_known_but_a_marker_is_not(command, toys, tmp_path):
     key = "abc-1234567"
     command("explain", "--backend-opt", f"api_key={key}", "--data-opt", "stop_token=<|im_end|>", "--backend", "toy")
     write_text(tmp_path / "a", f"{key} <|im_end|>")

@@ -1,82 +1,20 @@
-"""`[training] seeds`: each source of randomness moves alone, and every stream of the code has a source or a reason."""
+"""`[training] seeds`: each source of randomness moves alone."""
 
-from __future__ import annotations
-
-import ast
 import json
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.seeding import Seeds
-from retrain.records.run import Control
 from retrain.run.seed_sources import PURPOSES, run_seeds
+from tests.kit.overlapped import GENERATIONS, lines
 
-ROOT = Path(__file__).parents[3]
-ASSIGNED = {purpose for purposes in PURPOSES.values() for purpose in purposes}
-OUTSIDE = {  # streams that no run draws from, with what they are for
-    "held-out": "the split, which follows [eval] seed alone, so that all runs share their held-out examples",
-    "arithmetic": "the made tasks themselves, which follow the seed of [data] options",
-    "audit": "examples on which a reward is tried",
-    "trace": "synthetic groups",
-    "report": "excerpts on a page",
-    "compare": "resampling in a comparison",
-    "replay": "resampling the groups of a stored step",
-    "signal": "resampling in an account of signal",
-    "chat": "a chat",
-    "doctor": "probes of a server",
-    "tinker handshake": "probes of a service",
-}
-NAMED = {"Control.RANDOM_REWARD": Control.RANDOM_REWARD.value}
-FOREIGN = ("retrain/testing/",)  # the conformance suite draws its own examples
-KEYED = ("kernel/seeding.py", "kernel/contracts/tasks.py")  # where a purpose is passed on
-
-Run = Callable[..., dict[str, Any]]
-
-
-def purposes(file: Path) -> Iterator[str]:
-    """What the file's calls of `derive`, `stream` and `Streams(purpose=)` name; `?` where that is no constant."""
-    text = file.read_text(encoding="utf-8")
-    if not any(f"{call}(" in text for call in ("derive", "stream", "Streams")):
-        return
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name == "Streams":
-            yield from (_text(keyword.value) for keyword in node.keywords if keyword.arg == "purpose")
-        elif name in ("derive", "stream") and node.args and _is_seeds(node.func):
-            yield _text(node.args[0])
-
-
-def _is_seeds(function: ast.expr) -> bool:
-    owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
-    return any(word in owner.lower() for word in ("seed", "split", "stream", "draw"))
-
-
-def _text(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    return NAMED.get(ast.unparse(node), "?")
-
-
-def test_every_purpose_in_the_source_is_assigned_or_says_why_not() -> None:
-    found: dict[str, list[str]] = {}
-    for file in ROOT.glob("retrain-*/src/**/*.py"):
-        if any(part in file.as_posix() for part in (*FOREIGN, *KEYED)):
-            continue
-        for purpose in purposes(file):
-            found.setdefault(purpose, []).append(file.name)
-    assert {name: files for name, files in found.items() if name not in ASSIGNED | set(OUTSIDE)} == {}
-    assert set(found) >= ASSIGNED  # none is assigned that nothing draws from
+ASSIGNED = set().union(*PURPOSES.values())
 
 
 @pytest.mark.parametrize("source", PURPOSES)
-def test_a_source_moves_its_own_streams_and_no_other(source: Any) -> None:
+def test_a_source_moves_its_own_streams_and_no_other(source):
     config = Config(tables={"training": TrainingTable(seed=1, seeds={source: 7})})
     seeds = run_seeds(config)
     moved = {p for p in {*ASSIGNED, "a plugin's"} if seeds.derive(p, 0, "x") != Seeds(1).derive(p, 0, "x")}
@@ -84,7 +22,7 @@ def test_a_source_moves_its_own_streams_and_no_other(source: Any) -> None:
     assert all(seeds.derive(p, 0) == Seeds(7).derive(p, 0) for p in moved)  # as a run with that seed draws
 
 
-def test_a_drawn_seed_is_only_for_what_is_not_set_apart() -> None:
+def test_a_drawn_seed_is_only_for_what_is_not_set_apart():
     plain = run_seeds(Config(tables={"training": TrainingTable(seed=5)}))
     assert (plain, hash(plain)) == (Seeds(5), hash(Seeds(5)))
     config = Config(tables={"training": TrainingTable(seed=-1, seeds={"data": 7})})
@@ -95,61 +33,22 @@ def test_a_drawn_seed_is_only_for_what_is_not_set_apart() -> None:
     assert run_seeds(config, root=3).root == 3  # that of a run which goes on
 
 
-@pytest.fixture
-def trained(command: Callable[..., Any], toy_arguments: list[str], tmp_path: Path) -> Run:
-    """`trained(seeds)`: what a run of the toys drew, its losses, and what its evaluations found."""
-
-    def train(seeds: Mapping[str, int], *more: str) -> dict[str, Any]:
-        name = f"logs/{len(list(tmp_path.glob('logs/*')))}"
-        sizes = ["--max-steps", "2", "--eval-examples", "3", "--eval-every", "1", "--log-dir", name]
-        result = command(*toy_arguments, *sizes, "--seeds", json.dumps(dict(seeds)), *more)
-        assert result.code == 0, result.err
-        folder = tmp_path / name
-        rows = [json.loads(line) for line in (folder / "emergence/generations.jsonl").read_text().splitlines()]
-        evals = [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
-        return {
-            "order": [row["example_id"] for row in rows],
-            "texts": {(row["example_id"], number % 4): row["completion"] for number, row in enumerate(rows[:8])},
-            "evals": [(row["example"], row["scores"], row["lengths"]) for row in evals],
-            "held_out": {row["example"] for row in evals},
-            "record": json.loads((folder / "run.json").read_text()),
-            "folder": folder,
-        }
-
-    return train
-
-
 @pytest.mark.long
-def test_a_run_whose_sampling_and_evaluation_are_set_apart(trained: Run, command: Callable[..., Any]) -> None:
-    base, moved = trained({}), trained({"sampling": 9, "evaluation": 9})
-    assert moved["order"] == base["order"]
-    assert moved["texts"] != base["texts"]
-    assert moved["held_out"] == base["held_out"]
-    assert moved["evals"][:3] != base["evals"][:3]  # those before training
-    assert moved["record"]["config"]["training"]["seeds"] == {"sampling": 9, "evaluation": 9}
-    assert moved["record"]["seed"] == 1
-    file = moved["folder"] / "config.toml"
-    assert "sampling = 9" in file.read_text()
-    refused = command(str(file), "--max-steps", "4", "--resume", str(moved["folder"]), "--seeds", '{"data": 5}')
+def test_a_run_whose_sampling_and_evaluation_are_set_apart(command, toy_arguments, tmp_path):
+    sizes = [*toy_arguments, "--max-steps", "2", "--eval-examples", "3", "--eval-every", "1"]
+    apart = {"sampling": 9, "evaluation": 9}
+    for name, seeds in (("base", {}), ("moved", apart)):
+        assert command(*sizes, "--log-dir", name, "--seeds", json.dumps(seeds)).code == 0
+    # Before training: the same policy and the same examples, but other completions.
+    for file, example, own, first in (
+        (GENERATIONS, "example_id", ("completion",), 8),
+        ("eval.jsonl", "example", ("scores", "lengths"), 3),
+    ):
+        base, moved = (lines(tmp_path / name, file)[:first] for name in ("base", "moved"))
+        assert {row[example] for row in moved} == {row[example] for row in base}
+        assert [[row[key] for key in own] for row in moved] != [[row[key] for key in own] for row in base]
+    record = json.loads((tmp_path / "moved/run.json").read_text())
+    assert (record["config"]["training"]["seeds"], record["seed"]) == (apart, 1)
+    refused = command("moved/config.toml", "--max-steps", "4", "--resume", "moved", "--seeds", '{"data": 5}')
     assert refused.code != 0
     assert "training.seeds was {'sampling': 9, 'evaluation': 9}" in refused.err
-
-
-@pytest.mark.parametrize(
-    ("seeds", "told"),
-    [('{"init": 1}', "initialisation"), ('{"data": -1}', "greater than or equal to 0"), ("3", "dictionary")],
-)
-def test_seeds_that_cannot_be(command: Callable[..., Any], seeds: str, told: str) -> None:
-    result = command("explain", "--seeds", seeds)
-    assert result.code == 2
-    assert told in result.err
-
-
-def test_a_condition_of_a_campaign_sets_sources_apart(command: Callable[..., Any], tmp_path: Path) -> None:
-    condition = '[[campaign.conditions]]\nadvantage_mode = "grpo"\ntransform_mode = "none"\nseeds = {{data = {}}}\n'
-    file = tmp_path / "campaign.toml"
-    file.write_text("[campaign]\nseeds = [1, 2]\n" + condition.format(1) + condition.format(2))
-    told = command("explain", str(file))
-    assert told.code == 0
-    assert "grpo+none~seeds.data=1, grpo+none~seeds.data=2" in told.out
-    assert "1, 2" in told.out

@@ -1,16 +1,17 @@
-"""The devices that a run uses: settled before anything is loaded, recorded, and kept when it is resumed."""
-
-from __future__ import annotations
+"""The devices of a run: settled before anything is loaded, recorded, kept when it is resumed; its watchers."""
 
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Run = Callable[..., Any]
+from retrain.api import PluginError, Watcher, hookimpl
+from retrain.kernel.errors import HookError
+from retrain.kernel.parts import Run
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.run.session import watching
+
 LOADED = """
 from pathlib import Path
 from retrain.api import hookimpl
@@ -21,14 +22,12 @@ def retrain_tasks_loaded(): Path("loaded").touch()
 
 
 @pytest.fixture
-def run(
-    command: Callable[..., Any], toy_arguments: list[str], distribution: Callable[..., Path], tmp_path: Path
-) -> Run:
+def run(command, toy_arguments, distribution, tmp_path):
     """`run("--devices", "cpu", gpus="gpu:0")`: a run of the toys to its end, or of `--resume`."""
     distribution("retrain-machine", {"machine": LOADED})
     base = [*toy_arguments, "--max-steps", "2", "--log-dir", "a"]
 
-    def call(*arguments: str, gpus: str = "") -> Any:
+    def call(*arguments, gpus=""):
         (tmp_path / "machine.txt").write_text(f"cpu {gpus}")
         (tmp_path / "loaded").unlink(missing_ok=True)
         return command(*([] if "--resume" in arguments else base), *arguments)
@@ -36,12 +35,11 @@ def run(
     return call
 
 
-def recorded(folder: str = "a") -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path(folder, "run.json").read_text())
-    return content
+def recorded(folder="a"):
+    return json.loads(Path(folder, "run.json").read_text())
 
 
-def written(folder: str = "a") -> str:
+def written(folder="a"):
     return str(tomllib.loads(Path(folder, "config.toml").read_text())["backend"]["devices"])
 
 
@@ -49,7 +47,7 @@ def written(folder: str = "a") -> str:
     ("gpus", "used", "why"),
     [("", "cpu", "there is no GPU"), pytest.param("gpu:0", "gpu:0", "it is there", marks=pytest.mark.slow)],
 )
-def test_the_default_takes_what_is_there_and_says_so(run: Run, gpus: str, used: str, why: str) -> None:
+def test_the_default_takes_what_is_there_and_says_so(run, gpus, used, why):
     outcome = run(gpus=gpus)
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
@@ -60,7 +58,7 @@ def test_the_default_takes_what_is_there_and_says_so(run: Run, gpus: str, used: 
     assert "backend.devices" not in recorded()["origins"]
 
 
-def test_what_somebody_set_is_an_error_before_data_and_model(run: Run, tmp_path: Path) -> None:
+def test_what_somebody_set_is_an_error_before_data_and_model(run, tmp_path):
     outcome = run("--devices", "gpu:0")
     assert outcome.code == 2
     assert "--devices [backend] devices: no gpu:0" in outcome.err
@@ -72,7 +70,7 @@ def test_what_somebody_set_is_an_error_before_data_and_model(run: Run, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_devices(run: Run) -> None:
+def test_a_resumed_run_keeps_its_devices(run):
     more = ("--max-steps", "3")
     assert run().code == 0
     outcome = run("--resume", "a", *more, gpus="gpu:0")  # a GPU has come since
@@ -87,12 +85,38 @@ def test_a_resumed_run_keeps_its_devices(run: Run) -> None:
     assert "backend.devices was 'cpu' and is now 'gpu:0'" in outcome.err
 
 
-@pytest.mark.slow
-def test_a_gpu_run_is_not_continued_on_a_cpu_by_accident(run: Run) -> None:
-    assert run(gpus="gpu:0").code == 0
-    outcome = run("--resume", "a", "--max-steps", "3")
-    assert outcome.code == 2
-    assert "no gpu:0" in outcome.err
-    assert run("--resume", "a", "--max-steps", "3", "--devices", "cpu").code == 2  # another run, unless they insist
-    assert run("--resume", "a", "--max-steps", "3", "--devices", "cpu", "--resume-anyway", "true").code == 0
-    assert (written(), recorded()["devices"]["used"]) == ("cpu", "cpu")
+class Good:
+    @hookimpl
+    def retrain_run_end(self):
+        """Any hook will do."""
+
+
+class Faulty:
+    @hookimpl
+    def retrain_run_edn(self):
+        """A misspelt hook."""
+
+
+def test_a_refused_watcher_leaves_none_registered():
+    plugins, good = load_plugins({}), Good()
+    with pytest.raises(PluginError, match="Faulty cannot be used"), watching(plugins, [good, Faulty()]):
+        pytest.fail("the block runs although a watcher was refused")
+    assert not plugins.pluggy.is_registered(good)
+
+
+class Methods(Watcher):
+    """No hooks."""
+
+    def phase(self, step, phase):
+        raise ValueError(f"no {phase}")
+
+
+def test_a_watcher_needs_no_hook_and_is_named_when_it_fails():
+    absent = None
+    run = Run(parts=absent, records=absent, stops=absent, progress=absent, view=absent, watchers=(Watcher(), Methods()))
+    with (
+        watching(load_plugins({}), run.watchers),
+        pytest.raises(HookError, match=r"Methods\.phase raised ValueError: no sampling"),
+    ):
+        run.enter(0, "sampling")
+    assert run.ask_watchers("step_line", {"step": 0}) == []

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from retrain.kernel.config.keys import Table, TableTraits, key
-from retrain.kernel.config.load import TableEntry, all_keys, load_config
+from retrain.kernel.config.load import all_keys, load_config
 from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
 from retrain.kernel.declared import PluginSpec
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.plugins.missing import install_line, missing
-from retrain.kernel.registry import Owner, Plugins
+from retrain.kernel.plugins.missing import install_line
+from retrain.kernel.registry import Owner
 from retrain.kernel.types import Kind
-from retrain.run.check import check_names, check_options, wanted_names
+from retrain.run.check import check_names, check_options
 from retrain.run.tables import registered_tables
 from tests.kit.problems import codes_in
 
@@ -36,7 +33,7 @@ class OtherNotebook(Table):
     notebook: str = key("other", "Another notebook.")
 
 
-def extended(*specs: PluginSpec, only: str = "") -> tuple[Plugins, dict[str, TableEntry]]:
+def extended(*specs, only=""):
     """The installed plugins, each spec registered by a distribution of its own besides, and the tables they make."""
     plugins = load_plugins({"RETRAIN_PLUGINS": only} if only else {})
     plugins.left_out.clear()
@@ -47,15 +44,15 @@ def extended(*specs: PluginSpec, only: str = "") -> tuple[Plugins, dict[str, Tab
     return plugins, registered_tables(plugins)
 
 
-def extension(table: str, model: object = None, **traits: Any) -> PluginSpec:
+def extension(table, model=None, **traits):
     return PluginSpec(name=table, summary="s", factory=model, traits=TableTraits(extends=True, **traits))
 
 
 @pytest.fixture
-def loaded(tmp_path: Path) -> Callable[..., Any]:
+def loaded(tmp_path):
     """`loaded(tables, text, *arguments)`: the configuration, and its problems as text."""
 
-    def load(tables: dict[str, TableEntry], text: str = "", *arguments: str) -> tuple[Any, str]:
+    def load(tables, text="", *arguments):
         file = tmp_path / "retrain.toml"
         file.write_text(text, encoding="utf-8")
         config, problems = load_config(file, tables=tables, arguments=arguments)
@@ -64,7 +61,7 @@ def loaded(tmp_path: Path) -> Callable[..., Any]:
     return load
 
 
-def test_keys_are_added_after_those_of_the_owner(loaded: Callable[..., Any]) -> None:
+def test_keys_are_added_after_those_of_the_owner(loaded):
     plugins, tables = extended(extension("logging", Notebook))
     names = [each.name for each in all_keys(tables) if each.table == "logging"]
     assert names[: len(LoggingTable.model_fields)] == list(LoggingTable.model_fields)
@@ -80,17 +77,7 @@ def test_keys_are_added_after_those_of_the_owner(loaded: Callable[..., Any]) -> 
     assert "JSON array" in loaded(tables, "[logging]\nstrategic_grams = '[oops'\n")[1]
 
 
-def test_a_key_that_selects_a_part_requires_it(loaded: Callable[..., Any]) -> None:
-    plugins, tables = extended(extension("logging", Notebook))
-    assert "logging.notebook" not in wanted_names(loaded(tables)[0], tables)
-    config, _ = loaded(tables, "[logging]\nnotebook = 'n'\nwandb_project = 'p'\n")
-    wanted = wanted_names(config, tables)
-    assert wanted["logging.notebook"] == (Kind.RECORDER, "notebook")
-    assert wanted["logging.wandb_project"] == (Kind.RECORDER, "wandb")
-    assert "no recorder named 'notebook'" in "\n".join(map(str, check_names(config, plugins, tables)))
-
-
-def test_two_definitions_of_one_key_are_an_error_that_names_both(loaded: Callable[..., Any]) -> None:
+def test_clashing_keys_name_both_and_a_faulty_extension_harms_nothing(loaded):
     class Mine(Table):
         log_dir: int = key(1, "Mine.")
 
@@ -103,9 +90,12 @@ def test_two_definitions_of_one_key_are_an_error_that_names_both(loaded: Callabl
     assert "RETRAIN_BLOCK=dist-1" in problems
     assert "log_dir is defined twice: by retrain-core" in problems
     assert config.value("logging.notebook", "?") == ""
+    plugins, tables = extended(extension("logging", "no_such_module:Keys"))
+    assert "no_such_module" in plugins.failures[-1].error
+    assert loaded(tables)[1] == ""
 
 
-def test_a_default_is_supplied_with_everything_else_of_the_key_left(loaded: Callable[..., Any]) -> None:
+def test_a_default_is_supplied_with_everything_else_of_the_key_left(loaded):
     _, tables = extended(extension("algorithm", defaults={"algorithm_mode": "mine"}))
     config, problems = loaded(tables)
     assert problems == ""
@@ -116,58 +106,14 @@ def test_a_default_is_supplied_with_everything_else_of_the_key_left(loaded: Call
 
 
 @pytest.mark.parametrize("name", ["transform_mode", "loss"])
-def test_one_default_is_not_supplied_twice(name: str, loaded: Callable[..., Any]) -> None:
+def test_one_default_is_not_supplied_twice(name, loaded):
     _, tables = extended(extension("algorithm", defaults={name: "mine"}))
     problems = loaded(tables)[1]
     assert f"[algorithm]: {name}'s default is defined twice: by retrain-" in problems
     assert "and dist-0 1 (m)" in problems
 
 
-def test_a_legacy_key_is_refused_with_the_lines_to_write_instead(loaded: Callable[..., Any]) -> None:
-    _, tables = extended(extension("data", legacy_keys={"my_port": "options.port", "old_source": "source"}))
-    text = "[data]\nmy_port = 1\nold_source = 'files'\noptions = {port = 2, host = 'h'}\n"
-    problems = loaded(tables, text)[1]
-    assert "retrain.toml:2 [data] my_port: legacy keys, removed: my_port, old_source" in problems
-    assert 'source = "files"' in problems
-    assert "port = 2" in problems
-    assert "port = 1" not in problems
-    assert loaded(tables, "[data]\nsource = 'files'\n")[1] == ""
-
-
-def test_a_faulty_extension_is_kept_as_a_failure_and_harms_nothing(loaded: Callable[..., Any]) -> None:
-    plugins, tables = extended(extension("logging", "no_such_module:Keys"))
-    assert "no_such_module" in plugins.failures[-1].error
-    assert loaded(tables)[1] == ""
-
-
-def test_names_in_a_description_are_those_that_are_registered() -> None:
-    described = {each.path: each.description for each in all_keys(extended()[1])}
-    assert described["algorithm.transform_mode"] == "Credit per token: none, gtpo, gtpo_hicra, gtpo_sepa or a plugin."
-    assert (
-        described["data.source"]
-        == "math, files, hub, gsm8k, dapo-math, deepscaler, countdown, reasoning_gym, arithmetic or a plugin."
-    )
-    alone = {each.path: each.description for each in all_keys(extended(only="retrain-core")[1])}
-    assert alone["backend.backend"] == "Training backend: local, tinker, prime_rl or a plugin."
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "distribution"),
-    [
-        (Kind.TRANSFORM, "gtpo_sepa", "retrain-sepa"),
-        (Kind.ADVANTAGE, "maxrl", "retrain-sepa"),
-        (Kind.REWARD, "match", "retrain-rewards"),
-        (Kind.BACKEND, "local", "retrain-local"),
-    ],
-)
-def test_a_missing_default_comes_with_the_install_line(kind: Kind, name: str, distribution: str) -> None:
-    plugins, _ = extended(only="retrain-core")
-    text = str(missing(plugins, kind, "", where="here"))
-    assert f"no {kind} named {name!r}" in text
-    assert text.endswith(f"fix: {install_line(distribution)}")
-
-
-def test_the_kernel_alone_supplies_no_default_and_names_the_distribution_that_does(loaded: Callable[..., Any]) -> None:
+def test_the_kernel_alone_supplies_no_default_and_names_the_distribution_that_does(loaded):
     plugins, tables = extended(only="retrain-core")
     config, problems = loaded(tables)
     assert problems == ""
@@ -181,7 +127,7 @@ OPTIONS = "[backend]\nbackend = 'local'\n[backend.options]\nzmq_port = "
 
 
 @pytest.mark.parametrize("only", ["", "retrain-core,retrain-local,retrain-rewards,retrain-sepa"])
-def test_options_of_another_backend_are_taken_at_their_defaults_alone(only: str, loaded: Callable[..., Any]) -> None:
+def test_options_of_another_backend_are_taken_at_their_defaults_alone(only, loaded):
     plugins, tables = extended(only=only)
     assert check_options(loaded(tables, OPTIONS + "5555\n")[0], plugins) == []
     (problem,) = check_options(loaded(tables, OPTIONS + "5556\n")[0], plugins)
@@ -191,11 +137,12 @@ def test_options_of_another_backend_are_taken_at_their_defaults_alone(only: str,
     assert "unknown option 'zmq_prot'" in str(unknown)
 
 
-FULL = Path(__file__).parents[1] / "kernel/config/full_annotated.toml"
-
-
-def test_the_documented_full_file_needs_no_backend_but_its_own(loaded: Callable[..., Any]) -> None:
-    plugins, tables = extended(only="retrain-core,retrain-local,retrain-rewards,retrain-sepa")
-    config, problems = loaded(tables, FULL.read_text(encoding="utf-8"))
-    assert problems == ""
-    assert check_names(config, plugins, tables) + check_options(config, plugins) == []
+def test_a_legacy_key_is_refused_with_the_lines_to_write_instead(loaded):
+    _, tables = extended(extension("data", legacy_keys={"my_port": "options.port", "old_source": "source"}))
+    text = "[data]\nmy_port = 1\nold_source = 'files'\noptions = {port = 2, host = 'h'}\n"
+    problems = loaded(tables, text)[1]
+    assert "retrain.toml:2 [data] my_port: legacy keys, removed: my_port, old_source" in problems
+    assert 'source = "files"' in problems
+    assert "port = 2" in problems
+    assert "port = 1" not in problems
+    assert loaded(tables, "[data]\nsource = 'files'\n")[1] == ""

@@ -1,13 +1,8 @@
 """A hub id without a connection: refused at once, or taken from the cache; a slow hub is still asked."""
 
-from __future__ import annotations
-
 import shutil
 import socket
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -15,16 +10,14 @@ from huggingface_hub import constants
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable
 from retrain.kernel.errors import ConfigError
-from retrain.kernel.registry import Plugins
 from retrain.text import hub
 from retrain.text.tokenizer import context_length, load_tokenizer
 
 NAME = "nobody/nothing"
-Ask = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def closed_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def closed_hub(tmp_path, monkeypatch):
     """An empty cache, and a hub at a port where nobody listens."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -37,16 +30,14 @@ def closed_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     hub._unreachable.cache_clear()
 
 
-def config_of(name: str) -> Config:
+def config_of(name):
     return Config(tables={"model": ModelTable(model=name)})
 
 
-def test_a_model_that_is_nowhere_is_refused_before_transformers_is_asked(
-    plugins: Plugins, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_nowhere_is_refused_before_transformers_is_asked(plugins, monkeypatch, capfd):
     import transformers
 
-    def asked(*_: object, **__: object) -> None:
+    def asked(*_, **__):
         pytest.fail("transformers would retry for half a minute")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", asked)
@@ -64,9 +55,7 @@ def test_a_model_that_is_nowhere_is_refused_before_transformers_is_asked(
     assert "Retrying" not in capfd.readouterr().err
 
 
-def test_without_a_connection_the_cache_is_used(
-    tmp_path: Path, tokenizer_folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_connection_the_cache_is_used(tmp_path, tokenizer_folder, plugins, monkeypatch):
     import transformers.utils.hub
 
     # transformers 4 reads the folder of the cache when it is imported
@@ -81,7 +70,7 @@ def test_without_a_connection_the_cache_is_used(
     assert context_length(config_of(NAME), plugins) == 77
 
 
-def test_a_hub_that_is_slow_or_answers_an_error_is_asked_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_slow_or_answers_an_error_is_asked_as_ever(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and never answers
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setattr(hub, "PROBE_TIMEOUT_S", 0.1)
@@ -96,13 +85,13 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("error", "is_final"), FAULTS)
-def test_only_a_failed_connection_is_final(monkeypatch: pytest.MonkeyPatch, error: Exception, is_final: bool) -> None:
+def test_only_a_failed_connection_is_final(monkeypatch, error, is_final):
     import huggingface_hub
 
     asked = []
 
     class Session:
-        def head(self, url: str, timeout: float) -> None:
+        def head(self, url, timeout):
             asked.append(url)
             try:
                 raise error

@@ -1,15 +1,11 @@
 """The short way to a tokenizer gives what `transformers` gives, id for id and letter for letter, or is not taken."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable
-from retrain.kernel.registry import Plugins
 from retrain.text.quick_tokenizer import QuickTokenizer, quick_tokenizer
 from retrain.text.tokenizer import load_tokenizer
 
@@ -40,15 +35,9 @@ TEMPLATES = {
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
     "date": "{{ strftime_now('%Y') }}{{ messages[0].content }}",
 }
-CHATS = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=30)}),
-    min_size=1,
-    max_size=5,
-)
-Make = Callable[..., Path]
 
 
-def byte_level() -> Tokenizer:
+def byte_level():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,7 +48,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def sentence_piece() -> Tokenizer:
+def sentence_piece():
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -71,7 +60,7 @@ def sentence_piece() -> Tokenizer:
     return tokenizer
 
 
-def words() -> Tokenizer:
+def words():
     """No post-processor, no decoder, and an added word that is not special."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, "what", "is", "3"])}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -84,10 +73,10 @@ KINDS = {"byte_level": byte_level, "sentence_piece": sentence_piece, "words": wo
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory):
     """`make("words", settings...)`: a folder with that tokenizer, as plain as folders are."""
 
-    def folder(kind: str = "words", *, architecture: str = "qwen3", **settings: Any) -> Path:
+    def folder(kind="words", *, architecture="qwen3", **settings):
         path = tmp_path_factory.mktemp(kind)
         KINDS[kind]().save(str(path / "tokenizer.json"))
         content = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **NAMES}
@@ -99,23 +88,19 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return folder
 
 
-def real(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+def real(folder):
+    return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
 
 
-def quick(folder: Path, load: Callable[[], Any] | None = None) -> QuickTokenizer:
-    def never() -> Any:
+def quick(folder, load=None):
+    def never():
         raise AssertionError("the real tokenizer was asked")
 
-    found = quick_tokenizer(folder, load or never)
-    assert found is not None
-    return found
+    return quick_tokenizer(folder, load or never)
 
 
 @pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in ("llama", "qwen3")])
-def pair(request: pytest.FixtureRequest, make: Make) -> tuple[QuickTokenizer, Any]:
+def pair(request, make):
     """The same folder both ways; the quick one never asks the real one."""
     kind, architecture = request.param
     folder = make(kind, architecture=architecture, chat_template=TEMPLATES["blocks"])
@@ -124,9 +109,7 @@ def pair(request: pytest.FixtureRequest, make: Make) -> tuple[QuickTokenizer, An
 
 @settings(max_examples=25)
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4), st.booleans())
-def test_ids_and_texts_are_those_of_transformers(
-    pair: tuple[QuickTokenizer, Any], texts: list[str], has_special: bool
-) -> None:
+def test_ids_and_texts_are_those_of_transformers(pair, texts, has_special):
     ours, theirs = pair
     texts = [*texts, "what is 3 plus four</s><pad> café\n", " ".join(texts) + "<s>"]
     batch = ours(texts, add_special_tokens=has_special, verbose=False)["input_ids"]
@@ -141,20 +124,9 @@ def test_ids_and_texts_are_those_of_transformers(
         assert ours.decode(array, clean_up_tokenization_spaces=False) == plain
 
 
-@settings(max_examples=25)
-@given(CHATS, st.booleans())
-def test_chats_are_those_of_transformers(
-    pair: tuple[QuickTokenizer, Any], chat: list[dict[str, str]], opens: bool
-) -> None:
-    ours, theirs = pair
-    options: dict[str, Any] = {"tools": None, "tokenize": False, "add_generation_prompt": opens}
-    assert ours.apply_chat_template(chat, **options) == theirs.apply_chat_template(chat, **options)
-
-
-def test_names_and_sizes_are_those_of_transformers(pair: tuple[QuickTokenizer, Any]) -> None:
+def test_names_and_sizes_are_those_of_transformers(pair):
     ours, theirs = pair
     assert len(ours) == len(theirs)
-    assert ours
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.chat_template == theirs.chat_template
     for name in NAMES:
@@ -162,18 +134,16 @@ def test_names_and_sizes_are_those_of_transformers(pair: tuple[QuickTokenizer, A
         assert getattr(ours, f"{name}_id") == getattr(theirs, f"{name}_id")
 
 
-ODD_IDS: list[Any] = [[], [10**6], [-1], ["3"], [2**40]]
-ODD_TEXTS: list[Any] = ["\ud800", ["a", "\udfff"], [], "", [3], None, ["a", None], ("a", "b"), [["a"]]]
-
-
-CALLS: list[tuple[Callable[[Any, Any], Any], list[Any]]] = [
+ODD_IDS = [[], [10**6], [-1], ["3"], [2**40]]
+ODD_TEXTS = ["\ud800", ["a", "\udfff"], [], "", [3], None, ["a", None], ("a", "b"), [["a"]]]
+CALLS = [
     (lambda tokenizer, texts: tokenizer(texts)["input_ids"], ODD_TEXTS),
     (lambda tokenizer, ids: tokenizer.decode(ids), ODD_IDS),
     (lambda tokenizer, ids: tokenizer.convert_ids_to_tokens(ids), ODD_IDS),
 ]
 
 
-def test_odd_ids_and_texts_do_what_they_do_in_transformers(make: Make) -> None:
+def test_odd_ids_and_texts_do_what_they_do_in_transformers(make):
     folder = make()
     theirs = real(folder)
     for call, values in CALLS:
@@ -181,14 +151,14 @@ def test_odd_ids_and_texts_do_what_they_do_in_transformers(make: Make) -> None:
             assert outcome(call, quick(folder, lambda: theirs), odd) == outcome(call, theirs, odd), odd
 
 
-def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
+def outcome(call, *arguments):
     try:
         return call(*arguments)
     except BaseException as error:  # the kind of an error is part of what a tokenizer does
         return type(error).__name__
 
 
-ODD_CHATS: list[list[dict[str, Any]]] = [
+ODD_CHATS = [
     [{"role": "user", "content": "3 <b> & 'c'"}],
     [{"role": "system", "content": " be \n brief "}, {"role": "user", "content": "hi"}],
     [{"role": "user", "content": "hi", "name": "an extra key"}],
@@ -199,12 +169,12 @@ ODD_CHATS: list[list[dict[str, Any]]] = [
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
 
 
-def rendered(tokenizer: Any, chat: Any, options: dict[str, Any]) -> Any:
+def rendered(tokenizer, chat, options):
     return tokenizer.apply_chat_template(copy.deepcopy(chat), tokenize=False, **options)
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_every_template_and_chat_gives_the_same_text_or_the_same_error(make: Make, name: str) -> None:
+def test_every_template_and_chat_gives_the_same_text_or_the_same_error(make, name):
     folder = make(chat_template=TEMPLATES[name])
     theirs = real(folder)
     for chat in ODD_CHATS:
@@ -213,21 +183,20 @@ def test_every_template_and_chat_gives_the_same_text_or_the_same_error(make: Mak
             assert outcome(rendered, ours, chat, options) == outcome(rendered, theirs, chat, options), (chat, options)
 
 
-def test_a_template_cannot_leave_its_sandbox(make: Make) -> None:
+def test_a_template_cannot_leave_its_sandbox(make):
     ours = quick(make(chat_template="{{ messages.__class__.__mro__ }}{{ messages.append(3) }}"))
     with pytest.raises(TemplateError):
         ours.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"tokenizer_class": "Qwen2Tokenizer"}, {"clean_up_tokenization_spaces": True}, {"add_bos_token": True}],
+    "settings", [{"tokenizer_class": "Qwen2Tokenizer"}, {"clean_up_tokenization_spaces": True}, {"add_bos_token": True}]
 )
-def test_what_transformers_would_change_is_left_to_it(make: Make, settings: dict[str, Any]) -> None:
+def test_what_transformers_would_change_is_left_to_it(make, settings):
     assert quick_tokenizer(make(**settings), lambda: None) is None
 
 
-def test_outside_it_passes_for_the_real_one(make: Make) -> None:
+def test_it_passes_for_the_real_one_and_changes_hold(make):
     from transformers import PreTrainedTokenizerBase
 
     folder = make()
@@ -238,13 +207,7 @@ def test_outside_it_passes_for_the_real_one(make: Make) -> None:
     encoded = ours("what is 3")
     assert dict(encoded) == dict(theirs("what is 3"))
     assert encoded.attention_mask == [1, 1, 1]
-    assert ours.bos_token == theirs.bos_token
     assert ours.sep_token is None
-
-
-def test_what_somebody_changes_holds(make: Make) -> None:
-    folder = make()
-    ours, theirs = quick(folder, lambda: real(folder)), real(folder)
     before = len(ours)
     for tokenizer in (ours, theirs):
         tokenizer.add_tokens(["brand new"])
@@ -257,7 +220,7 @@ def test_what_somebody_changes_holds(make: Make) -> None:
     assert ours.apply_chat_template(chat, tokenize=False) == "<user>3"
 
 
-def test_a_shipped_model_loads_no_transformers() -> None:
+def test_a_shipped_model_loads_no_transformers():
     pytest.importorskip("retrain_local")
     code = (
         "import sys\nfrom retrain.kernel.config.resolved import Config\n"
@@ -272,12 +235,9 @@ def test_a_shipped_model_loads_no_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_another_folder_is_left_to_transformers(make: Make, plugins: Plugins) -> None:
+def test_folders_that_are_not_plain_are_left_to_transformers_and_the_built_in_is_quick(make, plugins):
     config = Config(tables={"model": ModelTable(model=str(make()))})
     assert type(load_tokenizer(config, plugins)) is not QuickTokenizer
-
-
-def test_the_built_in_model_takes_the_short_way() -> None:
     local = pytest.importorskip("retrain_local")
     folder = Path(local.__file__).parent / "tiny"
     ours, theirs = quick(folder), real(folder)

@@ -1,23 +1,13 @@
 """Secrets, planted everywhere a user may put one, appear nowhere; ordinary words stay."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from retrain.kernel.config.resolved import Config
-from retrain.kernel.errors import Problem
-from retrain.kernel.registry import Plugins
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.text.secrets import HIDDEN, hide, hide_arguments, hide_text, is_secret_name
 
 SECRET = "sk-plantedPLANTED0123"
-LOGIN = "user:pl%40nted@wo/rd"
-
-
 SECRET_NAMES = [
     *("api_key", "API_KEY", "apikey", "apiKey", "api-key", "api_keys", "openai_api_key", "--wandb-api-key"),
     *("token", "hf_token", "HF_TOKEN", "auth_token", "accessToken", "github_token", "judge.token_secret"),
@@ -31,7 +21,7 @@ ORDINARY_NAMES = [
 ]
 
 
-def test_values_are_hidden_by_the_names_of_their_keys() -> None:
+def test_values_are_hidden_by_the_names_of_their_keys():
     assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
     assert hide({"deep": [{name: [SECRET] for name in SECRET_NAMES}]}) == {
         "deep": [{name: [HIDDEN] for name in SECRET_NAMES}]
@@ -40,14 +30,9 @@ def test_values_are_hidden_by_the_names_of_their_keys() -> None:
     assert hide(dict.fromkeys(ORDINARY_NAMES, "plain")) == dict.fromkeys(ORDINARY_NAMES, "plain")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}},
-        {"system_prompt": "The password: never say it. token = one word."},
-    ],
-)
-def test_numbers_empty_text_shapes_and_prose_are_kept(content: dict[str, Any]) -> None:
+def test_numbers_empty_text_shapes_and_prose_are_kept():
+    content = {"max_tokens": 1024, "api_key": "", "x": [1, 2.5, None, True], "deep": {"y": "z"}}
+    content["system_prompt"] = "The password: never say it. token = one word."
     assert hide(content) == content
 
 
@@ -64,23 +49,16 @@ def test_numbers_empty_text_shapes_and_prose_are_kept(content: dict[str, Any]) -
         ("max_tokens = 5", "max_tokens = 5"),
     ],
 )
-def test_urls_lose_their_logins_only(text: str, shown: str) -> None:
+def test_urls_lose_their_logins_only(text, shown):
     assert hide_text(text) == shown
 
 
-def test_messages_lose_what_is_assigned_to_a_secret_name() -> None:
+def test_messages_lose_what_is_assigned_to_a_secret_name():
     texts = [f"api_key = {SECRET}", f'api_key = "{SECRET}"', f'{{"api_key": "{SECRET}", "x": 1}}', f"password:{SECRET}"]
     texts += [f"{{'hf_token': '{SECRET}'}}", f"write under [backend.options]: api_key = {SECRET}"]
     for text in texts:
         assert SECRET not in hide_text(text)
         assert HIDDEN in hide_text(text)
-
-
-def test_values_of_secret_variables_are_hidden_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    monkeypatch.setenv("SHORT_TOKEN", "false")
-    assert hide_text(f"failed with {SECRET}!") == f"failed with {HIDDEN}!"
-    assert hide({"note": f"x{SECRET}", "flag": "false"}) == {"note": f"x{HIDDEN}", "flag": "false"}
 
 
 ARGUMENTS = [
@@ -93,7 +71,7 @@ ARGUMENTS += [[f"--base-url=https://host/?token={SECRET}"]]
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
-def test_command_lines_lose_their_secrets(arguments: list[str]) -> None:
+def test_command_lines_lose_their_secrets(arguments):
     shown = " ".join(hide_arguments(["my.toml", *arguments, "--max-tokens", "1024"]))
     assert SECRET not in shown
     assert HIDDEN in shown or "https://host/v1" in shown
@@ -101,9 +79,7 @@ def test_command_lines_lose_their_secrets(arguments: list[str]) -> None:
     assert shown.endswith("--max-tokens 1024")
 
 
-def test_run_json_and_config_toml_contain_no_planted_secret(
-    load: Callable[..., tuple[Config, list[Problem]]], plugins: Plugins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_json_and_config_toml_contain_no_planted_secret(load, plugins, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", f"hf-{SECRET}")
     monkeypatch.setattr("sys.argv", ["retrain", "--backend-opt", f"password={SECRET}", "--lr", "1e-4"])
     text = f"""\
@@ -127,9 +103,7 @@ path = "https://host/?api_key={SECRET}"
         assert "77" in written
 
 
-def test_explain_and_errors_show_no_planted_secret(
-    command: Callable[..., Any], toys: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_and_errors_show_no_planted_secret(command, toys, monkeypatch):
     monkeypatch.setenv("MY_SERVICE_KEY", SECRET)
     for arguments in (
         ("explain", "--json", "--algorithm-param", f"api_key={SECRET}"),

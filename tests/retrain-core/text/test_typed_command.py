@@ -1,7 +1,5 @@
 """The commands that are printed for the user to type: they run as they are, from where the user is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -9,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from retrain.text.amounts import ABSENT, duration
 from retrain.text.terminal_text import program
 
 
 @pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def environment(tmp_path, monkeypatch):
     """An environment in `my folder/.venv` of the current folder, not activated."""
     folder = tmp_path / "my folder/.venv/bin"
     folder.mkdir(parents=True)
@@ -26,16 +25,14 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def types(line: str) -> str:
+def types(line):
     """What a line prints that is typed into a shell without any environment."""
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
 
 @pytest.mark.parametrize("folder", [".", "my folder", "elsewhere"])
-def test_an_environment_that_is_not_activated_is_named_by_its_path(
-    folder: str, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_is_not_activated_is_named_by_its_path(folder, environment, tmp_path, monkeypatch):
     (tmp_path / folder).mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / folder)
     assert types(program()) == "ours"
@@ -43,23 +40,31 @@ def test_an_environment_that_is_not_activated_is_named_by_its_path(
     assert types(f"{program('python')} -c 'import sys; print(sys.version_info.major)'") == "3"
 
 
-@pytest.mark.parametrize("name", ["retrain", "python"])
-def test_in_an_activated_environment_the_name_is_enough(
-    name: str, environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{environment}{os.pathsep}/usr/bin:/bin")
-    assert program(name) == name
-
-
-def test_a_link_to_ours_is_ours_and_another_retrain_is_not(
-    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_to_ours_is_ours_and_another_retrain_is_not(environment, tmp_path, monkeypatch):
     for name in ("linked", "others"):
         (tmp_path / name).mkdir()
     (tmp_path / "linked/retrain").symlink_to(environment / "retrain")
     (tmp_path / "others/retrain").write_text("#!/bin/sh\necho theirs\n")
     (tmp_path / "others/retrain").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{environment}{os.pathsep}/usr/bin:/bin")  # it is activated
+    assert [program(name) for name in ("retrain", "python")] == ["retrain", "python"]
     monkeypatch.setenv("PATH", f"{tmp_path / 'linked'}:/usr/bin:/bin")
     assert program() == "retrain"
     monkeypatch.setenv("PATH", f"{tmp_path / 'others'}:/usr/bin:/bin")
     assert types(program()) == "ours"
+
+
+DURATIONS = {0.0: "0 ms", 0.000012: "0.012 ms", 0.0003: "0.3 ms", 0.25: "250 ms", 0.421: "420 ms", 1.0: "1.0 s"}
+DURATIONS |= {
+    12.4: "12 s",
+    59.4: "59 s",
+    59.6: "0:01:00",
+    75.3: "0:01:15",
+    3723: "1:02:03",
+    300_000: "3 days, 11:20:00",
+}
+
+
+def test_a_duration_reads_at_a_glance():
+    assert {seconds: duration(seconds) for seconds in DURATIONS} == DURATIONS
+    assert [duration(seconds) for seconds in (None, float("nan"), float("inf"))] == [ABSENT] * 3

@@ -176,7 +176,8 @@ class ConditionLines:
 
     def __init__(self, file: Path | None, count: int) -> None:
         self._file, self._lines = file, list[str]()
-        with suppress(OSError, ValueError):  # reported by the loader
+        # The loader reports a file that cannot be read.
+        with suppress(OSError, ValueError):
             self._lines = file.read_text(encoding="utf-8-sig").split("\n") if file else []
         starts = [number for number, line in enumerate(self._lines, start=1) if _HEADER.match(line)]
         self._starts = starts if len(starts) == count else []

@@ -149,26 +149,26 @@ def open_campaign(
         raise ConfigError(Problem(code="campaign.resume-and-new", where="command line", what=what, fix=fix))
     if resume:
         path = Path(resume).expanduser()
-        before, fix = read_manifest(path), "restore these values, or start a new campaign without --resume"
+        before, instead = read_manifest(path), "start a new campaign without --resume"
     elif campaign.config.origin("logging.log_dir") != DEFAULT_ORIGIN:
         path = Path(log_dir).expanduser()
         check_run_folder(str(path), "", place=campaign.config.place("logging.log_dir"))
         before = None if is_new else _manifest_or_none(path)
-        fix = "restore these values, or start another campaign with --new: it keeps this one next to the new folder"
+        instead = "start another campaign with --new: it keeps this one next to the new folder"
     else:
         latest, notice = (None, "") if is_new else _latest(campaign, plugins)
         plain = PARENT / f"campaign_{started:%Y%m%d_%H%M%S}"
         later = (plain.with_name(f"{plain.name}_{number}") for number in count(2))
         free = next(path for path in chain([plain], later) if not path.exists())
         path, before = latest or free, read_manifest(latest) if latest else None
-        fix = "restore these values, or start another campaign with --new"
+        instead = "start another campaign with --new"
     if before is None:
         growth = Growth(devices=campaign_devices(campaign, plugins, None, {})[0])
         if (path / CAMPAIGN_FILE).exists() or is_run(path):
             keep_earlier(path)
     else:
         growth = growth_since(path, before, campaign, plugins)
-        _check_growth(path, before, campaign, growth, fix=fix, is_beyond_plan=is_beyond_plan)
+        _check_growth(path, before, campaign, growth, instead=instead, is_beyond_plan=is_beyond_plan)
     check_run_folder(str(path), "", place="campaign folder")
     path.mkdir(parents=True, exist_ok=True)
     lock = RunLock(path)
@@ -178,7 +178,7 @@ def open_campaign(
 
 
 def _check_growth(
-    path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, *, fix: str, is_beyond_plan: bool
+    path: Path, before: Mapping[str, Any], campaign: Campaign, growth: Growth, *, instead: str, is_beyond_plan: bool
 ) -> None:
     """ResumeError if more than added seeds or conditions differs, or if these are beyond a sealed plan."""
     if growth.changes:
@@ -187,6 +187,7 @@ def _check_growth(
         shown += [f"{growth} would be added"] * growth.adds_runs
         shown.append("new runs would not be comparable with those already there; nothing was changed")
         what, why = "it is a different campaign", "\n    ".join([*shown, rerun_sentence(before, campaign)])
+        fix = f"restore these values, or {instead}"
         raise ResumeError(Problem(code="campaign.different", where=str(path), what=what, why=why, fix=fix))
     if growth.adds_runs and before.get("plan") and not is_beyond_plan:
         what = f"its plan is sealed, and {growth} would be added"

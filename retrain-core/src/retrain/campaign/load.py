@@ -107,7 +107,8 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
 
     config, problems = load()
     tables_of_file: Mapping[str, Any] = {}
-    with suppress(ConfigError):  # reported by the loader
+    # The loader reports a file that cannot be read.
+    with suppress(ConfigError):
         tables_of_file = read_toml(file)[0] if file else {}
     table = config.table("campaign", CampaignTable)
     conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
@@ -207,8 +208,9 @@ def seal_plan(
         where = "[campaign.plan] baseline"
         raise ConfigError(Problem(code="plan.unknown-baseline", where=where, what=what, fix=fix))
     if plan.looks and plan.looks[-1] != len(seeds):
-        what = f"the last look is after {plan.looks[-1]} seeds, and [campaign] seeds has {len(seeds)}"
-        fix = f"end looks with {len(seeds)}, or list {plan.looks[-1]} seeds"
+        last = plan.looks[-1]
+        what = f"the last look is after {last} seeds, and [campaign] seeds has {len(seeds)}"
+        fix = f"end looks with {len(seeds)}, or list {last} seeds"
         raise ConfigError(Problem(code="plan.last-look", where="[campaign.plan] looks", what=what, fix=fix))
     content = plan.content() | {
         "baseline": baseline,

@@ -84,7 +84,8 @@ class PlannedLooks:
         closed = self._closed_after()
         if run.condition.label == self._baseline and not self.open_labels:
             return self._place[run.seed] < max(closed.values(), default=len(self._place))
-        label = self._followed[run.condition.label]  # a control gets the seeds of its condition
+        # A control gets the seeds of its condition.
+        label = self._followed[run.condition.label]
         return self._place[run.seed] < closed.get(label, len(self._place))
 
     def take(self) -> Look:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+# From linux/prctl.h; Python has no name for it.
 PR_SET_PDEATHSIG = 1
 
 
@@ -19,7 +20,8 @@ def main() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != int(parent):  # the parent died before the signal was requested
+        # The parent may have died before the signal was requested: then it never comes.
+        if os.getppid() != int(parent):
             os._exit(128 + signal.SIGTERM)
     os.execv(command[0], command)
 

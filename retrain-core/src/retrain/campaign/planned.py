@@ -32,8 +32,10 @@ from retrain.run.backend import KEY, RunDevices
 from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
 
-LONGEST_NAME = 120  # file systems allow 255 bytes; logs and folders that are moved aside append to it
-TAG_CHARS = 64  # the most that wandb accepts
+# File systems allow 255 bytes; logs and folders that are moved aside append to the name.
+LONGEST_NAME = 120
+# wandb refuses longer tags.
+TAG_CHARS = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9+~=,._-]+")
 
 
@@ -133,7 +135,8 @@ def _wandb(run: PlannedRun, config: Config) -> dict[str, str]:
         return {}
     from retrain.observe.trackers.contract import TrackerKeys
 
-    label = run.condition.label.replace(",", ";")[:TAG_CHARS]  # a comma would end the tag
+    # A comma would end the tag.
+    label = run.condition.label.replace(",", ";")[:TAG_CHARS]
     logging = config.table("logging", TrackerKeys)
     tags = [tag.strip() for tag in logging.wandb_tags.split(",") if tag.strip()]
     return {
@@ -172,6 +175,7 @@ def _text(value: Any) -> str:
 
 
 ERROR_HEAD = re.compile(r"retrain: \w+ error")
+# The last error is at the end of a log that may have grown to gigabytes.
 TAIL_BYTES = 65536
 REASON_CHARS = 300
 

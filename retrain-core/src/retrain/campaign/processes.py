@@ -94,7 +94,8 @@ class DevicePool:
 
     def __init__(self, names: list[str], environ: Mapping[str, str] = os.environ) -> None:
         visible = listed_devices(environ.get(VARIABLE, ""))
-        assigned = names if len(names) > 1 else []  # a single device is shared by all runs
+        # A single device is shared by all runs.
+        assigned = names if len(names) > 1 else []
         numbers = [int(name.removeprefix("gpu:")) for name in assigned if name.startswith("gpu:")]
         self._names = [visible[n] if n < len(visible) else str(n) for n in numbers]
         self._users: Counter[str] = Counter()

@@ -27,12 +27,15 @@ from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, Plu
 from retrain.kernel.plugins.missing import install_line
 
 LOG = logging.getLogger("retrain")
-LOST = -int(signal.SIGKILL)  # exit code of a run whose worker is gone
+# Of a run whose worker is gone: it was killed with it, and is resumed as after a kill.
+LOST = -int(signal.SIGKILL)
 PAUSE_S = 0.2  # between two looks at the process of a run, and at all tasks
 SHARE = "start the campaign in a folder that all nodes share, or give them --log-dir and runtime_env.working_dir"
-CHECK_S = 60.0  # for every node to answer
+# A busy node may need this long to answer.
+CHECK_S = 60.0
 CONNECT_S = 10.0
-PASSED_ON = ("RETRAIN_", "HF_", "WANDB_", "TINKER_", "PYTHONPATH")  # variables that may be missing on the nodes
+# Nodes have their own environment, where these variables may be missing.
+PASSED_ON = ("RETRAIN_", "HF_", "WANDB_", "TINKER_", "PYTHONPATH")
 
 
 class Options(BaseModel):
@@ -56,7 +59,7 @@ def build(context: PluginContext) -> RayLauncher:
         import ray
     except ImportError as error:
         where, what = context.config.place("campaign.launcher"), f"launcher 'ray' needs the package 'ray': {error}"
-        fix = install_line("retrain-core", "ray")
+        fix = f"install Ray: {install_line('retrain-core', 'ray')}"
         raise PluginError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix)) from error
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:

@@ -78,7 +78,8 @@ class Lines:
         else:
             outcome = (f"FAILED: {failure}" if failure else "OK") + note
             if failure and self._level > logging.INFO:
-                outcome = f"{run.name} {outcome}"  # the line that names the run was not printed
+                # The line that names the run was not printed.
+                outcome = f"{run.name} {outcome}"
         self.say(f"  {outcome}", logging.WARNING if failure else logging.INFO)
 
     def show(self, running: Mapping[str, PlannedRun], num_done: int) -> None:

@@ -43,7 +43,8 @@ from retrain.text.terminal_text import OUTCOME_LEVEL
 POLL_S = 0.2
 # A campaign of thousands of runs that fail at once must still look at those that are active, and at a stop.
 STARTS_AT_ONCE = 100
-EXTRA_GRACE_S = 15.0  # on top of the `grace_s` of the runs
+# Beyond the `grace_s` of the runs, so that a run ends itself before the campaign kills it.
+EXTRA_GRACE_S = 15.0
 PROGRAM = (*python_command(), "-m", "retrain")
 
 
@@ -118,7 +119,8 @@ class Schedule:
         looks = self._looks
         if not looks or not looks.due or self._active or self.cannot_look or any(map(looks.may_start, self._queue)):
             return
-        self._manifest.save()  # it records the runs that failed for good
+        # The look reads from the manifest which runs failed for good.
+        self._manifest.save()
         try:
             look = looks.take()
         except RetrainError as error:  # nothing to compare: the same command takes the look when runs are there
@@ -162,7 +164,8 @@ class Schedule:
     def _launch(self) -> None:
         """Start as many runs as there is room for; the manifest counts the attempts before the first process starts."""
         chosen: list[PlannedRun] = []
-        is_waiting = self._workers == 1 and self._follow_ups.num_open  # sequential: follow-up first
+        # A sequential campaign has room for one process: the follow-up first.
+        is_waiting = self._workers == 1 and self._follow_ups.num_open
         room = 0 if is_waiting else min(self._workers - len(self._active), STARTS_AT_ONCE)
         while self._queue and len(chosen) < room and time.monotonic() >= self._next_launch:
             run = next((run for run in self._queue if not self._looks or self._looks.may_start(run)), None)

@@ -45,7 +45,8 @@ from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
-OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")  # grow with a campaign
+# These fields grow with a campaign; all others stay as they began.
+OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")
 SHOWN_FAILURES = 10
 
 
@@ -284,10 +285,11 @@ def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> Non
     """ResumeError that names every change and its runs, unless there is no change."""
     if not changed.by_change:
         return
-    what = f"{changed.num_runs} of its {campaign.num_runs} runs were made with other code or data than the present"
+    other, total = changed.num_runs, campaign.num_runs
+    what = f"{other} of its {total} runs were made with other code or data than the present"
     why = "\n    ".join([*changed.lines, "runs of different code cannot be compared; nothing was changed"])
     fix = (
-        f"take the changes back; or run all {campaign.num_runs} again with --new (these are kept); or insist with "
+        f"take the changes back; or run all {total} again with --new (these are kept); or insist with "
         "--resume-anyway: finished runs stay, the rest uses the present code and data, and that is recorded"
     )
     raise ResumeError(Problem(code="campaign.changed-inputs", where=folder, what=what, why=why, fix=fix))

@@ -16,6 +16,7 @@ ANSWER_S = 60.0
 # Keeps a command line of job ids far below the limit of the kernel (128 KiB for one argument, 2 MiB in all).
 IDS_AT_ONCE = 500
 PREFIX = "retrain-"  # of the names of our jobs
+# squeue cuts every column silently at its width, so each width holds the longest value.
 COLUMNS = {"ArrayJobID": 24, "ArrayTaskID": 64, "State": 24, "exit_code": 16, "Name": 40, "NodeList": 64, "Reason": 120}
 ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")

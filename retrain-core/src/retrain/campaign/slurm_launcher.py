@@ -34,9 +34,13 @@ from retrain.records.files import write_json
 
 LOG = logging.getLogger("retrain")
 STOP, KILL = ("--batch", "--signal=TERM"), ("--full", "--signal=KILL")  # options of `scancel`
-GATHER_S = 0.1  # without another start, and an array is handed in
-STOPPING_S = 1.0  # between two queries while runs are stopping
-CLOSE_S = 150.0  # for the last requests
+# An array is submitted after this long without another start.
+GATHER_S = 0.1
+# Between two queries while runs are stopping, because the user waits for that.
+STOPPING_S = 1.0
+# Two commands of 60 s each may still be waiting for a busy controller.
+CLOSE_S = 150.0
+# A job that waits for one of these starts by itself; any other reason is reported.
 USUAL_REASONS = frozenset(("", "None", "Resources", "Priority", "JobArrayTaskLimit", "BeginTime", "Cleaning"))
 
 
@@ -63,9 +67,11 @@ class Options(BaseModel):
         return [
             *(f"--{name}={value}" for name, value in named.items() if value),
             *("--nodes=1", "--ntasks=1", f"--cpus-per-task={self.num_cpus}", f"--chdir={cwd}"),
-            "--no-requeue",  # the campaign does that: it resumes the run
+            # The campaign starts a lost run again itself, from its checkpoint.
+            "--no-requeue",
             f"--signal=B:TERM@{math.ceil(grace_s)}",
-            "--output=/dev/null",  # the runs have separate logs
+            # Every run writes separate logs.
+            "--output=/dev/null",
             *self.sbatch,
         ]
 
@@ -337,7 +343,8 @@ class SlurmJob:
 # variables that differ from the campaign's environment, secrets among them. Only its owner can read that file, and the
 # run removes it.
 START, RECORD = "slurm.sh", "slurm.json"
-NOT_SEEN = 66  # exit code of a task whose node does not see the folders
+# The `EX_NOINPUT` of sysexits.h, which no run of ours returns.
+NOT_SEEN = 66
 SCRIPT = """\
 #!/bin/sh
 # Runs of a retrain campaign, one for each task of the array.
@@ -382,7 +389,8 @@ def write_start(job: Job, num_cpus: int) -> None:
     """Write the file that starts one run; only its owner can read it."""
     variables = {"OMP_NUM_THREADS": str(num_cpus), **job.environ}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    command = f"exec {shlex.join(job.argv)}"  # the run becomes the job's own process and gets Slurm's signals
+    # The run becomes the job's own process and gets Slurm's signals.
+    command = f"exec {shlex.join(job.argv)}"
     file = job.folder / START
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

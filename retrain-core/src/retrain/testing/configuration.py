@@ -216,7 +216,7 @@ def explains_itself(bench: Bench) -> None:
     outcome = _invoke(bench, "--help")
     expect(
         outcome.exit_code == EXIT_DONE and (bench.found.target.help or "").strip(),
-        f"--help ended with {outcome.exit_code}: {outcome.output[-300:]}{outcome.exception or ''}",
+        f"--help ended with {outcome.exit_code}: {outcome.output[-300:]}{outcome.exception or ''}".strip(),
         why="this is where a user looks first",
         fix="give the function a docstring",
     )

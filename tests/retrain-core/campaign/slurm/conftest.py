@@ -1,12 +1,7 @@
 """A cluster to hand jobs in to: the stand-in, and with `nox -s server-slurm` Slurm itself."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -14,39 +9,28 @@ from tests.kit import slurm_stand_in
 from tests.kit.slurm_cluster import SlurmCluster, missing
 
 
-class Cluster(Protocol):
-    """What a test does to a cluster."""
-
-    def stop_controller(self) -> None: ...
-    def start_controller(self) -> None: ...
-    def fill(self) -> None: ...
-    def free(self) -> None: ...
-    def fail_node(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class StandIn:
     """The stand-in, with the handles of the real one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.config = folder, slurm_stand_in.install(folder)
 
-    def stop_controller(self) -> None:
+    def stop_controller(self):
         (self.folder / "away").touch()
 
-    def start_controller(self) -> None:
+    def start_controller(self):
         (self.folder / "away").unlink()
 
-    def fill(self) -> None:
+    def fill(self):
         (self.folder / "full").touch()
 
-    def free(self) -> None:
+    def free(self):
         (self.folder / "full").unlink()
 
-    def fail_node(self) -> None:
+    def fail_node(self):
         slurm_stand_in.fail_node(self.folder)
 
-    def close(self) -> None:
+    def close(self):
         for file in (self.folder / "jobs").iterdir():
             if (task := slurm_stand_in.read(file))["state"] in ("RUNNING", "PENDING"):
                 slurm_stand_in.write(file, task | {"state": "CANCELLED"})
@@ -54,7 +38,7 @@ class StandIn:
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(request, tmp_path, monkeypatch):
     """A cluster with four GPUs that this process can hand jobs in to; parametrized with "slurm" it is Slurm itself."""
     is_slurm = getattr(request, "param", "") == "slurm"
     if is_slurm and (reason := missing()):
@@ -67,10 +51,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def wait_for() -> Callable[[Callable[[], object]], None]:
+def wait_for():
     """`wait_for(lambda: ...)`: until it is true; the test's own time limit ends it."""
 
-    def wait(is_so: Callable[[], object]) -> None:
+    def wait(is_so):
         while not is_so():
             time.sleep(0.02)
 

@@ -1,22 +1,15 @@
 """Whole campaigns of the toy policy on Slurm."""
 
-from __future__ import annotations
-
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retrain.campaign.planned import progress
-from retrain.campaign.slurm_launcher import RECORD
+from retrain.campaign.slurm_commands import TaskState
+from retrain.campaign.slurm_launcher import RECORD, Options
 from tests.end_to_end.campaigns import check_same, kill_all, manifest, wait_for
 from tests.kit.campaigns import conditions
 from tests.kit.problems import codes_in
 
-Finish = Callable[..., tuple[int, str, str]]
-Start = Callable[..., subprocess.Popen[str]]
 ONE = conditions("grpo+toy_index")
 SEEDS = "seeds = [1, 2]\nmax_steps = 4\n"
 OFTEN = "launcher_options = { poll_s = 0.2 }\n"
@@ -25,9 +18,7 @@ SLURM = ("--campaign-launcher", "slurm", "--campaign-parallel", "true")
 
 @pytest.mark.long
 @pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
-def test_jobs_outlive_the_campaign_and_are_found_again(
-    write: Callable[..., Path], start: Start, finish: Finish, cluster: Any
-) -> None:
+def test_jobs_outlive_the_campaign_and_are_found_again(write, start, finish, cluster):
     write(SEEDS, ONE)
     assert finish("c.toml", "--log-dir", "here")[0] == 0
     write(SEEDS + OFTEN, ONE)
@@ -37,7 +28,6 @@ def test_jobs_outlive_the_campaign_and_are_found_again(
     wait_for(lambda: all(file.exists() and '"job_id": ""' not in file.read_text() for file in records), process)
     kill_all(process, orphans_too=False)
     process = start("c.toml", "--log-dir", "there", *SLURM)
-    assert process.stdout is not None
     for line in process.stdout:
         if "grpo+toy_index_s2 started (started by an earlier session, waiting for it)" in line:
             break
@@ -50,22 +40,26 @@ def test_jobs_outlive_the_campaign_and_are_found_again(
     check_same("there", "here")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("cluster", ["stand-in", pytest.param("slurm", marks=pytest.mark.server)], indirect=True)
-def test_a_stop_reaches_what_runs_and_what_waits(write: Callable[..., Path], start: Start, cluster: Any) -> None:
-    write(SEEDS.replace("4", "5000") + OFTEN, ONE)
-    process = start("c.toml", *SLURM)
-    wait_for(lambda: progress(Path("out/runs/grpo+toy_index_s1")).steps_done > 2, process)
-    process.terminate()
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 75, out + err
-    assert {entry["status"] for entry in manifest()["runs"]} == {"stopped"}
-
-
-def test_a_machine_without_slurm_says_so(
-    write: Callable[..., Path], command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_slurm_says_so(write, command, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     result = command(str(write(SEEDS, ONE)), *SLURM)
     assert (result.code, codes_in(result.err)) == (2, ["campaign.no-slurm"])
     assert not Path("out/runs").exists()
+
+
+def test_a_run_gets_its_gpus_on_one_node():
+    arguments = Options(time="2:00:00").arguments(2, Path("/w"), 60.5)
+    assert {"--time=2:00:00", "--gres=gpu:2", "--nodes=1", "--ntasks=1", "--signal=B:TERM@61"} <= set(arguments)
+    assert "--gres=gpu:a100:2" in Options(gres="gpu:a100:2").arguments(1, Path("/w"), 60.0)
+    assert not any("gres" in each for each in Options().arguments(0, Path("/w"), 60.0))
+    assert Options(sbatch=["--constraint=nvlink"]).arguments(0, Path("/w"), 60.0)[-1] == "--constraint=nvlink"
+
+
+def test_every_end_has_a_code():
+    def code(state, status=0):
+        return TaskState(job_id="1", state=state, status=status).code
+
+    assert [code("COMPLETED"), code("FAILED", 75 << 8), code("FAILED", 9), code("FAILED")] == [0, 75, -9, 1]
+    assert {code(state) for state in ("TIMEOUT", "PREEMPTED", "DEADLINE")} == {75}
+    assert {code(state) for state in ("NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")} == {-9}
+    assert code("CANCELLED") == -15

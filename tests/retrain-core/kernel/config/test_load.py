@@ -1,28 +1,25 @@
 """Layers, origins and problems of a configuration, from real files."""
 
-from __future__ import annotations
-
 import tomllib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from retrain.kernel.config.load import Setting, TableEntry, load_config
+from retrain.kernel.config.load import Setting, all_keys, load_config
 from retrain.kernel.config.resolved import Config, Layer, Origin
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError
+from retrain.run.check import check_names, check_options
 
-Load = Callable[..., tuple[Config, list[Problem]]]
 BAD, UNKNOWN = "config.bad-value", "config.unknown-key"
 
 
-def one(problems: list[Problem]) -> Problem:
+def one(problems):
     """The only problem."""
     assert len(problems) == 1, [str(problem) for problem in problems]
     return problems[0]
 
 
-def test_origin_of_every_layer_and_the_later_wins(load: Load, tmp_path: Path) -> None:
+def test_origin_of_every_layer_and_the_later_wins(load, tmp_path):
     text = "# a comment\n[training]\nlr = 1e-3\nbatch_size = 2\n\nmax_steps = 3\n"
     environ = {"RETRAIN__TRAINING__BATCH_SIZE": "5", "RETRAIN__TRAINING__MAX_STEPS": "6"}
     config, problems = load(text, "--max-steps", "7", environ=environ)
@@ -37,7 +34,7 @@ def test_origin_of_every_layer_and_the_later_wins(load: Load, tmp_path: Path) ->
     assert config.place("training.group_size") == "[training] group_size (default)"
 
 
-def test_whole_numbers_are_numbers_and_the_old_name_of_a_key_is_accepted_once(load: Load) -> None:
+def test_whole_numbers_are_numbers_and_the_old_name_of_a_key_is_accepted_once(load):
     config, problems = load("[training]\nlr = 1\ntemperature = 1\n")
     assert (problems, config.training.temperature) == ([], 1.0)
     for name in ("surprisal_mask_rho", "entropy_mask_rho"):
@@ -65,9 +62,7 @@ def test_whole_numbers_are_numbers_and_the_old_name_of_a_key_is_accepted_once(lo
         ("[[training]]\nlr = 1e-4\n", 1, "config.not-a-table", "[training]"),
     ],
 )
-def test_a_misplaced_or_misspelt_name_is_answered_with_the_right_one(
-    text: str, line: int, code: str, fix: str, load: Load
-) -> None:
+def test_a_misplaced_or_misspelt_name_is_answered_with_the_right_one(text, line, code, fix, load):
     problem = next(problem for problem in load(text)[1] if f".toml:{line}" in problem.where)
     assert problem.code == code
     assert fix in problem.fix
@@ -80,36 +75,24 @@ def test_a_misplaced_or_misspelt_name_is_answered_with_the_right_one(
         ("inference", "prefix_caching = 1", "the integer 1", "Default: true"),
         ("inference", "kv_cache_dtype = 'int4'", "int4", "'int8'"),
         ("inference", "dtype = 'BF16'", "BF16", "'bf16'"),
-        ("inference", "attention_kernel = 'xformers'", "xformers", 'Default: "default"'),
-        ("inference", "attention_kernel = 1", "the integer 1", 'Default: "default"'),
         ("training", "batch_size = 7.9", "the number 7.9", "Default: 8"),
-        ("training", "batch_size = 8.0", "the number 8.0", "Default: 8"),
         ("training", "batch_size = true", "the boolean True", "Default: 8"),
         ("training", 'batch_size = "8"', "text '8'", "write 8, without quotes"),
-        ("training", "batch_size = 0", "the integer 0", "Default: 8"),
-        ("training", "seed = -2", "-2", "Default: -1"),
         ("training", "seed = 2147483648", "less than 2147483648", "Default: -1"),
         *(("training", f"lr = {value}", value, "Default: 4e-05") for value in ("nan", "inf", "-inf", "0.0")),
         ("training", 'lr = "1e-4"', "text '1e-4'", "write 1e-4, without quotes"),
-        ("training", "lr = true", "the boolean True", "Default: "),
         ("training", "lr = [1e-4]", "the list", "Default: "),
         ("training", "lr = 1979-05-27", "date", "Default: "),
-        ("training", "temperature = 0", "greater than 0", "Default: "),
-        ("logging", "log_dir = ['a']", "the list ['a']", "Default: "),
         ("logging", "log_dir = ''", "at least 1 character", "Default: "),
         ("logging", "recorders = 'wandb'", "text 'wandb'", "Default: "),
         ("logging", "recorders = ['a', 3]", "the integer 3", "Default: "),
         ("logging", "strategic_grams = '[\"a\", 3]'", "must be text", "Default: "),
-        ("logging", "strategic_grams = '[oops'", "not a JSON array", "Default: "),
         ("plugins", "search_paths = ['']", "must not be empty", "Default: "),
         *(("scoring", f"correct_above = {value}", value, "Default: 0.5") for value in ("nan", "inf", "'high'")),
         ("algorithm", "params = 3", "the integer 3", "Default: {}"),
-        ("algorithm", "surprisal_mask_rho = 1.5", "less than or equal to 1", "Default: 0.0"),
     ],
 )
-def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(
-    table: str, line: str, shown: str, fix: str, load: Load
-) -> None:
+def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(table, line, shown, fix, load):
     config, problems = load(f"[{table}]\n{line}\n")
     problem, name = one(problems), line.split()[0]
     assert problem.code == BAD
@@ -120,13 +103,7 @@ def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(
     assert config.training.batch_size == 8
 
 
-def test_a_rule_of_several_keys_names_their_table(load: Load) -> None:
-    problem = one(load("[backpressure]\nmin_batch_size = 9\nmax_batch_size = 8\n")[1])
-    assert (problem.code, problem.fix) == (BAD, "correct the table")
-    assert problem.where.endswith("[backpressure]")
-
-
-def test_every_problem_is_reported_at_once_and_the_good_keys_are_kept(load: Load) -> None:
+def test_every_problem_is_reported_at_once_and_the_good_keys_are_kept(load):
     text = '[training]\nlr = "fast"\nbatch_size = 0\nmax_steps = 9\ntop_p = 0.9\nsteps = 1\n[modell]\nmodel = "x"\n'
     text += '[inference]\ndtype = "fp9"\nprefix_caching = "yes"\n'
     config, problems = load(text, "--lora-rank", "many", "--nonsense", environ={"RETRAIN__TRAINING__SEEED": "1"})
@@ -150,21 +127,27 @@ def test_every_problem_is_reported_at_once_and_the_good_keys_are_kept(load: Load
     ],
 )
 def test_a_key_whose_feature_is_missing_is_refused_from_every_layer_but_not_at_its_default(
-    text: str, arguments: tuple[str, ...], environ: dict[str, str], where: str, load: Load
-) -> None:
+    text, arguments, environ, where, load
+):
     problem = one(load(text, *arguments, environ=environ)[1])
     assert problem.code == "config.not-supported"
     assert problem.where.endswith(where)
     assert load("[training]\ntop_p = 1.0\n[resume]\nfrom = ''\n", "--wandb-project", "")[1] == []
 
 
-def test_a_flag_of_a_campaign_is_refused_where_there_is_none(load: Load) -> None:
+def test_flags_of_campaigns_unregistered_tables_and_byte_order_marks_are_read(load):
     assert one(load("", "--campaign-max-steps", "3")[1]).code == "config.flag-without-table"
     assert load("[campaign]\n", "--campaign-max-steps", "3")[1] == []
     assert load("", environ={"RETRAIN__CAMPAIGN__MAX_STEPS": "3"})[1] == []  # may be meant for other files
+    config = Config(tables={})
+    assert (config.training.batch_size, config.value("sepa.steps", 7)) == (8, 7)
+    assert load()[0].value("sepa.steps", 7) == 500
+    problem = one(load("[backpressure]\nmin_batch_size = 9\nmax_batch_size = 8\n")[1])
+    assert (problem.code, problem.fix) == (BAD, "correct the table")
+    assert problem.where.endswith("[backpressure]")
 
 
-def test_what_a_condition_sets_wins_over_every_layer(tmp_path: Path, tables: Mapping[str, TableEntry]) -> None:
+def test_what_a_condition_sets_wins_over_every_layer(tmp_path, tables):
     file = tmp_path / "c.toml"
     file.write_text("[training]\nlr = 1e-3\n[data.options]\na = 1\nb = 1\n")
     given = {"training.lr": 1e-5, "data.options": {"b": 2}, "training.batch_size": "many"}
@@ -175,7 +158,7 @@ def test_what_a_condition_sets_wins_over_every_layer(tmp_path: Path, tables: Map
     assert one(problems).where == "c.toml:9 condition 1 [training] batch_size"
 
 
-def test_all_legacy_keys_are_one_problem_with_the_lines_to_write_and_an_option_that_is_set_wins(load: Load) -> None:
+def test_all_legacy_keys_are_one_problem_with_the_lines_to_write_and_an_option_that_is_set_wins(load):
     text = "[backend]\nprime_rl_zmq_port = 5555\nprime_rl_strict_advantages = true\nprime_rl_sync_poll_s = 0.2\n"
     text += 'prime_rl_transport = "zmq"\n[backend.options]\ntransport = "filesystem"\n'
     problem = one(load(text)[1])
@@ -185,17 +168,7 @@ def test_all_legacy_keys_are_one_problem_with_the_lines_to_write_and_an_option_t
     assert tomllib.loads(problem.fix.partition("place\n")[2]) == {"backend": {"options": options}}
 
 
-def test_an_unknown_table_of_ours_is_answered_with_its_distribution(
-    tmp_path: Path, tables: Mapping[str, TableEntry]
-) -> None:
-    (tmp_path / "x.toml").write_text("[sepa]\nsteps = 3\n")
-    without = {name: entry for name, entry in tables.items() if name != "sepa"}
-    hint = {"sepa": "pip install retrain-sepa"}
-    _, problems = load_config(tmp_path / "x.toml", tables=without, table_hint=lambda name: hint.get(name, ""))
-    assert one(problems).fix == "pip install retrain-sepa"
-
-
-def test_a_byte_order_mark_is_accepted(tmp_path: Path, tables: Mapping[str, TableEntry]) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path, tables):
     (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf[training]\r\nlr = 1e-3\r\n")
     config, problems = load_config(tmp_path / "x.toml", tables=tables)
     assert problems == []
@@ -211,9 +184,7 @@ def test_a_byte_order_mark_is_accepted(tmp_path: Path, tables: Mapping[str, Tabl
         (None, "config.not-found", ""),
     ],
 )
-def test_a_file_that_cannot_be_read_is_a_config_error(
-    content: bytes | None, code: str, line: str, tmp_path: Path, tables: Mapping[str, TableEntry]
-) -> None:
+def test_a_file_that_cannot_be_read_is_a_config_error(content, code, line, tmp_path, tables):
     file = tmp_path / "x.toml"
     if content is not None:
         file.write_bytes(content)
@@ -224,7 +195,42 @@ def test_a_file_that_cannot_be_read_is_a_config_error(
     assert problem.fix
 
 
-def test_an_unregistered_table_reads_as_defaults(load: Load) -> None:
-    config = Config(tables={})
-    assert (config.training.batch_size, config.value("sepa.steps", 7)) == (8, 7)
-    assert load()[0].value("sepa.steps", 7) == 500
+FULL = Path(__file__).with_name("full_annotated.toml")
+CONTAINERS = {  # a JSON schema, as test_names_stay.py reads it, has no defaults for these
+    **{f"algorithm.{name}": {} for name in ("params", "advantage_params", "transform_params")},
+    "backend.options": {},
+    "environment.args": {},
+    "plugins.search_paths": ["plugins"],
+    "squeeze.target_ranks": [],
+    "campaign.seeds": [42, 101, 202, 303, 404, 505, 606, 707],
+}
+CONDITIONS = ["grpo+none", "maxrl+none", "maxrl+gtpo", "maxrl+gtpo_hicra", "maxrl+gtpo_sepa"]
+
+
+def test_defaults_are_valid_and_explained_and_the_containers_as_documented(tables):
+    config, problems = load_config(None, tables=tables)
+    assert problems == []
+    found = config.as_dict()
+    assert {path: found[path.partition(".")[0]][path.partition(".")[2]] for path in CONTAINERS} == CONTAINERS
+    conditions = found["campaign"]["conditions"]
+    assert [f"{each['advantage_mode']}+{each['transform_mode']}" for each in conditions] == CONDITIONS
+    for name, entry in tables.items():
+        defaults = entry.model().model_dump(by_alias=True)
+        assert entry.model.model_validate(defaults).model_dump(by_alias=True) == defaults, name
+    for key in all_keys(tables):
+        assert len(key.description) > 4, key.path
+        assert key.description.endswith("."), key.path
+    config.backend.options["x"] = 1
+    assert load_config(None, tables=tables)[0].backend.options == {}, "configurations share no container"
+
+
+def test_the_documented_full_file_is_accepted(tables, plugins, command):
+    config, problems = load_config(FULL, tables=tables)
+    assert problems == []
+    assert check_names(config, plugins, tables) + check_options(config, plugins) == []
+    assert config.backend.adapter_path == "/tmp/retrain_adapter"
+    assert config.origin("training.lr").place == f"{FULL}:42"
+    result = command("explain", str(FULL), "--json")
+    assert result.code == 0, result.err
+    assert '"mode": "single"' in result.out
+    assert '"condition": "maxrl+gtpo_sepa"' in result.out

@@ -1,46 +1,14 @@
 """Flags and environment variables: a unique flag for every key, and no text read as more than it says."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 
-from retrain.kernel.config.load import FLAG_ALIASES, PARAM_FLAGS, TableEntry, all_keys, load_config
-from retrain.kernel.config.resolved import Config
-from retrain.kernel.errors import Problem
-
-Load = Callable[..., tuple[Config, list[Problem]]]
-
-# Flags that the documentation lists, by table; `flag=key` where they differ by more than `_` and the table's prefix.
-DOCUMENTED_FLAGS = {
-    "algorithm": "advantage-mode transform-mode algorithm-params=params surprisal-mask-rho",
-    "training": "seed lr batch-size group-size max-steps top-p",
-    "model": "lora-rank",
-    "logging": "log-dir wandb-project wandb-entity wandb-group wandb-tags wandb-run-name strategic-grams",
-    "resume": "resume=from resume-from=from",
-    "gtpo": "gtpo-beta=beta",
-    "hicra": "hicra-alpha=alpha",
-    "sepa": "sepa-steps=steps sepa-schedule=schedule sepa-delay-steps=delay_steps"
-    " sepa-correct-rate-gate=correct_rate_gate",
-    "backpressure": "bp-enabled=enabled bp-warmup-steps=warmup_steps bp-peak-bw-gb-s=peak_bw_gb_s",
-    "optimizer": "optim-beta1=beta1 optim-beta2=beta2 optim-eps=eps optim-grad-clip-norm=grad_clip_norm",
-    "lora": "lora-alpha=alpha lora-dropout=dropout",
-    "inference": "inference-engine=engine inference-url=url inference-dtype=dtype attention-kernel kv-cache-dtype"
-    " prefix-caching",
-    "environment": "environment-provider=provider environment-id=id environment-args=args",
-    "data": "data-source=source",
-    "planning": "planning-detector=detector planning-threshold=threshold",
-    "reward": "reward-type=type reward-judge-model=judge_model reward-custom-module=custom_module",
-    "plugins": "plugins-search-paths=search_paths plugins-strict=strict",
-    "backend": "max-concurrent",
-}
+from retrain.kernel.config.load import FLAG_ALIASES, PARAM_FLAGS, all_keys, load_config
 
 
-def test_every_key_has_a_flag_of_its_own(tables: Mapping[str, TableEntry]) -> None:
+def test_every_key_has_a_flag_of_its_own(tables):
     counts = Counter(key.flag for key in all_keys(tables))
     reserved = {flag.removeprefix("--") for flag in (*PARAM_FLAGS, *FLAG_ALIASES, "--set", "--help", "--version")}
     assert {flag: n for flag, n in counts.items() if n > 1} == {}
@@ -48,20 +16,12 @@ def test_every_key_has_a_flag_of_its_own(tables: Mapping[str, TableEntry]) -> No
     assert all(flag == flag.lower() and "_" not in flag for flag in counts)
 
 
-def test_a_documented_flag_sets_its_key(tables: Mapping[str, TableEntry]) -> None:
-    flags = {key.flag: key.path for key in all_keys(tables)}
-    flags |= {flag.removeprefix("--"): path for flag, path in FLAG_ALIASES.items()}
-    pairs = [(table, *each.partition("=")[::2]) for table, given in DOCUMENTED_FLAGS.items() for each in given.split()]
-    expected = {flag: f"{table}.{name or flag.replace('-', '_')}" for table, flag, name in pairs}
-    assert {flag: flags.get(flag) for flag in expected} == expected
-
-
-def as_text(value: Any) -> str:
+def as_text(value):
     """A default the way it would be typed."""
     return json.dumps(value) if isinstance(value, list | dict | bool) else str(value)
 
 
-def test_every_flag_set_and_variable_accepts_its_own_default(tables: Mapping[str, TableEntry]) -> None:
+def test_every_flag_set_and_variable_accepts_its_own_default(tables):
     keys = [key for key in all_keys(tables) if key.table != "campaign"]
     by_flag = [word for key in keys for word in (f"--{key.flag}", as_text(key.default))]
     by_set = [f"--set={key.path}={as_text(key.default)}" for key in keys]
@@ -79,7 +39,7 @@ FORMS += [("--set", "training.lr=1e-3"), ("--set=training.lr=1e-3",)]
 
 
 @pytest.mark.parametrize("arguments", FORMS)
-def test_the_forms_of_a_flag(arguments: tuple[str, ...], load: Load) -> None:
+def test_the_forms_of_a_flag(arguments, load):
     config, problems = load("[training]\nlr = 7.0\n", *arguments)
     assert problems == []
     assert config.training.lr == 1e-3
@@ -105,14 +65,14 @@ def test_the_forms_of_a_flag(arguments: tuple[str, ...], load: Load) -> None:
         (("--strategic-grams", '["a, b"]'), "logging.strategic_grams", '["a, b"]'),
     ],
 )
-def test_text_becomes_the_type_of_its_key(arguments: tuple[str, ...], path: str, value: object, load: Load) -> None:
+def test_text_becomes_the_type_of_its_key(arguments, path, value, load):
     config, _ = load("", *arguments)
     found = config.value(path, None)
     assert found == value
     assert type(found) is type(value)
 
 
-READ_AS: list[tuple[str, object]] = [
+READ_AS = [
     *(("0.1", 0.1), ("1e-4", 1e-4), ("1E4", 1e4), (".5", 0.5), ("3", 3), ("-3", -3), ("-1e-3", -1e-3), ("null", None)),
     *(("true", True), ("False", False), ("[1, 2]", [1, 2]), ('{"a": 1}', {"a": 1}), ('"3"', "3")),
     *((text, text) for text in ("plain text", "", "1.2.3", "007", "[1,", "nan", "-Infinity", "a=b")),
@@ -120,7 +80,7 @@ READ_AS: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("text", "value"), READ_AS)
-def test_plugin_parameters_are_json_where_they_read_as_json(text: str, value: object, load: Load) -> None:
+def test_plugin_parameters_are_json_where_they_read_as_json(text, value, load):
     config, problems = load("", "--transform-param", f"cap={text}")
     assert problems == []
     found = config.algorithm.transform_params["cap"]
@@ -128,7 +88,7 @@ def test_plugin_parameters_are_json_where_they_read_as_json(text: str, value: ob
     assert type(found) is type(value)
 
 
-def test_parameter_flags_repeat_and_add_to_the_file(load: Load) -> None:
+def test_parameters_and_variables_add_to_the_file_and_misspelt_ones_are_reported(load):
     text = "[algorithm.advantage_params]\nscale = 1.0\nkept = 'yes'\n[backend.options]\nx = 1\n"
     arguments = ["--advantage-param", "scale=2.0", "--advantage-param=new=[1]", "--backend-opt", "y=2"]
     arguments += ["--data-opt=z=3", "--algorithm-param", "p=4", "--set", "algorithm.transform_params.cap=0.1"]
@@ -139,6 +99,17 @@ def test_parameter_flags_repeat_and_add_to_the_file(load: Load) -> None:
     assert config.data.options == {"z": 3}
     assert config.algorithm.params == {"p": 4}
     assert config.algorithm.transform_params == {"cap": 0.1}
+    environ = {
+        "RETRAIN__LOGGING__RECORDERS": "a,b",
+        "RETRAIN__algorithm__transform_params": '{"cap": 1}',
+        "RETRAIN__TRANING__LR": "1",
+        "RETRAIN_PLUGINS": "x",
+    }
+    config, problems = load("", environ=environ)
+    assert config.logging.recorders == ["a", "b"]
+    assert config.algorithm.transform_params == {"cap": 1}
+    assert [problem.where for problem in problems] == ["environment variable RETRAIN__TRANING__LR"]
+    assert problems[0].fix == "use RETRAIN__TRAINING__LR"
 
 
 BAD_FLAGS = {
@@ -166,21 +137,7 @@ BAD_FLAGS = {
 @pytest.mark.parametrize(
     ("arguments", "code", "fix"), [(given, code, fix) for code, rows in BAD_FLAGS.items() for given, fix in rows]
 )
-def test_a_bad_flag_is_reported_once_with_its_fix(arguments: tuple[str, ...], code: str, fix: str, load: Load) -> None:
+def test_a_bad_flag_is_reported_once_with_its_fix(arguments, code, fix, load):
     (problem,) = load("", *arguments)[1]
     assert problem.code == code
     assert fix in problem.fix
-
-
-def test_environment_variables_are_layered_and_misspelt_ones_reported(load: Load) -> None:
-    environ = {
-        "RETRAIN__LOGGING__RECORDERS": "a,b",
-        "RETRAIN__algorithm__transform_params": '{"cap": 1}',
-        "RETRAIN__TRANING__LR": "1",
-        "RETRAIN_PLUGINS": "x",
-    }
-    config, problems = load("", environ=environ)
-    assert config.logging.recorders == ["a", "b"]
-    assert config.algorithm.transform_params == {"cap": 1}
-    assert [problem.where for problem in problems] == ["environment variable RETRAIN__TRANING__LR"]
-    assert problems[0].fix == "use RETRAIN__TRAINING__LR"

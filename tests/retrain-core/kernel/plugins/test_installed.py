@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from importlib_metadata import Distribution
+from pydantic import BaseModel, ConfigDict, Field
 
 from retrain import __version__
 from retrain.kernel.plugins.discover import headers_of, unmet_requirement
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.requirements import installed_dependents
-
-ROOT = Path(__file__).parents[4]
-
-
-def required(line: str, folder: Path) -> Distribution:
-    """A distribution with one requirement."""
-    head = "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n"
-    (folder / "METADATA").write_text(f"{head}Requires-Dist: numpy>=99\nRequires-Dist: {line}\n", encoding="utf-8")
-    return Distribution.at(folder)
+from retrain.kernel.plugins.resolve import validated_params
 
 
-def unmet(found: Distribution) -> str:
-    name, _, requires = headers_of(found)
+def unmet(folder, *requirements):
+    """What a distribution with these requirements lacks."""
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: theirs",
+        "Version: 1.0",
+        *(f"Requires-Dist: {each}" for each in requirements),
+    ]
+    (folder / "METADATA").write_text("\n".join(lines), encoding="utf-8")
+    name, _, requires = headers_of(Distribution.at(folder))
     return unmet_requirement(name, requires)
 
 
@@ -37,28 +36,18 @@ UNMET += ["retrain-core (>=99)", "retrain-core newest"]  # the last cannot be re
 
 
 @pytest.mark.parametrize(("line", "is_met"), [*((line, True) for line in MET), *((line, False) for line in UNMET)])
-def test_a_requirement_on_the_core_is_met_or_reported_with_both_versions(
-    line: str, is_met: bool, tmp_path: Path
-) -> None:
-    told = unmet(required(line, tmp_path))
-    assert (told == "") is is_met
+def test_a_requirement_on_the_core_is_met_or_reported_with_both_versions(line, is_met, tmp_path):
+    told = unmet(tmp_path, "numpy>=99", line)
+    assert (told == "", unmet(tmp_path)) == (is_met, "")
     assert is_met or f"and this is {__version__}; fix: pip install --upgrade theirs" in told
 
 
-def test_a_distribution_without_requirements_is_fine(tmp_path: Path) -> None:
-    (tmp_path / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
-    assert unmet(Distribution.at(tmp_path)) == ""
-
-
-def test_versions_come_from_metadata_and_unknown_names_are_left_out(distribution: Callable[..., Path]) -> None:
+def test_requirements_versions_and_dependents_come_from_metadata(distribution):
     distribution("theirs", {"theirs": ""}, version="3.2")
     assert versions_of(["theirs", "there-is-no-such-distribution", "retrain-core"]) == {
         "theirs": "3.2",
         "retrain-core": __version__,
     }
-
-
-def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribution: Callable[..., Path]) -> None:
     lines = {
         "first-one": "The.Library>=1",
         "second_one": "the_library[big] (<2) ; python_version > '3'",
@@ -74,7 +63,7 @@ def test_dependents_are_found_in_every_spelling_and_near_names_are_not(distribut
 
 
 @pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def clone(tmp_path, monkeypatch):
     """A clone, from whose folder retrain-core is installed; `retrain-later` in it requires a sibling that is not."""
     folder = tmp_path / "my clone"
     for name, required in (("retrain-core", []), ("retrain-later", ["retrain-core==1.0", "retrain-sooner==1.0"])):
@@ -89,7 +78,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_install_line_names_the_folders_of_the_clone_that_core_came_from(clone: Path) -> None:
+def test_the_install_line_names_the_folders_of_the_clone_that_core_came_from(clone):
     core = "retrain-core[ray]"
     assert install_line("retrain-core", "ray") == f"pip install '{clone}/{core}'"
     assert install_line("retrain-later") == f"pip install '{clone}/retrain-later' '{clone}/retrain-sooner'"
@@ -99,8 +88,38 @@ def test_the_install_line_names_the_folders_of_the_clone_that_core_came_from(clo
 
 
 @pytest.mark.parametrize("record", [None, {"url": "https://index/retrain_core.whl", "archive_info": {}}])
-def test_the_install_line_of_a_wheel_is_the_name(clone: Path, record: object) -> None:
+def test_the_install_line_of_a_wheel_is_the_name(clone, record):
     (file,) = clone.parent.glob("site/*/direct_url.json")
     file.write_text(json.dumps(record), encoding="utf-8") if record else file.unlink()
     assert install_line("retrain-later") == "pip install retrain-later"
     assert install_line("retrain-core", "ray") == "pip install 'retrain-core[ray]'"
+
+
+class Params(BaseModel):
+    """A strict model, as the documentation tells plugins to write them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    scale: float = Field(1.0, gt=0.0)
+    names: list[str] = Field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "code", "fix"),
+    [
+        ({"scal": 2.0}, "here", "plugin.unknown-option", "use 'scale'"),
+        ({"zzz": 2.0}, "here", "plugin.unknown-option", "known: scale, names"),
+        ({"scale": "2"}, "here.scale", "plugin.bad-option", "correct the value"),
+        ({"scale": -1.0}, "here.scale", "plugin.bad-option", "correct the value"),
+        ({"names": ["a", 3]}, "here.names.1", "plugin.bad-option", "correct the value"),
+    ],
+)
+def test_bad_parameters_are_reported_with_their_place(given, where, code, fix):
+    params, (problem,) = validated_params(Params, given, where="here")
+    assert params is None
+    assert (problem.where, problem.code, problem.fix) == (where, code, fix)
+
+
+def test_good_parameters_are_the_model_any_pass_without_one_and_all_bad_ones_are_reported():
+    assert validated_params(Params, {"scale": 2}, where="x") == (Params(scale=2.0), [])
+    assert validated_params(None, {"whatever": object()}, where="x") == (None, [])
+    assert len(validated_params(Params, {"scale": -1.0, "zzz": 1, "names": 3}, where="here")[1]) == 3

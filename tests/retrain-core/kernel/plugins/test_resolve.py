@@ -1,33 +1,27 @@
 """Names, dotted paths, search paths, and everything that the message about a missing name must contain."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from retrain.kernel.errors import PluginError, Problem
+from retrain.kernel.errors import PluginError
 from retrain.kernel.plugins import first_party
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.missing import install_line
 from retrain.kernel.plugins.resolve import problem_with, resolve
-from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 
 WHERE = "retrain.toml:7 [algorithm] transform_mode"
-Write = Callable[[str, str], None]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path, monkeypatch):
     """`write("pack/mod.py", source)` in a folder on the path; what was imported from it is forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
 
-    def write_module(name: str, source: str) -> None:
+    def write_module(name, source):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(source)
@@ -41,12 +35,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             del sys.modules[name]
 
 
-def find(plugins: Plugins, name: str, *search_paths: str) -> object:
+def find(plugins, name, *search_paths):
     """The object that a transform name denotes."""
     return resolve(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=search_paths).target
 
 
-def problem(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.TRANSFORM) -> Problem:
+def problem(plugins, name, *search_paths, kind=Kind.TRANSFORM):
     """The problem with a name, the same without importing where it is found that early."""
     with pytest.raises(PluginError) as caught:
         resolve(plugins, kind, name, where=WHERE, search_paths=search_paths)
@@ -67,9 +61,7 @@ def problem(plugins: Plugins, name: str, *search_paths: str, kind: Kind = Kind.T
         ("plugins/empty_here.py", "empty_here.thing", ("plugins",)),  # a folder without files is no candidate
     ],
 )
-def test_a_dotted_path_is_imported(
-    file: str, name: str, search_paths: tuple[str, ...], write: Write, plugins: Plugins, tmp_path: Path
-) -> None:
+def test_a_dotted_path_is_imported(file, name, search_paths, write, plugins, tmp_path):
     (tmp_path / "empty_here").mkdir()
     write(file, "thing = 'found'")
     assert find(plugins, name, *search_paths) == "found"
@@ -86,9 +78,7 @@ def test_a_dotted_path_is_imported(
         (("plugins/two_t.py", "plugins/two_t/__init__.py"), ("plugins",)),
     ],
 )
-def test_two_files_for_one_dotted_path_are_refused_and_both_named(
-    files: tuple[str, str], search_paths: tuple[str, ...], write: Write, plugins: Plugins, tmp_path: Path
-) -> None:
+def test_two_files_for_one_dotted_path_are_refused_and_both_named(files, search_paths, write, plugins, tmp_path):
     for file in files:
         write(file, f"open({str(tmp_path / 'imported')!r}, 'w')\nthing = 1")
     found = problem(plugins, "two_t.thing", *search_paths)
@@ -98,53 +88,25 @@ def test_two_files_for_one_dotted_path_are_refused_and_both_named(
     assert not (tmp_path / "imported").exists()
 
 
-def test_a_module_here_that_hides_an_installed_one_is_refused(write: Write, plugins: Plugins) -> None:
+def test_modules_that_hide_others_are_refused_and_registered_names_come_first(write, plugins, tmp_path):
     write("colorsys.py", "thing = 1")
     assert problem(plugins, "colorsys.thing").what.count("colorsys.py") == 2
-
-
-def test_one_file_by_two_paths_is_no_ambiguity(write: Write, plugins: Plugins, tmp_path: Path) -> None:
     write("one_f/my_mod_f.py", "thing = 'same'")
     (tmp_path / "linked").symlink_to("one_f")
     (tmp_path / "my_mod_f.py").symlink_to("one_f/my_mod_f.py")
     assert find(plugins, "my_mod_f.thing", "one_f", "./one_f/", "linked") == "same"
+    write("none.py", "x = 1")
+    assert find(plugins, "none") is not None
+    assert problem(plugins, "nonexistent_mod.none").code == "plugin.missing"
 
 
-def test_copies_behind_the_installed_packages_hide_nothing(
-    write: Write, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_behind_the_installed_packages_hide_nothing(write, plugins, tmp_path, monkeypatch):
     write("copies/my_mod_l.py", "thing = 'copy'")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "copies")])  # as a resumed run has its own
     assert find(plugins, "my_mod_l.thing") == "copy"
     write("my_mod_l.py", "thing = 'here'")
     del sys.modules["my_mod_l"]
     assert find(plugins, "my_mod_l.thing") == "here"
-
-
-def test_a_registered_name_comes_before_any_module(write: Write, plugins: Plugins) -> None:
-    write("none.py", "x = 1")
-    assert find(plugins, "none") is not None
-    assert problem(plugins, "nonexistent_mod.none").code == "plugin.missing"
-
-
-def test_a_dotted_path_to_a_spec_brings_parameters_and_traits(write: Write, plugins: Plugins) -> None:
-    write(
-        "bundled.py",
-        "from pydantic import BaseModel\nfrom retrain.api import PluginSpec\n"
-        "class Params(BaseModel):\n    floor: float = 0.5\n"
-        "PLUGIN = PluginSpec(name='own', summary='s', factory=max, params=Params, traits='t')\n",
-    )
-    found = resolve(plugins, Kind.TRANSFORM, "bundled.PLUGIN", where=WHERE)
-    assert (found.name, found.target, found.traits, found.owner.source) == ("own", max, "t", "bundled")
-    assert found.params is not None
-    assert list(found.params.model_fields) == ["floor"]
-
-
-def test_a_missing_attribute_names_the_file_and_the_nearest(write: Write, plugins: Plugins, tmp_path: Path) -> None:
-    write("my_mod_d.py", "def my_transform(ctx): ...\n")
-    found = problem(plugins, "my_mod_d.my_transfrom")
-    assert (found.code, found.fix) == ("plugin.no-such-name", "did you mean 'my_transform'?")
-    assert str(tmp_path / "my_mod_d.py") in found.what
 
 
 @pytest.mark.parametrize(
@@ -159,9 +121,7 @@ def test_a_missing_attribute_names_the_file_and_the_nearest(write: Write, plugin
     ],
 )
 @pytest.mark.parametrize("folder", ["", "pack_f"])
-def test_a_module_that_fails_to_import_is_not_called_missing(
-    folder: str, source: str, error: str, write: Write, plugins: Plugins
-) -> None:
+def test_a_module_that_fails_to_import_is_not_called_missing(folder, source, error, write, plugins):
     write(f"{folder}/my_mod_e.py".lstrip("/"), source)
     found = problem(plugins, "my_mod_e.thing", folder or "plugins")
     assert found.code == "plugin.import-failed"
@@ -169,7 +129,7 @@ def test_a_module_that_fails_to_import_is_not_called_missing(
     assert f"python -c 'import {f'{folder}.' if folder else ''}my_mod_e'" in found.fix
 
 
-def test_the_message_about_a_missing_name_contains_everything_needed(plugins: Plugins) -> None:
+def test_messages_about_missing_names_contain_everything_needed_and_promise_nothing(plugins, monkeypatch):
     found = problem(plugins, "gtpo_seppa")
     assert (found.code, found.fix) == ("plugin.missing", "use 'gtpo_sepa'")
     assert "did you mean 'gtpo_sepa'?" in found.why
@@ -179,6 +139,10 @@ def test_the_message_about_a_missing_name_contains_everything_needed(plugins: Pl
     assert looked_for in problem(plugins, "nowhere_mod.thing", "plugins", "more").why
     nowhere = problem(plugins, "zzzzzz", kind=Kind.REWARD).fix
     assert nowhere == "use a known name, or install the distribution that provides it"
+    monkeypatch.setitem(first_party._names(), Kind.LAUNCHER, {first_party.CORE: ["subprocess", "later"]})
+    found = problem(plugins, "later", kind=Kind.LAUNCHER)
+    assert "documented but not built in this version of retrain-core" in found.fix
+    assert "pip install" not in found.fix
 
 
 @pytest.mark.parametrize(
@@ -192,9 +156,7 @@ def test_the_message_about_a_missing_name_contains_everything_needed(plugins: Pl
         (Kind.BACKEND, "tinker", "retrain-tinker"),
     ],
 )
-def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_line(
-    kind: Kind, name: str, distribution: str
-) -> None:
+def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_line(kind, name, distribution):
     only_core = load_plugins({"RETRAIN_PLUGINS": "retrain-core"})
     assert "RETRAIN_BLOCK leaves it out" in problem(only_core, name, kind=kind).fix
     only_core.left_out.clear()  # as if the others were not installed at all
@@ -203,22 +165,15 @@ def test_a_name_of_an_uninstalled_distribution_of_ours_comes_with_its_install_li
     assert found.fix == install_line(distribution)
 
 
-def test_a_name_that_does_not_exist_yet_is_not_promised(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(first_party._names(), Kind.LAUNCHER, {first_party.CORE: ["subprocess", "later"]})
-    found = problem(plugins, "later", kind=Kind.LAUNCHER)
-    assert "documented but not built in this version of retrain-core" in found.fix
-    assert "pip install" not in found.fix
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "a..b", ".a", "a.", "a b.c", "1a.b", "a.b-c", "\x1b[31m", "a/b.c"])
-def test_hostile_names_are_just_missing(name: str, plugins: Plugins) -> None:
+def test_hostile_names_are_just_missing(name, plugins):
     found = problem(plugins, name, "plugins")
     assert found.code == "plugin.missing"
     assert repr(name) in found.what
     assert problem_with(plugins, Kind.TRANSFORM, name, where=WHERE, search_paths=["plugins"]) == found
 
 
-def test_a_quick_look_imports_nothing(write: Write, plugins: Plugins, tmp_path: Path) -> None:
+def test_a_quick_look_imports_nothing(write, plugins, tmp_path):
     write("my_mod_g.py", f"open({str(tmp_path / 'imported')!r}, 'w')\nthing = 1")
     for name in ("my_mod_g.thing", "match"):
         assert problem_with(plugins, Kind.REWARD, name, where=WHERE, search_paths=["plugins"]) is None

@@ -1,12 +1,7 @@
 """A project of one file per kind of input, and a run of it that a signal stops."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,7 +45,7 @@ def retrain_groups_scored(groups):
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """`mine/`: a reward with a helper, a transform, an advantage; `tasks.jsonl`; `stop`, which stops the next run."""
     (tmp_path / "mine").mkdir()
     files = {"reward": REWARD, "helpers": HELPERS, "transform": TRANSFORM, "advantage": ADVANTAGE}
@@ -63,9 +58,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(
-    command: Callable[..., Any], toys: Path, distribution: Callable[..., Path], tokenizer_folder: Path, project: Path
-) -> Callable[..., Any]:
+def run(command, toys, distribution, tokenizer_folder, project):
     """`run("--lr", "1")`: a short run of the project, stopped at step 2 while the file `stop` is there; or a command.
 
     Each call imports the project anew, as a process of its own would.
@@ -86,7 +79,7 @@ def run(
     base += ["--max-steps", "3", "--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
     base += ["--data-instruction", "", "--temperature", "1.0", "--scoring-audit", "off"]
 
-    def call(*arguments: str) -> Any:
+    def call(*arguments):
         for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
             del sys.modules[name]
         is_new = not arguments or (arguments[0].startswith("-") and "--resume" not in arguments)

@@ -1,15 +1,15 @@
-"""A run whose reward, transform, advantage, data or plugin changed by one character is not resumed as the same run."""
-
-from __future__ import annotations
+"""A change by one character to code, data or a variable that a run uses is found, and refuses its resume."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-Run = Callable[..., Any]
+from retrain.records.identity.code import ALL, SECRET, UNSET, ImportGraph, variables_read
+from tests.kit.shared import first_or_long
+
 LOG = "logs/train"
 SOURCE = """
 from pathlib import Path
@@ -33,18 +33,17 @@ EDITS = [
 ]
 
 
-def edit(file: Path, old: str, new: str) -> None:
+def edit(file, old, new):
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
 
 
-def manifest(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / LOG / "run.json").read_text())
-    return found
+def manifest(tmp_path):
+    return json.loads((tmp_path / LOG / "run.json").read_text())
 
 
-def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_request(run: Run, tmp_path: Path) -> None:
+def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_request(run, tmp_path):
     assert run().code == 75
     for name, old, new, _ in EDITS:
         edit(tmp_path / name, old, new)
@@ -89,7 +88,7 @@ def test_one_changed_character_is_refused_with_file_and_line_and_accepted_on_req
         assert line in shown
 
 
-def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(run: Run, tmp_path: Path) -> None:
+def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(run, tmp_path):
     assert run("--transform-mode", "gtpo_sepa", "--sepa-steps", "5").code == 75
     result = run("--resume", LOG, "--sepa-steps", "9", "--resume-anyway")
     assert result.code == 2
@@ -104,7 +103,7 @@ def test_what_even_resume_anyway_cannot_do_is_said_before_data_and_model_load(ru
 
 
 @pytest.mark.long
-def test_other_examples_are_noticed_wherever_the_source_reads_them(run: Run, tmp_path: Path) -> None:
+def test_other_examples_are_noticed_wherever_the_source_reads_them(run, tmp_path):
     (tmp_path / "mine/source.py").write_text(SOURCE)
     (tmp_path / "unnamed").write_text("1 plus 2 ?\n2 plus 3 ?\n3 plus 4 ?\n")
     assert run("--data-source", "mine.source.make", "--data-path", "").code == 75
@@ -119,7 +118,7 @@ def test_other_examples_are_noticed_wherever_the_source_reads_them(run: Run, tmp
     assert "the data source gives other examples" in run("status", "logs").out
 
 
-def test_a_changed_key_is_refused_with_its_file_and_line(run: Run, tmp_path: Path) -> None:
+def test_a_changed_key_is_refused_with_its_file_and_line(run, tmp_path):
     assert run().code == 75
     text = (tmp_path / LOG / "config.toml").read_text()
     assert "[data.template_args]\n" in text
@@ -128,3 +127,158 @@ def test_a_changed_key_is_refused_with_its_file_and_line(run: Run, tmp_path: Pat
     assert result.code == 2
     assert "data.template_args was {} and is now {'thinking': 1} (mine.toml:" in result.err
     assert "[data] template_args)" in result.err
+
+
+SOURCES = {
+    "lab/__init__.py": "from lab.base import thing\n",
+    "lab/base.py": "thing = 1\n",
+    "lab/reward.py": '''"""Text that names lab.untouched and says: import nothing_of_ours"""
+import os, lab.one as first, numpy
+from lab import two, thing  # from lab import commented
+from . import three
+from .deep import (
+    four,  # a comment with a )
+    five as renamed,
+)
+from .deep.six import \\
+    value
+if True: import lab.seven
+def score():
+    from lab.eight import late
+    import importlib
+    importlib.import_module("lab.nine")
+    __import__('lab.ten')
+SPEC = PluginSpec(name="x", summary="", factory="lab.eleven:make")
+from lab.missing import nothing
+from .... import too_far
+''',
+    "lab/deep/__init__.py": "",
+    "lab/deep/six.py": "from ..twelve import value\nfrom .. import reward\n",
+    "loose/module.py": "from lab import thirteen\n",
+    "lab/untouched.py": "",
+}
+NUMBERS = ("one", "two", "three", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen")
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    sources = SOURCES | {f"lab/{name}.py": "value = late = 1\n" for name in NUMBERS}
+    sources |= {f"lab/deep/{name}.py": "" for name in ("four", "five")}
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def found(graph, root):
+    return {os.path.relpath(module.file, root) for module in graph.found.values() if module.file}
+
+
+def test_every_way_to_import_a_module_of_the_project_is_followed(lab):
+    graph = ImportGraph()
+    assert graph.add("lab.reward")
+    inside = {"__init__", "base", "reward", *NUMBERS[:-1], "deep/__init__", "deep/four", "deep/five", "deep/six"}
+    assert found(graph, lab) == {f"lab/{name}.py" for name in inside}
+    assert graph.add("loose.module")  # a folder without __init__.py
+    assert {"loose/module.py", "lab/thirteen.py"} <= found(graph, lab)
+    assert [graph.found[name].inside for name in ("lab", "lab.deep.six", "loose.module")] == [
+        *("lab/__init__.py", "lab/deep/six.py", "loose/module.py")
+    ]
+
+
+def test_installed_modules_are_not_the_project_and_neighbours_come_first(lab):
+    graph = ImportGraph(foreign=frozenset({"lab"}))
+    for name in ("json", "numpy.linalg", "sys", "nowhere", "lab.reward", "", "lab..one", "__main__"):
+        assert not graph.add(name)
+    assert graph.found == {}
+    folder = lab / "rewards"
+    folder.mkdir()
+    (folder / "score.py").write_text("import base\nfrom lab import one\n")
+    (folder / "base.py").write_text("")
+    graph = ImportGraph()
+    graph.add_file(folder / "score.py")
+    assert {"rewards/score.py", "rewards/base.py", "lab/one.py"} <= found(graph, lab)
+
+
+def test_sources_that_cannot_be_read_as_text_end_the_search_and_nothing_else(lab):
+    (lab / "lab/one.py").write_bytes(b"# -*- coding: latin-1 -*-\nname = '\xe9\xff'\nfrom lab import thirteen\n")
+    (lab / "lab/two.py").write_bytes(b"\0\x80" * 100)
+    (lab / "lab/three.py").unlink()
+    os.mkfifo(lab / "lab/three.py")  # opening it would wait for a writer
+    (lab / "lab/seven.py").unlink()
+    (lab / "lab/seven.py").symlink_to("seven.py")
+    graph = ImportGraph()
+    assert graph.add("lab.reward")
+    assert {"lab/thirteen.py", "lab/two.py"} <= found(graph, lab)
+    assert not {"lab/three.py", "lab/seven.py"} & found(graph, lab)
+    graph.add_file(lab / "lab/three.py")
+
+
+ENVIRON = {"BONUS": "0.25", "OTHER": "1", "SHLVL": "2", "SSH_TTY": "/dev/pts/0", "JUDGE_API_KEY": "planted-secret-123"}
+BONUS = variables_read([b"import os\nos.environ['BONUS']"], ENVIRON)["BONUS"]
+
+
+BY_NAME = (
+    'import os\ndef score(): return float(os.environ["BONUS"])',
+    'import os\nX = os.environ.get("BONUS", "0")',
+    'from os import environ\nX = environ.setdefault("BONUS", "0")',
+    'from os import getenv\nX = getenv("BONUS")',
+    'import os as system\nX = system.getenv("BONUS", "0")',
+    'import os\nNAME = "BONUS"\ndef score(): return os.environ[NAME]',
+    'import os\nX = "BONUS" in os.environ',
+    "import os\nX = os.environb[b'BONUS']",
+)
+ANY = (
+    "import os\nX = [os.environ[name] for name in ('BO' + 'NUS',)]",
+    "import os\nX = dict(os.environ)",
+    "import os\nX = getattr(os, 'environ')",
+    "from os import getenv as read\nX = read('BONUS')",
+    "import os\nX = os.path.expandvars('$BONUS')",
+    "X = open('/proc/self/environ').read()",
+    "import os\nX = os.environ[",
+)
+
+
+@pytest.mark.parametrize("source", [*BY_NAME, *ANY])
+def test_a_literal_name_is_read_and_all_variables_where_names_are_unknown(source):
+    found = variables_read([source.encode()], ENVIRON)
+    if source in ANY:
+        assert found.pop(ALL) == ALL
+        assert found.keys() == {"BONUS", "OTHER", "JUDGE_API_KEY"}
+        assert "planted" not in str(found)
+        assert (found["JUDGE_API_KEY"], found["BONUS"]) == (SECRET, BONUS)
+    else:
+        assert found == {"BONUS": BONUS}
+        assert variables_read([source.encode()], {}) == {"BONUS": UNSET}
+    assert "0.25" not in str(found)
+
+
+def test_what_is_only_written_or_mentioned_is_not_read():
+    source = b'"""Reads no environ, nor getenv."""\nimport os\nos.environ["X"] = "1"  # environ["BONUS"]\n'
+    assert variables_read([source], ENVIRON) == {}
+
+
+@settings(max_examples=40)
+@given(st.text(alphabet="os.environgetv[]()'\"=,: \n\\x00é", max_size=60))
+def test_any_text_can_be_read(text):
+    assert isinstance(variables_read([f"environ{text}".encode()], ENVIRON), dict)
+
+
+@pytest.mark.parametrize("is_resumed", first_or_long([True, False]))
+def test_a_changed_variable_is_named_by_compare_without_its_value(is_resumed, run, project, monkeypatch):
+    helpers = project / "mine/helpers.py"
+    helpers.write_text(f"import os\nBONUS = os.environ.get('MY_BONUS', 'none')\n{helpers.read_text()}")
+    monkeypatch.setenv("MY_BONUS", "unspeakable-1")
+    if not is_resumed:
+        (project / "stop").unlink()
+    assert run("--log-dir", "logs/a").code == (75 if is_resumed else 0)
+    monkeypatch.setenv("MY_BONUS", "unspeakable-2")
+    if is_resumed:
+        assert run("--resume", "logs/a").code == 0
+    assert run("--log-dir", "logs/b", "--seed", "2").code == 0
+    told = json.loads(run("compare", "logs/a", "logs/b", "--json").out)["undeclared"]
+    words = "resumed at step 2 although environment variable MY_BONUS changed" if is_resumed else "MY_BONUS changed"
+    assert any(words in line for line in told), told
+    files = (file for file in (project / "logs").rglob("*") if file.is_file())
+    assert not [file for file in files if b"unspeakable" in file.read_bytes()]

@@ -1,12 +1,9 @@
 """What is hashed, copied and compared, whatever lies under the names of a configuration."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -14,25 +11,24 @@ from hypothesis import strategies as st
 
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.records.checkpoints import STATE
-from retrain.records.identity import hashing
+from retrain.records.identity import hashing, recorded
 from retrain.records.identity.changes import changes_between, source_diff
 from retrain.records.identity.collect import Identity
-from retrain.records.identity.copies import copy_name, input_digests, stored_identity, text_of, write_inputs
+from retrain.records.identity.copies import copy_name, input_digests, stored_identity, write_inputs
 from retrain.records.identity.hashing import Budget, hash_file
+from retrain.records.identity.inputs import named_inputs
+from retrain.records.places import Place
 from retrain.run.check import identity_of
 from retrain.run.tables import registered_tables
-from retrain.text.secrets import hide_text
-
-Collect = Callable[..., Identity]
 
 
 @pytest.fixture
-def collect(load: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Collect:
+def collect(load, tmp_path, monkeypatch):
     """`collect("--data-path", "rows", environ={})`: the identity of a configuration, in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def collected(*arguments: str, environ: Mapping[str, str] | None = None) -> Identity:
+    def collected(*arguments, environ=None):
         plugins = load_plugins(dict(environ or {}))
         config, problems = load("", *arguments)
         assert not problems
@@ -41,17 +37,17 @@ def collect(load: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.Monkey
     return collected
 
 
-def names(identity: Identity, kind: str) -> list[str]:
+def names(identity, kind):
     return [file.name for file in getattr(identity, kind)]
 
 
-def kept(run: Path, identity: Identity) -> dict[str, Any]:
+def kept(run, identity):
     run.mkdir(exist_ok=True)
     write_inputs(run, identity)
     return stored_identity(run, {"identity": json.loads(json.dumps(identity.summary()))})
 
 
-def test_everything_that_a_configuration_names_is_hashed(collect: Collect, tmp_path: Path) -> None:
+def test_everything_that_a_configuration_names_is_hashed(collect, tmp_path):
     for folder in ("rows/deep", "rows/.hidden", "rows/logs/train", "plugins"):
         (tmp_path / folder).mkdir(parents=True)
     for file in ("rows/b.jsonl", "rows/deep/a.csv", "rows/.hidden/x", "rows/logs/train/metrics.jsonl", "rubric.json"):
@@ -75,9 +71,7 @@ def test_everything_that_a_configuration_names_is_hashed(collect: Collect, tmp_p
     assert "retrain-sepa" not in collect(environ={"RETRAIN_BLOCK": "retrain-sepa"}).plugins
 
 
-def test_of_a_run_that_gives_its_adapter_only_that_is_hashed_and_none_of_it_copied(
-    collect: Collect, tmp_path: Path
-) -> None:
+def test_of_a_run_that_gives_its_adapter_only_that_is_hashed_and_none_of_it_copied(collect, tmp_path):
     for run in ("first", "teacher"):
         folder = tmp_path / "logs" / run / "adapter/final"
         folder.mkdir(parents=True)
@@ -97,7 +91,7 @@ def test_of_a_run_that_gives_its_adapter_only_that_is_hashed_and_none_of_it_copi
     assert input_digests(collect("--model", "no/such", *arguments).as_data()) != before
 
 
-def test_pipes_links_and_unreadable_files_have_a_clear_outcome(tmp_path: Path) -> None:
+def test_pipes_links_and_unreadable_files_have_a_clear_outcome(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "real").write_bytes(b"\xff\0")
@@ -114,7 +108,7 @@ def test_pipes_links_and_unreadable_files_have_a_clear_outcome(tmp_path: Path) -
     json.dumps(odd.as_data(), ensure_ascii=False).encode()
 
 
-def test_a_large_file_is_hashed_by_size_time_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_hashed_by_size_time_and_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(hashing, "BLOCK_BYTES", 4)
     file = tmp_path / "large"
     file.write_bytes(bytes(5000))
@@ -141,9 +135,7 @@ def test_a_large_file_is_hashed_by_size_time_and_blocks(tmp_path: Path, monkeypa
     assert hash_file("large", file, spent).mtime_ns == 2
 
 
-def test_copies_hold_no_secret_and_a_hidden_line_is_not_shown(
-    collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_hold_no_secret_and_a_hidden_line_is_not_shown(collect, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "sk-planted-0123456789")
     file = tmp_path / "scorer.py"
     file.write_text("KEY = 'sk-planted-0123456789'\napi_key = 'other-planted-987'\nx = 1\n")
@@ -158,7 +150,7 @@ def test_copies_hold_no_secret_and_a_hidden_line_is_not_shown(
     assert "planted" not in str(change) + "".join(source_diff(change, before, now))
 
 
-def test_many_changes_are_counted_and_files_that_come_go_or_break_are_named(collect: Collect, tmp_path: Path) -> None:
+def test_many_changes_are_counted_and_files_that_come_go_or_break_are_named(collect, tmp_path):
     (tmp_path / "rows").mkdir()
     for number in range(20):
         (tmp_path / f"rows/{number:02}.jsonl").write_text("{}\n")
@@ -190,7 +182,7 @@ def test_many_changes_are_counted_and_files_that_come_go_or_break_are_named(coll
 
 
 @pytest.mark.parametrize("damage", [{"identity": []}, {"identity": {"code": 3, "plugins": [1], "packages": 7}}, {}])
-def test_a_damaged_record_gives_no_traceback(damage: dict[str, Any], collect: Collect, tmp_path: Path) -> None:
+def test_a_damaged_record_gives_no_traceback(damage, collect, tmp_path):
     now = collect().as_data()
     for stored in (stored_identity(tmp_path, damage), {**now, "data": None}):
         changes_between(stored, now)
@@ -198,9 +190,7 @@ def test_a_damaged_record_gives_no_traceback(damage: dict[str, Any], collect: Co
         input_digests(stored)
 
 
-def test_our_own_distributions_and_those_that_come_or_go_are_told_and_refuse_nothing(
-    collect: Collect, distribution: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_our_own_distributions_and_those_that_come_or_go_are_told_and_refuse_nothing(collect, distribution, tmp_path):
     site = distribution(
         "retrain-extra", {"extra": "from retrain.api import hookimpl\n@hookimpl\ndef retrain_run_start(run): pass\n"}
     )
@@ -224,26 +214,36 @@ def test_our_own_distributions_and_those_that_come_or_go_are_told_and_refuse_not
     assert change.owner == "retrain-extra"
 
 
-SECRETS = "api_key: x1|APIKEY=x1|access_key = x1|PrivateKey = x1|signing_key=x1|secret_keys: x1|hf_token=x1"
-SECRETS += (
-    "|password = 'x1'|passwd=x1|credentials: x1|authToken: x1|https://me:x1@host/|http://h/?key=x1|/?a=1&token=x1"
-)
-SECRETS += "|bearertoken = x1|refreshToken=x1|accesstoken=x1"
-
-
-@pytest.mark.parametrize("line", SECRETS.split("|"))
-def test_whatever_hides_in_a_message_hides_in_a_copy(line: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(line)
-    assert text_of(tmp_path / "file") == hide_text(line) != line
-
-
 HOSTILE = st.lists(st.sampled_from(["..", "/", "~", "\0", "a", "x.py", "//", "../.."]), max_size=6).map("/".join)
 
 
 @settings(max_examples=100)
 @given(st.one_of(st.just("code"), HOSTILE), HOSTILE)
-def test_a_copy_never_lies_outside_its_folder(kind: str, name: str) -> None:
+def test_a_copy_never_lies_outside_its_folder(kind, name):
     place = copy_name(kind, name)
     assert not place.is_absolute()
     assert ".." not in place.parts
     assert os.path.normpath(place).split("/")[0] in ("code", "plugins")
+
+
+def test_a_record_is_followed_where_the_value_is_still_the_recorded_one(load, plugins, monkeypatch):
+    config, _ = load("[environment]\nargs = { command = 'python servers/a.py' }\n")
+    follower, place = recorded._Follower(config, {}, plugins, []), partial(Place, absolute="", relative="", base="")
+    for word in ("servers/a.py", "servers/b.py"):
+        keys = ("environment", "args", "command", word)
+        assert follower._is_followed(place(keys=keys, written=word)) is (word == "servers/a.py")
+    modules = {"lib.py": {"path": "/lib/lib.py", "hash": "1"}}, {"own.py": {"path": "/run/own.py", "hash": "2"}}
+    monkeypatch.setattr(recorded, "_identities", lambda records: [{"code": {"files": each}} for each in modules])
+    assert follower._code(["/run"]) == {"own.py": "2"}, "the first run that imported modules of the project"
+    files = {name: {"hash": name} for name in ("data/a.jsonl", "data/b.csv", "other/a.jsonl")}
+    for written, found in (("data/*.jsonl", ["a.jsonl"]), ("data", ["a.jsonl", "b.csv"]), ("other/*.csv", [])):
+        place_of = place(keys=("data", "path"), sort="data", written=written)
+        assert list(recorded._files_of(place_of, files, [])) == found
+
+
+def test_a_word_of_a_command_keeps_the_name_by_which_it_was_written(load, tables, plugins, tmp_path):
+    (tmp_path / "moved.py").touch()
+    config, _ = load(f"[environment]\nargs = {{ command = 'python {tmp_path}/moved.py' }}\n")
+    config = replace(config, written={"environment.args": {"command": "python servers/a.py"}})
+    found = {each.value: each.written for each in named_inputs(config, tables, plugins)}
+    assert found[f"{tmp_path}/moved.py"] == "servers/a.py"

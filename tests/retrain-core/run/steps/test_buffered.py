@@ -1,63 +1,61 @@
 """The rule of `max_staleness`, tried without a run: any n, any speeds, any resume, and steps that change nothing."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.schema import AlgorithmTable, TrainingTable
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.overlapped import Buffered
+from retrain.run.steps.overlapped import Buffered, meaning
 
 
 class Policies:
     """A backend whose policy is its version; it keeps the last n + 1, and says which one sampled."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most):
         self.most, self.version, self.in_use = most, 0, -1
         self.kept = [0]
 
-    def publish(self) -> int:
+    def publish(self):
         self.kept = [*(each for each in self.kept if each != self.version), self.version][-self.most - 1 :]
         return self.version
 
-    def use_version(self, version: int) -> None:
+    def use_version(self, version):
         assert version in self.kept
         self.in_use = version
 
 
-def steps_of(most: int, trains: list[bool], delays: random.Random, progress: Progress, policies: Policies) -> Any:
+def steps_of(most, trains, delays, progress, policies):
     """The policy version and the first prompt that every step from `progress.step` on was sampled with."""
-    seen: list[tuple[int, int, int]] = []
+    seen = []
 
-    def pause() -> None:
+    def pause():
         time.sleep(delays.choice([0.0, 0.0, 0.001]))
 
-    def sample(planned: Planned, clock: Clock) -> Sampled:
+    def sample(planned, clock):
         pause()
         with clock.timed("sample"):
-            prompts: Any = [planned.step] * (1 + planned.step % 2)  # rounds of `refill` take further prompts
+            prompts = [planned.step] * (1 + planned.step % 2)  # rounds of `refill` take further prompts
         return Sampled(prompts=prompts, metrics={"version": policies.in_use, "cursor": planned.cursor})
 
-    def train(batch: Any) -> None:
+    def train(batch):
         pause()
         policies.version += 1
 
-    parts: Any = SimpleNamespace(
+    parts = SimpleNamespace(
         backend=policies, train=train, config=SimpleNamespace(training=SimpleNamespace(max_steps=len(trains)))
     )
-    run: Any = SimpleNamespace(parts=parts, progress=progress, enter=lambda step, phase: None)
+    run = SimpleNamespace(parts=parts, progress=progress, enter=lambda step, phase: None)
     buffered = Buffered(run, sample, policies, most)
 
-    def upcoming() -> Planned | None:
+    def upcoming():
         first = Planned(step=progress.step, cursor=progress.example_idx, batch_size=1)
         return first if first.step < len(trains) else None
 
@@ -67,12 +65,12 @@ def steps_of(most: int, trains: list[bool], delays: random.Random, progress: Pro
             clock, before = Clock(), policies.version
             planned = Planned(step=progress.step, cursor=progress.example_idx, batch_size=1)
             sampled = buffered.collect(planned, clock)
-            metrics: Mapping[str, Any] = sampled.metrics
+            metrics = sampled.metrics
             seen.append((progress.step, int(metrics["version"]), int(metrics["cursor"])))
             assert before - metrics["version"] <= most
             progress.example_idx += len(sampled.prompts)
             if trains[progress.step]:
-                buffered.train(SimpleNamespace(), clock, upcoming)  # type: ignore[arg-type]
+                buffered.train(SimpleNamespace(), clock, upcoming)
             fields = buffered.finish(clock, has_trained=trains[progress.step])
             assert all(value >= -1e-6 for value in fields.values())
             if delays.random() < 0.2:
@@ -88,9 +86,9 @@ def steps_of(most: int, trains: list[bool], delays: random.Random, progress: Pro
 
 @settings(max_examples=25, deadline=None)
 @given(most=st.integers(2, 6), trains=st.lists(st.booleans(), min_size=1, max_size=12), seed=st.integers(0, 2**32))
-def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most: int, trains: list[bool], seed: int) -> None:
+def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most, trains, seed):
     """Every step once and in order, whatever the speeds, and wherever the run is interrupted and resumed."""
-    progress, policies, seen = Progress(), Policies(most), list[tuple[int, int, int]]()
+    progress, policies, seen = Progress(), Policies(most), []
     delays = random.Random(seed)
     while progress.step < len(trains):
         progress = Progress(**asdict(progress))
@@ -98,3 +96,9 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most: int, trai
     after = np.cumsum([0, *trains])  # version after so many steps
     cursors = np.cumsum([0, *(1 + step % 2 for step in range(len(trains)))])
     assert seen == [(step, after[max(0, step - most)], cursors[step]) for step in range(len(trains))]
+
+
+def test_what_the_key_means_is_told_in_steps():
+    for most, said in {0: "none: ", 1: "step s - 2, 1 step behind; ", 2: "step s - 3, 2 steps behind; "}.items():
+        tables = {"training": TrainingTable(max_staleness=most), "algorithm": AlgorithmTable()}
+        assert said in meaning(Config(tables=tables))

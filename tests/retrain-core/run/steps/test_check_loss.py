@@ -1,35 +1,27 @@
 """`[algorithm] loss` and the keys about it, against what the backend can apply, before anything loads."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from retrain.api import Capabilities, Kind, LossTraits, PluginSpec
-from retrain.credit.configured_loss import applicable_losses, capability_fields, selected_loss
+from retrain.credit.configured_loss import applicable_losses, capability_fields
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Owner, Plugins
-from retrain.run.check import selected_parts
+from retrain.kernel.registry import Owner
 from retrain.run.configure import load_with_problems
-from retrain.run.tables import registered_tables
 
 pytest.importorskip("retrain_local", reason="its losses are named")
 pytest.importorskip("retrain_tinker", reason="its losses are named")
-Told = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def installed() -> Plugins:
+def installed():
     return load_plugins({})
 
 
 @pytest.fixture
-def told(installed: Plugins, tmp_path: Path) -> Told:
+def told(installed, tmp_path):
     """`told(toml)`: every problem with the keys of the loss, one per line."""
 
-    def load(text: str) -> str:
+    def load(text):
         file = tmp_path / "retrain.toml"
         file.write_text(text, encoding="utf-8")
         problems = load_with_problems([str(file)], installed)[2]
@@ -41,7 +33,7 @@ def told(installed: Plugins, tmp_path: Path) -> Told:
 TINKER = '[backend]\nbackend = "tinker"\n'
 
 
-def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(told: Told) -> None:
+def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(told):
     found = told(TINKER + '[algorithm]\nloss = "gspo"\n')
     assert "retrain.toml:4 [algorithm] loss: backend 'tinker' cannot apply the loss 'gspo'" in found
     assert "it can apply 'cispo', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'" in found
@@ -54,34 +46,13 @@ def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(tol
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "likelihood"])
-def test_a_clip_beside_a_loss_that_does_not_clip_is_refused(told: Told, name: str) -> None:
+def test_a_clip_beside_a_loss_that_does_not_clip_is_refused(told, name):
     head = f'[algorithm]\nloss = "{name}"\n'
     assert f"clip_eps: has no effect: the loss '{name}' does not clip" in told(head + "clip_eps = 0.2\n")
     assert "clip_eps_high: has no effect" in told(head + "clip_eps = 0.1\nclip_eps_high = 0.3\n")
     assert told(head + "clip_eps = 0.0\nclip_eps_high = 0.0\n") == "", "as a resolved config.toml has them"
     assert told(head + "clip_eps = 0.2\nclip_eps_high = 0.0\n") == "", "as that of an earlier version"
     assert told('[algorithm]\nloss = "ppo"\nclip_eps = 0.1\nclip_eps_high = 0.3\n') == ""
-
-
-def test_an_unknown_loss_has_the_message_of_missing_plugins(told: Told) -> None:
-    found = told('[algorithm]\nloss = "gpso"\n')
-    assert "retrain.toml:2 [algorithm] loss: no loss named 'gpso'" in found
-    assert "did you mean 'gspo'?" in found
-    assert "gspo (retrain-local" in found
-
-
-def test_without_the_distribution_of_a_loss_its_install_line_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RETRAIN_BLOCK", "retrain-local")
-    file = tmp_path / "retrain.toml"
-    file.write_text(TINKER + '[algorithm]\nloss = "gspo"\n', encoding="utf-8")
-    text = "\n".join(map(str, load_with_problems([str(file)], load_plugins())[2]))
-    assert "no loss named 'gspo'" in text
-    assert "retrain-local is installed, but RETRAIN_PLUGINS or RETRAIN_BLOCK leaves it out" in text
-    file.write_text(TINKER + '[algorithm]\nloss = "ppo"\n', encoding="utf-8")
-    text = "\n".join(map(str, load_with_problems([str(file)], load_plugins())[2]))
-    assert "[algorithm] loss" not in text  # the service has it by itself
 
 
 @pytest.mark.parametrize(
@@ -99,7 +70,7 @@ def test_without_the_distribution_of_a_loss_its_install_line_is_given(
         ('loss = ""\n', "[algorithm] loss"),
     ],
 )
-def test_keys_without_effect_and_values_without_meaning_are_refused(toml: str, words: str, told: Told) -> None:
+def test_keys_without_effect_and_values_without_meaning_are_refused(toml, words, told):
     assert words in told("[algorithm]\n" + toml)
 
 
@@ -112,18 +83,18 @@ def test_keys_without_effect_and_values_without_meaning_are_refused(toml: str, w
         'loss = "cispo"\nclip_eps = 0.2\nclip_eps_high = 0.0\n',  # as every earlier run wrote its config.toml
     ],
 )
-def test_what_has_a_meaning_is_accepted(toml: str, told: Told) -> None:
+def test_what_has_a_meaning_is_accepted(toml, told):
     assert told("[algorithm]\n" + toml) == ""
 
 
-def test_keys_that_the_backend_does_not_apply_are_refused_by_name(told: Told) -> None:
+def test_keys_that_the_backend_does_not_apply_are_refused_by_name(told):
     assert told(TINKER + '[algorithm]\naggregation = "sequence_mean"\nis_bounds = [0.5, 2.0]\n') == ""
     found = told(TINKER + '[algorithm]\nloss = "ppo"\ndual_clip = 3.0\n')
     assert "[algorithm] dual_clip: dual_clip = 3.0 would have no effect: backend 'tinker' does not apply it" in found
     assert 'or use backend = "local"' in found
 
 
-def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told: Told) -> None:
+def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told):
     pytest.importorskip("retrain_prime_rl")
     prime = '[backend]\nbackend = "prime_rl"\noptions = { output_dir = "x" }\n[training]\nmax_tokens = 1024\n'
     assert told(prime) == ""
@@ -137,9 +108,7 @@ def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told: Told) -> None:
     assert "the trainer divides by the tokens of the step" in found
 
 
-def test_a_backend_that_declares_nothing_applies_the_default_loss_and_none_of_its_keys(
-    told: Told, installed: Plugins
-) -> None:
+def test_a_backend_that_declares_nothing_applies_the_default_loss_and_none_of_its_keys(told, installed):
     traits = installed.find(Kind.BACKEND, "local")[0].spec.traits
     assert isinstance(traits, Capabilities)
     plain = {name: getattr(traits, name) for name in Capabilities.__slots__ if name not in ("losses", "loss_keys")}
@@ -151,19 +120,3 @@ def test_a_backend_that_declares_nothing_applies_the_default_loss_and_none_of_it
     plugins.registries[Kind.LOSS].add(mine, Owner(distribution="dist-loss"))
     assert applicable_losses(plugins, "plain") == ["importance_sampling", "mine"]
     assert capability_fields(spec.traits, "plain", plugins)["losses"] == ["importance_sampling", "mine"]
-
-
-def test_the_part_that_a_run_builds_is_named_where_somebody_chose_it(installed: Plugins, tmp_path: Path) -> None:
-    file = tmp_path / "retrain.toml"
-    for text, wanted in (
-        ("", ""),
-        ('[algorithm]\nloss = "gspo"\n', "gspo"),
-        (TINKER + '[algorithm]\nloss = "ppo"\n', ""),
-    ):
-        file.write_text(text, encoding="utf-8")
-        config = load_with_problems([str(file)], installed)[0]
-        assert selected_loss(config, installed) == wanted
-        found = [
-            part for part in selected_parts(config, installed, registered_tables(installed)) if part.kind is Kind.LOSS
-        ]
-        assert [part.name for part in found] == ([wanted] if wanted else [])

@@ -1,11 +1,6 @@
 """Controls of a run: coins, form alone, no update; evaluated by the true verifier and named on every line."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,24 +14,21 @@ from retrain.kernel.types import Example, Group, Score
 from retrain.records.run import Control, control_label, control_of_record
 from retrain.run.steps.controls import RANDOM_RATE, control_problems, controlled_sampling
 from tests.kit.groups import completion_of
-from tests.kit.overlapped import GENERATIONS, lines, steps
-
-Load = Callable[..., Any]
 
 
 class Reads:
     """A reward that reads the text after `=`."""
 
-    def answer_in(self, text: str) -> str | None:
+    def answer_in(self, text):
         return text.partition("=")[2].strip() or None
 
 
 class Breaks:
-    def answer_in(self, text: str) -> str | None:
+    def answer_in(self, text):
         raise ValueError("cannot")
 
 
-def sampled(texts: Sequence[str], scores: Sequence[Score], *, epoch: int = 0, groups: int = 1) -> Sampled:
+def sampled(texts, scores, *, epoch=0, groups=1):
     """Groups of these texts and true scores."""
     prompts = [
         Prompt(example=Example(id=f"e{n}", prompt="", reference="8"), tokens_T=np.array([1]), epoch=epoch)
@@ -47,11 +39,11 @@ def sampled(texts: Sequence[str], scores: Sequence[Score], *, epoch: int = 0, gr
     return Sampled(prompts=prompts, groups=tuple(made), metrics={"x": 1.0})
 
 
-def controlled(load: Load, text: str, given: Sampled, *, names: Sequence[str] = ("r",), rewards: Any = None) -> Sampled:
+def controlled(load, text, given, *, names=("r",), rewards=None):
     """What training sees of `given` under a configuration."""
     config, problems = load(text)
     assert not problems
-    verifier: Any = SimpleNamespace(names=tuple(names), rewards=(Reads(),) if rewards is None else rewards)
+    verifier = SimpleNamespace(names=tuple(names), rewards=(Reads(),) if rewards is None else rewards)
     sample = controlled_sampling(config, Seeds(3), verifier)(lambda planned, clock: given)
     return sample(Planned(step=0, cursor=0, batch_size=1), Clock())
 
@@ -60,30 +52,16 @@ RANDOM, FORMAT = '[training]\ncontrol = "random_reward"\n', '[training]\ncontrol
 RIGHT, WRONG = Score.of(1.0), Score.of(0.0)
 
 
-def values(found: Sampled) -> list[float | None]:
+def values(found):
     return [score.value for group in found.groups for score in group.scores]
 
 
-def test_form_alone_pays_for_what_the_verifier_can_read(load: Load) -> None:
+def test_form_pays_for_what_the_verifier_reads_and_every_reward_has_a_coin(load):
     given = sampled(["x = 8", "x = 9", "8", "x ="], [RIGHT, WRONG, WRONG, Score.no_verdict("?")])
     found = controlled(load, FORMAT, given)
     assert values(found) == [1.0, 1.0, 0.0, 0.0]
     assert found.groups[0].raw_scores == found.groups[0].scores  # informative groups are chosen by it, too
     assert found.metrics == {"x": 1.0, "verifier_correct_rate": pytest.approx(1 / 3)}
-
-
-def test_coins_know_nothing_of_the_answers_and_depend_on_example_epoch_and_number_alone(load: Load) -> None:
-    texts, size = ["x = 8"] * 16, 64
-    one = controlled(load, RANDOM, sampled(texts, [RIGHT] * 16, groups=size))
-    other = controlled(load, RANDOM, sampled(["8"] * 16, [WRONG] * 16, groups=size))
-    assert values(one) == values(other)
-    assert abs(np.mean(values(one)) - RANDOM_RATE) < 4 * np.sqrt(RANDOM_RATE * (1 - RANDOM_RATE) / (16 * size))
-    assert values(one)[:160] == values(controlled(load, RANDOM, sampled(texts, [RIGHT] * 16, groups=10)))
-    assert values(one) != values(controlled(load, RANDOM, sampled(texts, [RIGHT] * 16, groups=size, epoch=1)))
-    assert {score.outcome.value for group in one.groups for score in group.scores} == {"scored"}
-
-
-def test_several_rewards_have_a_coin_and_a_form_each(load: Load) -> None:
     weights = "[reward]\nweights = { match = 1.0, math = 0.5 }\n"
     given = sampled(["x = 8", "8"], [RIGHT, WRONG])
     names, rewards = ("match", "math"), (Reads(), Reads())
@@ -94,15 +72,30 @@ def test_several_rewards_have_a_coin_and_a_form_each(load: Load) -> None:
     assert set(values(many)) == {0.0, 0.5, 1.0, 1.5}
 
 
-def test_an_ordinary_run_and_a_failed_sampling_stay_as_they_are(load: Load) -> None:
+def test_coins_know_nothing_of_the_answers_and_depend_on_example_epoch_and_number_alone(load):
+    texts, size = ["x = 8"] * 16, 64
+    one = controlled(load, RANDOM, sampled(texts, [RIGHT] * 16, groups=size))
+    other = controlled(load, RANDOM, sampled(["8"] * 16, [WRONG] * 16, groups=size))
+    assert values(one) == values(other)
+    assert abs(np.mean(values(one)) - RANDOM_RATE) < 4 * np.sqrt(RANDOM_RATE * (1 - RANDOM_RATE) / (16 * size))
+    assert values(one)[:160] == values(controlled(load, RANDOM, sampled(texts, [RIGHT] * 16, groups=10)))
+    assert values(one) != values(controlled(load, RANDOM, sampled(texts, [RIGHT] * 16, groups=size, epoch=1)))
+    assert {score.outcome.value for group in one.groups for score in group.scores} == {"scored"}
+
+
+def test_ordinary_runs_stay_and_records_say_which_control_a_run_was(load):
     given = sampled(["x = 8"], [RIGHT])
     assert controlled(load, "", given) is given
     assert controlled(load, '[training]\ncontrol = "no_update"\n', given) is given
-    failed = Sampled(prompts=given.prompts, error=ConfigError())  # type: ignore[arg-type]
+    failed = Sampled(prompts=given.prompts, error=ConfigError())
     assert controlled(load, RANDOM, failed).error is failed.error
+    assert control_of_record({"config": {"training": {"control": "no_update"}}}) is Control.NO_UPDATE
+    for record in ({}, {"config": 3}, {"config": {"training": {"control": ["x"]}}}, {"config": {"training": {}}}):
+        assert control_of_record(record) is None
+    assert control_label("maxrl+none", Control.FORMAT_ONLY) == "maxrl+none+format_only"
 
 
-def test_a_reward_that_reads_no_answer_is_refused_by_name(load: Load) -> None:
+def test_a_reward_that_reads_no_answer_is_refused_by_name(load):
     with pytest.raises(ConfigError, match="reward 'judge' does not say which answers it can read"):
         controlled(load, FORMAT, sampled(["8"], [WRONG]), names=("judge",), rewards=(object(),))
     with pytest.raises(PluginError, match="answer_in of reward 'mine' raised ValueError: cannot"):
@@ -121,40 +114,9 @@ def test_a_reward_that_reads_no_answer_is_refused_by_name(load: Load) -> None:
         ("random_reward", "", ""),
     ],
 )
-def test_what_cannot_be_controlled_is_told_at_once(load: Load, control: str, text: str, code: str) -> None:
+def test_what_cannot_be_controlled_is_told_at_once(load, control, text, code):
     config, problems = load(f'{text}[training]\ncontrol = "{control}"\n')
     assert not problems
     found = [*control_problems(config)]
     assert [problem.code for problem in found] == [code] * bool(code)
     assert all("[training] control" in problem.where and problem.fix for problem in found)
-
-
-def test_a_record_says_which_control_a_run_was() -> None:
-    assert control_of_record({"config": {"training": {"control": "no_update"}}}) is Control.NO_UPDATE
-    for record in ({}, {"config": 3}, {"config": {"training": {"control": ["x"]}}}, {"config": {"training": {}}}):
-        assert control_of_record(record) is None
-    assert control_label("maxrl+none", Control.FORMAT_ONLY) == "maxrl+none+format_only"
-
-
-@pytest.mark.long
-def test_runs_of_controls(command: Any, toy_arguments: list[str], tmp_path: Path) -> None:
-    """No update leaves the policy at version 0; coins train, resume alike, and leave the evaluation true."""
-    base = [*toy_arguments, "--max-steps", "3", "--save-every", "0", "--eval-examples", "2"]
-    for name in ("no_update", "random_reward"):
-        assert command(*base, "--log-dir", name, "--control", name).code == 0
-    still, coins = steps(tmp_path / "no_update"), steps(tmp_path / "random_reward")
-    assert {line["condition"] for line in still} == {"grpo+toy_flat+no_update"}
-    assert {line["num_datums"] for line in still} == {0}
-    assert {each["policy_version"] for each in lines(tmp_path / "no_update", GENERATIONS)} == {0}
-    assert not any(each["trained"] for each in lines(tmp_path / "no_update", GENERATIONS))
-    assert {line["condition"] for line in coins} == {"grpo+toy_flat+random_reward"}
-    assert all("verifier_correct_rate" in line for line in coins)
-    before = [lines(tmp_path / name)[0]["eval_correct_rate"] for name in ("no_update", "random_reward")]
-    assert before[0] == before[1] == still[-1]["eval_correct_rate"]
-    assert command(*base, "--log-dir", "halves", "--control", "random_reward", "--max-steps", "2").code == 0
-    assert command("--resume", "halves", "--max-steps", "3").code == 0
-    untimed = [{k: v for k, v in line.items() if not k.endswith("time_s")} for line in coins]
-    assert [line["mean_reward"] for line in steps(tmp_path / "halves")] == [line["mean_reward"] for line in untimed]
-    other = command(*base, "--resume", "halves", "--max-steps", "4", "--control", "no_update")
-    assert other.code == 2
-    assert "control" in other.err

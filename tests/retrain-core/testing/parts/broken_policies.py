@@ -1,7 +1,5 @@
 """Variants of the sound backend, each with one fault."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A backend of one softmax per position class that passes every check, and one variant for each fault."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Controllers, pacers, health monitors, recorders and planning detectors: sound ones, and one for each fault."""
 
-from __future__ import annotations
-
 import json
 import random
 

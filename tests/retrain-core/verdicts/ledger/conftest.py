@@ -1,12 +1,8 @@
 """Campaigns as they lie on disk after their sessions, with the ledger that these wrote."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,7 @@ from retrain.records.files import seal_of
 from tests.kit.ledgers import recorded
 from tests.kit.made_runs import STARTED, WRITTEN, write_campaign
 
-NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+NO_FIELDS = MappingProxyType({})
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
 PLAN = {"hypothesis": "maxrl+none ends above grpo+none", "primary_metric": "eval_correct_rate:final", "alpha": 0.05}
 PLAN |= {"stop_rule": "all seeds to the end", "baseline": "grpo+none", "direction": "higher"}
@@ -24,7 +20,7 @@ PLAN |= {"conditions": list(EFFECTS), "written": WRITTEN}
 
 
 @pytest.fixture
-def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def campaign(tmp_path, monkeypatch):
     """`campaign("name")`: a campaign with a sealed plan, run to its end in `logs` of the current folder.
 
     `is_planned=False` leaves the plan out; `run` are fields of its `MadeRun`, all other arguments those of the plan.
@@ -32,16 +28,16 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     monkeypatch.chdir(tmp_path)
 
     def build(
-        name: str = "campaign_a",
+        name="campaign_a",
         *,
-        is_new: bool = False,
-        started: str = STARTED,
-        is_planned: bool = True,
-        seeds: Sequence[int] = (1, 2),
-        steps: int = 10,
-        run: Mapping[str, Any] = NO_FIELDS,
-        **planned: Any,
-    ) -> Path:
+        is_new=False,
+        started=STARTED,
+        is_planned=True,
+        seeds=(1, 2),
+        steps=10,
+        run=NO_FIELDS,
+        **planned,
+    ):
         plan = {**PLAN, "seeds": list(seeds), "max_steps": steps, **planned}
         sealed = {**plan, "sha256": seal_of(plan)} if is_planned else None
         fields = {"seeds": seeds, "steps": steps, "plan": sealed, "eval_every": 5, **run}

@@ -1,12 +1,8 @@
 """Every way around a plan is named in the verdict, makes it exploratory, and fails `retrain compare --ledger`."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ from retrain.kernel.errors import ConfigError, StopRequested
 from retrain.records.files import seal_of
 from retrain.verdicts.ledger.chain import NAME
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
-from retrain.verdicts.study.study import Options, Study
+from retrain.verdicts.study.study import Options
 from retrain.verdicts.wording.command import command as compare_command
 from tests.kit.edited import edit
 from tests.kit.invoke import invoke
@@ -22,32 +18,29 @@ from tests.kit.ledgers import recorded
 from tests.kit.made_runs import MadeRun, write_run
 from tests.kit.problems import codes_in
 
-Change = Callable[[Path], object]
-Campaign = Callable[..., Path]
-Compare = Callable[..., dict[str, Any]]
 RUN, OTHER = Path("runs/maxrl+none_s1"), Path("runs/maxrl+none_s2")
 LATER = "2036-03-01T12:00:05+00:00"
 BEGUN = "begun 2026-03-01T12:00:05+00:00"
 
 
-def run_edit(field: str, **values: Any) -> Change:
+def run_edit(field, **values):
     """A change of `run.json`, in the table of the configuration `field` or at its top."""
     return lambda folder: edit(
         folder / RUN / "run.json", lambda run: (run["config"][field] if field else run).update(values)
     )
 
 
-def manifest_edit(change: Callable[[dict[str, Any]], object]) -> Change:
+def manifest_edit(change):
     return lambda folder: edit(folder / "manifest.json", change)
 
 
-def resealed(manifest: dict[str, Any]) -> None:
+def resealed(manifest):
     plan = {**manifest["plan"], "primary_metric": "correct_rate:final"}
     manifest["plan"] = plan | {"sha256": seal_of(plan)}
 
 
-def replaced(old: str, new: str, *, file: str = "metrics.jsonl", runs: tuple[Path, ...] = (RUN,)) -> Change:
-    def change(folder: Path) -> None:
+def replaced(old, new, *, file="metrics.jsonl", runs=(RUN,)):
+    def change(folder):
         for path in [folder / run / file for run in runs]:
             assert old in path.read_text()
             path.write_text(path.read_text().replace(old, new, 1))
@@ -58,10 +51,10 @@ def replaced(old: str, new: str, *, file: str = "metrics.jsonl", runs: tuple[Pat
 BETTER = replaced('"eval_correct_rate": 0.', '"eval_correct_rate": 0.9', runs=(RUN, OTHER))
 
 
-def rolled(*, keeps: bool, is_on_record: bool = True) -> Change:
+def rolled(*, keeps, is_on_record=True):
     """The run is done again with a better end; the first one is deleted, or kept beside it."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         (folder / RUN).rename(folder / f"{RUN}.kept") if keeps else shutil.rmtree(folder / RUN)
         run = write_run(folder / RUN, MadeRun(seed=1, steps=10, effect=0.3, eval_every=5))
         recorded(run, started=LATER) if is_on_record else run_edit("", started=LATER)(folder)
@@ -69,21 +62,21 @@ def rolled(*, keeps: bool, is_on_record: bool = True) -> Change:
     return change
 
 
-def another_run(how: Callable[[Path, Path], object]) -> Change:
-    def change(folder: Path) -> None:
+def another_run(how):
+    def change(folder):
         shutil.rmtree(folder / OTHER)
         how((folder / RUN).resolve(), folder / OTHER)
 
     return change
 
 
-def other_seed(folder: Path) -> None:
+def other_seed(folder):
     run_edit("", seed=3)(folder)
     edit(folder / "manifest.json", lambda content: content["runs"][2].update(seed=3))
 
 
-def ledger_edit(change: Callable[[list[str]], list[str]]) -> Change:
-    def changed(folder: Path) -> None:
+def ledger_edit(change):
+    def changed(folder):
         file = folder.parent / NAME
         file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
 
@@ -93,7 +86,7 @@ def ledger_edit(change: Callable[[list[str]], list[str]]) -> Change:
 GONE = f"{BEGUN}, done after 10 steps, is gone"
 CHANGED = "maxrl+none_s1: changed since the run ended: "
 # A change, its words in the verdict and the check, and whether it is tried in a renamed folder, too.
-CHANGES: dict[str, tuple[Change, str, bool]] = {
+CHANGES = {
     "another metric is sealed": (manifest_edit(resealed), "the plan was resealed", True),
     "better rates": (BETTER, f"{CHANGED}metrics.jsonl", True),
     "another seed": (other_seed, "run.json says maxrl+none, seed 3; it was run as maxrl+none, seed 1", True),
@@ -130,22 +123,22 @@ NAMED = [(key, "campaign_a") for key in CHANGES] + [
 ]
 
 
-def studied(folder: Path) -> Study:
+def studied(folder):
     return comparison_with_ledger([folder], Options())
 
 
-def is_named(words: str, study: Study) -> bool:
+def is_named(words, study):
     """True if the notices have these words, and the comparison is not taken for a planned one."""
     return any(words in line for line in study.notices) and study.standing == "exploratory"
 
 
-def verified(*arguments: str) -> tuple[int, str]:
+def verified(*arguments):
     result = invoke(compare_command, ["--ledger", *arguments])
     return result.exit_code, result.output
 
 
 @pytest.mark.parametrize(("key", "name"), NAMED)
-def test_a_way_around_the_plan_is_named_whatever_the_folder_is_called(key: str, name: str, campaign: Campaign) -> None:
+def test_a_way_around_the_plan_is_named_whatever_the_folder_is_called(key, name, campaign):
     change, words, _ = CHANGES[key]
     folder = campaign()
     change(folder)
@@ -159,9 +152,7 @@ def test_a_way_around_the_plan_is_named_whatever_the_folder_is_called(key: str, 
     assert name == "renamed" or words in said, said
 
 
-def test_an_honest_campaign_is_as_planned_where_it_is_moved_or_copied_as_a_whole(
-    campaign: Campaign, tmp_path: Path
-) -> None:
+def test_an_honest_campaign_is_as_planned_where_it_is_moved_or_copied_as_a_whole(campaign, tmp_path):
     folder = campaign()
     study = studied(folder)
     assert (study.standing, study.exploratory, study.notices) == ("planned", (), ())
@@ -187,7 +178,7 @@ def test_an_honest_campaign_is_as_planned_where_it_is_moved_or_copied_as_a_whole
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_second_campaign_of_a_plan_is_named_in_both(is_deleted: bool, campaign: Campaign) -> None:
+def test_a_second_campaign_of_a_plan_is_named_in_both(is_deleted, campaign):
     folders = [campaign(), campaign("campaign_b", is_new=True)]
     if is_deleted:
         shutil.rmtree(folders.pop(0))
@@ -199,16 +190,14 @@ def test_a_second_campaign_of_a_plan_is_named_in_both(is_deleted: bool, campaign
     assert (code, "second campaign of the same plan" in said) == (1, True)
 
 
-def test_another_campaign_in_the_same_folder_has_not_run_the_earlier_one_again(campaign: Campaign) -> None:
+def test_another_campaign_in_the_same_folder_has_not_run_the_earlier_one_again(campaign):
     folder = campaign()
     folder.rename(folder.with_name("campaign_a.1"))  # as `--new` does with a folder that was given
     study = studied(campaign(is_new=True, started="2026-03-02T12:00:05+00:00", hypothesis="another"))
     assert not [line for line in study.notices if "run again at" in line], study.notices
 
 
-def test_looks_and_metrics_are_counted_once_each_and_follow_a_renamed_folder(
-    campaign: Campaign, compare: Callable[..., Any], compare_json: Compare
-) -> None:
+def test_looks_and_metrics_are_counted_once_each_and_follow_a_renamed_folder(campaign, compare, compare_json):
     folder = campaign()
     for options in ((), (), ("--metric", "loss", "--lower"), ("--at", 8), ("--last", 2), ()):
         compare_json(folder, *options)
@@ -221,9 +210,7 @@ def test_looks_and_metrics_are_counted_once_each_and_follow_a_renamed_folder(
 
 
 @pytest.mark.parametrize("deed", ["deleted", "replaced", "moved down", "linked", "no file"])
-def test_without_its_ledger_a_plan_is_unverified(
-    deed: str, campaign: Campaign, compare: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_without_its_ledger_a_plan_is_unverified(deed, campaign, compare, tmp_path):
     folder = campaign()
     ledger = folder.parent / NAME
     if deed in ("deleted", "replaced", "no file"):
@@ -254,7 +241,7 @@ def test_without_its_ledger_a_plan_is_unverified(
         assert (code, "the ledger knows nothing before" in said) == (0, True)
 
 
-def test_a_campaign_moved_down_is_checked_against_the_ledger_above(campaign: Campaign) -> None:
+def test_a_campaign_moved_down_is_checked_against_the_ledger_above(campaign):
     folder = campaign()
     folder = Path(shutil.move(folder, folder.parent / "below" / "c"))
     BETTER(folder)
@@ -262,10 +249,10 @@ def test_a_campaign_moved_down_is_checked_against_the_ledger_above(campaign: Cam
 
 
 @pytest.mark.parametrize("has_ledger", [True, False])
-def test_seeds_that_were_paired_again_are_left_out(has_ledger: bool, campaign: Campaign) -> None:
+def test_seeds_that_were_paired_again_are_left_out(has_ledger, campaign):
     folder = campaign(seeds=(1, 2, 3))
 
-    def pair_again(manifest: dict[str, Any]) -> None:
+    def pair_again(manifest):
         first, second = manifest["runs"][3:5]
         for name in ("run_name", "log_dir"):
             first[name], second[name] = second[name], first[name]
@@ -282,9 +269,7 @@ def test_seeds_that_were_paired_again_are_left_out(has_ledger: bool, campaign: C
 
 @pytest.mark.parametrize("fate", ["there", "renamed", "moved", "deleted"])
 @pytest.mark.parametrize("planned", [(1, 2), (2, 9)])
-def test_seeds_of_a_pilot_are_not_planned(
-    fate: str, planned: tuple[int, ...], campaign: Campaign, compare_json: Compare, tmp_path: Path
-) -> None:
+def test_seeds_of_a_pilot_are_not_planned(fate, planned, campaign, compare_json, tmp_path):
     pilot = campaign("pilot", is_planned=False, seeds=(1, 2, 3), steps=6, run={"eval_every": 3})
     if fate == "deleted":
         shutil.rmtree(pilot)
@@ -295,7 +280,7 @@ def test_seeds_of_a_pilot_are_not_planned(
     assert "already run in pilot" in compare_json(folder)["comparisons"][0]["line"]
 
 
-def test_single_runs_are_a_pilot_and_so_is_one_of_which_the_ledger_was_deleted(campaign: Campaign) -> None:
+def test_single_runs_are_a_pilot_and_so_is_one_of_which_the_ledger_was_deleted(campaign):
     campaign("begun", is_planned=False, seeds=(8, 9))  # its fixture enters the folder
     for seed in (1, 2):
         recorded(write_run(Path(f"logs/try{seed}"), MadeRun(seed=seed, steps=10, eval_every=5)))
@@ -307,7 +292,7 @@ def test_single_runs_are_a_pilot_and_so_is_one_of_which_the_ledger_was_deleted(c
     assert verified()[0] == 1
 
 
-def test_other_seeds_or_settings_are_no_pilot(campaign: Campaign) -> None:
+def test_other_seeds_or_settings_are_no_pilot(campaign):
     campaign("pilot", is_planned=False, seeds=(7, 8))
     campaign("other", is_planned=False, run={"config": {"training": {"lr": 0.1}}, "spread": 0.03})
     study = studied(campaign(started=LATER))
@@ -315,14 +300,14 @@ def test_other_seeds_or_settings_are_no_pilot(campaign: Campaign) -> None:
 
 
 @pytest.mark.parametrize("planned", [{"hypothesis": "maxrl+none ends higher"}, {"primary_metric": "loss:final"}])
-def test_another_hypothesis_or_metric_is_the_same_campaign(planned: dict[str, str], campaign: Campaign) -> None:
+def test_another_hypothesis_or_metric_is_the_same_campaign(planned, campaign):
     first, second = campaign(), campaign("campaign_b", started=LATER, run={"spread": 0.05}, **planned)
     for folder, words in ((first, "run again in campaign_b"), (second, "already run in campaign_a")):
         assert is_named(f"these seeds were {words}", studied(folder))
     assert verified()[0] == 1
 
 
-def test_runs_that_were_repeated_or_not_given_are_named(campaign: Campaign) -> None:
+def test_runs_that_were_repeated_or_not_given_are_named(campaign):
     folder = campaign(seeds=(1, 2, 3))
     given = [folder / "runs" / f"{label}_s{seed}" for label in ("grpo+none", "maxrl+none") for seed in (1, 3)]
     (named,) = comparison_with_ledger(given, Options()).notices
@@ -340,7 +325,7 @@ def test_runs_that_were_repeated_or_not_given_are_named(campaign: Campaign) -> N
     assert [line for line in named if f"maxrl+none_s1, {BEGUN}" in line and "run again at 2036" in line], named
 
 
-def test_the_order_of_folders_changes_nothing(campaign: Campaign) -> None:
+def test_the_order_of_folders_changes_nothing(campaign):
     runs = sorted((campaign(seeds=(1, 2, 3, 4)) / "runs").iterdir())
     for number, run in enumerate(runs):
         time = f"2026-03-01T12:00:{59 - number}Z"
@@ -354,9 +339,7 @@ def test_the_order_of_folders_changes_nothing(campaign: Campaign) -> None:
     ("table", "key", "value"),
     [("eval", "seed", 0), ("eval", "examples", 64), ("data", "source", "arithmetic"), ("", "", 0)],
 )
-def test_conditions_with_other_held_out_examples_are_not_compared_on_them(
-    table: str, key: str, value: object, campaign: Campaign, compare_json: Compare
-) -> None:
+def test_conditions_with_other_held_out_examples_are_not_compared_on_them(table, key, value, campaign, compare_json):
     """By the settings, and by the ids in `eval.jsonl` whatever the settings."""
     folder = campaign(run={} if table else {"example_spread": 1.0})
     assert "on these 64 examples" in compare_json(folder)["comparisons"][0]["line"]

@@ -1,6 +1,4 @@
-"""Conformal forecasts: as an independent implementation has them, and their coverage on 40 stored runs."""
-
-from __future__ import annotations
+"""Conformal forecasts, exact limits of shares and components of variance, against scipy and the textbook."""
 
 import json
 import math
@@ -10,21 +8,31 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
+from retrain.verdicts.stats.binomial import (
+    binomial_limits,
+    held_out_limits,
+    improvement_in_pairs,
+    improvement_of_all_pairs,
+    training_limits,
+)
 from retrain.verdicts.stats.conformal import forecast, left_out, needed_conditions
+from retrain.verdicts.stats.paired import t_interval
+from retrain.verdicts.stats.variance import REST, components
 
 STORED = Path(__file__).with_name("curves.json")  # made by benchmarks/forecast_curves.py: date and versions inside
 
 
-def reference(past: np.ndarray, finals: np.ndarray, conditions: list[str], new: np.ndarray, alpha: float) -> tuple:
+def reference(past, finals, conditions, new, alpha):
     """The algorithm once more, written from its description."""
 
-    def features(curve: np.ndarray) -> np.ndarray:
+    def features(curve):
         third = max(1, len(curve) // 3)
         newest = curve[-third:].mean()
         return np.array([1.0, newest, newest - curve[:third].mean(), curve[-1] - curve[0]])
 
-    def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def fit(x, y):
         return np.linalg.solve(x.T @ x + 1e-2 * np.diag([0.0, 1.0, 1.0, 1.0]), x.T @ y)
 
     x, names = np.stack([features(curve) for curve in past]), np.array(conditions)
@@ -47,7 +55,7 @@ def reference(past: np.ndarray, finals: np.ndarray, conditions: list[str], new: 
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 7), st.sampled_from([0.5, 0.8, 0.9]))
-def test_it_is_the_reference(seed: int, groups: int, length: int, level: float) -> None:
+def test_it_is_the_reference(seed, groups, length, level):
     rng = np.random.default_rng(seed)
     conditions = [str(each) for each in rng.permutation(np.repeat(np.arange(groups), 3))]
     curves, finals = rng.random((3 * groups, length)), rng.random(3 * groups)
@@ -60,7 +68,7 @@ def test_it_is_the_reference(seed: int, groups: int, length: int, level: float) 
     assert (again.low, again.high) == pytest.approx((found.low, found.high))
 
 
-def test_impossible_input_is_refused_and_a_promise_has_its_price() -> None:
+def test_impossible_input_is_refused_and_a_promise_has_its_price():
     assert [needed_conditions(level) for level in (0.5, 0.8, 0.9, 0.95)] == [1, 4, 9, 19]
     curves, finals = np.full((4, 2), 0.5), np.full(4, 0.5)
     for bad in (np.array([0.5, np.nan]), np.array([])):
@@ -71,7 +79,7 @@ def test_impossible_input_is_refused_and_a_promise_has_its_price() -> None:
 
 
 @pytest.mark.parametrize("seen", range(2, 13, 2))
-def test_eighty_percent_intervals_hold_for_conditions_left_out_of_stored_runs(seen: int) -> None:
+def test_eighty_percent_intervals_hold_for_conditions_left_out_of_stored_runs(seen):
     stored = json.loads(STORED.read_text())
     rates = np.array([run["correct"] for run in stored["runs"]]) / stored["about"]["completions"]
     conditions = [run["condition"] for run in stored["runs"]]
@@ -82,19 +90,147 @@ def test_eighty_percent_intervals_hold_for_conditions_left_out_of_stored_runs(se
     assert np.mean(held) >= 0.75
 
 
-def test_intervals_hold_in_simulated_conditions_and_fail_where_runs_are_taken_for_conditions() -> None:
-    """15 x 6 new conditions; taking runs as exchangeable, as naive conformal prediction does, holds in fewer."""
-    rng, held, naive = np.random.default_rng(3), [], []
-    for _ in range(15):
-        level_C = rng.normal(0.5, 0.15, 15)
-        names = [str(name) for name in np.repeat(np.arange(9), 4)]
-        finals = np.repeat(level_C[:9], 4) + rng.normal(0, 0.01, 36)
-        curves = np.full((36, 2), 0.3) + rng.normal(0, 0.01, (36, 2))  # tell nothing about the end
-        for level in level_C[9:]:
-            new, final = 0.3 + rng.normal(0, 0.01, 2), level + rng.normal(0, 0.01)
-            by_condition = forecast(curves, finals, names, new)
-            held.append(by_condition.low <= final <= by_condition.high)
-            by_run = forecast(curves, finals, [str(i) for i in range(36)], new)
-            naive.append(by_run.low <= final <= by_run.high)
-    assert np.mean(held) >= 0.78
-    assert np.mean(naive) < np.mean(held)
+VALUES = st.lists(st.integers(-5, 5), min_size=1, max_size=9).map(lambda values: np.array(values, dtype=float))
+RATES = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0])), min_size=1, max_size=8)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.8, 0.95]))
+def test_the_limits_are_scipys(counts, level):
+    right, total = counts
+    want = stats.binomtest(right, total).proportion_ci(level, method="exact")
+    assert binomial_limits(right, total, level=level) == pytest.approx((want.low, want.high), abs=1e-9)
+
+
+def test_certainty_needs_more_than_agreement():
+    assert binomial_limits(64, 64) == (pytest.approx(0.025 ** (1 / 64)), 1.0)
+    assert binomial_limits(0, 64) == (0.0, pytest.approx(1 - 0.025 ** (1 / 64)))
+    assert held_out_limits(np.ones(8), 64) == binomial_limits(64, 64)  # eight seeds, but the same examples
+    assert training_limits(np.ones(8), 8) == binomial_limits(64, 64)  # eight seeds with eight prompts of their own
+    low, high = binomial_limits(62.5, 64)
+    assert (low, high) == (binomial_limits(62, 64)[0], binomial_limits(63, 64)[1])
+    assert binomial_limits(0.1 * 3 * 10, 10) == binomial_limits(3, 10)  # 3.0000000000000004
+    # A bootstrap says [1, 1] here.
+    pairs, all_pairs = improvement_in_pairs(np.ones(8)), improvement_of_all_pairs(np.zeros(8), np.ones(8))
+    assert pairs.interval == pytest.approx((0.025 ** (1 / 8), 1.0))
+    assert all_pairs.interval == (pytest.approx(0.76, abs=0.02), 1.0)
+
+
+@settings(max_examples=30)
+@given(RATES, st.integers(1, 500))
+def test_held_out_limits_hold_both_and_stay_in_range(rates, examples):
+    rates_N = np.array(rates)
+    low, high = held_out_limits(rates_N, examples)
+    exact = binomial_limits(float(rates_N.mean()) * examples, examples)
+    over_seeds = t_interval(rates_N) or exact
+    assert 0.0 <= low <= min(exact[0], max(over_seeds[0], 0.0)) + 1e-12
+    assert 1.0 >= high >= max(exact[1], min(over_seeds[1], 1.0)) - 1e-12
+    assert low < high
+    if len(rates) == 1:
+        assert (low, high) == pytest.approx(exact)
+
+
+@settings(max_examples=30)
+@given(RATES, st.integers(1, 64))
+def test_training_limits_are_students_within_range(rates, prompts):
+    rates_N = np.array(rates)
+    found, by_t = training_limits(rates_N, prompts), t_interval(rates_N)
+    if by_t is None:
+        assert found is None
+        return
+    assert 0.0 <= found[0] < found[1] <= 1.0
+    if np.ptp(rates_N) > 1e-9:
+        assert found == pytest.approx((max(0.0, by_t[0]), min(1.0, by_t[1])))
+
+
+@pytest.mark.parametrize(("right", "total"), [(0, 0), (-1, 5), (6, 5), (math.nan, 5)])
+def test_what_is_no_share_is_refused(right, total):
+    with pytest.raises(ValueError, match="trials"):
+        binomial_limits(right, total)
+    for of_seeds in (lambda none: held_out_limits(none, 64), improvement_in_pairs):
+        with pytest.raises(ValueError, match="trials"):
+            of_seeds(np.zeros(0))
+
+
+@settings(max_examples=15)
+@given(VALUES)
+def test_pairs_have_scipys_exact_limits(diffs_N):
+    """Ties are wins in the upper limit and losses in the lower one: the interval of either reading is inside."""
+    found = improvement_in_pairs(diffs_N)
+    wins, ties = int((diffs_N > 0).sum()), int((diffs_N == 0).sum())
+    assert found.probability == (wins + ties / 2) / diffs_N.size
+    low, high = (stats.binomtest(count, diffs_N.size).proportion_ci(0.95) for count in (wins, wins + ties))
+    assert found.interval == pytest.approx((low.low, high.high))
+
+
+@settings(max_examples=15)
+@given(VALUES, VALUES)
+def test_all_pairs_are_the_mann_whitney_statistic(baseline_N, condition_M):
+    found = improvement_of_all_pairs(baseline_N, condition_M)
+    u = stats.mannwhitneyu(condition_M, baseline_N, alternative="greater").statistic
+    assert found.probability == pytest.approx(u / (baseline_N.size * condition_M.size))
+    low, high = found.interval
+    assert 0.0 <= low <= found.probability <= high <= 1.0
+    turned = improvement_of_all_pairs(condition_M, baseline_N)
+    assert turned.interval == pytest.approx((1.0 - high, 1.0 - low), abs=1e-6)
+
+
+def crossed(sds, sizes, seed):
+    """A value per cell of data x initialisation, whose effects have these standard deviations; the last is the rest."""
+    rng = np.random.default_rng(seed)
+    data, init = (each.ravel() for each in np.indices(sizes))
+    values = sds[0] * rng.normal(size=sizes[0])[data] + sds[1] * rng.normal(size=sizes[1])[init]
+    return values + sds[2] * rng.normal(size=data.size), {"data": data.tolist(), "init": init.tolist()}
+
+
+def test_balanced_estimates_and_intervals_are_those_of_the_textbook():
+    values, factors = crossed((1.0, 0.5, 0.7), (5, 4), 3)
+    found = components(values, factors)
+    table = values.reshape(5, 4)
+    rows, columns, mean = table.mean(axis=1), table.mean(axis=0), table.mean()
+    rest = ((table - rows[:, None] - columns + mean) ** 2).sum() / 12
+    expected = {"data": rows.var(ddof=1) - rest / 4, "init": columns.var(ddof=1) - rest / 5, REST: rest}
+    assert {part.name: part.variance for part in found.parts} == pytest.approx(expected)
+    assert [part.df for part in found.parts] == [4, 3, 12]
+    assert sum(part.share for part in found.parts) == pytest.approx(1.0)
+    # Searle, Casella, McCulloch (1992), 3.8: limits of the share from quantiles of F.
+    values, factors = crossed((1.0, 0.0, 1.0), (6, 5), 4)
+    found = components(values, {"data": factors["data"]})
+    table = values.reshape(6, 5)
+    ratio = 5 * table.mean(axis=1).var(ddof=1) / table.var(axis=1, ddof=1).mean()
+    quantiles = (3.154816, 0.159285)  # of F with 5 and 24 degrees of freedom, at 97.5 and 2.5 %
+    limits = [(ratio / quantile - 1) / (5 + ratio / quantile - 1) for quantile in quantiles]
+    assert found.parts[0].interval == pytest.approx(limits, abs=0.02)  # drawn 20,000 times
+
+
+def test_the_shares_are_covered_in_an_unbalanced_design():
+    hits = np.zeros(3)
+    for seed in range(30):
+        values, factors = crossed((0.7, 0.4, 0.6), (5, 5), seed)
+        kept = np.random.default_rng(seed).permutation(25)[:19]
+        found = components(values[kept], {name: [levels[i] for i in kept] for name, levels in factors.items()})
+        true = np.array([0.49, 0.16, 0.36]) / 1.01
+        hits += [p.interval[0] <= share <= p.interval[1] for p, share in zip(found.parts, true, strict=True)]
+    assert (hits >= 25).all()  # at 95 %, fewer come once in 1000
+
+
+def test_inseparable_factors_are_named_and_levels_count_within_their_group():
+    values, factors = crossed((1.0, 0.5, 0.7), (4, 4), 1)
+    design = factors | {"sampling": factors["init"], "evaluation": [0] * 16, "order": list(range(16))}
+    design |= {"half": [level // 2 for level in factors["data"]]}
+    found = components(values, design)
+    assert found.constant == ("evaluation",)
+    assert found.in_rest == ("order",)
+    assert found.together == (("init", "sampling"),)
+    assert found.tangled == ("half",)  # two data seeds per half: the halves are explained by them
+    assert [part.name for part in found.parts] == ["data", "init + sampling", REST]
+    groups = [0] * 16 + [1] * 16
+    twice = {name: levels * 2 for name, levels in factors.items()}
+    other = crossed((1.0, 0.5, 0.7), (4, 4), 2)[0]
+    near, far = (components(np.concatenate([values, other + gap]), twice, groups) for gap in (0.0, 100.0))
+    assert [p.variance for p in near.parts] == pytest.approx([p.variance for p in far.parts], abs=1e-9)
+    assert [part.df for part in near.parts] == [6, 6, 18]
+    assert components(np.ones(8), {"data": [0, 0, 1, 1] * 2}) is None
+    assert components(np.array([1.0, 2.0]), {"data": [0, 1]}, ["a", "b"]) is None
+    with pytest.raises(ValueError, match="finite"):
+        components(np.array([1.0, np.nan, 2.0]), {"data": [0, 0, 1]})

@@ -1,9 +1,6 @@
 """Crossed random effects of seeds and examples, their components, and the gain of more seeds or examples."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from retrain.verdicts.stats.components import (
-    Advice,
     Cost,
-    Draws,
     Needed,
     Way,
     advise,
@@ -29,7 +24,7 @@ from retrain.verdicts.stats.components import (
 from retrain.verdicts.stats.crossed import crossed
 
 
-def _textbook(diffs_NE: np.ndarray, level: float) -> dict[str, tuple[float, float, float]]:
+def _textbook(diffs_NE, level):
     """Two-way analysis of variance by explicit sums, as in Searle, Casella and McCulloch (1992), chapter 4."""
     n, m = diffs_NE.shape
     g = sum(diffs_NE[s, e] for s in range(n) for e in range(m)) / (n * m)
@@ -51,7 +46,7 @@ def _textbook(diffs_NE: np.ndarray, level: float) -> dict[str, tuple[float, floa
 
 @settings(max_examples=25)
 @given(n=st.integers(2, 9), m=st.integers(2, 20), seed=st.integers(0, 2**32), level=st.sampled_from([0.8, 0.95, 0.99]))
-def test_the_three_scopes_are_those_of_the_textbook(n: int, m: int, seed: int, level: float) -> None:
+def test_the_three_scopes_are_those_of_the_textbook(n, m, seed, level):
     rng = np.random.default_rng(seed)
     diffs_NE = rng.normal(0.1, 1, (n, 1)) + rng.normal(0, 2, (1, m)) + rng.normal(0, 1, (n, m))
     result, expected = crossed(diffs_NE, level=level), _textbook(diffs_NE, level)
@@ -60,65 +55,56 @@ def test_the_three_scopes_are_those_of_the_textbook(n: int, m: int, seed: int, l
         assert (*found.interval, found.p) == pytest.approx(expected[name], rel=1e-10, abs=1e-12)
 
 
-def test_clusters_of_one_size_are_their_means() -> None:
+def test_clusters_count_for_as_much_as_their_means():
     diffs_NE = np.random.default_rng(1).normal(size=(6, 24))
     means_NC = diffs_NE.reshape(6, 8, 3).mean(axis=2)
     clustered = crossed(diffs_NE, clusters_E=[str(e // 3) for e in range(24)])
     plain = crossed(means_NC)
     for name in ("both", "seeds", "examples"):
         assert getattr(clustered, name).interval == pytest.approx(getattr(plain, name).interval, abs=1e-13)
+    means_NC = np.random.default_rng(2).normal(size=(8, 10))
+    copies_NE = np.repeat(means_NC, 6, axis=1)
+    honest = crossed(copies_NE, clusters_E=[str(e // 6) for e in range(60)])
+    fooled, alone = crossed(copies_NE), crossed(means_NC)
+    assert honest.both.interval == pytest.approx(alone.both.interval, abs=1e-12)
+    assert np.diff(fooled.both.interval)[0] < 0.9 * np.diff(alone.both.interval)[0]
 
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), names=st.lists(st.sampled_from("abcdef"), min_size=12, max_size=12))
-def test_unequal_clusters_leave_the_mean_and_the_seeds_alone(seed: int, names: list[str]) -> None:
+def test_unequal_clusters_leave_the_mean_and_the_seeds_alone(seed, names):
     diffs_NE = np.random.default_rng(seed).normal(size=(5, 12))
     clustered, plain = crossed(diffs_NE, clusters_E=names), crossed(diffs_NE)
     assert clustered.mean == pytest.approx(diffs_NE.mean(), abs=1e-14)
-    assert clustered.seeds is not None
-    assert plain.seeds is not None
     assert clustered.seeds.interval == pytest.approx(plain.seeds.interval, abs=1e-12)
     assert clustered.squares.num_clusters == len(set(names))
     if clustered.examples:
         assert 1.0 <= clustered.examples.df <= len(set(names)) - 1.0 + 1e-9
 
 
-def test_examples_of_one_source_tell_no_more_than_one_of_them() -> None:
-    means_NC = np.random.default_rng(2).normal(size=(8, 10))
-    copies_NE = np.repeat(means_NC, 6, axis=1)
-    honest = crossed(copies_NE, clusters_E=[str(e // 6) for e in range(60)])
-    fooled, alone = crossed(copies_NE), crossed(means_NC)
-    assert honest.both is not None
-    assert fooled.both is not None
-    assert alone.both is not None
-    assert honest.both.interval == pytest.approx(alone.both.interval, abs=1e-12)
-    assert np.diff(fooled.both.interval)[0] < 0.9 * np.diff(alone.both.interval)[0]
-
-
-def test_what_cannot_be_inferred_is_none() -> None:
+def test_too_little_data_infers_nothing_and_odd_data_is_refused():
     one_seed, one_example = crossed(np.array([[0.1, 0.2, 0.4]])), crossed(np.array([[0.1], [0.2], [0.4]]))
     one_cluster = crossed(np.array([[0.1, 0.2], [0.3, 0.1]]), clusters_E=["a", "a"])
     for found, known in ((one_seed, "examples"), (one_example, "seeds"), (one_cluster, "seeds")):
         assert [name for name in ("both", "seeds", "examples") if getattr(found, name)] == [known]
     equal = crossed(np.full((4, 5), 0.1))  # 0.1 has no exact mean: rounding must not become a spread
     assert (equal.both, equal.seeds, equal.examples) == (None, None, None)
-
-
-def test_only_a_full_matrix_of_numbers_with_a_cluster_for_each_example_is_taken() -> None:
     for bad in (np.zeros(3), np.zeros((0, 3)), np.array([[0.0, np.nan]]), np.array([[np.inf, 0.0]])):
         with pytest.raises(ValueError, match="seed"):
             crossed(bad)
     with pytest.raises(ValueError, match="1 clusters for 2 examples"):
         crossed(np.zeros((2, 2)), clusters_E=["a"])
+    with pytest.raises(ValueError, match="two seeds"):
+        draw_components(crossed(np.array([[0.1, 0.2]])).squares)
 
 
-def _draws(n: int, m: int, seed_sd: float, example_sd: float, rest_sd: float = 1.0) -> Draws:
+def _draws(n, m, seed_sd, example_sd, rest_sd=1.0):
     rng = np.random.default_rng(7)
     effects = rng.normal(0, seed_sd, (n, 1)) + rng.normal(0, example_sd, (1, m))
     return draw_components(crossed(effects + rng.normal(0, rest_sd, (n, m))).squares)
 
 
-def test_the_components_are_found_and_inside_their_intervals() -> None:
+def test_components_are_found_and_give_the_crossed_interval():
     found = components(_draws(60, 80, 0.5, 2.0))
     for part, true in ((found.seed, 0.5), (found.cluster, 2.0), (found.rest, 1.0)):
         assert part.interval[0] <= true <= part.interval[1]
@@ -126,18 +112,14 @@ def test_the_components_are_found_and_inside_their_intervals() -> None:
         assert part.interval[0] <= part.sd <= part.interval[1]
     assert found.seed.share + found.cluster.share + found.rest.share == pytest.approx(1.0)
     assert found.cluster.share > 0.8  # 4/80 against 0.25/60
-
-
-def test_today_is_what_the_crossed_interval_is() -> None:
     rng = np.random.default_rng(3)
     result = crossed(rng.normal(0, 1, (9, 1)) + rng.normal(0, 1, (1, 30)) + rng.normal(0, 1, (9, 30)))
     draws = draw_components(result.squares)
-    assert result.both is not None
     half = float(half_widths(draws, seeds=9, clusters=30, level=0.95)[0])
     assert half == pytest.approx(np.diff(result.both.interval)[0] / 2, rel=0.01)
 
 
-def test_a_number_needed_is_the_fewest() -> None:
+def test_a_number_needed_is_the_fewest():
     draws = _draws(8, 40, 1.0, 1.0)
     differences_D = np.full(draws.rest_D.size, 0.9)
     for of_seeds in (True, False):
@@ -152,62 +134,19 @@ def test_a_number_needed_is_the_fewest() -> None:
             assert ((reach_D <= differences_D) == is_enough)[checked_D].all()
 
 
-def test_no_number_of_seeds_helps_where_the_examples_are_too_few() -> None:
+def test_numbers_needed_are_the_fewest_and_unclear_ones_are_not_given():
     draws = _draws(8, 10, 0.1, 3.0, 0.1)
     differences_D = true_differences(draws, 0.8)
     assert needed(numbers_needed(draws, differences_D, of_seeds=True, level=0.95)).number is None
     examples = needed(numbers_needed(draws, differences_D, of_seeds=False, level=0.95))
-    assert examples.number is not None
     assert 20 < examples.number < 1000
     assert foreseen(draws, seeds=8, clusters=20, level=0.95).half_width < 0.8 * float(
         half_widths(draws, seeds=16, clusters=10, level=0.95)[0]
     )
-
-
-def test_the_true_difference_is_uncertain_and_the_estimate_comes_first() -> None:
     differences_D = true_differences(_draws(8, 40, 1.0, 1.0), -0.9)
     assert differences_D[0] == 0.9
     assert (differences_D >= 0).all()
     assert np.ptp(differences_D) > 0.5
-
-
-def _advice(draws: Draws, **more: Any) -> Advice:
-    fixed = {"difference": 0.9, "half_width": 1.0, "level": 0.95, "num_examples": 80, "least_seeds": 6, "cost": None}
-    return advise(draws, **{**fixed, **more})
-
-
-def test_the_advice_counts_examples_of_clusters_and_the_seeds_that_a_verdict_needs() -> None:
-    draws = _draws(8, 40, 1.0, 1.0)
-    found, single = _advice(draws), _advice(draws, num_examples=40)
-    assert (found.half_width, found.cheaper, found.chance) == (1.0, None, None)
-    assert found.seeds.number is not None
-    assert found.examples.number is not None
-    assert single.examples.number is not None
-    assert 0 <= 2 * single.examples.number - found.examples.number < 2  # two examples in a cluster
-    today = foreseen(draws, seeds=8, clusters=40, level=0.95).half_width
-    assert found.twice_seeds == foreseen(draws, seeds=16, clusters=40, level=0.95)
-    assert found.twice_examples == foreseen(draws, seeds=8, clusters=80, level=0.95)
-    assert max(found.twice_seeds.half_width, found.twice_examples.half_width) < today
-    few = _advice(draws, least_seeds=60)
-    assert few.seeds.number is not None
-    assert (few.seeds.number >= 60, few.examples.number) == (True, None)
-
-
-def test_the_cheaper_way_is_named_only_where_most_draws_agree() -> None:
-    seen = set()
-    for draws in (_draws(8, 40, 1.0, 1.0), _draws(8, 40, 1.0, 2.0), _draws(12, 40, 1.0, 3.0)):
-        costs = [Cost(seed_s=2.0**power, example_s=1.0) for power in range(-8, 13, 4)]
-        found = [_advice(draws, cost=cost) for cost in costs]
-        assert [each.chance for each in found] == sorted(each.chance or 0.0 for each in found)
-        for each in found:
-            assert each.chance is not None
-            expected = Way.EXAMPLES if each.chance >= 0.8 else Way.SEEDS if each.chance <= 0.2 else None
-            assert each.cheaper is expected
-            seen.add(expected)
-    assert seen == {Way.EXAMPLES, Way.SEEDS, None}
-
-
-def test_a_number_is_clear_within_a_factor_of_four_for_its_own_way() -> None:
     advice = _advice(_draws(8, 40, 1.0, 1.0))
     clear, wide, open_ = (Needed(number=9, interval=interval) for interval in ((8, 32), (8, 33), (8, None)))
     for seeds, examples in ((clear, wide), (wide, clear), (open_, clear), (clear, open_)):
@@ -215,6 +154,34 @@ def test_a_number_is_clear_within_a_factor_of_four_for_its_own_way() -> None:
         assert [each.is_clear(way) for way in (Way.SEEDS, Way.EXAMPLES)] == [seeds is clear, examples is clear]
 
 
-def test_one_seed_has_no_components() -> None:
-    with pytest.raises(ValueError, match="two seeds"):
-        draw_components(crossed(np.array([[0.1, 0.2]])).squares)
+def _advice(draws, **more):
+    fixed = {"difference": 0.9, "half_width": 1.0, "level": 0.95, "num_examples": 80, "least_seeds": 6, "cost": None}
+    return advise(draws, **{**fixed, **more})
+
+
+def test_the_advice_counts_examples_of_clusters_and_the_seeds_that_a_verdict_needs():
+    draws = _draws(8, 40, 1.0, 1.0)
+    found, single = _advice(draws), _advice(draws, num_examples=40)
+    assert (found.half_width, found.cheaper, found.chance) == (1.0, None, None)
+    assert found.seeds.number is not None
+    assert single.examples.number is not None
+    assert 0 <= 2 * single.examples.number - found.examples.number < 2  # two examples in a cluster
+    today = foreseen(draws, seeds=8, clusters=40, level=0.95).half_width
+    assert found.twice_seeds == foreseen(draws, seeds=16, clusters=40, level=0.95)
+    assert found.twice_examples == foreseen(draws, seeds=8, clusters=80, level=0.95)
+    assert max(found.twice_seeds.half_width, found.twice_examples.half_width) < today
+    few = _advice(draws, least_seeds=60)
+    assert (few.seeds.number >= 60, few.examples.number) == (True, None)
+
+
+def test_the_cheaper_way_is_named_only_where_most_draws_agree():
+    seen = set()
+    for draws in (_draws(8, 40, 1.0, 1.0), _draws(8, 40, 1.0, 2.0), _draws(12, 40, 1.0, 3.0)):
+        costs = [Cost(seed_s=2.0**power, example_s=1.0) for power in range(-8, 13, 4)]
+        found = [_advice(draws, cost=cost) for cost in costs]
+        assert [each.chance for each in found] == sorted(each.chance or 0.0 for each in found)
+        for each in found:
+            expected = Way.EXAMPLES if each.chance >= 0.8 else Way.SEEDS if each.chance <= 0.2 else None
+            assert each.cheaper is expected
+            seen.add(expected)
+    assert seen == {Way.EXAMPLES, Way.SEEDS, None}

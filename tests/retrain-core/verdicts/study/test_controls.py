@@ -1,34 +1,30 @@
-"""`better` is withheld from a condition that does not beat its controls."""
-
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+"""`better` is withheld from a condition that does not beat its controls; `practically the same` within a margin."""
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from retrain.campaign.load import PlanTable, seal_plan
 from retrain.kernel.seeding import Seeds
 from retrain.records.run import Control, control_label
 from retrain.records.runs.curves import Direction, Metric
 from retrain.records.runs.source import find_runs
-from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
-from retrain.verdicts.study.judge import Pairing, judge
+from retrain.verdicts.stats.flip import FlipTest
+from retrain.verdicts.study.comparison import Verdict, VerdictReason
+from retrain.verdicts.study.judge import judge, with_margin
 from retrain.verdicts.study.safeguards import controls_sentence, with_controls
-from retrain.verdicts.study.study import Options, Study, study_of
+from retrain.verdicts.study.study import Options, study_of
 from tests.kit.edited import edit
 from tests.kit.pairings import pairing
 
 SEEDS = tuple(range(1, 9))
 RATE = Metric("eval_correct_rate")
-Values = Mapping[str, Any]  # label to a value per seed
 
 
-def judged(values: Values, baseline: str = "a", direction: Direction = Direction.HIGHER) -> tuple[Comparison, ...]:
+def judged(values, baseline="a", direction=Direction.HIGHER):
     """The comparisons of made-up values, a value per seed and condition; controls are found by their labels."""
 
-    def pair(left: str, right: str) -> Pairing:
+    def pair(left, right):
         return pairing(values.get(right, ()), values.get(left, ()), labels=(left, right))
 
     controls = {label: (of, each) for of in values for each in Control if (label := control_label(of, each)) in values}
@@ -37,17 +33,16 @@ def judged(values: Values, baseline: str = "a", direction: Direction = Direction
     return with_controls(alone, controls, pair, alpha=0.05, direction=direction)
 
 
-def rates(mean: float, *, spread: float = 0.01, stream: int = 0, size: int = 10) -> Any:
+def rates(mean, *, spread=0.01, stream=0, size=10):
     return mean + spread * Seeds(7).stream("test", stream).standard_normal(size)
 
 
-def test_a_gain_beyond_the_controls_is_better() -> None:
+def test_a_gain_beyond_the_controls_is_better_in_either_direction():
     values = {"a": rates(0.5), "b": rates(0.7, stream=1)}
     (plain,) = judged(values)
     assert (plain.verdict, plain.controls) == (Verdict.BETTER, None)
     (found,) = judged({**values, "b+random_reward": rates(0.52, stream=2), "b+no_update": rates(0.5, stream=3)})
     assert found.verdict is Verdict.BETTER
-    assert found.controls is not None
     assert [(each.control, each.is_beaten) for each in found.controls.results] == [
         ("random_reward", True),
         ("no_update", True),
@@ -56,17 +51,6 @@ def test_a_gain_beyond_the_controls_is_better() -> None:
     sentence = controls_sentence(found, RATE)
     assert sentence.startswith("better than its controls random_reward (+")
     assert controls_sentence(plain, RATE) == ""
-
-
-@pytest.mark.parametrize("control", list(Control))
-def test_a_gain_that_a_control_has_too_is_withheld(control: Control) -> None:
-    values = {"a": rates(0.5), "b": rates(0.7, stream=1), control_label("b", control): rates(0.7, stream=2)}
-    (found,) = judged(values)
-    assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, VerdictReason.NOT_BEYOND_CONTROL)
-    assert controls_sentence(found, RATE).startswith(f"not better than its control {control} (")
-
-
-def test_lower_may_be_better_and_a_control_that_does_better_is_not_beaten() -> None:
     values = {"a": rates(0.7), "b": rates(0.5, stream=1), "b+no_update": rates(0.69, stream=2)}
     assert judged(values, direction=Direction.LOWER)[0].verdict is Verdict.BETTER
     assert judged(values)[0].verdict is Verdict.WORSE  # that needs no control
@@ -76,43 +60,30 @@ def test_lower_may_be_better_and_a_control_that_does_better_is_not_beaten() -> N
     assert judged(turned)[0].cause is VerdictReason.NOT_BEYOND_CONTROL
 
 
-def test_a_condition_without_the_controls_of_another_has_not_beaten_them() -> None:
-    values = {
-        "a": rates(0.5),
-        "b": rates(0.7, stream=1),
-        "c": rates(0.7, stream=2),
-        "c+no_update": rates(0.5, stream=3),
-    }
+@pytest.mark.parametrize("control", list(Control))
+def test_a_gain_that_a_control_has_too_is_withheld(control):
+    values = {"a": rates(0.5), "b": rates(0.7, stream=1), control_label("b", control): rates(0.7, stream=2)}
+    (found,) = judged(values)
+    assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, VerdictReason.NOT_BEYOND_CONTROL)
+    assert controls_sentence(found, RATE).startswith(f"not better than its control {control} (")
+
+
+def test_missing_controls_are_not_beaten_and_holm_runs_over_the_weakest_test():
+    values = {"a": rates(0.5), "b": rates(0.7, stream=1), "c": rates(0.7, stream=2)}
+    values["c+no_update"] = rates(0.5, stream=3)
     first, second = judged(values)
     assert (first.cause, second.verdict) == (VerdictReason.NOT_BEYOND_CONTROL, Verdict.BETTER)
     assert controls_sentence(first, RATE) == "not better than its control no_update (no finished run to compare with)"
-
-
-def test_holm_runs_over_the_weakest_test_of_every_claim() -> None:
-    """The p values are those of the claims: 0.002 for c alone, and 1 for b, whose control is as good as b."""
-    values = {"a": rates(0.5), "b": rates(0.7, stream=1), "c": rates(0.7, stream=2)}
+    # The p values are those of the claims: 0.002 for c alone, and 1 for b, whose control is as good as b.
     values |= {"b+no_update": rates(0.7, stream=3), "c+no_update": rates(0.5, stream=4)}
     first, second = judged(values)
-    assert first.controls is not None
-    assert second.controls is not None
     assert first.controls.p_holm == 1.0
     assert second.controls.p_holm == pytest.approx(2 * 2 / 2**10)
     assert second.verdict is Verdict.BETTER
 
 
-@pytest.mark.long
-def test_no_false_better_beyond_alpha_when_the_gain_is_the_controls() -> None:
-    """b beats its baseline by as much as its control does: `better` would be false, and is said in 5 % at most."""
-    stream, said, tries = Seeds(20).stream("controls"), 0, 2000
-    for _ in range(tries):
-        draws = stream.standard_normal((3, 8))
-        (found,) = judged({"a": draws[0], "b": 5.0 + draws[1], "b+random_reward": 5.0 + draws[2]})
-        said += found.verdict is Verdict.BETTER
-    assert said / tries <= 0.05 / 2 + 2 * np.sqrt(0.05 * 0.95 / tries)  # one side of a two-sided test
-
-
 @pytest.fixture
-def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
+def campaign(made, tmp_path):
     """`campaign(effects, plan=...)`: a made-up campaign of eight seeds."""
     return lambda effects, **more: made.write_campaign(tmp_path / "c", effects, seeds=SEEDS, steps=20, **more)
 
@@ -120,21 +91,18 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
 EFFECTS = {"grpo+none": -0.2, "maxrl+none": 0.1, "maxrl+none+format_only": 0.1}
 
 
-def studied(folder: Path) -> tuple[Study, Comparison]:
+def studied(folder):
     study = study_of(find_runs([folder]), Options())
     (comparison,) = study.comparisons
     return study, comparison
 
 
 @pytest.mark.parametrize("effect", [0.1, -0.2])
-def test_a_campaign_with_controls_compares_them_only_with_their_condition(
-    effect: float, campaign: Callable[..., Path], compare_json: Callable[..., Any]
-) -> None:
+def test_a_campaign_with_controls_compares_them_only_with_their_condition(effect, campaign, compare_json):
     folder = campaign({**EFFECTS, "maxrl+none+format_only": effect})
     study, comparison = studied(folder)
     assert [each.label for each in study.conditions] == list(EFFECTS)
     assert (comparison.condition, comparison.num_comparisons) == ("maxrl+none", 1)
-    assert comparison.controls is not None
     assert comparison.controls.results[0].label == "maxrl+none+format_only"
     (said,) = compare_json(folder)["comparisons"]
     assert (said["verdict"], said["cause"]) == (comparison.verdict, comparison.cause)
@@ -145,10 +113,82 @@ def test_a_campaign_with_controls_compares_them_only_with_their_condition(
         assert "not better than its control format_only" in said["line"]
 
 
-def test_runs_that_say_that_they_are_none_are_no_controls(campaign: Callable[..., Path]) -> None:
+def test_runs_that_say_that_they_are_none_are_no_controls(campaign):
     folder = campaign(EFFECTS)
     for file in folder.glob("runs/*format_only*/run.json"):
         edit(file, lambda record: record["config"]["training"].pop("control"))
     study = study_of(find_runs([folder]), Options())
     assert [each.condition for each in study.comparisons] == ["maxrl+none", "maxrl+none+format_only"]
     assert all(each.controls is None for each in study.comparisons)
+
+
+SMALL = [0.01, -0.01, 0.005, 0.0075, -0.005, 0.002, -0.0075, -0.002]
+
+
+def judged_with_margin(*diffs, margin=0.02, direction=Direction.HIGHER):
+    pairings = [pairing(each) for each in diffs]
+    return with_margin(judge(pairings, alpha=0.05, direction=direction), pairings, margin)
+
+
+def test_inside_the_margin_is_the_same_and_outside_or_without_one_is_open():
+    (same,), (open_one,), (without,) = (judged_with_margin(SMALL, margin=each) for each in (0.02, 0.004, None))
+    assert (same.verdict, same.cause, same.margin) == (Verdict.PRACTICALLY_SAME, VerdictReason.WITHIN, 0.02)
+    assert open_one.verdict is Verdict.CANNOT_TELL
+    assert (without.verdict, without.margin) == (Verdict.CANNOT_TELL, None)
+    (at_it,), (barely,) = judged_with_margin([0.02] * 8), judged_with_margin([0.02 - 1e-9] * 8)
+    assert (at_it.verdict, barely.verdict) == (Verdict.BETTER, Verdict.PRACTICALLY_SAME)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_difference_that_is_found_and_too_small_to_matter_is_the_same(direction):
+    (found,) = judged_with_margin([0.010, 0.011, 0.012, 0.009, 0.010, 0.011, 0.012, 0.009], direction=direction)
+    assert (found.verdict, found.cause) == (Verdict.PRACTICALLY_SAME, VerdictReason.FOUND_WITHIN)
+    (large,) = judged_with_margin([0.1 + each for each in SMALL], direction=direction)
+    assert large.verdict is (Verdict.BETTER if direction is Direction.HIGHER else Verdict.WORSE)
+
+
+@pytest.mark.parametrize("num_seeds", [0, 1, 2, 5])
+def test_too_few_seeds_are_never_the_same(num_seeds):
+    """Not even when every difference is zero: the interval has no limit."""
+    (found,) = judged_with_margin([0.0] * num_seeds, margin=1e9)
+    assert found.verdict is Verdict.CANNOT_TELL
+
+
+def test_the_whole_family_sets_the_level():
+    """At the last step of Holm's correction stands the smallest difference, with an interval at 95 %: too narrow."""
+    clear = [0.5 + each for each in SMALL]
+    *_, last = judged_with_margin(clear, clear, clear, SMALL)
+    assert last.level == 1 - 0.05 / 4
+    assert last.interval == FlipTest.of(np.array(SMALL)).interval(1 - 0.05 / 4)
+    assert last.verdict is Verdict.PRACTICALLY_SAME
+    low, high = FlipTest.of(np.array(SMALL)).interval(0.95)
+    between = (max(-low, high) + max(-last.interval[0], last.interval[1])) / 2
+    *_, last = judged_with_margin(clear, clear, clear, SMALL, margin=between)
+    assert last.verdict is Verdict.CANNOT_TELL
+    assert max(abs(limit) for limit in last.interval or ()) > between  # so the page does not contradict itself
+
+
+def test_a_plan_with_a_margin_decides_on_disk(made, tmp_path, compare_json):
+    table = PlanTable(hypothesis="no harm", margin=0.5)
+    labels = ["grpo+none", "maxrl+none"]
+    plan = seal_plan(table, conditions=labels, seeds=range(8), max_steps=20, written=made.WRITTEN)
+    folder = made.write_campaign(tmp_path, dict.fromkeys(labels, 0.0), seeds=range(8), steps=20, plan=plan)
+    content = compare_json(folder)
+    (found,) = content["comparisons"]
+    assert (found["verdict"], found["margin"], content["plan"]["margin"]) == ("practically the same", 0.5, 0.5)
+    assert "practically the same" in found["line"]
+    assert "±50.0 pp" in found["explanation"]
+    (other,) = compare_json(folder, "--metric", "correct_rate")["comparisons"]
+    assert other["margin"] is None  # the margin is of the planned metric
+
+
+def test_the_margin_is_positive_finite_and_sealed_and_an_absent_one_leaves_old_seals_unchanged():
+    def sealed(**keys):
+        table = PlanTable(hypothesis="h", **keys)
+        return seal_plan(table, conditions=["a"], seeds=[1], max_steps=1, written="2026-03-01T12:00:00+00:00")
+
+    assert "margin" not in sealed()
+    assert sealed(margin=0.02)["sha256"] != sealed(margin=0.03)["sha256"] != sealed()["sha256"]
+    for margin in (0.0, -0.1, float("inf"), float("nan")):
+        with pytest.raises(ValidationError):
+            sealed(margin=margin)

@@ -1,11 +1,8 @@
-"""Several evaluation sets: `--sets` on campaigns on disk, and its aggregates against what rliable 1.2.0 gave."""
+"""Several evaluation sets, with aggregates as rliable 1.2.0 gives them; and the sources of variance of a condition."""
 
-from __future__ import annotations
-
+import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Floats
 from retrain.records.runs.curves import Metric, parse_metric
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.study.sets import (
@@ -25,24 +21,25 @@ from retrain.verdicts.study.sets import (
     performance_profile,
     set_metrics,
 )
-from tests.kit.edited import edit_lines
-from tests.kit.problems import codes_in
+from retrain.verdicts.study.variance import decompose, variance_data, variance_sentences
+from tests.kit.edited import edit, edit_lines
+from tests.kit.made_runs import MadeRun, write_run
+from tests.kit.problems import codes_in, refused
 
 EFFECTS = {"grpo+none": 0.0, "maxrl+none": 0.1}
-Compare = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
+def campaign(made, tmp_path):
     """A campaign whose runs have the sets `hard` (half the held-out rate) and `short` (2 pp more)."""
 
-    def make(*, seeds: Any = range(9), sets: tuple[str, ...] = ("hard", "short"), missing: str = "") -> Path:
-        folder: Path = made.write_campaign(
+    def make(*, seeds=range(9), sets=("hard", "short"), missing=""):
+        folder = made.write_campaign(
             tmp_path, EFFECTS, seeds=seeds, steps=5, config={"eval": {"sets": {name: {} for name in sets}}}
         )
         for run in (folder / "runs").iterdir():
 
-            def further(line: dict[str, Any], *, is_hard: bool = run.name != missing) -> None:
+            def further(line, *, is_hard=run.name != missing):
                 if rate := line.get("eval_correct_rate"):
                     line["eval_short_correct_rate"] = min(1.0, rate + 0.02)
                     line |= {"eval_hard_correct_rate": rate / 2} if is_hard else {}
@@ -53,7 +50,7 @@ def campaign(made: Any, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_the_family_is_sets_and_their_mean_times_conditions(campaign: Any, compare_json: Compare, compare: Any) -> None:
+def test_the_family_is_sets_and_their_mean_times_conditions(campaign, compare_json, compare):
     folder = campaign()
     content = compare_json(folder, "--sets")
     view = content["sets"]
@@ -72,7 +69,7 @@ def test_the_family_is_sets_and_their_mean_times_conditions(campaign: Any, compa
     assert compare_json(folder)["sets"] is None
 
 
-def test_aggregates_are_those_of_the_values(campaign: Any, compare_json: Compare) -> None:
+def test_aggregates_are_those_of_the_values(campaign, compare_json):
     content = compare_json(campaign(), "--sets")
     view = content["sets"]
     other = view["conditions"][1]
@@ -90,14 +87,14 @@ def test_aggregates_are_those_of_the_values(campaign: Any, compare_json: Compare
     assert other["profile"] == pytest.approx([(values > threshold).mean() for threshold in view["thresholds"]])
 
 
-def test_a_run_that_lacks_a_set_is_left_out_of_the_mean_alone(campaign: Any, compare_json: Compare) -> None:
+def test_a_run_that_lacks_a_set_is_left_out_of_the_mean_alone(campaign, compare_json):
     view = compare_json(campaign(missing="maxrl+none_s4"), "--sets")["sets"]
     (pair,) = view["comparisons"]
     assert [len(each["seeds"]) for each in (pair["overall"], *pair["per_set"])] == [8, 9, 8, 9]
     assert 4 not in view["conditions"][1]["seeds"]
 
 
-def test_few_seeds_have_no_limit_rather_than_a_verdict(campaign: Any, compare: Any, compare_json: Compare) -> None:
+def test_few_seeds_have_no_limit_rather_than_a_verdict(campaign, compare, compare_json):
     folder = campaign(seeds=range(6))
     content = compare_json(folder, "--sets")
     assert content["comparisons"][0]["verdict"] == "better"
@@ -109,7 +106,7 @@ def test_few_seeds_have_no_limit_rather_than_a_verdict(campaign: Any, compare: A
     assert (first["mean"]["interval"], first["iqm"]["interval"]) == (None, None)
 
 
-def test_runs_with_a_single_set_are_refused(made: Any, tmp_path: Path, compare: Any) -> None:
+def test_runs_with_a_single_set_are_refused(made, tmp_path, compare):
     result = compare(made.write_campaign(tmp_path, EFFECTS, seeds=range(3), steps=5), "--sets")
     assert (result.code, codes_in(result.err)) == (2, ["compare.single-set"])
 
@@ -118,7 +115,7 @@ MEASURES = {None: "correct_rate:final", "eval_hard_mean_reward:best": "mean_rewa
 
 
 @pytest.mark.parametrize(("requested", "measure"), [*MEASURES.items(), ("eval_pass_at_4", "pass_at_4:final")])
-def test_the_measure_is_taken_of_every_set(requested: str | None, measure: str) -> None:
+def test_the_measure_is_taken_of_every_set(requested, measure):
     """Also where a set is called as a measure begins."""
     record = {"config": {"eval": {"sets": {"correct": {}, "hard": {}}}}}
     run = Candidate(name="a", condition="a", seed=1, folder=None, state="done", record=record)
@@ -130,45 +127,12 @@ def test_the_measure_is_taken_of_every_set(requested: str | None, measure: str) 
     assert Metric("eval_hard_pass_at_4").is_rate
 
 
-# Beta-distributed scores of 8 and 7 runs on 5 tasks, the third of them rounded to tenths for ties.
-A_NM = np.array(
-    [
-        [0.41, 0.797, 0.5, 0.749, 0.754],
-        [0.661, 0.919, 0.7, 0.566, 0.761],
-        [0.598, 0.661, 0.3, 0.583, 0.91],
-        [0.678, 0.275, 0.4, 0.838, 0.602],
-        [0.54, 0.925, 0.7, 0.707, 0.927],
-        [0.8, 0.571, 0.6, 0.632, 0.328],
-        [0.774, 0.609, 0.7, 0.496, 0.531],
-        [0.789, 0.778, 0.4, 0.567, 0.645],
-    ]
-)
-B_NM = np.array(
-    [
-        [0.59, 0.747, 0.6, 0.578, 0.51],
-        [0.836, 0.634, 0.8, 0.777, 0.699],
-        [0.772, 0.307, 0.7, 0.786, 0.707],
-        [0.744, 0.78, 0.6, 0.807, 0.676],
-        [0.653, 0.746, 0.6, 0.607, 0.53],
-        [0.855, 0.809, 0.5, 0.839, 0.634],
-        [0.68, 0.349, 0.6, 0.565, 0.917],
-    ]
-)
+RLIABLE = json.loads(Path(__file__).with_name("rliable.json").read_text(encoding="utf-8"))
+A_NM, B_NM = (np.array(RLIABLE[name]) for name in "ab")
 TENTHS_T = np.linspace(0.0, 1.0, 11)
-# rliable 1.2.0 with arch 8.0.0 and numpy 2.4.6; intervals of 20,000 resamples by `get_interval_estimates`.
-RLIABLE_IQM = (0.6521999999999999, 0.6818947368421051)
-RLIABLE_MEAN = (0.642025, 0.6724)
-RLIABLE_GAP = 0.35797500000000004
-RLIABLE_IMPROVEMENT = 0.5607142857142857
-RLIABLE_PROFILE_T = (1.0, 1.0, 1.0, 0.95, 0.875, 0.8, 0.6, 0.35, 0.125, 0.1, 0.0)
-RLIABLE_LIMITS = {
-    "iqm": (0.5981500000000001, 0.7040500000000001),
-    "gap": (0.30922375, 0.40802499999999997),
-    "mean": (0.591975, 0.6907762499999998),
-}
 
 
-def mean_score(scores_NM: Floats) -> Floats:
+def mean_score(scores_NM):
     return np.asarray(scores_NM.mean(axis=(-2, -1)))
 
 
@@ -176,40 +140,30 @@ STATISTICS = {"iqm": interquartile_mean, "gap": optimality_gap, "mean": mean_sco
 SCORES = st.lists(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), min_size=2, max_size=9).map(np.array)
 
 
-def test_aggregates_are_rliables() -> None:
-    assert (float(interquartile_mean(A_NM)), float(interquartile_mean(B_NM))) == pytest.approx(RLIABLE_IQM)
-    assert (float(mean_score(A_NM)), float(mean_score(B_NM))) == pytest.approx(RLIABLE_MEAN)
-    assert float(optimality_gap(A_NM)) == pytest.approx(RLIABLE_GAP)
+def test_aggregates_are_rliables_and_whole_runs_keep_what_sets_have_in_common():
+    assert [float(interquartile_mean(each)) for each in (A_NM, B_NM)] == pytest.approx(RLIABLE["iqm"])
+    assert [float(mean_score(each)) for each in (A_NM, B_NM)] == pytest.approx(RLIABLE["mean"])
+    assert float(optimality_gap(A_NM)) == pytest.approx(RLIABLE["gap"])
     assert float(optimality_gap(np.array([[0.5, 1.0], [1.5, 3.0]]))) == 0.125  # scores above 1 make up for none
-    assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(RLIABLE_IMPROVEMENT)
-    assert performance_profile(A_NM, TENTHS_T) == pytest.approx(RLIABLE_PROFILE_T)
-
-
-@pytest.mark.parametrize("name", STATISTICS)
-def test_the_stratified_interval_is_rliables_up_to_drawing(name: str) -> None:
-    limits = bootstrap(A_NM, STATISTICS[name], Seeds(1).stream("test"), resamples=10_000, is_stratified=True)
-    assert (float(limits[0]), float(limits[1])) == pytest.approx(RLIABLE_LIMITS[name], abs=3e-3)
-
-
-def test_rliable_itself_agrees() -> None:
-    """Where the package is installed: `pip install rliable`; CI does without it."""
-    metrics = pytest.importorskip("rliable.metrics")
-    assert float(interquartile_mean(B_NM)) == pytest.approx(metrics.aggregate_iqm(B_NM))
-    assert float(optimality_gap(2 * B_NM)) == pytest.approx(metrics.aggregate_optimality_gap(2 * B_NM, 1.0))
-    assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(metrics.probability_of_improvement(B_NM, A_NM))
-
-
-def test_whole_runs_keep_what_sets_have_in_common() -> None:
-    """A seed that is good on all sets makes the mean over sets as uncertain as one set; per-set drawing forgets it."""
+    assert improvement_over_benchmarks(A_NM, B_NM) == pytest.approx(RLIABLE["improvement"])
+    assert performance_profile(A_NM, TENTHS_T) == pytest.approx(RLIABLE["profile"])
+    # A seed that is good on all sets makes the mean over sets as uncertain as one set; per-set drawing forgets
+    # it.
     common_NM = np.repeat(np.linspace(0.2, 0.8, 8)[:, None], 6, axis=1)
     stream = Seeds(2).stream
     whole, stratified = (bootstrap(common_NM, mean_score, stream("test"), is_stratified=each) for each in (False, True))
     assert whole[1] - whole[0] > 2.0 * (stratified[1] - stratified[0])
 
 
+@pytest.mark.parametrize("name", STATISTICS)
+def test_the_stratified_interval_is_rliables_up_to_drawing(name):
+    limits = bootstrap(A_NM, STATISTICS[name], Seeds(1).stream("test"), resamples=10_000, is_stratified=True)
+    assert [float(limits[0]), float(limits[1])] == pytest.approx(RLIABLE["limits"][name], abs=3e-3)
+
+
 @settings(max_examples=15)
 @given(SCORES, st.permutations(range(3)))
-def test_aggregates_stay_between_the_scores_whatever_the_order(scores_NM: np.ndarray, order: list[int]) -> None:
+def test_aggregates_stay_between_the_scores_whatever_the_order(scores_NM, order):
     value = float(interquartile_mean(scores_NM))
     assert scores_NM.min() - 1e-12 <= value <= scores_NM.max() + 1e-12
     assert float(interquartile_mean(scores_NM[::-1, order])) == pytest.approx(value)
@@ -221,6 +175,96 @@ def test_aggregates_stay_between_the_scores_whatever_the_order(scores_NM: np.nda
 
 
 @pytest.mark.parametrize("scores_NM", [np.ones((1, 3)), np.ones((3, 0)), np.array([[0.1], [np.nan]])])
-def test_what_cannot_be_resampled_is_refused(scores_NM: np.ndarray) -> None:
+def test_what_cannot_be_resampled_is_refused(scores_NM):
     with pytest.raises(ValueError, match="finite scores of two runs or more"):
         bootstrap(scores_NM, mean_score, Seeds(0).stream("test"))
+
+
+@pytest.fixture
+def crossed(tmp_path):
+    """`crossed(apart)`: 4 x 4 runs; `apart(data, init)` are their `[training] seeds`, data order decides the rate."""
+
+    def write(apart):
+        folders = []
+        for data, init in np.ndindex(4, 4):
+            config = {"training": {"seeds": apart(data, init), "lr": 1e-3}, "eval": {"seed": 0}}
+            run = MadeRun(seed=1 + 4 * data + init, steps=4, eval_every=2, config=config)
+            folders.append(write_run(tmp_path / f"d{data}i{init}", run))
+            _set_rate(folders[-1], 0.5 + 0.08 * data + 0.01 * init + 0.001 * ((data * init) % 3))
+        return folders
+
+    return write
+
+
+def _set_rate(folder, rate):
+    """The last held-out rate, and 16 examples x 4 samples of half that were right."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("eval_correct_rate", None)
+    rows[-1] |= {"eval_correct_rate": rate}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"step": rows[-1]["step"], "set": "held_out", "correct": [True, False] * 2}
+    (folder / "eval.jsonl").write_text("".join(json.dumps(fields | {"example": str(n)}) + "\n" for n in range(16)))
+
+
+def both(data, init):
+    return {"data": data, "initialisation": init}
+
+
+def test_the_source_that_decides_has_the_share_and_every_row_its_name(crossed, compare_json, compare):
+    runs = crossed(both)
+    found = decompose(runs)
+    assert compare_json(*runs, "--variance") == json.loads(json.dumps(variance_data(found)))
+    order, start, rest = found.components.parts
+    assert order.variance == pytest.approx((0.5 + 0.08 * np.arange(4)).var(ddof=1), rel=0.05)
+    assert order.share > 0.9
+    assert (str(found.metric), found.components.runs, found.conditions) == ("eval_correct_rate:final", 16, 1)
+    assert (found.components.in_rest, found.components.constant) == (("sampling",), ("evaluation",))
+    assert found.noise.variance == pytest.approx(0.25 / 3 / 16)  # p (1 - p) / (S - 1) / E
+    said = list(variance_sentences(found))
+    assert compare(*runs, "--variance").out.splitlines() == said
+    names = [("data order", order), ("initialisation", start), ("rest (with sampling)", rest)]
+    assert [line.partition(" %")[0] for line in said[1:4]] == [f"{name}: {100 * x.share:.0f}" for name, x in names]
+    assert said[4].startswith("never moved: evaluation;")
+    assert said[5].endswith("it is a part of the rest.")
+
+
+def test_sources_that_moved_together_are_named(crossed):
+    found = decompose(crossed(lambda data, init: {"data": data, "evaluation": data}))
+    assert found.components.together == (("data order", "evaluation"),)
+    said = list(variance_sentences(found))
+    assert "data order and evaluation always moved together: their shares cannot be separated." in said
+    assert said[-1].endswith("it is a part of evaluation.")
+
+
+def test_only_spread_within_runs_of_equal_settings_counts(crossed):
+    runs = crossed(lambda data, init: {"data": data})
+    for run in runs[8:]:
+        edit(run / "run.json", lambda record: record["config"]["training"].update(lr=5e-3))
+    found = decompose(runs)
+    assert found.conditions == 2
+    assert [part.df for part in found.components.parts] == [2, 12]  # of 4 data seeds, 2 means of conditions are gone
+    assert " of 2 conditions: " in next(variance_sentences(found))
+
+
+def test_runs_that_cannot_be_used_are_counted(crossed):
+    runs = crossed(both)
+    for run, status in ((runs[0], "failed"), (runs[5], "stopped")):
+        edit(run / "run.json", lambda record, status=status: record.update(status=status))
+    edit(runs[6] / "run.json", lambda record: record.update(seed=None))
+    found = decompose(runs)
+    reasons = ["failed", "stopped", "no seed is recorded"]
+    assert (found.components.runs, sorted(reason for _, reason in found.left_out)) == (13, sorted(reasons))
+    (said,) = [line for line in variance_sentences(found) if line.startswith("left out: ")]
+    assert all(f"1 runs ({reason})" in said for reason in reasons)
+
+
+def test_refusals(crossed, compare):
+    runs = crossed(lambda data, init: {"data": data})
+    few = compare(*runs[:3], "--variance")
+    assert (few.code, few.out, codes_in(few.err)) == (2, "", ["compare.too-few-runs"])
+    assert compare(*runs, "--variance", "--all-pairs").code == 2
+    assert codes_in(compare(*runs, "--variance", "--metric", "nothing").err) == ["compare.unknown-metric"]
+    for run in runs:
+        _set_rate(run, 0.5)
+    assert refused(decompose, runs) == ["compare.no-spread"]

@@ -1,13 +1,8 @@
 """What is said about random studies: no line contradicts its verdict, and each has size, scope and standing."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +11,7 @@ from hypothesis import strategies as st
 
 from retrain.records.runs.curves import Align, Direction, Metric
 from retrain.report.verdicts import forest, seed_plots
-from retrain.verdicts.study.comparison import ControlResult, ControlsView, Verdict, VerdictReason
+from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.judge import judge
 from retrain.verdicts.study.safeguards import with_seeds
 from retrain.verdicts.study.study import NO_PLAN, Study
@@ -32,14 +27,7 @@ INTERVAL = re.compile(r"\(([\d.]+) % interval:? ([^)]*)\)")
 INF = math.inf
 
 
-def study_of(
-    values: Mapping[str, Sequence[float]],
-    *,
-    metric: Metric = RATE,
-    direction: Direction = Direction.HIGHER,
-    exploratory: tuple[str, ...] = (NO_PLAN,),
-    **more: Any,
-) -> Study:
+def study_of(values, *, metric=RATE, direction=Direction.HIGHER, exploratory=(NO_PLAN,), **more):
     """A study of made-up values, one per seed; the first condition is the baseline."""
     by_seed = {label: dict(enumerate(map(float, row), start=1)) for label, row in values.items()}
     baseline, *others = by_seed
@@ -63,7 +51,7 @@ def study_of(
 
 
 @st.composite
-def studies(draw: st.DrawFn) -> Study:
+def studies(draw):
     """Two to four conditions over up to nine seeds each, ties and empty ones among them."""
     seeds = draw(st.integers(0, 9))
     rows = st.lists(st.integers(0, 40), min_size=seeds, max_size=seeds)
@@ -74,7 +62,7 @@ def studies(draw: st.DrawFn) -> Study:
     return study_of(values, direction=direction, metric=draw(st.sampled_from([RATE, LOSS])))
 
 
-def leaves_out_zero(said: str) -> bool:
+def leaves_out_zero(said):
     """Whether an interval, as it is said to a reader, leaves out zero."""
     if "no upper limit" in said:
         return float(re.findall(r"at least (\S+),", said)[0]) > 0
@@ -86,7 +74,7 @@ def leaves_out_zero(said: str) -> bool:
 
 @settings(max_examples=40)
 @given(studies())
-def test_every_verdict_has_size_scope_and_standing_and_no_interval_disagrees_with_it(study: Study) -> None:
+def test_every_verdict_has_size_scope_and_standing_and_no_interval_disagrees_with_it(study):
     figure = forest(study)
     for each, row in zip(study.comparisons, comparison_table(study).rows, strict=True):
         line, decided = verdict_line(each, study), each.verdict in (Verdict.BETTER, Verdict.WORSE)
@@ -115,7 +103,7 @@ def test_every_verdict_has_size_scope_and_standing_and_no_interval_disagrees_wit
 
 @settings(max_examples=40)
 @given(studies())
-def test_plain_words_name_each_condition_that_was_told_apart(study: Study) -> None:
+def test_plain_words_name_each_condition_that_was_told_apart(study):
     told = " ".join(plainly.summary(study))
     for each in study.comparisons:
         if each.verdict in (Verdict.BETTER, Verdict.WORSE):
@@ -127,7 +115,7 @@ def test_plain_words_name_each_condition_that_was_told_apart(study: Study) -> No
     assert "p =" not in told
 
 
-def test_the_line_of_a_clear_difference() -> None:
+def test_the_line_of_a_clear_difference():
     base = [0.711, 0.72, 0.73, 0.74, 0.75, 0.76, 0.77, 0.78]
     gains = [0.094, 0.10, 0.11, 0.115, 0.12, 0.125, 0.13, 0.142]
     study = study_of({"grpo": base, "maxrl": np.add(base, gains)}, exploratory=())
@@ -143,13 +131,20 @@ def test_the_line_of_a_clear_difference() -> None:
     assert "was registered before the runs" in told[-2]
 
 
-def test_tied_seeds_and_several_reasons_are_counted() -> None:
+def test_ties_reasons_and_notices_are_counted_on_every_line():
     more = ("the metric is x", "all pairs", "no seeds")
     study = study_of({"a": [0.5] * 6, "b": [0.5, 0.6, 0.7, 0.8, 0.61, 0.62]}, exploratory=more)
     [found] = study.comparisons
     for part in ("1 tied", "smallest possible p is 0.062", "6 seeds are the least"):
         assert part in further_lines(found, study)[0]
     assert verdict_line(found, study).endswith("Exploratory: the metric is x, and 2 more reasons.")
+    notices = ("unknown: what was run before", "run a_s1 was run again", "the plan was sealed again " + "x" * 400)
+    study = study_of({"a": [0.5] * 6, "b": [0.6] * 6, "c": [0.7] * 6}, notices=notices)
+    for each in study.comparisons:
+        line = verdict_line(each, study)
+        assert "The ledger names: run a_s1 was run again; and 1 more." in line
+        assert "unknown" not in line
+    assert "The ledger" not in verdict_line(study.comparisons[0], study_of({"a": [0.5] * 6, "b": [0.6] * 6}))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +158,7 @@ def test_tied_seeds_and_several_reasons_are_counted() -> None:
         ((0.0, 0.1), "0.0 to 10.0", " [0.0, +10.0]"),
     ],
 )
-def test_limits_in_words(interval: tuple[float, float], words: str, cell: str) -> None:
+def test_limits_in_words(interval, words, cell):
     assert limits(interval, RATE) == words
     assert bracketed(interval, RATE) == cell
     colon = ":" if any(map(math.isinf, interval)) else ""
@@ -171,36 +166,11 @@ def test_limits_in_words(interval: tuple[float, float], words: str, cell: str) -
     assert sized(0.05, interval, 0.9875, RATE) == f"+5.0 pp ({known})"
 
 
-def test_an_open_end_is_drawn_as_one_and_seeds_keep_their_order() -> None:
+def test_an_open_end_is_drawn_as_one_and_seeds_keep_their_order():
     study = study_of({"a": [0.5, 0.6, 0.7], "b": [0.55, 0.75, 0.65]})
     figure = forest(study)
-    assert figure is not None
     assert (figure["low"], figure["high"]) == ([None], [None])
     assert figure["seeds"][0] == pytest.approx([5.0, 15.0, -5.0])
     pair = seed_plots(study)[0].figure
     assert [line["seed"] for line in pair["lines"]] == [1, 2, 3]
     assert pair["lines"][1]["y"] == pytest.approx([60.0, 75.0])
-
-
-def test_what_the_ledger_names_is_on_every_line_and_what_it_cannot_know_on_none() -> None:
-    notices = ("unknown: what was run before", "run a_s1 was run again", "the plan was sealed again " + "x" * 400)
-    study = study_of({"a": [0.5] * 6, "b": [0.6] * 6, "c": [0.7] * 6}, notices=notices)
-    for each in study.comparisons:
-        line = verdict_line(each, study)
-        assert "The ledger names: run a_s1 was run again; and 1 more." in line
-        assert "unknown" not in line
-    assert "The ledger" not in verdict_line(study.comparisons[0], study_of({"a": [0.5] * 6, "b": [0.6] * 6}))
-
-
-def test_a_gain_that_the_controls_have_too_says_so_beside_its_interval() -> None:
-    study = study_of({"a": [0.5 + i / 100 for i in range(8)], "b": [0.7 + i / 100 for i in range(8)]})
-    fields = {"control": "random_reward", "label": "b+random_reward", "seeds": (1,), "difference": 0.01, "p": 0.4}
-    result = ControlResult(**fields, interval=None, is_beaten=False)
-    controls = ControlsView(results=(result,), p_holm=1.0, alpha=0.05)
-    cause = VerdictReason.NOT_BEYOND_CONTROL
-    withheld = dataclasses.replace(study.comparisons[0], verdict=Verdict.CANNOT_TELL, cause=cause, controls=controls)
-    study = dataclasses.replace(study, comparisons=(withheld,))
-    line = verdict_line(withheld, study)
-    assert line.startswith("cannot tell: +20.0 pp (")
-    assert "on these 64 examples, but not better than its control random_reward (+1.0 pp over it, p = 0.4)." in line
-    assert "not shown that the rewards did it" in " ".join(plainly.summary(study))

@@ -21,6 +21,7 @@ from retrain.kernel.plugins.discover import offered_plugins
 from retrain.kernel.registry import Plugins
 
 CODE = re.compile(r"[a-z][a-z-]*\.[a-z0-9-]+")
+WITHIN = re.compile(r"\{[^}]*\}")  # a placeholder
 TEXTS = ("what", "why", "fix")
 # These only format their argument, so a placeholder is named after the argument.
 FORMATTING = {"printable", "first_line", "reason_of", "toml_text", "hide_text", "_show", "_shown", "_type_name"}
@@ -81,7 +82,9 @@ def _of_scope(scope: ast.AST, outer: dict[str, str]) -> Iterator[tuple[str, dict
             targets, values = (getattr(each, "elts", [each]) for each in (node.targets[0], node.value))
             if len(targets) == len(values):  # `what, fix = "...", "..."` too
                 pairs = zip(targets, values, strict=True)
-                texts |= {target.id: _text(value, texts) for target, value in pairs if isinstance(target, ast.Name)}
+                named = {target.id: _text(value, texts) for target, value in pairs if isinstance(target, ast.Name)}
+                # a variable without a word of its own is shown by its name: it says more than what it is made of
+                texts |= {name: text if re.search(r"\w", WITHIN.sub("", text)) else "" for name, text in named.items()}
         if isinstance(node, ast.Call):
             given = {each.arg: each.value for each in node.keywords if each.arg}
             match given.get("code"):

@@ -149,8 +149,9 @@ def _unknown_table(draft: _Draft, table: str, content: Any, place: str) -> Probl
         what = f"key {table!r} is outside any table"
         fix = f"move it under [{owners[0].table}]" if owners else "put it under a table, or remove it"
         return Problem(code="config.key-outside-table", where=place, what=what, fix=fix)
-    near, known = get_close_matches(table, draft.tables), ", ".join(sorted(draft.tables))
-    fix = draft.table_hint(table) or (f"did you mean [{near[0]}]?" if near else f"use one of: {known}")
+    near, known = get_close_matches(table, draft.tables, n=1), ", ".join(sorted(draft.tables))
+    hint = draft.table_hint(table)
+    fix = hint if hint else f"did you mean [{near[0]}]?" if near else f"use one of: {known}"
     return Problem(code="config.unknown-table", where=f"{place} [{table}]", what="unknown table", fix=fix)
 
 

@@ -40,16 +40,18 @@ def missing(plugins: Plugins, kind: Kind, name: str, *, where: str, tried: Seque
     if tried:
         lines.append(f"as a dotted path: no module found under {', '.join(tried)}")
     lines += [f"failed to load: {each.owner} ({each.owner.source}): {each.error}" for each in plugins.failures]
-    what = f"no {kind} named {name!r}"
-    fix = _fix(plugins, kind, name, near) or "use a known name, or install the distribution that provides it"
+    what, provided = f"no {kind} named {name!r}", _way_to_provider(plugins, kind, name, near)
+    known_or_new = f"use {near[0]!r}" if near else "use a known name, or install the distribution that provides it"
+    fix = provided if provided else known_or_new
     return Problem(code="plugin.missing", where=where, what=what, why="\n    ".join(lines), fix=fix)
 
 
-def _fix(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
+def _way_to_provider(plugins: Plugins, kind: Kind, name: str, near: Sequence[str]) -> str:
+    """The way to the first-party distribution that provides this or the nearest name; empty if none is lacking."""
     distribution = provider(kind, name) or (provider(kind, near[0]) if near else None)
     wanted = name if provider(kind, name) else (near[0] if near else name)
     if distribution is None or plugins.find(kind, wanted):
-        return f"use {near[0]!r}" if near else ""
+        return ""
     unbuilt = f"{wanted!r} is documented but not built in this version of {distribution}; use another {kind}"
     return way_to_get(distribution, plugins, if_installed=unbuilt)
 

@@ -42,8 +42,10 @@ SUFFIX = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
 RUNS = "runs"
 HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
-OF_THE_PLACE = frozenset({"logging", "resume"})  # tables about the place of a run
-NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})  # tables that measure or guard a run
+# A run that is moved keeps its identity: these tables say only where it is.
+OF_THE_PLACE = frozenset({"logging", "resume"})
+# These tables measure or guard a run; they change nothing that it learns.
+NOT_LEARNED = frozenset({"eval", "gaming", "scoring", "watchdog"})
 
 
 def append(folder: Path, kind: str, **fields: Any) -> str:
@@ -75,7 +77,8 @@ def _locked(file: Path) -> Iterator[IO[bytes]]:
     """Open the ledger so that no other process writes to it meanwhile; OSError when that takes too long."""
 
     def opener(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader would block
+        # A FIFO without a reader would block.
+        return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
     with open(file, "a+b", buffering=0, opener=opener) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -134,7 +137,8 @@ def record_hashes(run: Path) -> dict[str, str]:
 
 def manifest_hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Hash the settings in `run.json`, and its code, data and plugins."""
-    from retrain.records.identity.copies import input_digests  # `status` needs none of it
+    # Imported late, since `status` needs none of it.
+    from retrain.records.identity.copies import input_digests
 
     settings = {name: keys for name, keys in table_of(manifest, "config").items() if name not in OF_THE_PLACE}
     hashes = {"settings": seal_of({"settings": settings})}

@@ -174,7 +174,8 @@ def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | Non
         elif known is None or (known.ended is None and run.manifest.get("status") == "done"):
             unknown.append(run.name)
     if unknown:
-        day = (history.since or datetime.now(UTC).isoformat())[:10]  # a ledger that this look begins knows no more
+        # A ledger that this look begins knows of nothing before today.
+        day = (history.since or datetime.now(UTC).isoformat())[:10]
         are = "is" if len(unknown) == 1 else "are"
         what = (
             f"unknown: whether {first_few(unknown)} {are} as recorded, and what else was run: the ledger knows nothing"

@@ -19,9 +19,11 @@ from retrain.verdicts.stats.crossed import MeanSquares
 
 DRAWS = 400
 POWER = 0.8
-MOST = 10_000  # seeds or clusters; more is out of reach
+# No study has more seeds or clusters: such a number is reported as out of reach.
+MOST = 10_000
 ADVICE_LEVEL = 0.8
-_STREAMS = Seeds(0)  # fixed, so that a comparison is reproducible
+# Fixed, so that a comparison is reproducible.
+_STREAMS = Seeds(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,8 @@ def numbers_needed(draws: Draws, differences_D: Floats, *, of_seeds: bool, level
 
 
 def needed(numbers_D: Floats) -> Needed:
-    ordered_D = np.sort(numbers_D[1:])  # infinite ones too, between which nothing can be interpolated
+    # Order statistics in place of quantiles: between infinite numbers nothing can be interpolated.
+    ordered_D = np.sort(numbers_D[1:])
     margin = int((1.0 - ADVICE_LEVEL) / 2.0 * ordered_D.size)
     number, low, high = (
         int(each) if np.isfinite(each) else None for each in (numbers_D[0], ordered_D[margin], ordered_D[-1 - margin])
@@ -173,7 +176,8 @@ def true_differences(draws: Draws, difference: float) -> Floats:
     n, m = draws.num_seeds, draws.num_clusters
     variance_D = draws.seed_D / n + draws.cluster_D / m + draws.rest_D / (n * m)
     noise_D = _STREAMS.stream("compare", "true difference").standard_normal(variance_D.size)
-    noise_D[0] = 0.0  # the estimate is the observed difference itself
+    # The first draw stands for the estimate, which is the observed difference itself.
+    noise_D[0] = 0.0
     return np.asarray(np.abs(difference + noise_D * np.sqrt(variance_D)))
 
 

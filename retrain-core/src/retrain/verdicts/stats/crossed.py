@@ -17,7 +17,8 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 
-_ROUNDING = 1e-13  # relative to the largest difference; means that differ by less are equal
+# Relative to the largest difference: means that differ by less are equal.
+_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,8 @@ def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanS
 def _inference(mean: float, variance: float, df: float, level: float) -> Inference | None:
     if not variance > 0.0 or df <= 0.0:
         return None
-    from scipy.special import stdtr, stdtrit  # as scipy.stats.t, but a hundred times faster
+    # The same quantiles as scipy.stats.t, a hundred times faster.
+    from scipy.special import stdtr, stdtrit
 
     error = float(np.sqrt(variance))
     half = float(stdtrit(df, 0.5 + level / 2)) * error

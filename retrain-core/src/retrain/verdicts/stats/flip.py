@@ -22,14 +22,20 @@ import numpy as np
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 
-EXACT_SEEDS = 14  # 16,384 subsets; with more seeds, subsets are drawn
-EXACT_EXCHANGES = 9  # seeds of each side: 48,620 ways to deal 18 runs to two sides
-PATTERNS = 10_000  # sign patterns counted beyond that, the observed one among them
+# All 16,384 subsets of 14 seeds take milliseconds; of more seeds, subsets are drawn.
+EXACT_SEEDS = 14
+# Eighteen runs can be dealt to two sides of nine in 48,620 ways.
+EXACT_EXCHANGES = 9
+# The observed pattern is one of those that are drawn: without it p could be zero.
+PATTERNS = 10_000
 MOST_PATTERNS = 200_000
-ROUNDING = 1e-12  # of the sum of all sizes: sums that are equal on paper differ by less
-COUNT_SLACK = 1e-9  # relative: 1 - level is never exact
+# Relative to the sum of all sizes: sums that are equal on paper differ by less.
+ROUNDING = 1e-12
+# Relative, because 1 - level is never exact: a count at its limit must not fall below it.
+COUNT_SLACK = 1e-9
 _CHUNK = 4096
-_SEEDS = Seeds(0)  # fixed, so that a comparison is reproducible
+# Fixed, so that a comparison is reproducible.
+_SEEDS = Seeds(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +61,8 @@ class FlipTest:
         peak = float(np.abs(diffs_N).max()) or 1.0
         units_N = diffs_N / peak
         means_K = _subset_means(units_N, patterns)
-        if (np.abs(units_N) > _rounding(units_N)).all():  # then no subset but the empty one is within rounding of zero
+        # Then no subset but the empty one is within rounding of zero.
+        if (np.abs(units_N) > _rounding(units_N)).all():
             smallest = float(np.mean(np.isinf(means_K)))
         else:
             # A difference of zero ties whatever its sign, so the best case is that of equal signs.
@@ -97,7 +104,8 @@ class FlipTest:
         have one mean. Infinite where k is 0: so few seeds cannot bound the difference at this level, as they cannot
         reach p <= 1 - level.
         """
-        patterns = self.means_K.size // 2  # up to turning all signs, the observed one included
+        # Half, since turning all signs gives the same p; the observed pattern is included.
+        patterns = self.means_K.size // 2
         # Rounded down, so that coverage is never below the level.
         k = math.floor((1.0 - level) * patterns * (1.0 + COUNT_SLACK))
         return float(self.means_K[k]), float(self.means_K[-1 - k])
@@ -181,7 +189,8 @@ def _drawn_exchanges(left_N: Floats, right_N: Floats, patterns: int) -> Floats:
         stays_PN, comes_PN = np.split(stream.permuted(dealt_PM, axis=1), 2, axis=1)
         for left_PN, right_PN, bound in ((~stays_PN, comes_PN, -np.inf), (stays_PN, ~comes_PN, np.inf)):
             size_P = right_PN.sum(axis=1)
-            is_whole_P = (size_P == 0) | (size_P == size)  # the observed deal, or its mirror: they bound nothing
+            # The observed deal and its mirror bound nothing.
+            is_whole_P = (size_P == 0) | (size_P == size)
             means_P = (right_PN @ right_N - left_PN @ left_N) / np.maximum(size_P, 1)
             found.append(np.where(is_whole_P, bound, means_P))
     return np.concatenate(found)

@@ -49,7 +49,8 @@ def spread(diffs_N: Floats) -> float | None:
 
 
 POWER = 0.8
-_NEVER = 1e3  # standard deviations; upper end of the search
+# In standard deviations: beyond this, the search for a detectable difference gives up.
+_NEVER = 1e3
 
 
 @lru_cache(maxsize=65536)

@@ -22,10 +22,13 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats.flip import at_most
 
-EXACT_SEEDS = 14  # 8,192 patterns, the first sign being free; larger plans draw patterns
+# The first sign is free, so 8,192 patterns are counted; larger plans draw patterns.
+EXACT_SEEDS = 14
 DRAWN = 9_999
-ALPHA_STEPS = 24  # bisections of the p value: to 6e-8
-_STREAMS = Seeds(0)  # fixed, so that a look is a pure function of the differences
+# Bisections of the p value, to 6e-8.
+ALPHA_STEPS = 24
+# Fixed, so that a look is a pure function of the differences.
+_STREAMS = Seeds(0)
 
 
 def spent(alpha: float, share: float, spend: Spend) -> float:
@@ -39,7 +42,8 @@ def spent(alpha: float, share: float, spend: Spend) -> float:
     if spend is Spend.POCOCK:
         return alpha * math.log1p((math.e - 1.0) * share)
     z = -NormalDist().inv_cdf(alpha / 2.0)
-    return math.erfc(z / math.sqrt(2.0 * share))  # 2 - 2 Phi(x) = erfc(x / sqrt 2)
+    # 2 - 2 Phi(x) = erfc(x / sqrt 2), which keeps its digits far out, where 1 - Phi has none.
+    return math.erfc(z / math.sqrt(2.0 * share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +118,8 @@ class SequentialFlip:
         sizes_KN = np.where(np.arange(self._seen) < np.array(self.counts_K)[:, None], sizes_N, 0.0)
         observed_K = np.abs(sizes_KN @ observed_N)
         sums_KP = np.abs(sizes_KN @ self._signs_NP)
-        if self.n_max > EXACT_SEEDS:  # among all patterns the observed one is there already
+        # Drawn patterns lack the observed one; among all patterns it is counted already.
+        if self.n_max > EXACT_SEEDS:
             sums_KP = np.concatenate([sums_KP, observed_K[:, None]], axis=1)
         return _Sums(observed_K=observed_K, sums_KP=sums_KP, slack=1e-12 * float(sizes_N.sum()))
 
@@ -172,7 +177,8 @@ def _patterns(n_max: int, drawn: int) -> Floats:
 # Good to 3.5 percentage points; a campaign stops for futility below 5 %.
 FUTURES = 200
 DRAWN_OF_A_FUTURE = 999
-LEAST_SEEDS = 3  # fewer say nothing about the spread
+# Fewer say nothing about the spread.
+LEAST_SEEDS = 3
 
 
 def conditional_powers(
@@ -207,8 +213,10 @@ def conditional_powers(
 
 
 Interval = tuple[float, float]
-STEPS = 30  # bisections per limit: to 1e-9 of the range searched
-FAR = 1e6  # ranges of the data away from it: there every difference has one sign
+# Bisections per limit, to 1e-9 of the range searched.
+STEPS = 30
+# In ranges of the data: so far away every difference has one sign.
+FAR = 1e6
 
 
 def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_rejected: bool) -> Interval:
@@ -260,7 +268,8 @@ def running_evidence(diffs_N: Floats) -> Floats:
     if not np.isfinite(diffs_N).all():
         raise ValueError("a difference is not finite")
     peak = float(np.abs(diffs_N).max(initial=0.0))
-    unitless_N = diffs_N / peak if peak > 0.0 else diffs_N  # squares of tiny differences would vanish
+    # Squares of tiny differences would vanish.
+    unitless_N = diffs_N / peak if peak > 0.0 else diffs_N
     rms_N = np.sqrt(np.cumsum(unitless_N**2) / np.arange(1, diffs_N.size + 1))
     x_N = np.divide(unitless_N, rms_N, out=np.zeros_like(unitless_N), where=rms_N > 0)
     log_BN = np.cumsum(math.log(2.0) - np.logaddexp(0.0, -2.0 * BETS_B[:, None] * x_N), axis=1)

@@ -15,9 +15,12 @@ import numpy as np
 
 from retrain.kernel.types import Floats
 
-_SPAN, _CELLS = 7.0, 29  # log-odds from -7 to 7, half a unit apart: the outermost rates are 0.0009 and 0.9991
-_ROUNDS = 40  # of expectation maximisation: further ones change no forecast by more than about 0.002
-_DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01  # of the drift per step before anything is seen, and of its change in a step
+# Log-odds from -7 to 7, half a unit apart: the outermost rates are 0.0009 and 0.9991.
+_SPAN, _CELLS = 7.0, 29
+# Expectation maximisation: further rounds change no forecast by more than about 0.002.
+_ROUNDS = 40
+# Of the drift per step before any outcome, and of its change within a step.
+_DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +188,8 @@ class RateBook:
 def _fit(likelihood_NK: Floats, settings: TeachingForecast) -> Floats:
     """Return the population's weights of the grid's rates: [K]."""
     alpha, beta = settings.prior
-    guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta  # the density, times the width p (1-p) of a cell
+    # The density times p (1 - p), because the cells are equally wide in log-odds, not in rates.
+    guess_K: Floats = _RATES_K**alpha * (1.0 - _RATES_K) ** beta
     guess_K *= settings.prior_weight / guess_K.sum()
     weights_K: Floats = guess_K / guess_K.sum()
     for _ in range(_ROUNDS if len(likelihood_NK) else 0):

@@ -15,7 +15,8 @@ from retrain.kernel.types import Floats
 
 DRAWS = 20_000
 REST = "rest"
-_STREAMS = Seeds(0)  # fixed, so that a decomposition is reproducible
+# Fixed, so that a decomposition is reproducible.
+_STREAMS = Seeds(0)
 _TINY, _ROUNDING = 1e-9, 1e-12
 
 

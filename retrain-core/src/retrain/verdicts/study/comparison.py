@@ -259,8 +259,10 @@ def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direct
     )
 
 
-FAR = 5.0  # robust standard deviations
-LEAST_SEEDS = 4  # of three, one is always apart
+# In robust standard deviations: among normal values one in three million lies that far below.
+FAR = 5.0
+# Of three values one always lies apart.
+LEAST_SEEDS = 4
 # The median absolute deviation of a normal law is its standard deviation over 1.4826.
 _NORMAL = 1.4826
 _ROUNDING = 1e-9

@@ -162,7 +162,8 @@ class _Reader:
         except ConfigError:  # read once already: it has changed since
             return None
         steps_R, evaluations_R, spent_R = curves.column(SECONDS), curves.column(EVAL_SECONDS), run.spent.spent_R
-        added = max(0, steps_R.size - spent_R.size)  # rows that a running run wrote since, beyond any budget
+        # A running run may have written further rows since; they lie beyond any budget.
+        added = max(0, steps_R.size - spent_R.size)
         within_R = np.concatenate([spent_R[: steps_R.size], np.full(added, np.inf)]) <= self._budget
         in_steps, evaluated = float(np.nansum(steps_R[within_R])), evaluations_R[within_R & np.isfinite(evaluations_R)]
         if not evaluated.size or not in_steps > 0.0:

@@ -108,7 +108,8 @@ def chosen_looks(source: Source, earlier: Sequence[int] = ()) -> Looks:
         if each.seed is not None:
             time_s = each.started.timestamp() if each.started else math.inf
             began[each.seed] = min(time_s, began.get(each.seed, math.inf))
-    added = dict.fromkeys(seed for seed in source.added_seeds if seed in began)  # last, wherever the file lists them
+    # Added seeds come last, wherever the file lists them.
+    added = dict.fromkeys(seed for seed in source.added_seeds if seed in began)
     seeds = (*(seed for seed in sorted(began, key=began.__getitem__) if seed not in added), *added)
     plan = source.plan
     done = Counter(each.condition for each in source.candidates if each.state == DONE)

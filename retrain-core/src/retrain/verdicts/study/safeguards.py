@@ -84,7 +84,8 @@ def with_seeds(
     found = []
     for each in comparisons:
         own = values[each.baseline]
-        ordered = {seed: own[seed] for seed in (*each.seeds, *own)}  # the compared seeds first, in their order
+        # The compared seeds come first, in their order.
+        ordered = {seed: own[seed] for seed in (*each.seeds, *own)}
         found.append(replace(each, per_seed=per_seed(ordered, values[each.condition], direction=direction)))
     return tuple(found)
 

@@ -33,7 +33,8 @@ from retrain.verdicts.study.judge import Pairing, with_values
 
 OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")
 THRESHOLDS = 101  # of a profile
-_STREAMS = Seeds(0)  # fixed, so that a comparison is reproducible
+# Fixed, so that a comparison is reproducible.
+_STREAMS = Seeds(0)
 
 Interval = tuple[float, float]
 Judged = Callable[[Sequence[Pairing]], Sequence[Comparison]]

@@ -16,7 +16,8 @@ from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.judge import Pairing, with_values
 
 EXAMPLES = Metric("eval_examples")
-MOST_PROMPTS = 10**6  # per step; beyond any real number
+# Per step, beyond any real number: a damaged record must not make limits look exact.
+MOST_PROMPTS = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
