@@ -2,8 +2,8 @@
 
 - Runs: `shared` (made once, first or long), `made_runs` (run folders without training), `overlapped`, `invoke`,
   `clean_environment`, `wandb_log`.
-- Models and rows: `random_models`, `hf_models`, `causal_types`, `model_configs`, `toy_policy`, `tinker_toy`, `tinker_rows`,
-  `sampled_rows`, `scored_tokens`, `engine_record`, `playing`, `triton_interpreter`.
+- Models and rows: `random_models`, `hf_models`, `causal_types`, `model_configs`, `toy_policy`, `tinker_toy`,
+  `tinker_rows`, `sampled_rows`, `scored_tokens`, `engine_record`, `playing`, `triton_interpreter`.
 - Servers: `server_process`, `inference_server`, `tiny_server`, `mlx_server`, `tinker_server`,
   `judge_server`, `hub_server`, `openenv_server`, `openenv_game`, `mcp_calculator`, `slurm_stand_in`, `slurm_cluster`,
   `ray_placement`, `reasoning_gym_entries`.

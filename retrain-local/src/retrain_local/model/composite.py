@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from retrain_local.memory.shape import TEXT_NAMES, is_text
 from retrain_local.model.hf_decoder import body_path
+from retrain_local.model.model_files import Folder
 
 
 def text_config(config: Any) -> Any | None:
@@ -56,6 +57,18 @@ def whole_class(config: Any) -> Any:
     """Return the class of transformers that holds all of the checkpoint."""
     named = next(iter(config.architectures or ()), "")
     return getattr(transformers, named, None) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+
+
+def has_modules(folder: Folder, names: Iterable[str]) -> bool:
+    """True if the model in this folder has modules of these names."""
+    options = {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
+    config = transformers.AutoConfig.from_pretrained(folder.source.path, **options)
+    with torch.device("meta"):
+        if text_config(config) is None:
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        else:
+            model = whole_class(config)(config)
+    return {name for name, _ in model.named_modules()}.issuperset(names)
 
 
 def whole_of(config: Any, model: Any) -> Whole:
