@@ -1,17 +1,34 @@
 from __future__ import annotations
 
+import builtins
 import logging
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from retrain.api import ConfigError
+from retrain.api import ConfigError, Diagnosis, PluginContext
+from retrain.kernel.config import schema
 from retrain.kernel.config.resolved import Layer, Origin
 from retrain_local import plugin
 from retrain_local.checks import device_problems
-from retrain_local.devices.torch_devices import Devices, choose_devices, find_devices, missing_cuda
+from retrain_local.devices.torch_devices import (
+    ONE_THREAD_BELOW,
+    Devices,
+    choose_devices,
+    find_devices,
+    limited_threads,
+    missing_cuda,
+    pack_workers,
+    packs_at_a_time,
+    threads_for,
+    training_threads,
+)
+from retrain_local.doctor import diagnose
 from tests.kit.local_backend import Local
 from tests.kit.problems import codes_in
 
@@ -136,3 +153,142 @@ def test_gpus_by_index(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError) as caught:
             choose_devices(local.context(devices=devices).config)
         assert codes_in(caught) == ["device.no-such-gpu"]
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    with limited_threads(3):
+        yield
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_only_small_models_on_the_cpu_get_one_thread() -> None:
+    assert threads_for(ONE_THREAD_BELOW - 1, CPU) == 1
+    assert threads_for(ONE_THREAD_BELOW, CPU) == 3
+    assert threads_for(1, GPU) == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_the_process_gets_its_number_back() -> None:
+    def fail() -> None:
+        with limited_threads(1):
+            assert torch.get_num_threads() == 1
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        fail()
+    assert torch.get_num_threads() == 3
+
+
+def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(local: Local) -> None:
+    reports = []
+    for threads in (1, 2):
+        with limited_threads(threads):
+            backend = local.make()
+            reports.append([])
+            for step in range(2):
+                reports[-1].append(backend.train(local.roll(backend, step=step)))
+                backend.publish()
+            assert torch.get_num_threads() == threads
+    assert reports[0] == reports[1]
+
+
+def test_every_core_computes_a_pack_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = ONE_THREAD_BELOW - 1, ONE_THREAD_BELOW
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    with limited_threads(8):
+        assert (pack_workers(small, CPU), training_threads(1, small, CPU)) == (2, 1)
+        assert (pack_workers(large, CPU), training_threads(8, large, CPU)) == (8, 1)
+        assert (pack_workers(1, GPU), training_threads(8, 1, GPU)) == (1, 8)
+    with limited_threads(24):
+        assert (pack_workers(large, CPU), training_threads(24, large, CPU)) == (8, 3)
+    with limited_threads(1):  # as OMP_NUM_THREADS=1 does
+        assert (pack_workers(large, CPU), training_threads(1, large, CPU)) == (1, 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert pack_workers(1, CPU) == 1
+    assert packs_at_a_time(1, CPU) == 2  # what rounding depends on does not depend on the cores
+
+
+def test_packs_of_a_larger_model_are_computed_side_by_side_by_single_threads(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retrain_local.devices.torch_devices.ONE_THREAD_BELOW", 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with limited_threads(2):
+        backend = local.make(options={"micro_batch_tokens": 100})
+        _, trainer = backend._open()
+        threads: set[tuple[str, int]] = set()
+        hidden = trainer._decoder.hidden
+
+        def spied(*given: Any) -> torch.Tensor:
+            threads.add((threading.current_thread().name, torch.get_num_threads()))
+            return hidden(*given)
+
+        monkeypatch.setattr(trainer._decoder, "hidden", spied)
+        backend.train(local.roll(backend))
+    assert threads == {("pack_0", 1), ("pack_1", 1)}
+    assert trainer._limits.packs_at_a_time == 2
+
+
+def found(context: PluginContext) -> dict[str, Diagnosis]:
+    return {finding.name: finding for finding in diagnose(context.config, context.plugins)}
+
+
+def test_a_cpu_run_has_what_it_needs(local: Local) -> None:
+    findings = found(local.context(devices="cpu"))
+    needed = {name: finding.status for name, finding in findings.items() if finding.needed}
+    assert needed == {"torch": "ok", "device": "ok", "weights": "ok"}
+    assert findings["torch"].detail == torch.__version__
+
+
+def test_a_missing_gpu_is_a_drawback_and_no_more(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device = found(local.context(devices="gpu:0"))["device"]
+    assert (device.status, device.is_fatal) == ("warn", False)
+    assert "it trains on the CPU" in device.detail
+
+
+@pytest.mark.parametrize("devices", ["gpu:a", "cuda:0", "cpu,gpu:1", ""])
+def test_no_device_at_all(local: Local, monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert found(local.context(devices=devices))["device"].is_fatal
+
+
+def test_gpus_are_listed_with_their_memory(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"Card {index}")
+
+    def memory(index: int) -> tuple[int, int]:
+        if index:
+            raise RuntimeError("CUDA error: out of memory\nmore")
+        return 30 * 2**30, 80 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    findings = found(local.context(devices="cpu"))
+    assert findings["gpu:0"].detail == "Card 0, 30.0 of 80.0 GiB free"
+    assert (findings["gpu:1"].status, findings["gpu:1"].is_fatal) == ("failed", False)
+
+
+def test_torch_that_cannot_be_imported(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = local.context(devices="cpu")
+    real = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **more: Any) -> Any:
+        if name == "torch":
+            raise OSError("libcudart.so.12: cannot open shared object file")
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.delitem(sys.modules, "torch")
+    (finding,) = diagnose(context.config, context.plugins)
+    assert finding.is_fatal
+    assert "libcudart.so.12" in finding.detail
+
+
+def test_other_backends_are_not_told_about_torch(local: Local) -> None:
+    config = local.context().config
+    other = replace(config, tables={**config.tables, "backend": schema.BackendTable(backend="tinker")})
+    assert diagnose(other, local.context().plugins) == []

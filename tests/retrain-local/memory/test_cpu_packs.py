@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.api import BackendError
+from retrain_local.memory.limits import MemoryLimits, free_bytes, free_host_bytes, is_out_of_memory
 from retrain_local.memory.sizes import FULL_SPEED_TOKENS_CPU, PROMPTS_PER_PACK, TOKEN_BUDGET, PackPlan, plan_cpu_packs
 
 MIB, GIB = 2**20, 2**30
@@ -76,3 +81,44 @@ def test_what_is_planned_fits_into_half_of_what_is_free(
 @pytest.mark.parametrize("free", [0.0, 1.0])
 def test_a_pack_holds_a_token_at_least(free: float) -> None:
     assert plan(free) == PackPlan(tokens=1, recompute=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("shape '[3]' is invalid for input of size 4"), False),
+        (BackendError("the disk ran out of memory"), False),
+    ],
+)
+def test_only_allocators_run_out_of_memory(error: RuntimeError, wanted: bool) -> None:
+    assert is_out_of_memory(error) is wanted
+
+
+def test_limits_come_back_as_they_were_saved_and_from_older_checkpoints() -> None:
+    saved = MemoryLimits(
+        train_tokens=1, cache_tokens=3, pack_tokens=4, recompute=True, kept_tokens=5, packs_at_a_time=2
+    )
+    loaded = MemoryLimits()
+    loaded.restore(asdict(saved))
+    assert loaded == saved
+    loaded.restore({"cache_tokens": 7})
+    assert loaded == MemoryLimits(cache_tokens=7)
+
+
+def test_free_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    cgroup.mkdir()
+    meminfo.write_text("MemTotal: 900 kB\nMemFree: 1 kB\nMemAvailable:     600 kB\n")
+    assert free_host_bytes(meminfo, cgroup) == 600 * 1024
+    for name, text in (("memory.max", "max"), ("memory.current", "100"), ("memory.stat", "anon 7\ninactive_file 50\n")):
+        (cgroup / name).write_text(text)
+    assert free_host_bytes(meminfo, cgroup) == 600 * 1024
+    (cgroup / "memory.max").write_text("1000")
+    assert free_host_bytes(meminfo, cgroup) == 1000 - 100 + 50
+    (cgroup / "memory.current").write_text("2000")
+    assert free_host_bytes(meminfo, cgroup) == 0
+    assert free_host_bytes(tmp_path / "none", tmp_path / "none") > 2**20  # a system without these files
+    assert free_bytes(torch.device("cpu")) > 2**20

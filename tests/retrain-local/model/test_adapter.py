@@ -6,26 +6,27 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from retrain.api import ConfigError
+from retrain_local.checks import adapter_kind_problems, quantize_problems, start_problems
+from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
+from retrain_local.model.qlora import KINDS
 from tests.kit.local_backend import Local
+from tests.kit.local_pairs import check_peft_agrees, relative, shake
+from tests.kit.problems import codes_in
+from tests.kit.random_models import random_model
 
 
 def with_peft(folder: Path, *, rank: int, alpha: int, seed: int) -> Any:
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        bias="none",
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=str(folder.resolve()),
-    )
+    given = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(folder.resolve())}
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", **given)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(base, config).eval()
@@ -48,15 +49,6 @@ def test_a_seed_draws_what_peft_draws(model_folder: Path, local: Local, rank: in
     assert any(not torch.equal(p, other.parameters[name]) for name, p in pair.parameters.items())
 
 
-def test_every_linear_layer_but_the_head(model_folder: Path, local: Local) -> None:
-    base = AutoModelForCausalLM.from_pretrained(model_folder)
-    linear = {name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)}
-    pair = local.pair(model_folder)
-    adapted = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in pair.parameters}
-    assert adapted == linear - {"lm_head"}
-    assert pair.total == sum(p.numel() for p in (*base.parameters(), *pair.parameters.values()))
-
-
 @pytest.mark.parametrize(("alpha", "expected"), [(0, 8), (5, 5)])
 def test_the_written_config_is_pefts(
     model_folder: Path, local: Local, tmp_path: Path, alpha: int, expected: int
@@ -70,3 +62,88 @@ def test_the_written_config_is_pefts(
     document = json.loads((tmp_path / "adapter_config.json").read_text())
     assert document["target_modules"] == sorted(document["target_modules"])
     assert document["lora_alpha"] == expected
+
+
+@pytest.mark.parametrize("kind", ["rslora", "dora"])
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
+def test_logits_and_gradients_are_those_of_peft(
+    kind: str, merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+    model = random_model("qwen3")
+    model.save_pretrained(tmp_path / "model")
+    pair = local.pair(tmp_path / "model", lora={kind: True})
+    shake(pair)
+    names = check_peft_agrees(pair, model, tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (written["use_rslora"], written["use_dora"]) == (kind == "rslora", kind == "dora")
+    assert any("magnitude" in name for name in names) == (kind == "dora")
+
+
+@pytest.mark.parametrize("keys", [{"lora": {"rslora": True}}, {"lora": {"dora": True}}, {"quantize": "int8"}])
+def test_a_step_is_on_policy_and_resumes(keys: dict[str, Any], local: Local, tmp_path: Path) -> None:
+    first, resumed = local.make(**keys), local.make(**keys, seed=99)
+    first.train(local.roll(first))
+    first.publish()
+    first.save(tmp_path)
+    resumed.load(tmp_path)
+    rows = local.roll(first, step=1).rows
+    for row, found_T in zip(rows, resumed.logprobs(rows, 1.0), strict=True):
+        assert np.abs(found_T - row.logprobs_T)[row.action_T].max() < 1e-4
+
+
+def test_what_would_scale_otherwise_is_refused(local: Local, tmp_path: Path) -> None:
+    asked = {"rslora": True, "dora": True}
+    config = local.context(lora=asked, quantize="int8", inference={"engine": "sglang"}).config
+    found = [problem.code for problem in adapter_kind_problems(config)]
+    assert found == ["engine.adapter-kind", "engine.adapter-kind", "model.dora-quantised"]
+    assert adapter_kind_problems(local.context(inference={"engine": "sglang"}).config) == []
+    document = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(document))
+    found = [problem.fix for problem in start_problems(local.context(lora=asked, adapter=tmp_path).config)]
+    assert found == ["set rslora = false", "set dora = false"]
+    (tmp_path / "adapter_config.json").write_text(json.dumps(document | {"use_rslora": True}))
+    assert [problem.fix for problem in start_problems(local.context(adapter=tmp_path).config)] == ["set rslora = true"]
+    assert start_problems(local.context(lora={"rslora": True}, adapter=tmp_path).config) == []
+
+
+LARGEST_GAP = {"nf4": 0.15, "int8": 0.01}  # of the norm of a matrix
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
+def test_gradients_are_those_of_peft_on_the_rounded_model(
+    kind: str, merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its sampler agrees, with a copy of what it expands (small models), and without."""
+    if kind == "nf4":
+        pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+    model = random_model("qwen3 with windows and biases")
+    model.save_pretrained(tmp_path / "model")
+    pair = local.pair(tmp_path / "model", quantize=kind)
+    shake(pair)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            rounded = KINDS[kind](module.weight.detach()).expanded(torch.float32)
+            assert 0.0 < relative(rounded, module.weight.detach()) < LARGEST_GAP[kind]
+            module.weight.data.copy_(rounded)
+    check_peft_agrees(pair, model, tmp_path / "adapter")
+
+
+def test_it_is_refused_where_it_cannot_be(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain_local.checks.find_spec", lambda name: None)
+    inference = {"engine": "vllm"}
+    found = quantize_problems(local.context(rank=0, quantize="nf4", inference=inference).config)
+    codes = ["model.needs-bitsandbytes", "model.quantised-training", "engine.not-quantised"]
+    assert [problem.code for problem in found] == codes
+    assert quantize_problems(local.context(rank=0, inference=inference).config) == []
+    computed = local.context(quantize="nf4").config
+    assert len(quantize_problems(computed)) == 1
+    assert quantize_problems(computed, will_run=False) == [], "retrain capacity only computes"
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        local.pair(tmp_path, quantize="int8")
+    assert codes_in(caught) == ["model.not-quantisable"]

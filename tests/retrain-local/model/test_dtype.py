@@ -22,6 +22,7 @@ def test_auto_is_fp32_on_a_cpu_and_bf16_on_a_gpu(local: Local) -> None:
     assert dtypes.trained_dtype(auto, GPU) == torch.bfloat16
     assert dtypes.trained_dtype(fp32, GPU) == torch.float32
     assert dtypes.trained_dtype(bf16, GPU) == torch.bfloat16
+    assert all(0 < dtypes.product_s(dtype) < 10 for dtype in dtypes.DTYPES.values())
 
 
 def test_bf16_that_a_cpu_emulates_is_refused_with_what_was_measured(
@@ -44,18 +45,8 @@ def test_bf16_that_a_cpu_emulates_is_refused_with_what_was_measured(
     assert dtypes.trained_dtype(local.context(dtype="bf16").config, CPU) == torch.bfloat16
 
 
-def test_both_dtypes_of_a_product_are_timed() -> None:
-    assert all(0 < dtypes.product_s(dtype) < 10 for dtype in dtypes.DTYPES.values())
-
-
-@pytest.fixture
-def native_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the speed of bf16 on the machine at hand."""
-    monkeypatch.setattr(dtypes, "has_instructions", lambda: True)
-
-
-@pytest.mark.usefixtures("native_bf16")
-def test_bf16_on_a_cpu_samples_and_trains_one_policy(local: Local) -> None:
+def test_bf16_on_a_cpu_samples_and_trains_one_policy(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: True)  # whatever the speed of bf16 here
     backend = create_backend(local.context(dtype="bf16"))
     pair, trainer = backend._open()
     assert pair.trained.dtype == pair.sampler.dtype == torch.bfloat16

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from retrain_local.model import operations
-from retrain_local.model.operations import Turn, rms_norm, split_heads, swiglu
+from retrain_local.devices import kernel_trials
+from retrain_local.model import fused, operations
+from retrain_local.model.fused import faults, fused_operations
+from retrain_local.model.operations import Operations, Turn, rms_norm, split_heads, swiglu
+from tests.kit.shapes import shape
 
 EPS = 1e-5
 
@@ -47,6 +54,7 @@ def agree(operation: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tenso
 def test_norm(shape: tuple[int, ...]) -> None:
     weight = drawn(*shape[1:])  # of every head its own where there are heads
     agree(lambda x: rms_norm(x, weight, EPS), lambda x: plain_norm(x, weight, EPS), drawn(*shape))
+    agree(lambda x: rms_norm(x, weight, EPS), lambda x: plain_norm(x, weight, EPS), torch.zeros(shape))
 
 
 def test_norm_works_in_fp32_inside() -> None:
@@ -67,14 +75,6 @@ def test_every_norm_rounds_where_transformers_does(norm: Callable[[Tensor, Tenso
         found, expected = norm(x, theirs.weight, EPS), theirs(x)
     # the mean of squares may be summed in another order, which moves a few numbers by a rounding
     assert (found != expected).float().mean() < 0.002
-
-
-def test_nothing_but_zeros_is_no_division_by_zero() -> None:
-    x = torch.zeros(2, 8, requires_grad=True)
-    y = rms_norm(x, torch.ones(8), EPS)
-    assert not y.any()
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    assert torch.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -146,3 +146,73 @@ def test_what_a_product_reads_is_not_kept_but_made_again_bit_by_bit(wide: bool) 
     assert torch.equal(plain, again)
     assert all(are_kept)
     assert not any(are_spared)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SHAPE = shape(4, 2, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pytorchs_own_have_no_faults(dtype: torch.dtype) -> None:
+    assert list(faults(Operations(), CPU, dtype, SHAPE)) == []
+    assert fused_operations(CPU, dtype, SHAPE) == Operations()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rms_norm": lambda x, weight, eps: rms_norm(x, weight, 0.5)}, {"norm", "gradient"}),
+        ({"swiglu": lambda x: x.chunk(2, dim=-1)[0]}, {"gate", "gradient"}),
+        ({"split_heads": lambda x, turn: x.split((4, 2, 2), dim=1)}, {"queries", "keys", "gradient"}),
+        ({"rms_norm": lambda x, weight, eps: x * torch.nan}, {"norm", "gradient"}),
+        ({"swiglu": lambda x: swiglu(x.detach()) + 0 * x[:, :96]}, {"gradient"}),  # right, and wrong backwards
+    ],
+)
+def test_faults_are_named(dtype: torch.dtype, wrong: dict[str, Any], said: set[str]) -> None:
+    assert {fault.split()[0] for fault in faults(Operations(**wrong), CPU, dtype, SHAPE)} == said
+
+
+class Kernels(ModuleType):
+    """The module of the kernels; `make` is called when they are read."""
+
+    def __init__(self, make: Callable[[], Operations]) -> None:
+        super().__init__("retrain_local.model.operations_triton")
+        self._make = make
+
+    @property
+    def OPERATIONS(self) -> Operations:
+        return self._make()
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Operations]) -> Operations:
+    monkeypatch.setitem(sys.modules, "retrain_local.model.operations_triton", Kernels(make))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(kernel_trials, "find_spec", lambda name: name)
+    numbers = fused.numbers
+    monkeypatch.setattr(fused, "numbers", lambda size, dtype, device: numbers(size, dtype, CPU))
+    return fused_operations(GPU, torch.float32, SHAPE)
+
+
+def test_kernels_that_prove_right_are_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def own(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, weight, eps)
+
+    assert with_kernels(monkeypatch, lambda: Operations(rms_norm=own)).rms_norm is own
+    assert caplog.text == ""
+
+
+def fails() -> Operations:
+    raise OSError("no C compiler\nin sight")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(fails, "OSError: no C compiler"), (lambda: Operations(swiglu=lambda x: x[:, :96]), "gate off by")],
+)
+def test_kernels_that_do_not_are_left_out_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[], Operations], said: str
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        assert with_kernels(monkeypatch, make) == Operations()
+    assert said in caplog.text

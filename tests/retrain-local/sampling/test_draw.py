@@ -55,16 +55,6 @@ def test_greedy_takes_the_likeliest_token_and_keeps_the_numbers_of_the_temperatu
     assert torch.equal(drawn.entropies_B, draw_tokens(given_BV, temperature, u_B, entropy=True).entropies_B)
 
 
-def test_frequencies_match_the_probabilities() -> None:
-    probabilities = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05])
-    u = torch.from_numpy(np.random.default_rng(0).random(100_000))
-    drawn = draw_tokens(probabilities.log().expand(len(u), -1), 1.0, u, entropy=False)
-    counts = torch.bincount(drawn.tokens_B, minlength=5) / len(u)
-    assert counts[1] == 0
-    torch.testing.assert_close(counts, probabilities, atol=5e-3, rtol=0)
-    assert drawn.entropies_B is None
-
-
 def test_documented_vector() -> None:
     logits, u = torch.tensor([[2.0, 1.0, 0.0, -1.0]]), torch.zeros(1, dtype=torch.float64)
     for temperature, logprob, entropy in ((1.0, -0.440190, 0.947537), (0.7, -0.270674, 0.702028)):

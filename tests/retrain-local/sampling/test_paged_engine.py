@@ -36,13 +36,6 @@ def test_paged_decoding_equals_the_plain_definition(engines: Engines, prefix_cac
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pool_tokens", [96, 200, 640])
-def test_a_small_pool_loses_nothing(engines: Engines, pool_tokens: int) -> None:
-    engine = engines.make(kernels=paged(NotingPages()), pool_tokens=pool_tokens)
-    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("pool", "gap"), [("bf16", 0.05), ("int8", 0.05), ("fp8", 0.3)])
 def test_kernels_that_quantise_agree_with_the_pool_that_does(engines: Engines, pool: str, gap: float) -> None:
     params = SamplingParams(max_tokens=1 + 6, temperature=0.8)
@@ -70,16 +63,6 @@ def test_every_size_of_batch_has_one_place_in_memory_for_good(engines: Engines) 
         assert rows == bucket(rows)
         assert width & (width - 1) == 0
         assert len(addresses) == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("made_room", [True, False])
-def test_the_same_seeds_give_the_same_again(engines: Engines, made_room: bool) -> None:
-    engine = engines.make(kernels=paged(NotingPages()))
-    first = engine.sample(engines.requests, PARAMS)
-    if made_room:
-        engine.free_cache()
-    all_same(engine.sample(engines.requests, PARAMS), first, atol=0.0)
 
 
 def test_what_a_step_advances_is_put_back_by_a_warm_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +15,8 @@ from retrain.api import SampleRequest, SamplingParams
 from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.memory.limits import MemoryLimits
-from retrain_local.memory.sizes import BLOCK_SIZE, FULL_SPEED_TOKENS
-from retrain_local.sampling import decode as graphs
+from retrain_local.memory.sizes import BLOCK_SIZE
 from retrain_local.sampling.cache import Blocks, bytes_per_token
-from retrain_local.sampling.decode import Graphs
 from retrain_local.sampling.schedule import Row, Schedule, enough_tokens, new_rows
 from retrain_local.training import budget
 from tests.kit.local_engines import Engines
@@ -77,53 +72,6 @@ def test_a_pool_that_holds_them_stays_and_a_larger_one_comes_at_need() -> None:
     assert enough_tokens(rows_of([200, 150], 24, 1024), first, **options) == 48 * 1232 + 2 * BLOCK_SIZE
     episode = enough_tokens(rows_of([200, 150], 16, 1024), 0, share=True, keep_rows=True)
     assert episode == 2 * first, "the next turn is longer"
-
-
-class CountingGraphs(Graphs):
-    """Records by counting, and replays by doing the step again."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.recorded: list[Any] = []
-        self._records = True
-
-    def run(self, key: Any, step: Any, state: Any) -> None:
-        self._key = key
-        super().run(key, step, state)
-
-    def _captured(self, step: Callable[[], None], state: Any) -> Any:
-        self.recorded.append(self._key)
-        return SimpleNamespace(replay=step)
-
-
-@pytest.mark.slow
-def test_graphs_are_recorded_once_per_run_and_shape(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device on which 80 % of what is free leaves training short, and what a step needs does not."""
-    kernels = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
-    engine = engines.make(kernels=kernels)
-    shape, dtype = engine._decoder.shape, engine._decoder.dtype
-    total = 3 * FULL_SPEED_TOKENS * budget.activation_bytes(shape, dtype, recompute=False)
-    engine = engines.make(kernels=kernels, cache_bytes=int(0.8 * total))
-    engine._graphs = counted = CountingGraphs()
-    limits = engine._policy.limits
-
-    def free(device: torch.device) -> int:
-        held = engine._cache.tokens if engine._cache is not None else 0
-        return total - held * bytes_per_token(shape, "auto", dtype)
-
-    monkeypatch.setattr(budget, "free_bytes", free)
-    monkeypatch.setattr(graphs.torch.cuda, "device", lambda _: contextlib.nullcontext())
-    for prompts in ((30, 20), (32, 31), (20, 9)):
-        engine.sample(requests(*prompts), PARAMS)
-        if budget.is_short(shape, dtype, GPU, limits):
-            engine.free_cache()
-        if not limits.pack_tokens:
-            plan = budget.plan_packs(shape, dtype, GPU, checkpointing="off", at_a_time=1, prompt=0)
-            limits.pack_tokens = plan.tokens
-        engine.publish()
-    assert len(counted.recorded) == len(set(counted.recorded)) > 0
-    assert engine._cache is not None
-    assert engine._cache.tokens <= 6 * 48 + 2 * BLOCK_SIZE
 
 
 @pytest.mark.slow

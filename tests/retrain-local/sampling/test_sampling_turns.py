@@ -68,16 +68,6 @@ def test_other_weights_and_other_episodes_find_nothing(engines: Engines) -> None
     assert cache.blocks.free == cache.blocks.capacity
 
 
-def test_a_prefix_that_is_no_whole_row_is_not_matched(engines: Engines) -> None:
-    engine = engines.make(keep_rows=True)
-    requests = first_turn()
-    groups = engine.sample(requests, PARAMS)
-    engine.metrics()
-    row_T = np.concatenate([requests[0].prompt_T, groups[0][0].tokens_T])
-    engine.sample([SampleRequest(prompt_T=row_T[:-1], seeds_G=(5,))], PARAMS)
-    assert engine.metrics()["engine_prompt_reuse"] == 0.0
-
-
 def test_the_same_turns_after_a_resume_are_bit_identical(engines: Engines) -> None:
     """An evaluation that ran before leaves nothing that a resumed run, which never saw it, would lack."""
     once, resumed = engines.make(keep_rows=True, pool_tokens=400), engines.make(keep_rows=True, pool_tokens=400)

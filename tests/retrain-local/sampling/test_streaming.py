@@ -99,14 +99,6 @@ def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
     assert engine._counters.computed_tokens - before < len(grown_T), "the next turn of an episode continues its row"
 
 
-def test_greedy_is_the_same_with_every_kind_of_kernel(engines: Engines) -> None:
-    params = replace(PARAMS, max_tokens=12, greedy=True)
-    all_same(
-        engines.make(kernels=paged(), pool_tokens=2048).sample(engines.requests[:3], params),
-        engines.make().sample(engines.requests[:3], params),
-    )
-
-
 def test_what_is_refused_ends_there_and_the_others_go_on(engines: Engines) -> None:
     engine, long = engines.make(stop_ids=frozenset()), replace(PARAMS, max_tokens=64)
     feed = Kept(most={(0, 0): 1, (0, 2): 20})

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from retrain.api import Sample, SamplingParams
 from retrain_local.backend import LocalBackend
 from retrain_local.factory import create_backend
-from retrain_local.training.step_loss import Mismatch
+from retrain_local.training import adamw
+from retrain_local.training.adamw import AdamW
+from retrain_local.training.loss_formulas import GSPO, PPO
+from retrain_local.training.step_loss import Mismatch, PolicyLoss
 from tests.kit.local_backend import Local
 
 
@@ -90,3 +94,65 @@ def test_sampling_reports_tokens_per_segment_and_training_its_packs(local: Local
     assert training.done == training.total > 1
     assert training.tokens <= sum(len(row.tokens_T) for row in batch.rows), "the prompt of a group is stored once"
     backend.close()
+
+
+def test_the_gradient_of_all_rows_is_the_one_a_step_takes(trained: LocalBackend, local: Local) -> None:
+    batch, trainer = local.roll(trained, step=1), trained._trainer
+    assert trainer is not None
+    trainer._limits.train_tokens = 60  # several packs
+    weights = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+    rows = range(len(batch.rows))
+    found_N, loss, clipped = trainer.gradient(batch, rows, trainer._loss)
+    trainer.accumulate(batch)
+    wanted = [p.grad.flatten() for p in trainer.parameters.values() if p.grad is not None]
+    np.testing.assert_array_equal(found_N, torch.cat(wanted).numpy())
+    trainer.optimizer.zero_grad()
+    other_N, _, _ = trainer.gradient(batch, rows, PolicyLoss(spec=GSPO, clip=GSPO.clip, aggregation="sequence_mean"))
+    assert not np.array_equal(found_N, other_N)
+    for name, p in trainer.parameters.items():
+        assert torch.equal(p, weights[name])
+        assert p.grad is None
+    report = trained.train(batch)
+    assert (report.loss, report.clip_fraction) == (loss, clipped / batch.num_actions)
+    assert report.grad_norm == pytest.approx(np.linalg.norm(found_N), rel=1e-5)
+
+
+def test_the_shares_of_groups_add_up(trained: LocalBackend, local: Local) -> None:
+    batch, trainer = local.roll(trained, step=1), trained._trainer
+    assert trainer is not None
+    loss = PolicyLoss(spec=PPO, clip=PPO.clip.resolved(0.0, 0.0, 0.0), aggregation="sequence_mean")
+    whole_N, value, _ = trainer.gradient(batch, range(len(batch.rows)), loss)
+    half = len(batch.rows) // 2
+    parts = [trainer.gradient(batch, rows, loss) for rows in (range(half), range(half, len(batch.rows)))]
+    np.testing.assert_allclose(parts[0][0] + parts[1][0], whole_N, atol=1e-5 * np.abs(whole_N).max())
+    assert sum(part[1] for part in parts) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(("at_a_time", "calls"), [(adamw.AT_A_TIME, [2]), (16, [1, 1])])
+def test_it_is_torchs_adamw_to_the_last_bit(at_a_time: int, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few numbers are updated at a time, which bounds what an update of all weights takes on a GPU."""
+    counts: list[int] = []
+    original = adamw.adamw
+    monkeypatch.setattr(
+        adamw, "adamw", lambda params, *rest, **named: (counts.append(len(params)), original(params, *rest, **named))
+    )
+    monkeypatch.setattr(adamw, "AT_A_TIME", at_a_time)
+    drawn = torch.Generator().manual_seed(0)
+    mine = [nn.Parameter(torch.randn(shape, generator=drawn)) for shape in ((3, 4), (5,), (2, 2))]
+    theirs = [nn.Parameter(p.detach().clone()) for p in mine]
+    ours = AdamW(mine, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    reference = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for rate in (None, 1e-2, 3e-3, None, 1e-4):
+        reference.param_groups[0]["lr"] = rate or 1e-2
+        for p, q in list(zip(mine, theirs, strict=True))[:2]:  # the third never has a gradient
+            p.grad = torch.randn(p.shape, generator=drawn)
+            q.grad = p.grad.clone()
+        assert ours.step(rate) == (rate or 1e-2)
+        reference.step()
+        assert all(torch.equal(p, q) for p, q in zip(mine, theirs, strict=True))
+    assert set(ours.state) == set(mine[:2])
+    for p, q in zip(mine[:2], theirs[:2], strict=True):
+        assert all(torch.equal(ours.state[p][name], value) for name, value in reference.state[q].items())
+    assert counts == calls * 5
+    ours.zero_grad()
+    assert all(p.grad is None for p in mine)
