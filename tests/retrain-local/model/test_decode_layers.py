@@ -17,7 +17,6 @@ from retrain_local.decoder import PagedAttend, Scores, Target
 from retrain_local.memory import sizes
 from retrain_local.model import operations
 from retrain_local.model.fused import PLAIN, decode_faults
-from retrain_local.model.operations import Operations
 from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.projection import SampledStacked
 from tests.kit.local_backend import Local
@@ -63,6 +62,13 @@ def test_completions_are_those_of_separate_operations(
     pair = low_rank_pair(True)
     sampler: Any = pair.sampler
     assert isinstance(sampler._layers[0]._down, SampledStacked)
+    qkv, trained = sampler._layers[0].qkv, pair.trained._layers[0].qkv  # type: ignore[attr-defined]
+    weight = trained._adapter.linear.weight
+    assert qkv._stacked.data_ptr() == weight.data_ptr(), "one copy of the frozen matrix, and A below it"
+    assert len(qkv._stacked) % 8 == 0
+    below = qkv._stacked[len(weight) :]
+    assert torch.equal(below[: len(qkv._a)], trained._adapter.a)
+    assert not below[len(qkv._a) :].any()
     calls: list[str] = []
     plain = PLAIN
     sampler._decode = replace(plain, swiglu=lambda product: calls.append("gate") or plain.swiglu(product))
@@ -70,19 +76,6 @@ def test_completions_are_those_of_separate_operations(
         assert one.tokens_T.tolist() == other.tokens_T.tolist()
         np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=atol)
     assert len(calls) >= len(sampler._layers) * 8, "decoding went through these kernels"
-
-
-def test_a_is_kept_below_the_matrix_that_the_trainer_reads(low_rank_pair: MakePair) -> None:
-    pair = low_rank_pair(True)
-    qkv = pair.sampler._layers[0].qkv  # type: ignore[attr-defined]
-    trained = pair.trained._layers[0].qkv  # type: ignore[attr-defined]
-    weight = trained._adapter.linear.weight
-    assert qkv._stacked.data_ptr() == weight.data_ptr(), "one copy of the frozen matrix"
-    assert len(qkv._stacked) % 8 == 0
-    assert torch.equal(qkv._stacked[: len(weight)], weight)
-    below = qkv._stacked[len(weight) :]
-    assert torch.equal(below[: len(qkv._a)], trained._adapter.a)
-    assert not below[len(qkv._a) :].any()
 
 
 class Launches(TorchDispatchMode):  # type: ignore[misc]
@@ -136,42 +129,26 @@ class Pages:
 
 def test_a_layer_takes_at_most_twelve_launches_per_token(low_rank_pair: MakePair) -> None:
     """Stretches of keys included; 21 with separate operations."""
-    rows, angles = 4, torch.zeros(4, 1, 8)
-    found = {}
-    for stacked in (False, True):
-        decoder: Any = low_rank_pair(stacked).sampler
-        launches, plain, decode = Launches(), Operations(), PLAIN
-        pages = Pages(launches, decoder.shape, rows)
-        assert isinstance(pages, PagedAttend)
-        names = ("rms_norm", "split_heads", "swiglu")
-        separate = Operations(**{name: launches.kernel(name, getattr(plain, name)) for name in names})
-        joined = replace(
-            decode, **{name: launches.kernel(name, getattr(decode, name)) for name in ("add_norm", "heads", "swiglu")}
-        )
-        x_ND = torch.randn(rows, decoder.shape.hidden)
-        layer = decoder._layers[1]
-        with torch.inference_mode(), launches:
-            if stacked:
-                layer.decoded(x_ND, x_ND.clone(), angles, angles, pages, joined)
-                launches.names.remove("clone")
-            else:
-                layer(x_ND, angles, angles, pages, separate)
-        found[stacked] = launches.names
-    assert len(found[False]) == 21
-    assert len(found[True]) <= 12, found[True]
+    rows, angles, launches = 4, torch.zeros(4, 1, 8), Launches()
+    decoder: Any = low_rank_pair(True).sampler
+    pages = Pages(launches, decoder.shape, rows)
+    assert isinstance(pages, PagedAttend)
+    kernels = {name: launches.kernel(name, getattr(PLAIN, name)) for name in ("add_norm", "heads", "swiglu")}
+    x_ND, added_ND = torch.randn(2, rows, decoder.shape.hidden)
+    with torch.inference_mode(), launches:
+        decoder._layers[1].decoded(x_ND, added_ND, angles, angles, pages, replace(PLAIN, **kernels))
+    assert 5 < len(launches.names) <= 12, launches.names
 
 
-@pytest.mark.parametrize("kernel", ["add_norm", "heads", "swiglu"])
-def test_a_wrong_kernel_is_found(kernel: str, low_rank_pair: MakePair) -> None:
-    """What stands between the kernels and their use on a device."""
+def test_a_wrong_kernel_is_found(low_rank_pair: MakePair) -> None:
     shape, plain = low_rank_pair(False).sampler.shape, PLAIN
     assert list(decode_faults(plain, CPU, torch.float32, shape, 4)) == []
-    wrong = {
+    wrong: dict[str, Any] = {
         "add_norm": lambda x, added, weight, eps: plain.add_norm(x, None, weight, eps),
         "heads": lambda product, turn, target: plain.heads(product, replace(turn, sin_N1P=-turn.sin_N1P), target),
         "swiglu": lambda product: operations.swiglu(product.y_NO),
     }
-    made: Any = replace(plain, **{kernel: wrong[kernel]})
-    faults = list(decode_faults(made, CPU, torch.float32, shape, 4))
-    assert faults
-    assert all(fault.startswith("decoding's") for fault in faults)
+    for kernel, function in wrong.items():
+        faults = list(decode_faults(replace(plain, **{kernel: function}), CPU, torch.float32, shape, 4))
+        assert faults, kernel
+        assert all(fault.startswith("decoding's") for fault in faults)

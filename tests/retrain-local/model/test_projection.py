@@ -29,8 +29,8 @@ from tests.kit.local_pairs import relative
 SIZES, INPUTS, RANK = (32, 16, 16), 24, 4
 
 
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def fused(dtype: torch.dtype, *, biased: bool) -> Linear:
@@ -137,18 +137,10 @@ def _probed_anew() -> Iterator[None]:
     can_prepack.cache_clear()
 
 
-def drawn_in(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 3, 32, 200])
 def test_the_product_is_the_same_for_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
-    weight, bias, x = (
-        drawn_in(LARGE, WIDE, dtype=dtype),
-        drawn_in(LARGE, dtype=dtype),
-        drawn_in(rows, WIDE, dtype=dtype),
-    )
+    weight, bias, x = (drawn(*size, dtype=dtype) for size in ((LARGE, WIDE), (LARGE,), (rows, WIDE)))
     wanted = x.double() @ weight.double().T
     tolerance = (1e-6 if dtype == torch.float32 else 4e-3) * float(wanted.norm())
     with torch.inference_mode():
@@ -160,20 +152,16 @@ def test_the_product_is_the_same_for_any_number_of_rows(rows: int, dtype: torch.
 
 @pytest.mark.skipif(not can_prepack(torch.float32), reason="PyTorch has no prepacked product here")
 def test_only_large_matrices_are_prepacked() -> None:
-    assert isinstance(frozen_matrix(drawn_in(LARGE, WIDE)), Prepacked)
-    assert isinstance(own_matrix(drawn_in(LARGE, WIDE)), Prepacked)
-    for plain in (
-        frozen_matrix(drawn_in(SMALL, WIDE)),
-        frozen_matrix(drawn_in(LARGE, WIDE), may_copy=False),
-        frozen_matrix(drawn_in(LARGE, WIDE, dtype=torch.float64)),
-        frozen_matrix(torch.empty(LARGE, WIDE, device="meta")),
-    ):
-        assert isinstance(plain, Plain)
+    assert isinstance(frozen_matrix(drawn(LARGE, WIDE)), Prepacked)
+    assert isinstance(own_matrix(drawn(LARGE, WIDE)), Prepacked)
+    others = (drawn(SMALL, WIDE), drawn(LARGE, WIDE, dtype=torch.float64), torch.empty(LARGE, WIDE, device="meta"))
+    plain = [frozen_matrix(drawn(LARGE, WIDE), may_copy=False), *map(frozen_matrix, others)]
+    assert all(isinstance(matrix, Plain) for matrix in plain)
 
 
 @pytest.mark.parametrize("outputs", [SMALL, LARGE])
 def test_taking_other_numbers_leaves_the_tensor_alone(outputs: int) -> None:
-    weight, other, x = drawn_in(outputs, WIDE), 2 * drawn_in(outputs, WIDE), drawn_in(5, WIDE)
+    weight, other, x = drawn(outputs, WIDE), 2 * drawn(outputs, WIDE), drawn(5, WIDE)
     kept, matrix = weight.clone(), own_matrix(weight)
     before = matrix.linear(x)
     matrix.take(other)
@@ -183,24 +171,19 @@ def test_taking_other_numbers_leaves_the_tensor_alone(outputs: int) -> None:
     assert float(matrix.linear(x).abs().max()) > 1.0  # it does not follow the tensor that it took
 
 
-def broken(*_: object) -> Tensor:
-    raise NotImplementedError("no kernel here")
+@pytest.mark.parametrize("kind", ["fails", "is wrong", "was not measured here"])
+def test_a_product_that_fails_or_is_wrong_is_not_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: Tensor, *_: object) -> Tensor:
+        if kind == "fails":
+            raise NotImplementedError("no kernel here")
+        return torch.zeros(len(x), 48)
 
-
-def wrong(x: Tensor, *_: object) -> Tensor:
-    return torch.zeros(len(x), 48)
-
-
-@pytest.mark.parametrize("product", [broken, wrong])
-def test_a_product_that_fails_or_is_wrong_is_not_used(product: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
+    if kind == "was not measured here":
+        monkeypatch.setattr(prepacked.platform, "machine", lambda: "arm64")
+    else:
+        monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
     assert not can_prepack(torch.float32)
-    weight = drawn_in(LARGE, WIDE)
+    weight = drawn(LARGE, WIDE)
     matrix = frozen_matrix(weight)
     assert isinstance(matrix, Plain)
     assert torch.equal(matrix.linear(weight[:2]), torch.nn.functional.linear(weight[:2], weight))
-
-
-def test_it_is_used_on_the_processors_it_was_measured_on_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepacked.platform, "machine", lambda: "arm64")
-    assert not can_prepack(torch.float32)

@@ -20,24 +20,9 @@ from retrain_local.sampling.decode import Graphs, bucket
 @given(rows=st.integers(1, 5000))
 def test_a_bucket_holds_its_rows_and_wastes_little(rows: int) -> None:
     size = bucket(rows)
-    assert size >= rows
-    assert bucket(size) == size
-    assert bucket(rows + 1) >= size
-    assert size - rows < max(8, min(32, rows))
-
-
-def test_buckets() -> None:
-    sizes = sorted({bucket(rows) for rows in range(1, 200)})
-    assert sizes == [1, 2, 4, 8, 16, 24, 32, 64, 96, 128, 160, 192, 224]
-
-
-def test_on_a_cpu_steps_run_as_they_are() -> None:
-    calls: list[int] = []
-    recorded = Graphs(torch.device("cpu"))
-    for _ in range(3):
-        recorded.run("key", lambda: calls.append(1), [])
-    assert len(calls) == 3
-    assert len(recorded) == 0
+    assert bucket(size) == size <= bucket(rows + 1)
+    assert 0 <= size - rows < max(8, min(32, rows))
+    assert sorted({bucket(each) for each in range(1, 100)}) == [1, 2, 4, 8, 16, 24, 32, 64, 96, 128]
 
 
 class Cuda:
@@ -51,14 +36,8 @@ class Cuda:
         self.OutOfMemoryError = torch.OutOfMemoryError
 
     def CUDAGraph(self) -> Any:
-        graph = SimpleNamespace(steps=[], replays=0)
-
-        def replay() -> None:
-            graph.replays += 1
-            for step in graph.steps:
-                step()
-
-        graph.replay = replay
+        graph = SimpleNamespace(steps=[])
+        graph.replay = lambda: [step() for step in graph.steps]
         return graph
 
     @contextlib.contextmanager
@@ -124,26 +103,22 @@ def made(cuda: Cuda) -> tuple[Graphs, Counter, Callable[[str], None]]:
     return recorded, counter, lambda key: recorded.run(key, counter.step, [counter.count])
 
 
-def test_the_warm_up_leaves_no_trace_and_later_runs_are_replays(cuda: Cuda) -> None:
+def test_the_warm_up_leaves_no_trace_and_every_key_is_recorded_once_in_one_pool(cuda: Cuda) -> None:
     recorded, counter, run = made(cuda)
-    for times in (1, 2, 3):
-        run("a")
-        assert counter.count.item() == times
-    assert counter.calls == graphs.WARM_UP
-    assert len(recorded) == 1
-    assert cuda.mode == "thread_local"
-
-
-def test_every_key_has_a_recording_and_all_share_one_pool(cuda: Cuda) -> None:
-    recorded, counter, run = made(cuda)
-    for key in "abab":
+    for times, key in enumerate("aabab", start=1):
         run(key)
-    assert counter.count.item() == 4
+        assert counter.count.item() == times
+    assert counter.calls == 2 * graphs.WARM_UP, "later runs are replays"
+    assert cuda.mode == "thread_local"
     assert len(recorded) == len(cuda.pools) == 2
     assert cuda.pools[0] is cuda.pools[1]
+    on_cpu, calls = Graphs(torch.device("cpu")), list[int]()
+    for _ in range(3):
+        on_cpu.run("key", lambda: calls.append(1), [])
+    assert (len(calls), len(on_cpu)) == (3, 0)
 
 
-def test_forgotten_steps_are_recorded_anew_in_a_new_pool(cuda: Cuda) -> None:
+def test_forgotten_steps_and_moved_tensors_are_recorded_again(cuda: Cuda) -> None:
     recorded, counter, run = made(cuda)
     run("a")
     recorded.forget()
@@ -151,15 +126,9 @@ def test_forgotten_steps_are_recorded_anew_in_a_new_pool(cuda: Cuda) -> None:
     run("a")
     assert counter.count.item() == 2
     assert cuda.pools[0] is not cuda.pools[1]
-
-
-def test_a_key_whose_tensors_moved_is_recorded_anew(cuda: Cuda) -> None:
-    recorded, counter, run = made(cuda)
-    run("a")
     other = Counter(cuda)
     recorded.run("a", other.step, [other.count])
-    assert (counter.count.item(), other.count.item()) == (1, 1)
-    assert len(cuda.pools) == 2
+    assert (counter.count.item(), other.count.item(), len(cuda.pools)) == (2, 1, 3)
 
 
 def test_where_recording_fails_steps_run_as_they_are_after_one_warning(

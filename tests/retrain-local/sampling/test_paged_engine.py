@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from retrain.api import SamplingParams
 from retrain_local.attention.pages import PagedKernels, Pages
 from retrain_local.sampling.decode import bucket, decode_step
+from tests.kit.dispatched import Dispatched
 from tests.kit.local_engines import PARAMS, Engines, all_same, paged
 
 pytestmark = pytest.mark.slow
@@ -27,12 +27,6 @@ class NotingPages(PagedKernels):
     def read(self, queries_BHD: Tensor, pages: Pages, tables_BM: Tensor, *rest: Any) -> Tensor:
         self.addresses.setdefault(tuple(tables_BM.shape), set()).add(tables_BM.data_ptr())
         return super().read(queries_BHD, pages, tables_BM, *rest)
-
-
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_paged_decoding_equals_the_plain_definition(engines: Engines, prefix_caching: bool) -> None:
-    engine = engines.make(kernels=paged(NotingPages()), prefix_caching=prefix_caching)
-    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
 
 
 @pytest.mark.long
@@ -88,21 +82,10 @@ def test_a_step_waits_for_nothing(engines: Engines) -> None:
     engine.sample(engines.requests, PARAMS)
     (batch, _), *_ = engine._batches.values()
 
-    seen: list[str] = []
-
-    class Noting(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(function.overloadpacket.__name__)
-            return function(*args, **(kwargs or {}))
-
-    class Nothing:
-        """Kernels that wait for nothing either."""
-
-        def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Any) -> Tensor:
-            return q
-
-    with torch.inference_mode(), Noting():
+    with torch.inference_mode(), Dispatched() as seen:
         batch.column_1.zero_()
-        decode_step(engine._decoder, Nothing(), batch, entropy=True)
-    assert "mm" in seen or "addmm" in seen or "linear" in seen
-    assert not {"_local_scalar_dense", "nonzero", "is_nonzero", "item", "unique_dim", "masked_select"} & set(seen)
+        decode_step(
+            engine._decoder, lambda layer, q, *_: q, batch, entropy=True
+        )  # kernels that wait for nothing either
+    assert {"mm", "addmm", "linear"} & set(seen.names)
+    assert not {"_local_scalar_dense", "nonzero", "is_nonzero", "item", "unique_dim", "masked_select"} & set(seen.names)

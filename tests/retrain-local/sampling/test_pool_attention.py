@@ -100,19 +100,16 @@ def test_prompts_and_what_continues_them(
     spans = Spans.apart([past for *_, past in fresh])
     written = FreshAttention(pool, slots, PaddedAttend(spans, CPU))
     found = written(0, *packed([row for row, *_ in fresh], [slice(0, past) for *_, past in fresh]), scores)
-    for part, row, (_, _, past) in zip(
-        found.split(list(spans.lengths)), [w for w, p in zip(wanted, pasts, strict=True) if p], fresh, strict=True
-    ):
-        torch.testing.assert_close(part, row[:past], atol=1e-5, rtol=1e-5)
-
+    began = [row[:past] for row, past in zip(wanted, pasts, strict=True) if past]
+    torch.testing.assert_close(found, torch.cat(began), atol=1e-5, rtol=1e-5)
     lengths = [length - past for length, past in zip(LENGTHS, pasts, strict=True)]
     slots = torch.from_numpy(
         np.concatenate([slots_of(t, p, n, BLOCK) for t, p, n in zip(tables(), pasts, LENGTHS, strict=True)])
     )
     continued = ContinuedAttention(pool, slots, tables(), pasts, lengths)
     found = continued(0, *packed(rows, [slice(past, None) for past in pasts]), scores)
-    for part, row, past in zip(found.split(lengths), wanted, pasts, strict=True):
-        torch.testing.assert_close(part, row[past:], atol=1e-5, rtol=1e-5)
+    rest = [row[past:] for row, past in zip(wanted, pasts, strict=True)]
+    torch.testing.assert_close(found, torch.cat(rest), atol=1e-5, rtol=1e-5)
 
 
 def decoding_rows(cached: list[int]) -> list[Row]:
@@ -166,6 +163,9 @@ def test_attention_in_bf16_rounds_its_scores_once(rows: list[tuple[torch.Tensor,
     batch = Batch.allocate(2, 7, 8, CPU)
     batch.load(live, 1.0, 8, BLOCK)
     copied = GatheredAttention(pool, live, batch, 8)
+    assert copied.continues(live, 8)
+    assert not copied.continues(live, 9), "the copy has no room"
+    assert not copied.continues(decoding_rows([4, 0, 1, 9])[1:3], 8), "rows that joined need another copy"
     rounded = [tuple(states.bfloat16().float() for states in row) for row in (rows[0], rows[3])]
     wanted = [plainly(*row, scores) for row in rounded]
     for step in range(8):
@@ -174,14 +174,3 @@ def test_attention_in_bf16_rounds_its_scores_once(rows: list[tuple[torch.Tensor,
         assert found.dtype is torch.bfloat16
         for out, expected in zip(found, wanted, strict=True):
             torch.testing.assert_close(out.float(), expected[step], atol=2e-2, rtol=1e-2)
-
-
-def test_rows_that_joined_need_another_copy(rows: list[tuple[torch.Tensor, ...]]) -> None:
-    pool = new_pool()
-    live = decoding_rows([4, 0, 1, 9])
-    batch = Batch.allocate(2, 7, 2, CPU)
-    batch.load(live[:2], 1.0, 2, BLOCK)
-    copied = GatheredAttention(pool, live[:2], batch, 6)
-    assert copied.continues(live[:2], 2)
-    assert not copied.continues(live[1:3], 2)
-    assert not copied.continues(live[:2], 7)

@@ -88,26 +88,23 @@ def test_a_resumed_run_has_the_pool_that_the_killed_one_had(engines: Engines) ->
     assert both[0]._cache.tokens == both[1]._cache.tokens < 10_000
 
 
-QWEN_4B = QWEN3_4B
-
-
 def test_a_4b_model_trains_beside_the_pool_of_128_completions_on_an_h100(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GB of weights and 24 GB of keys and values leave 6,000 tokens of activations; 80 % of the rest left 1,800."""
     rows = rows_of([256] * 8, 16, 1024)
     tokens = enough_tokens(rows, 0, share=True, keep_rows=False)
-    each = bytes_per_token(QWEN_4B, "auto", torch.bfloat16)
+    each = bytes_per_token(QWEN3_4B, "auto", torch.bfloat16)
     assert 24e9 < tokens * each < 25e9
-    free = 80e9 - 2 * QWEN_4B.parameters
+    free = 80e9 - 2 * QWEN3_4B.parameters
     for pool_bytes, short in ((tokens * each, False), (0.8 * free, True)):
         monkeypatch.setattr(budget, "free_bytes", lambda _, left=int(free - pool_bytes): left)
-        assert budget.is_short(QWEN_4B, torch.bfloat16, GPU, MemoryLimits()) is short
+        assert budget.is_short(QWEN3_4B, torch.bfloat16, GPU, MemoryLimits()) is short
 
 
 def test_training_gives_up_its_memory_before_packs_that_no_longer_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = budget.activation_bytes(QWEN_4B, torch.bfloat16, recompute=False)
+    each = budget.activation_bytes(QWEN3_4B, torch.bfloat16, recompute=False)
     limits = MemoryLimits(pack_tokens=3000)
     for free, short in ((3000 * each, False), (3000 * each - 1, True)):
         monkeypatch.setattr(budget, "free_bytes", lambda _, free=free: free)
-        assert budget.is_short(QWEN_4B, torch.bfloat16, GPU, limits) is short
-    assert not budget.is_short(QWEN_4B, torch.bfloat16, GPU, replace(limits, train_tokens=1500))
-    assert not budget.is_short(QWEN_4B, torch.bfloat16, torch.device("cpu"), limits)
+        assert budget.is_short(QWEN3_4B, torch.bfloat16, GPU, limits) is short
+    assert not budget.is_short(QWEN3_4B, torch.bfloat16, GPU, replace(limits, train_tokens=1500))
+    assert not budget.is_short(QWEN3_4B, torch.bfloat16, torch.device("cpu"), limits)

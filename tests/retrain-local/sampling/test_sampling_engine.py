@@ -7,33 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from transformers import GenerationConfig
 
-from retrain.api import BackendError, RetrainError, Sample, SampleRequest, SamplingParams, StopReason
-from retrain_local.decoder import Decoder
+from retrain.api import BackendError, RetrainError, SampleRequest, StopReason
+from tests.kit.hf_models import LIKE_LLAMA, SERVED, hf_model
 from tests.kit.local_backend import Local, write_model
-from tests.kit.local_engines import PARAMS, Engines, Plain, all_same
+from tests.kit.local_engines import PARAMS, Engines, Plain, all_same, paged
 from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
 
 
+@pytest.mark.parametrize("kernels", [None, paged()], ids=["gathered", "paged"])
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_batched_decoding_equals_the_plain_definition(engines: Engines, prefix_caching: bool) -> None:
-    engine = engines.make(prefix_caching=prefix_caching)
-    groups = engine.sample(engines.requests, PARAMS)
-    assert [len(group) for group in groups] == [4, 4, 1, 2, 3, 2, 2]
-    all_same(groups, engines.wanted)
-
-
-def test_a_prompt_is_computed_once_for_its_group(engines: Engines) -> None:
+def test_batched_decoding_equals_the_plain_definition(engines: Engines, prefix_caching: bool, kernels: Any) -> None:
+    engine = engines.make(prefix_caching=prefix_caching, kernels=kernels)
+    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
     lengths = [(len(r.prompt_T) - 1, len(r.seeds_G)) for r in engines.requests]
     total = sum(length * count for length, count in lengths)
-    for caching, computed in ((True, sum(length for length, _ in lengths)), (False, total)):
-        engine = engines.make(prefix_caching=caching)
-        engine.sample(engines.requests, PARAMS)
-        assert engine.metrics()["engine_prompt_reuse"] == pytest.approx(1 - computed / total)
-        assert engine.metrics() == {}, "each number is told once"
+    computed = sum(length for length, _ in lengths) if prefix_caching else total  # a prompt once for its group
+    assert engine.metrics()["engine_prompt_reuse"] == pytest.approx(1 - computed / total)
+    assert engine.metrics() == {}, "each number is reported once"
 
 
 @pytest.mark.parametrize("pool_tokens", first_or_long([96, 128, 200, 320, 640]))
@@ -48,9 +41,10 @@ def test_a_small_pool_puts_rows_aside_and_loses_nothing(engines: Engines, pool_t
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
-def test_greedy_completions_are_those_of_transformers(engines: Engines) -> None:
+@pytest.mark.parametrize("kernels", [None, paged()], ids=["gathered", "paged"])
+def test_greedy_completions_are_those_of_transformers(engines: Engines, kernels: Any) -> None:
     params = replace(PARAMS, max_tokens=24, greedy=True)
-    groups = engines.make().sample(engines.requests, params)
+    groups = engines.make(kernels=kernels).sample(engines.requests, params)
     for request, group in zip(engines.requests, groups, strict=True):
         prompt_1T = torch.tensor(np.asarray(request.prompt_T)[None])
         config = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=[500, 501], pad_token_id=500)
@@ -61,23 +55,6 @@ def test_greedy_completions_are_those_of_transformers(engines: Engines) -> None:
             logits_TV = engines.plain.model(wanted).logits[0, len(request.prompt_T) - 1 : -1]
         logprobs_TV = torch.log_softmax(logits_TV.double() / PARAMS.temperature, -1)
         np.testing.assert_allclose(group[0].logprobs_T, logprobs_TV.max(-1).values.numpy(), atol=1e-4)
-
-
-def test_each_completion_is_delivered_once_as_soon_as_it_has_ended(engines: Engines) -> None:
-    delivered: dict[tuple[int, int], Sample] = {}
-    engine = engines.make()
-
-    def deliver(request: int, place: int, sample: Sample) -> None:
-        assert (request, place) not in delivered
-        delivered[request, place] = sample
-
-    groups = engine.sample(engines.requests, PARAMS, deliver)
-    assert len(delivered) == sum(len(group) for group in groups)
-    lengths = [len(sample.tokens_T) for sample in delivered.values()]
-    assert lengths != sorted(lengths, reverse=True)
-    assert lengths[0] < max(lengths), "the shortest come first, not all at the end"
-    for (request, place), sample in delivered.items():
-        all_same([[sample]], [[groups[request][place]]], atol=0.0)
 
 
 def test_a_completion_depends_on_its_prompt_and_seed_alone(engines: Engines) -> None:
@@ -123,84 +100,52 @@ def test_impossible_prompts_are_refused(engines: Engines, prompt: Any, code: str
     assert codes_in(caught) == [code]
 
 
-class Broken:
-    """A decoder whose hidden states turn bad while `is_bad`."""
-
-    def __init__(self, decoder: Decoder, bad: float) -> None:
-        self._decoder, self._bad, self.is_bad = decoder, bad, True
-        self.shape, self.device, self.dtype = decoder.shape, decoder.device, decoder.dtype
-
-    def hidden(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Any) -> torch.Tensor:
-        hidden = self._decoder.hidden(ids_N, positions_N, self._spoiling(attend))
-        return hidden * self._bad if self.is_bad else hidden
-
-    def _spoiling(self, attend: Any) -> Any:
-        def spoilt(layer: int, queries: Any, keys: Any, values: Any, scores: Any) -> Any:
-            return attend(layer, queries, keys * self._bad, values * self._bad, scores)
-
-        return spoilt if self.is_bad else attend
-
-    def logits(self, hidden_MD: torch.Tensor) -> torch.Tensor:
-        return self._decoder.logits(hidden_MD)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_non_finite_logits_are_named_and_leave_nothing_behind(engines: Engines, bad: float) -> None:
-    broken = Broken(engines.decoder(), bad)
-    engine = engines.make(broken)
+    decoder: Any = engines.decoder()
+    engine, hidden = engines.make(decoder), decoder.hidden
+
+    def spoilt(ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Any) -> torch.Tensor:
+        def attend_badly(layer: int, queries: Any, keys: Any, values: Any, scores: Any) -> Any:
+            return attend(layer, queries, keys * bad, values * bad, scores)
+
+        return hidden(ids_N, positions_N, attend_badly) * bad  # type: ignore[no-any-return]
+
+    decoder.hidden = spoilt
     with pytest.raises(BackendError, match="token 0 of a completion of prompt 0") as caught:
         engine.sample(engines.requests, PARAMS)
     assert codes_in(caught) == ["run.non-finite-logits"]
-    broken.is_bad = False
+    decoder.hidden = hidden
     all_same(engine.sample(engines.requests, PARAMS), engines.make().sample(engines.requests, PARAMS), atol=0.0)
 
 
 def test_whoever_asks_for_a_stop_is_heard_in_the_middle(engines: Engines) -> None:
-    asked = 0
-
-    class StopAskedError(Exception):
-        pass
+    answers = iter([None, KeyboardInterrupt("stop")])
 
     def check() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            raise StopAskedError
+        if error := next(answers, None):
+            raise error
 
     engine = engines.make(check_stop=check)
-    with pytest.raises(StopAskedError):
+    with pytest.raises(KeyboardInterrupt):
         engine.sample(engines.requests, PARAMS)
-    groups = engine.sample(engines.requests, PARAMS)
-    assert [len(group) for group in groups] == [len(r.seeds_G) for r in engines.requests]
+    all_same(engine.sample(engines.requests, PARAMS), engines.wanted)
 
 
-PARAMS = SamplingParams(max_tokens=20, temperature=0.8, entropy=True)
-SMALL = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-FAMILY = SMALL | {"intermediate_size": 96, "num_key_value_heads": 2, "max_position_embeddings": 128}
-ARCHITECTURES = {
-    "llama": transformers.LlamaConfig(**FAMILY),
-    "qwen2": transformers.Qwen2Config(**FAMILY),
-    "mistral-sliding": transformers.MistralConfig(**FAMILY, sliding_window=6),
-    "gemma2-soft-cap": transformers.Gemma2Config(**FAMILY, head_dim=16, sliding_window=6, query_pre_attn_scalar=16),
-    "gemma3-text": transformers.Gemma3TextConfig(
-        **FAMILY, head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "gpt2-conv1d": transformers.GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=4, n_positions=128),
-    "opt-learned-positions": transformers.OPTConfig(
-        **SMALL, ffn_dim=96, max_position_embeddings=128, word_embed_proj_dim=64
-    ),
-    "granite-scaled-logits": transformers.GraniteConfig(**FAMILY, logits_scaling=2.0),
-}
+# Sizes of transformers' configurations: of our own decoders, and of those that transformers computes for us.
+FAMILY = LIKE_LLAMA | {"head_dim": 16}
+WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+ARCHITECTURES = SERVED | {"Llama": FAMILY, "Qwen2": FAMILY, "Mistral": FAMILY | {"sliding_window": 6}}
+ARCHITECTURES["Gemma3Text"] = FAMILY | WINDOWS
 
 
 @pytest.mark.parametrize("name", first_or_long(ARCHITECTURES))
 def test_architectures(name: str, tmp_path: Path, local: Local, engines: Engines) -> None:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name])
-    folder = write_model(tmp_path, model)
-    backend, plain = local.make(folder), Plain(folder)
+    sizes = {"vocab_size": 512, "n_positions" if name == "GPT2" else "max_position_embeddings": 128}
+    folder = write_model(tmp_path, hf_model(name, ARCHITECTURES[name] | sizes))
+    backend, plain, params = local.make(folder), Plain(folder), replace(PARAMS, max_tokens=20)
     firsts = [replace(request, seeds_G=request.seeds_G[:1]) for request in engines.requests]
-    all_same([group[:1] for group in backend.sample(engines.requests, PARAMS)], plain.all(firsts, PARAMS))
+    all_same([group[:1] for group in backend.sample(engines.requests, params)], plain.all(firsts, params))
     for step in range(2):
         report = backend.train(local.roll(backend, requests=engines.requests, step=step, temperature=0.7))
         assert abs(report.ratio_max - 1) < 1e-4
@@ -209,7 +154,6 @@ def test_architectures(name: str, tmp_path: Path, local: Local, engines: Engines
         backend.publish()
 
 
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8)
 GAPS = {"bf16": (3e-3, 2e-2), "int8": (1e-2, 6e-2), "fp8": (4e-2, 2.5e-1)}  # mean and largest, nats per token
 
 

@@ -44,9 +44,10 @@ def test_the_pool_is_halved_and_the_same_completions_are_drawn(
     engines: Engines, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]
 ) -> None:
     memory = SmallMemory(engines.decoder(), 500, error)
-    small = engines.make(memory)
+    small, delivered = engines.make(memory), list[tuple[int, int]]()
     with caplog.at_level(logging.WARNING, logger="retrain"):
-        drawn = small.sample(engines.requests, PARAMS)
+        drawn = small.sample(engines.requests, PARAMS, lambda request, place, _: delivered.append((request, place)))
+    assert sorted(delivered) == [(n, i) for n, each in enumerate(engines.requests) for i in range(len(each.seeds_G))]
     assert memory.refused > 0
     assert caplog.text.count("Out of memory in sampling") == memory.refused
     assert f"At most {small._policy.limits.cache_tokens} tokens" in caplog.text
@@ -56,18 +57,6 @@ def test_the_pool_is_halved_and_the_same_completions_are_drawn(
     assert memory.refused == refused, "the smaller pool is kept"
     again = engines.make(memory, pool_tokens=small._policy.limits.cache_tokens)
     all_same(again.sample(engines.requests, PARAMS), small.sample(engines.requests, PARAMS), atol=0.0)
-
-
-def test_what_was_delivered_before_is_not_delivered_again(engines: Engines) -> None:
-    memory = SmallMemory(engines.decoder(), 700)
-    delivered: list[tuple[int, int]] = []
-    engines.make(memory).sample(
-        engines.requests, PARAMS, lambda request, place, sample: delivered.append((request, place))
-    )
-    assert memory.refused > 0
-    assert sorted(delivered) == [
-        (n, i) for n, request in enumerate(engines.requests) for i in range(len(request.seeds_G))
-    ]
 
 
 def test_one_row_that_does_not_fit_asks_for_fewer_tokens(engines: Engines) -> None:
@@ -106,24 +95,17 @@ def test_a_pool_that_cannot_be_had_is_halved(engines: Engines, monkeypatch: pyte
 
 def test_the_size_is_recorded_when_the_engine_is_made_and_taken_from_a_checkpoint(engines: Engines) -> None:
     engine = engines.make(cache_bytes=2**24)
-    assert engine._policy.limits.cache_tokens == 2**23 // (
-        2 * 2 * 2 * 16 * 4
-    )  # layers, key heads, keys and values, size, fp32
+    layers, key_heads, sides, size, item = 2, 2, 2, 16, 4
+    assert engine._policy.limits.cache_tokens == 2**23 // (layers * key_heads * sides * size * item)
     engine.sample(engines.requests, PARAMS)
     engine._policy.limits.restore({"cache_tokens": 640})
     engine.sample(engines.requests, PARAMS)
     assert engine._cache is not None
     assert engine._cache.tokens == 640
-
-
-def test_room_is_made_and_taken_again(engines: Engines) -> None:
-    engine = engines.make(pool_tokens=1280)
     first = engine.sample(engines.requests, PARAMS)
     engine.free_cache()
     assert engine._cache is None
     all_same(engine.sample(engines.requests, PARAMS), first, atol=0.0)
-    engine.close()
-    engine.close()
 
 
 def test_other_errors_are_not_taken_for_want_of_memory(engines: Engines) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from retrain.api import (
     TrainRow,
     stream_from,
 )
-from retrain_local.backend import LocalBackend
 from retrain_local.sampling.engine import SEGMENT
 from tests.kit.local_backend import Local
 from tests.kit.local_engines import PARAMS, Engines, all_same, paged
@@ -50,11 +50,8 @@ class Kept:
 
     def whole(self, key: tuple[int, int]) -> Sample:
         pieces = self.pieces[key]
-        parts = {
-            name: np.concatenate([getattr(piece, name) for piece in pieces])
-            for name in ("tokens_T", "logprobs_T", "entropies_T")
-        }
-        return replace(pieces[-1], **parts)
+        names = ("tokens_T", "logprobs_T", "entropies_T")
+        return replace(pieces[-1], **{name: np.concatenate([getattr(each, name) for each in pieces]) for name in names})
 
 
 @pytest.mark.parametrize(
@@ -111,29 +108,19 @@ def test_what_is_refused_ends_there_and_the_others_go_on(engines: Engines) -> No
 
 @pytest.mark.parametrize("delivers_early", [True, False])
 def test_an_engine_without_a_stream_hands_over_whole_completions(engines: Engines, delivers_early: bool) -> None:
-    engine = engines.make()
-
-    class Plain:
-        def __init__(self) -> None:
-            self.delivers_early = delivers_early
-            self.sample = engine.sample
-
-    feed = Kept(later=engines.requests[2:4])
-    stream_from(Plain(), engines.requests[:2], PARAMS, feed)  # type: ignore[arg-type]
-    assert {key: len(pieces) for key, pieces in feed.pieces.items()} == {
-        (number, place): 1 for number in range(4) for place in range(len(engines.requests[number].seeds_G))
-    }
-    wanted = engine.sample(engines.requests[:4], PARAMS)
-    for (number, place), (piece,) in feed.pieces.items():
-        assert piece.tokens_T.tolist() == wanted[number][place].tokens_T.tolist()
+    feed, plain = Kept(later=engines.requests[2:4]), SimpleNamespace(delivers_early=delivers_early)
+    plain.sample = engines.make().sample
+    stream_from(plain, engines.requests[:2], PARAMS, feed)  # type: ignore[arg-type]
+    assert all(len(pieces) == 1 for pieces in feed.pieces.values())
+    found = [[feed.whole((n, place)) for place in range(len(group))] for n, group in enumerate(engines.wanted[:4])]
+    all_same(found, engines.wanted[:4])
+    assert sorted(feed.done) == sorted(feed.pieces)
 
 
-@pytest.fixture
-def backend(local: Local) -> LocalBackend:
-    return local.make()
-
-
-def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, engines: Engines) -> None:
+def test_the_likeliest_tokens_are_those_of_the_policy_and_a_closed_backend_streams_nothing(
+    local: Local, engines: Engines
+) -> None:
+    backend = local.make()
     params = SamplingParams(max_tokens=9, temperature=0.7, greedy=True)
     groups = backend.sample(engines.requests[:3], params)
     rows = []
@@ -151,9 +138,6 @@ def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, eng
         assert (found.top_logprobs_TK[at, 0] == found.logprobs_T[at]).all(), "to the bit, as evaluators compare them"
         assert (np.diff(found.top_logprobs_TK[at], axis=1) <= 0).all()
         assert (found.top_ids_TK[~at] == -1).all()
-
-
-def test_a_closed_backend_streams_nothing(backend: LocalBackend, engines: Engines) -> None:
     assert backend.addresses() == ()
     backend.close()
     with pytest.raises(BackendError, match="closed"):
