@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from retrain.api import (
-    BackendError,
     Determinism,
     EngineTraits,
     Kind,
@@ -27,9 +27,9 @@ from retrain_local.backend import LocalBackend
 from retrain_local.factory import create_backend
 from retrain_local.memory.sizes import TOKEN_BUDGET
 from retrain_local.model.load import bf16_refusal
-from retrain_local.plugin import CAPABILITIES
+from retrain_local.plugin import BUILTIN_MODELS, CAPABILITIES
 from tests.kit.local_backend import Local, saved
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 from tests.kit.shared import first_or_long
 
 PARAMS = SamplingParams(max_tokens=16, temperature=1.0)
@@ -48,6 +48,8 @@ def test_one_seed_one_run_whatever_the_global_random_state(local: Local, tmp_pat
         backend = local.make(seed=seed)
         for step in range(2):
             batch = local.roll(backend, step=step)
+            if name != "first":
+                backend.logprobs(batch.rows, 0.5)  # changes nothing
             tokens.append([row.tokens_T.tolist() for row in batch.rows])
             reports.append(backend.train(batch))
             backend.publish()
@@ -57,24 +59,6 @@ def test_one_seed_one_run_whatever_the_global_random_state(local: Local, tmp_pat
     first = run(5, "first")
     assert run(5, "again, later") == first
     assert run(6, "other")[2] != first[2]
-
-
-def test_a_version_is_sampled_once_it_is_published(local: Local) -> None:
-    backend = local.make()
-    assert backend.capabilities == CAPABILITIES
-    before, batch = drawn(backend, local), local.roll(backend)
-    backend.train(batch)
-    backend.train(batch)
-    assert drawn(backend, local) == before
-    assert backend.sample(local.requests, PARAMS)[0][0].policy_version == 0
-    assert backend.publish() == 2
-    assert drawn(backend, local) != before
-    assert backend.sample(local.requests, PARAMS)[0][0].policy_version == 2
-    backend.close()
-    backend.close()
-    with pytest.raises(BackendError) as caught:
-        backend.sample(local.requests, PARAMS)
-    assert codes_in(caught) == ["backend.closed"]
 
 
 class Echo:
@@ -98,11 +82,10 @@ class Echo:
     def metrics(self) -> Mapping[str, float]:
         return {"engine_field": 1.0}
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
 
-def test_another_engine_takes_the_pytorch_engines_place_and_gets_each_version(local: Local) -> None:
+def test_another_engine_gets_each_version_and_the_backend_promises_no_more_than_it(local: Local) -> None:
     context = local.context(inference={"engine": "echo"})
     registry = context.plugins.registries[Kind.INFERENCE_ENGINE]
     registry.add(PluginSpec(name="echo", summary="", factory=Echo), Owner(distribution="test"))
@@ -115,9 +98,6 @@ def test_another_engine_takes_the_pytorch_engines_place_and_gets_each_version(lo
     assert (zero, one) == (0, 1)
     assert first != second
     assert backend.metrics() == {"engine_field": 1.0}
-
-
-def test_a_backend_promises_no_more_than_its_engine() -> None:
     less = EngineTraits().limit(CAPABILITIES)
     assert less.determinism is Determinism.NONE
     assert not less.provides_entropy
@@ -126,10 +106,6 @@ def test_a_backend_promises_no_more_than_its_engine() -> None:
 
 
 def test_tiny_speaks(local: Local) -> None:
-    from transformers import AutoTokenizer
-
-    from retrain_local.plugin import BUILTIN_MODELS
-
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN_MODELS["tiny"])
     chat = [{"role": "user", "content": "12 + 34 = ?\nPut your final answer in \\boxed{}."}]
     text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
@@ -180,19 +156,6 @@ def test_they_are_of_the_weights_that_are_trained_not_of_those_that_sample(train
     assert trained.train(batch).gap_max == pytest.approx(gap, abs=1e-5)
 
 
-def test_computing_them_changes_no_step_and_no_random_state(local: Local) -> None:
-    reports = []
-    for asks in (False, True):
-        backend = local.make()
-        batch = local.roll(backend)
-        if asks:
-            state = torch.random.get_rng_state()
-            backend.logprobs(batch.rows, 0.5)
-            assert torch.equal(state, torch.random.get_rng_state())
-        reports.append([backend.train(batch), backend.train(batch)])
-    assert reports[0] == reports[1]
-
-
 def test_order_cut_and_a_lack_of_memory_do_not_matter(
     trained: LocalBackend, local: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,13 +185,9 @@ def test_actions_may_be_anywhere_and_a_row_needs_only_tokens_and_actions(trained
     assert np.allclose(some[0], np.where(some_T, every, 0.0), atol=1e-5)
     assert some[1].tolist() == [0.0]
     assert trained.logprobs([], 1.0) == []
-
-
-def test_impossible_rows_are_refused(trained: LocalBackend) -> None:
     for tokens, actions, code in (([1, 512], [0, 1], "unknown-token"), ([1, 2], [1, 1], "first-action")):
-        with pytest.raises(BackendError) as caught:
-            trained.logprobs([Bare(np.array(tokens), np.array(actions, bool))], 1.0)
-        assert codes_in(caught) == [f"backend.row-{code}"]
+        row = Bare(np.array(tokens), np.array(actions, bool))
+        assert refused(trained.logprobs, [row], 1.0) == [f"backend.row-{code}"]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

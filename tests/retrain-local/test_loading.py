@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MambaConfig
 
-from retrain.api import ConfigError
+from retrain.api import ConfigError, load_plugins
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import Source
@@ -225,3 +225,11 @@ def test_what_the_cache_lacks_is_named(snapshot: Path, cached: Callable[[], Pair
     (snapshot / missing).unlink()
     with pytest.raises(ConfigError, match="cannot be loaded"):
         cached()
+
+
+def test_the_builtin_model_is_a_folder_and_other_names_are_left_to_others() -> None:
+    plugins = load_plugins()
+    assert (Path(str(plugins.locate_model("builtin:tiny"))) / WEIGHTS).is_file()
+    assert plugins.locate_model("Qwen/Qwen3-0.6B") is None
+    with pytest.raises(ConfigError, match="builtin:tiny"):
+        plugins.locate_model("builtin:tny")

@@ -54,12 +54,17 @@ def test_a_run_starts_with_the_policy_of_the_adapter(
     assert any(not moved[name].equal(was[name]) for name in was)
 
 
-def test_a_run_folder_means_its_newest_checkpoint(folder: Path, local: Local, tmp_path: Path) -> None:
+def test_a_run_folder_means_its_newest_checkpoint_and_one_without_is_refused(
+    folder: Path, local: Local, tmp_path: Path
+) -> None:
     final = tmp_path / "run" / "adapter" / "final"
     final.parent.mkdir(parents=True)
     folder.rename(final)
     (final / "checkpoint.json").write_text("{}")
     assert not start_problems(local.context(adapter=tmp_path / "run").config)
+    for path in (tmp_path, tmp_path / "gone"):
+        (problem,) = start_problems(local.context(adapter=path).config)
+        assert problem.where == "[model] adapter (default)"
 
 
 @pytest.mark.parametrize(
@@ -81,12 +86,6 @@ def test_a_difference_is_reported_before_anything_loads(
     (problem,) = start_problems(local.context(adapter=folder, **settings).config)
     assert (problem.code, problem.where) == (f"model.adapter-{code}", f"{where} (default)")
     assert problem.fix == fix or not fix
-
-
-def test_a_folder_without_an_adapter_is_refused(local: Local, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "gone"):
-        (problem,) = start_problems(local.context(adapter=path).config)
-        assert problem.where == "[model] adapter (default)"
 
 
 @pytest.mark.parametrize("damage", ["a layer missing", "another width", "NaN", "cut off"])

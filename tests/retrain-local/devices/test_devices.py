@@ -4,7 +4,7 @@ import builtins
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,9 @@ from retrain_local.devices.torch_devices import (
 )
 from retrain_local.doctor import diagnose
 from tests.kit.local_backend import Local
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(("devices", "samplers"), [("cpu", 1), ("cpu,cpu", 1), ("cpu, cpu , cpu", 2)])
@@ -55,16 +55,8 @@ def test_missing_gpus_that_nobody_set_fall_back_with_one_warning(
     used, why = find_devices(config)
     assert used == ",".join(["cpu"] * (1 + is_split))
     assert why in caplog.text
-
-
-def test_only_gpus_are_looked_for(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = local.context(devices="gpu:0").config
-    found = plugin.find_devices(config)
-    assert found is not None
-    assert found[0] == "cpu"
-    backend = config.backend.model_copy(update={"devices": "cpu"})
-    assert plugin.find_devices(replace(config, tables={**config.tables, "backend": backend})) is None
+    assert plugin.find_devices(config) == (used, why)
+    assert plugin.find_devices(local.context(devices="cpu").config) is None, "only GPUs are looked for"
 
 
 @pytest.mark.parametrize(
@@ -110,18 +102,6 @@ def test_the_reason_names_the_build_the_driver_or_the_variable(monkeypatch: pyte
     assert missing_cuda()[1] == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_a_gpu_that_is_there_by_default_is_named(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Card {device.index}")
-    config = local.context(devices="gpu:0").config
-    used, why = find_devices(config)
-    assert used == "gpu:0"
-    assert why == f"[backend] devices is not set, and PyTorch {torch.__version__} sees Card 0"
-    asked = Origin(layer=Layer.COMMAND_LINE, place="--devices")
-    assert find_devices(replace(config, origins={"backend.devices": asked})) == ("gpu:0", "")
-
-
 @pytest.mark.parametrize(
     ("devices", "code", "fix"),
     [
@@ -143,44 +123,36 @@ def test_other_names_are_refused_with_a_name_that_is_a_device(local: Local, devi
     assert caught.value.problems == (problem,), "the check before anything loads says the same"
 
 
-def test_gpus_by_index(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_there_are_named_and_chosen_by_index(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Card {device.index}")
+    config = local.context(devices="gpu:0").config
+    assert find_devices(config) == (
+        "gpu:0",
+        f"[backend] devices is not set, and PyTorch {torch.__version__} sees Card 0",
+    )
+    asked = Origin(layer=Layer.COMMAND_LINE, place="--devices")
+    assert find_devices(replace(config, origins={"backend.devices": asked})) == ("gpu:0", "")
     assert choose_devices(local.context(devices="gpu:1").config).trainer == torch.device("cuda", 1)
     split = choose_devices(local.context(devices="gpu:1,gpu:0").config)
     assert (split.samplers, split.trainer) == ((torch.device("cuda", 1),), torch.device("cuda", 0))
     for devices in ("gpu:2", "gpu:0,gpu:2"):
-        with pytest.raises(ConfigError) as caught:
-            choose_devices(local.context(devices=devices).config)
-        assert codes_in(caught) == ["device.no-such-gpu"]
+        assert refused(choose_devices, local.context(devices=devices).config) == ["device.no-such-gpu"]
 
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-@pytest.fixture
-def three_threads() -> Iterator[None]:
-    with limited_threads(3):
-        yield
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_only_small_models_on_the_cpu_get_one_thread() -> None:
-    assert threads_for(ONE_THREAD_BELOW - 1, CPU) == 1
-    assert threads_for(ONE_THREAD_BELOW, CPU) == 3
-    assert threads_for(1, GPU) == 3
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_the_process_gets_its_number_back() -> None:
+def test_only_small_models_on_the_cpu_get_one_thread_and_the_process_gets_its_number_back() -> None:
     def fail() -> None:
         with limited_threads(1):
             assert torch.get_num_threads() == 1
             raise ValueError("on purpose")
 
-    with pytest.raises(ValueError, match="on purpose"):
-        fail()
-    assert torch.get_num_threads() == 3
+    with limited_threads(3):
+        assert [threads_for(size, CPU) for size in (ONE_THREAD_BELOW - 1, ONE_THREAD_BELOW)] == [1, 3]
+        assert threads_for(1, GPU) == 3
+        with pytest.raises(ValueError, match="on purpose"):
+            fail()
+        assert torch.get_num_threads() == 3
 
 
 def test_a_small_models_numbers_do_not_depend_on_the_number_of_cores(local: Local) -> None:
@@ -242,19 +214,20 @@ def test_a_cpu_run_has_what_it_needs(local: Local) -> None:
     needed = {name: finding.status for name, finding in findings.items() if finding.needed}
     assert needed == {"torch": "ok", "device": "ok", "weights": "ok"}
     assert findings["torch"].detail == torch.__version__
+    config = local.context().config
+    other = replace(config, tables={**config.tables, "backend": schema.BackendTable(backend="tinker")})
+    assert diagnose(other, local.context().plugins) == [], "other backends do not need torch"
 
 
-def test_a_missing_gpu_is_a_drawback_and_no_more(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_a_drawback_and_no_device_at_all_is_fatal(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     device = found(local.context(devices="gpu:0"))["device"]
     assert (device.status, device.is_fatal) == ("warn", False)
     assert "it trains on the CPU" in device.detail
-
-
-@pytest.mark.parametrize("devices", ["gpu:a", "cuda:0", "cpu,gpu:1", ""])
-def test_no_device_at_all(local: Local, monkeypatch: pytest.MonkeyPatch, devices: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert found(local.context(devices=devices))["device"].is_fatal
+    for devices in ("gpu:a", "cuda:0", "cpu,gpu:1", ""):
+        assert found(local.context(devices=devices))["device"].is_fatal
 
 
 def test_gpus_are_listed_with_their_memory(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,9 +259,3 @@ def test_torch_that_cannot_be_imported(local: Local, monkeypatch: pytest.MonkeyP
     (finding,) = diagnose(context.config, context.plugins)
     assert finding.is_fatal
     assert "libcudart.so.12" in finding.detail
-
-
-def test_other_backends_are_not_told_about_torch(local: Local) -> None:
-    config = local.context().config
-    other = replace(config, tables={**config.tables, "backend": schema.BackendTable(backend="tinker")})
-    assert diagnose(other, local.context().plugins) == []

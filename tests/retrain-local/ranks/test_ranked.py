@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from retrain.api import BackendError, ConfigError, Determinism, SamplesAhead, SamplingParams, TrainBatch
-from retrain_local.model.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE
+from retrain_local.model.checkpoint import OPTIMIZER_FILE
 from tests.kit.local_backend import Local
 from tests.kit.sampled_rows import sampled_rows
 from tests.kit.shared import first_or_long
@@ -92,40 +92,6 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(
     assert two.publish() == 1
     batch = replace(few, step=1, rows=rows)
     assert two.train(batch).grad_norm == pytest.approx(one.train(batch).grad_norm, rel=1e-5)
-
-
-@pytest.mark.long
-def test_a_stop_during_a_step_changes_nothing_and_the_backend_goes_on(
-    make_ranked: MakeRanked, local: Local, tmp_path: Path
-) -> None:
-    wanted: list[BaseException] = []
-
-    def check() -> None:
-        if wanted:
-            raise wanted[0]
-
-    backend = make_ranked(2, check_stop=check, options={"micro_batch_tokens": 8})
-    rows = sampled_rows(local.requests, backend.sample(local.requests, PARAMS), np.random.default_rng(0))
-    batch = TrainBatch(step=0, rows=rows * 20, temperature=1.0)
-    before = saved(backend, tmp_path / "before")
-    wanted.append(KeyboardInterrupt("stop"))
-    with pytest.raises(KeyboardInterrupt):
-        backend.train(batch)
-    wanted.clear()
-    after = saved(backend, tmp_path / "after")
-    assert all(np.array_equal(after[ADAPTER_FILE][k], v) for k, v in before[ADAPTER_FILE].items())
-    assert backend.train(batch).num_tokens == batch.num_actions
-    assert len(backend.sample(local.requests, PARAMS)) == len(local.requests)
-
-
-def test_a_fault_of_a_rank_is_named_and_nothing_runs_on(make_ranked: MakeRanked, local: Local) -> None:
-    backend = make_ranked(2)
-    (worker,) = backend._workers
-    worker.process.kill()
-    with pytest.raises(BackendError, match=rf"rank 1 \(process {worker.process.pid}\) was killed by signal 9"):
-        backend.sample(local.requests, PARAMS)
-    with pytest.raises(BackendError, match="rank 1"):
-        backend.publish()
 
 
 @pytest.mark.long

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from retrain.api import BackendError, TrainBatch
 from retrain_local.backend import LocalBackend
-from retrain_local.factory import create_backend
 from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
-from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.budget import activation_bytes
 from retrain_local.training.trainer import Trainer
@@ -87,8 +85,7 @@ def test_training_recomputes_then_halves_its_packs_and_takes_the_same_step(
 
 @pytest.mark.parametrize("asked", ["on", "off"])
 def test_recomputation_that_was_decided_by_the_user_stays(local: Local, asked: str) -> None:
-    options = LocalOptions.model_validate({"gradient_checkpointing": asked})
-    backend = create_backend(replace(local.context(), params=options))
+    backend = local.make(options={"gradient_checkpointing": asked})
     batch = local.roll(backend)
     memory = SmallMemory(backend, tokens_of(backend, batch) - 1)
     backend.train(batch)
@@ -96,37 +93,23 @@ def test_recomputation_that_was_decided_by_the_user_stays(local: Local, asked: s
     assert trainer_of(backend)._decoder.recompute is (asked == "on")
 
 
-def test_training_that_does_not_fit_in_half_either_names_the_key_and_changes_nothing(local: Local) -> None:
-    backend = local.make()
-    batch = local.roll(backend)
-    tokens = tokens_of(backend, batch)
-    memory = SmallMemory(backend, tokens // 4)
-    before = weights(backend)
-    with pytest.raises(BackendError) as caught:
-        backend.train(batch)
-    assert memory.refused >= 3  # packs that are computed at a time may both be refused
-    problem = caught.value.problems[0]
-    assert problem.where == "training"
-    assert "ran out of memory on cpu with" in problem.what
-    assert problem.why is not None
-    assert "MiB" in problem.why
-    size = int(problem.fix.split("micro_batch_tokens = ")[1].split()[0])
-    assert size < tokens // 2
-    assert torch.equal(weights(backend), before)
-    assert all(p.grad is None for p in trainer_of(backend).parameters.values())
-
-
-def test_the_size_that_the_message_names_fits(local: Local) -> None:
+def test_following_the_message_leads_to_a_size_that_fits_and_a_failed_step_changes_nothing(local: Local) -> None:
     tokens, limit = 0, 0
     for attempt in range(6):
-        backend = create_backend(replace(local.context(), params=LocalOptions(micro_batch_tokens=tokens)))
-        batch = local.roll(backend)
+        backend = local.make(options={"micro_batch_tokens": tokens})
+        batch, before = local.roll(backend), weights(backend)
         limit = limit or tokens_of(backend, batch) // 6
-        SmallMemory(backend, limit)
+        memory = SmallMemory(backend, limit)
         try:
             backend.train(batch)
         except BackendError as error:
-            tokens = int(error.problems[0].fix.split("micro_batch_tokens = ")[1].split()[0])
+            assert memory.refused >= 3 - attempt  # packs that are computed at a time may both be refused
+            (problem, *_) = error.problems
+            assert problem.where == "training"
+            assert "MiB" in str(problem.why)
+            tokens = int(problem.fix.split("micro_batch_tokens = ")[1].split()[0])
+            assert torch.equal(weights(backend), before)
+            assert all(p.grad is None for p in trainer_of(backend).parameters.values())
         else:
             assert attempt > 0
             return

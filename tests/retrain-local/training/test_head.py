@@ -86,23 +86,15 @@ def test_the_head_never_sees_more_rows_than_a_chunk_has(
     assert seen == chunks
 
 
-def test_bf16_logits_are_read_in_fp32_and_give_a_bf16_gradient() -> None:
+def test_bf16_logits_are_read_in_fp32_and_one_that_is_not_a_number_shows() -> None:
     hidden = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     value = selected_logprobs(hidden, torch.tensor([1, 2, 3]), lambda x: x, 8, 1.0)
-    assert value.dtype == torch.float32
     value.sum().backward()
     assert hidden.grad is not None
-    assert hidden.grad.dtype == torch.bfloat16
-
-
-def test_a_logit_that_is_not_a_number_shows() -> None:
+    assert (value.dtype, hidden.grad.dtype) == (torch.float32, torch.bfloat16)
     hidden = torch.tensor([[0.0, 1.0], [0.0, float("nan")]])
     value = selected_logprobs(hidden, torch.tensor([0, 0]), lambda x: x, 2, 1.0)
     assert torch.isfinite(value).tolist() == [True, False]
-
-
-def test_a_cpu_has_pytorchs_operations() -> None:
-    assert softmax_of(torch.device("cpu"), torch.bfloat16, 8) is plain_softmax
 
 
 @pytest.mark.parametrize("spoilt", ["value", "slope", "slope of the others"])
@@ -123,6 +115,7 @@ def test_a_kernel_that_computes_something_else_is_found_out(spoilt: str) -> None
 def test_a_kernel_that_cannot_be_compiled_leaves_pytorchs_operations(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert softmax_of(torch.device("cpu"), torch.bfloat16, 8) is plain_softmax
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(kernel_trials, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "retrain_local.training.head_triton", None)

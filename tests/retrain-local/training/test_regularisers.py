@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,9 +123,8 @@ def test_as_many_tokens_are_chosen_as_the_share_says(values: list[float], share:
     assert (drawn_N == drawn_between(cov_N, free_N, share, 1.0, 5.0, np.random.default_rng(seed))).all()
 
 
-Make = Callable[..., LocalBackend]
-OLD, NEW = [[-1, -0.5], [-2, -0.1, -0.7], [-0.3]], [[-0.6, -0.9], [-1, -0.1, -0.8], [-0.35]]
-OF_REFERENCE, CREDIT = [[-0.8, -0.9], [-1.5, -0.3, -0.6], [-0.2]], [1.0, -1.0, 0.5]
+OLD, NEW = [-1, -0.5, -2, -0.1, -0.7, -0.3], [-0.6, -0.9, -1, -0.1, -0.8, -0.35]
+OF_REFERENCE, SEQUENCES, CREDIT = [-0.8, -0.9, -1.5, -0.3, -0.6, -0.2], [0, 0, 1, 1, 1, 2], [1.0, -1.0, 0.5]
 # TRL 1.16's GRPOTrainer._compute_loss in float64: beta 0.1, epsilon 0.2, max_completion_length 4
 TRL = {
     "token_mean": (0.385645, [0.004973, -0.11172, 0.475699, 0.17, 0.14779, -0.081647]),
@@ -138,27 +136,21 @@ TRL = {
 def made(local: Local, estimator: Any = "", lr: float = 1e-2, **entropy: float) -> LocalBackend:
     """A backend with these keys of `[entropy]`, and the estimator of `[kl]`."""
     tables = {"kl": KlTable(estimator=estimator), "entropy": EntropyTable(**entropy)}  # type: ignore[arg-type]
-    backend: LocalBackend = local.make(lr=lr, tables=tables)
-    return backend
-
-
-def flat(lists: Sequence[Sequence[float]]) -> list[float]:
-    return [value for values in lists for value in values]
+    return local.make(lr=lr, tables=tables)  # type: ignore[no-any-return]
 
 
 def tokens() -> Scored:
     """The tokens of the documented sequences."""
-    numbers = np.repeat(np.arange(3), [len(values) for values in OLD])
-    return scored(np.array(flat(OLD)), np.array(CREDIT)[numbers], numbers)
+    return scored(np.array(OLD), np.array(CREDIT)[SEQUENCES], SEQUENCES)
 
 
 @pytest.mark.parametrize("aggregation", sorted(TRL))
 def test_the_kl_in_the_loss_is_trls(aggregation: str) -> None:
     settings = PolicyLoss(spec=PPO, clip=PPO.clip.resolved(0.0, 0.0, 0.0), aggregation=aggregation, max_tokens=4)
     denominator = {"token_mean": 6, "sequence_mean": 3, "constant": 12}[aggregation]
-    new_M = torch.tensor(flat(NEW), dtype=torch.float64, requires_grad=True)
+    new_M = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
     columns = Columns(
-        reference_M=torch.tensor(flat(OF_REFERENCE), dtype=torch.float64),
+        reference_M=torch.tensor(OF_REFERENCE, dtype=torch.float64),
         kl_coefs_M=torch.full((6,), 0.1, dtype=torch.float64),
     )
     value, _ = settings.of_pack(new_M, tokens(), denominator, columns=columns)
@@ -169,7 +161,7 @@ def test_the_kl_in_the_loss_is_trls(aggregation: str) -> None:
 
 
 def test_dropped_tokens_have_no_gradient_and_still_count() -> None:
-    new_M = torch.tensor(flat(NEW), dtype=torch.float64, requires_grad=True)
+    new_M = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
     dropped_M = torch.tensor([True, False, False, True, False, False])
     loss = PolicyLoss(spec=IMPORTANCE_SAMPLING)
     gradients = []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,34 +98,21 @@ def test_the_gradient_in_bf16_is_the_plain_definition_in_bf16(
     assert distance(found, exact) < 1.2 * distance(bf16, exact), "no worse than the plain one"
 
 
-def with_prompt_row(batch: TrainBatch) -> TrainBatch:
+def test_other_tokens_count_for_nothing_and_silent_ones_in_the_denominator(
+    trained: LocalBackend, batch: TrainBatch
+) -> None:
+    """A prompt alone, tokens of an environment or padding behind a row, and twice the rows, half without credit."""
     zeros = {"logprobs_T": np.zeros(90), "advantages_T": np.zeros(90)}
     nothing = TrainRow(tokens_T=np.arange(90), action_T=np.zeros(90, bool), **zeros)
-    return replace(batch, rows=(*batch.rows, nothing))
-
-
-def with_tail(batch: TrainBatch) -> TrainBatch:
-    """Every row followed by tokens that nobody sampled, as an environment's last words or as padding would be."""
-    rows = []
+    longer = []
     for extra, row in enumerate(batch.rows, start=1):
-        zeros = np.zeros(extra)
-        longer = {name: np.concatenate([getattr(row, name), zeros]) for name in ("logprobs_T", "advantages_T")}
-        longer["tokens_T"] = np.concatenate([row.tokens_T, np.full(extra, 7)])
-        rows.append(replace(row, action_T=np.concatenate([row.action_T, zeros > 0]), **longer))
-    return replace(batch, rows=tuple(rows))
-
-
-def with_silent_rows(batch: TrainBatch) -> TrainBatch:
-    """As many rows again without credit: their tokens count in the denominator."""
-    silent = (replace(row, advantages_T=np.zeros(len(row.tokens_T))) for row in batch.rows)
-    return replace(batch, rows=(*batch.rows, *silent))
-
-
-@pytest.mark.parametrize(("change", "share"), [(with_prompt_row, 1), (with_tail, 1), (with_silent_rows, 2)])
-def test_other_tokens_count_for_nothing_and_silent_ones_in_the_denominator(
-    trained: LocalBackend, batch: TrainBatch, change: Callable[[TrainBatch], TrainBatch], share: int
-) -> None:
-    assert distance(share * gradient(trained, change(batch)), gradient(trained, batch)) < 1e-5
+        tail = {"tokens_T": np.full(extra, 7), "action_T": np.zeros(extra, bool)}
+        tail |= {"logprobs_T": np.zeros(extra), "advantages_T": np.zeros(extra)}
+        longer.append(replace(row, **{name: np.concatenate([getattr(row, name), end]) for name, end in tail.items()}))
+    silent = [replace(row, advantages_T=np.zeros(len(row.tokens_T))) for row in batch.rows]
+    wanted = gradient(trained, batch)
+    for rows, share in (((*batch.rows, nothing), 1), (longer, 1), ((*batch.rows, *silent), 2)):
+        assert distance(share * gradient(trained, replace(batch, rows=tuple(rows))), wanted) < 1e-5
 
 
 @pytest.mark.parametrize(("asked", "passes"), [("on", 2), ("off", 1)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from retrain.api import Sample, SamplingParams
+from retrain.api import SamplingParams
 from retrain_local.backend import LocalBackend
 from retrain_local.factory import create_backend
 from retrain_local.training import adamw
@@ -52,7 +52,7 @@ def test_the_packs_of_all_updates_are_counted(local: Local) -> None:
     assert progress.tokens > tokens
     backend.train(replace(batch, updates=1))
     assert progress.done == progress.total == packs
-    backend.close()
+    assert progress.unit == "packs"
 
 
 def test_with_an_importance_weight_the_ratio_refers_to_the_trainer_and_the_gap_to_the_sampler(local: Local) -> None:
@@ -74,26 +74,15 @@ def test_with_an_importance_weight_the_ratio_refers_to_the_trainer_and_the_gap_t
     assert second.loss == pytest.approx(-1.25 * (ratios_T * credits_T).mean(), rel=1e-3)
 
 
-def test_sampling_reports_tokens_per_segment_and_training_its_packs(local: Local) -> None:
-    context = local.context(options={"micro_batch_tokens": 64})
-    sampling, training = context.sampling_progress, context.training_progress
-    backend = create_backend(context)
-    drawn: list[int] = []
-
-    def deliver(group: int, index: int, sample: Sample) -> None:
-        drawn.append(sampling.drawn)
-
-    samples = backend.sample(local.requests, SamplingParams(max_tokens=40, temperature=1.0, entropy=True), deliver)
+def test_sampling_reports_its_tokens_and_delivers_what_has_ended(local: Local) -> None:
+    context, drawn = local.context(), list[int]()
+    backend, sampling = create_backend(context), context.sampling_progress
+    params = SamplingParams(max_tokens=40, temperature=1.0, entropy=True)
+    samples = backend.sample(local.requests, params, lambda *_: drawn.append(sampling.drawn))
     total = sum(len(sample.tokens_T) for group in samples for sample in group)
     assert sampling.drawn == total == drawn[-1]
     assert 0 < drawn[0] < total, "the first ones are delivered before the last"
     assert drawn == sorted(drawn)
-    batch = local.roll(backend)
-    backend.train(batch)
-    assert training.unit == "packs"
-    assert training.done == training.total > 1
-    assert training.tokens <= sum(len(row.tokens_T) for row in batch.rows), "the prompt of a group is stored once"
-    backend.close()
 
 
 def test_the_gradient_of_all_rows_is_the_one_a_step_takes(trained: LocalBackend, local: Local) -> None:
