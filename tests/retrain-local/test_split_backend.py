@@ -129,7 +129,6 @@ def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
     assert (tmp_path / LIMITS_FILE).exists() == (devices.count("cpu") > 2)
 
 
-@pytest.mark.long
 def test_the_last_policies_are_kept_to_sample_from_and_saved(local: Local, tmp_path: Path) -> None:
     def ahead() -> LocalBackend:
         return local.make(devices="cpu,cpu", max_staleness=2)
@@ -157,7 +156,6 @@ def test_the_last_policies_are_kept_to_sample_from_and_saved(local: Local, tmp_p
         second.use_version(1)
 
 
-@pytest.mark.long
 def test_one_device_takes_over_from_split_ones_and_the_other_way_round(
     local: Local, split: LocalBackend, tmp_path: Path
 ) -> None:

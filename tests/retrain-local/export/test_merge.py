@@ -16,17 +16,16 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
-from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, Plugins, load_plugins
+from retrain.api import BackendError, ExportedModel, ModelExport, Plugins, load_plugins
 from retrain.run.configure import load_checked
 from retrain_local.export import write
-from retrain_local.export.merged import Delta, read_adapter_file
 from retrain_local.export.write import Gap
 from retrain_local.model.adapter import PREFIX, adapter_config
+from retrain_local.model.load import DTYPES
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.hf_models import SERVED, hf_model
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 
 TINY = "builtin:tiny"
 BOUND = 1e-5
@@ -75,10 +74,6 @@ def peft_adapter(folder: Path, base: Path, **settings: Any) -> Path:
     return folder
 
 
-def mostly_long(cases: list[str], *quick: str) -> list[Any]:
-    return [pytest.param(case, marks=() if case in quick else pytest.mark.long) for case in cases]
-
-
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model.double().eval()(input_ids=IDS % 200 if model.config.vocab_size == 200 else IDS).logits[0]
@@ -98,46 +93,7 @@ def export(
     return write.export_model(ModelExport(base=base, adapter=adapter, out=out, config=config, plugins=plugins, **given))
 
 
-@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
-def test_a_merged_matrix_is_what_peft_computes(kind: str, is_transposed: bool) -> None:
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(3)
-        module: Any = Conv1D(9, 12) if is_transposed else torch.nn.Linear(12, 9, bias=False)
-        config = LoraConfig(
-            r=4,
-            lora_alpha=7,
-            target_modules=["0"],
-            fan_in_fan_out=is_transposed,
-            use_rslora=kind == "rslora",
-            use_dora=kind == "dora",
-        )
-        peft = get_peft_model(torch.nn.Sequential(module), config).eval()
-        layer = peft.base_model.model[0]
-        torch.nn.init.normal_(layer.lora_B["default"].weight)
-        magnitude = None
-        if kind == "dora":
-            magnitude = layer.lora_magnitude_vector["default"].weight
-            magnitude.data.mul_(torch.rand(9) + 0.5)
-        delta = Delta(
-            a_RI=layer.lora_A["default"].weight.detach(),
-            b_OR=layer.lora_B["default"].weight.detach(),
-            scale=7 / (2 if kind == "rslora" else 4),
-            magnitude_O=None if magnitude is None else magnitude.detach(),
-            transposed=is_transposed,
-        )
-        x = torch.randn(5, 12)
-    stored = module.weight.detach()
-    assert delta.shape == tuple(stored.shape)
-    merged = delta.merged(stored)
-    y = x @ (merged if is_transposed else merged.T)
-    if is_transposed:
-        y = y + module.bias
-    assert torch.allclose(peft(x), y, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", mostly_long(["lora", "rslora", "dora"], "lora"))
 def test_merged_logits_are_those_of_base_plus_adapter(plugins: Plugins, tmp_path: Path, kind: str) -> None:
     adapter = random_adapter(tmp_path / "adapter", kind=kind)
     found = export(plugins, tmp_path / "out", adapter)
@@ -150,7 +106,7 @@ def test_merged_logits_are_those_of_base_plus_adapter(plugins: Plugins, tmp_path
     assert float((logits(merged) - refereed(adapter)).abs().max()) < BOUND
 
 
-@pytest.mark.parametrize("quantize", mostly_long(["int8", "nf4"], "int8"))
+@pytest.mark.parametrize("quantize", ["int8", "nf4"])
 def test_a_quantised_base_is_merged_as_the_run_computed_with_it(
     plugins: Plugins, tmp_path: Path, quantize: str
 ) -> None:
@@ -188,30 +144,21 @@ def test_a_folder_has_shards_tokenizer_and_dtype(
     assert found.dtype == "bf16"
 
 
-@pytest.mark.parametrize(
-    ("adapter_dtype", "dtype", "written", "warns"),
-    [
-        (torch.float32, "", "bf16", True),
-        (torch.float32, "bf16", "bf16", False),
-        (torch.float32, "fp32", "fp32", False),
-        (torch.bfloat16, "", "bf16", False),
-    ],
-)
 def test_a_base_that_is_narrower_than_its_adapter_warns_which_dtype_is_written(
-    plugins: Plugins,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    adapter_dtype: torch.dtype,
-    dtype: str,
-    written: str,
-    warns: bool,
+    plugins: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     file = adapter / "adapter_model.safetensors"
-    save_file({name: tensor.to(adapter_dtype) for name, tensor in load_file(file).items()}, file)
-    found = export(plugins, tmp_path / "out", adapter, dtype=dtype, with_check=False)
-    assert found.dtype == written
-    assert ("bf16 is written" in caplog.text and "--dtype fp32" in caplog.text) is warns
+    for trained, dtype, written in (
+        ("fp32", "bf16", "bf16"),
+        ("fp32", "fp32", "fp32"),
+        ("bf16", "", "bf16"),
+        ("fp32", "", ""),
+    ):
+        save_file({name: tensor.to(DTYPES[trained]) for name, tensor in load_file(file).items()}, file)
+        found = export(plugins, tmp_path / f"{trained} {dtype}", adapter, dtype=dtype, with_check=False)
+        assert found.dtype == (written or "bf16")
+        assert ("bf16 is written" in caplog.text and "--dtype fp32" in caplog.text) is (written == "")
 
 
 def test_an_adapter_that_changes_nothing_is_told(plugins: Plugins, tmp_path: Path) -> None:
@@ -249,12 +196,10 @@ def test_what_is_more_than_matrices_is_merged_by_peft_or_refused(plugins: Plugin
     assert "PEFT" in found.notes[0]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert float((logits(merged) - refereed(adapter, base)).abs().max()) < BOUND
-    with pytest.raises(ConfigError) as caught:
-        export(plugins, tmp_path / "gguf", adapter, base=str(base), form="gguf", dtype="f32")
-    assert codes_in(caught) == ["export.gguf-adapter"]
+    gguf = {"base": str(base), "form": "gguf", "dtype": "f32"}
+    assert refused(export, plugins, tmp_path / "gguf", adapter, **gguf) == ["export.gguf-adapter"]
 
 
-@pytest.mark.long
 def test_adapters_of_other_architectures_are_merged_or_refused(plugins: Plugins, tmp_path: Path) -> None:
     base = tmp_path / "gpt2"  # matrices are stored transposed, and its files omit the name of the body
     hf_model("GPT2", SERVED["GPT2"]).save_pretrained(base)
@@ -268,18 +213,6 @@ def test_adapters_of_other_architectures_are_merged_or_refused(plugins: Plugins,
         export(plugins, tmp_path / "tied-out", tied)
 
 
-LORA = '{"peft_type": "LORA", "lora_alpha": 1' + "0" * 400 + "}"
-
-
-@pytest.mark.parametrize("settings", ['{"peft_type": "LORA"}', LORA, "[" * 100_000, "[]"])
-def test_damaged_settings_are_refused(tmp_path: Path, settings: str) -> None:
-    (tmp_path / "adapter_config.json").write_text(settings)
-    with pytest.raises(ConfigError) as caught:
-        read_adapter_file(tmp_path)
-    assert codes_in(caught) == ["export.adapter-unreadable"]
-    assert caught.value.problems[0].where == str(tmp_path)
-
-
 def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: Path) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     file = adapter / "adapter_config.json"
@@ -287,10 +220,12 @@ def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: 
 
     def check(code: str, base: str | Path = TINY) -> None:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        with pytest.raises(ConfigError) as caught:
-            export(plugins, tmp_path / "out", adapter, base=str(base))
-        assert codes_in(caught) == [code]
+        assert refused(export, plugins, tmp_path / "out", adapter, base=str(base)) == [code]
 
+    lora = '{"peft_type": "LORA", "lora_alpha": 1' + "0" * 400 + "}"
+    for settings in ('{"peft_type": "LORA"}', lora, "[" * 100_000, "[]"):
+        file.write_text(settings)
+        check("export.adapter-unreadable")
     for init in ("pissa_niter_4", "olora", "corda", "loftq"):
         file.write_text(json.dumps(document | {"init_lora_weights": init}))
         check("export.changed-base")
@@ -310,21 +245,18 @@ def test_a_short_disk_is_refused_before_anything_is_written(
 ) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     monkeypatch.setattr(write.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    with pytest.raises(ConfigError) as caught:
-        export(plugins, tmp_path / "out", adapter)
-    assert codes_in(caught) == ["export.disk-full"]
+    assert refused(export, plugins, tmp_path / "out", adapter) == ["export.disk-full"]
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_logits_beyond_rounding_are_refused() -> None:
-    for kind, gap in (("fp32", 2e-4), ("bf16", 2.0), ("bf16", float("nan"))):
-        with pytest.raises(BackendError) as caught:
-            write.refuse_gap(Gap(written=gap, trained=1.0, size=10.0), kind, SimpleNamespace(base=TINY))  # type: ignore[arg-type]
-        assert codes_in(caught) == ["export.non-finite-logits" if gap != gap else "export.other-logits"]
-    write.refuse_gap(Gap(written=2e-5, trained=1.0, size=10.0), "fp32", SimpleNamespace(base=TINY))  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(base=TINY)
+    for kind, gap, code in (("fp32", 2e-4, "other"), ("bf16", 2.0, "other"), ("bf16", float("nan"), "non-finite")):
+        found = Gap(written=gap, trained=1.0, size=10.0)
+        assert refused(write.refuse_gap, found, kind, request) == [f"export.{code}-logits"]
+    write.refuse_gap(Gap(written=2e-5, trained=1.0, size=10.0), "fp32", request)
 
 
-@pytest.mark.long
 def test_a_model_that_is_not_the_trained_one_is_refused(
     plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
