@@ -36,11 +36,9 @@ class Report:
 
     @property
     def failures(self) -> list[Account]:
-        """Scenarios in which a promise was broken."""
         return [account for account in self.accounts if account.failure]
 
     def _write(self, folder: Path) -> None:
-        """`soak.json`, and the table as `soak.md`."""
         content = {
             "seed": self.seed,
             "can_mount": self.can_mount,
@@ -53,7 +51,6 @@ class Report:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Report:
-        """What is in `soak.json`."""
         accounts = [
             Account(**{**account, "faults": [Befallen(**each) for each in account["faults"]]})
             for account in content["scenarios"]
@@ -62,7 +59,6 @@ class Report:
         return cls(seed=seed, can_mount=can_mount, seconds=content["seconds"], accounts=accounts)
 
     def markdown(self) -> str:
-        """How often each fault came, and what came of it."""
         counts = Counter((each.fault, each.outcome) for account in self.accounts for each in account.faults)
         faults = sorted({fault for fault, _ in counts})
         processes = sum(account.processes for account in self.accounts)
@@ -87,6 +83,5 @@ class Report:
 
 
 def _short(message: str) -> str:
-    """Without the kind of the error, and what to do about it."""
     parts = [part for part in message.split(" / ") if not part.startswith("retrain:")]
     return (parts or [message])[0][:160].replace("`", "'")

@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.soak.blows import BLOWS, kill
 from tests.soak.configurations import Configuration
 from tests.soak.damages import DAMAGES
-from tests.soak.fault import Damage, Fault
+from tests.soak.faults import BLOWS, TROUBLES, Damage, Fault, kill
 from tests.soak.ground import NAME, Ended, Ground
 from tests.soak.referee import PromiseError, check_ledger, check_same, check_whole, everything, progress, require
-from tests.soak.troubles import TROUBLES
 
 DISK_FULL = "disk full"
 REFUSED = 2
@@ -50,7 +48,6 @@ class Account:
     failure: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For the report."""
         return asdict(self)
 
 
@@ -61,7 +58,6 @@ class Twins:
         self._folder, self._lock = folder, threading.Lock()
 
     def of(self, configuration: Configuration) -> Path:
-        """The folder of its run."""
         folder = self._folder / configuration.name
         with self._lock:
             if not (folder / "made").exists():
@@ -144,7 +140,6 @@ class Scenario:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "none", folder], check=True)
 
     def _leave(self, folder: Path) -> None:
-        """What failed is kept."""
         if self._is_on_disk_of_its_own and folder.is_mount():
             if self.account.failure:
                 shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"), dirs_exist_ok=True)
