@@ -212,7 +212,6 @@ def kill_rank(ground: Ground, process: Process) -> Process:
 
 
 def breaks_down(name: str) -> Callable[[Ground, Process], Process]:
-
     def strike(ground: Ground, process: Process) -> Process:
         _tell(ground, name)
         return process
@@ -365,7 +364,6 @@ def stop_and_continue(ground: Ground, process: Process) -> Process:
 
 
 def to_a_scorer(number: signal.Signals) -> Callable[[Ground, Process], Process]:
-
     def strike(ground: Ground, process: Process) -> Process:
         scorers = [pid for pid in descendants_of(process.pid) if "tasks.child" in command_of(pid)]
         if scorers:

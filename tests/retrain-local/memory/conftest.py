@@ -1,4 +1,4 @@
-"""Models of known size, as folders with a `config.json`."""
+"""Models of known size, as their `config.json` gives it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,20 @@ from tests.kit.model_configs import QWEN3_4B, SMALL
 
 
 @pytest.fixture
-def make_model(tmp_path: Path) -> Callable[..., Path]:
-    """`make_model(SMALL, hidden_size=9)`: a folder with that `config.json`."""
-
-    def make(base: dict[str, Any], **changes: Any) -> Path:
-        folder = tmp_path / "model"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(base | changes))
-        return folder
+def make_shape(tmp_path: Path) -> Callable[[dict[str, Any]], ModelShape]:
+    def make(document: dict[str, Any]) -> ModelShape:
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(json.dumps(document))
+        return read_shape(tmp_path / "model", where="")
 
     return make
 
 
 @pytest.fixture
-def small(make_model: Callable[..., Path]) -> ModelShape:
-    return read_shape(make_model(SMALL), where="")
+def small(make_shape: Callable[[dict[str, Any]], ModelShape]) -> ModelShape:
+    return make_shape(SMALL)
 
 
 @pytest.fixture
-def qwen_folder(make_model: Callable[..., Path]) -> Path:
-    return make_model(QWEN3_4B)
-
-
-@pytest.fixture
-def qwen(qwen_folder: Path) -> ModelShape:
-    return read_shape(qwen_folder, where="")
+def qwen(make_shape: Callable[[dict[str, Any]], ModelShape]) -> ModelShape:
+    return make_shape(QWEN3_4B)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,22 +38,9 @@ from retrain_local.training import budget
 WORK = Workload(
     device="cpu", batch_size=2, group_size=4, max_tokens=16, prompt_tokens=20, lora_rank=4, micro_batch_tokens=2048
 )
-SHAPE = ModelShape(
-    layers=2,
-    hidden=8,
-    inner=16,
-    heads=2,
-    kv_heads=1,
-    head_size=4,
-    vocabulary=10,
-    is_tied=False,
-    has_gate=True,
-    experts=0,
-    active_experts=1,
-    parameters=1352,
-    is_counted=True,
-    context=None,
-)
+SIZES = {"layers": 2, "hidden": 8, "inner": 16, "heads": 2, "kv_heads": 1, "head_size": 4, "vocabulary": 10}
+FACTS = {"is_tied": False, "has_gate": True, "experts": 0, "active_experts": 1, "parameters": 1352, "is_counted": True}
+SHAPE = ModelShape(**SIZES, **FACTS, context=None)
 PER_BLOCK = 16 * 2 * 2 * 1 * 4 * 4  # tokens x keys and values x layers x heads x head size x fp32
 QWEN_STEP = Workload(device="cuda", batch_size=8, group_size=16, max_tokens=10240, prompt_tokens=256, lora_rank=32)
 GIB = 2**30
@@ -60,6 +49,11 @@ GIB = 2**30
 def phase(found: MemoryEstimate, name: str) -> MemoryPhase:
     (wanted,) = (each for each in found.phases if each.name == name)
     return wanted
+
+
+def resident(shape: ModelShape = SHAPE, work: Workload = WORK, **more: Any) -> Mapping[str, int]:
+    """The parts that are there in both phases."""
+    return estimate(shape, work, **more).phases[0].resident
 
 
 def test_what_is_always_there_by_hand() -> None:
@@ -74,7 +68,7 @@ def test_what_is_always_there_by_hand() -> None:
         "host": 8 * 16 * sizes.HOST_TOKEN_BYTES,
     }
     assert found.phases[0].resident == found.phases[1].resident
-    hosted = estimate(replace(SHAPE, is_native=False), WORK).phases[0].resident["runtime"]
+    hosted = resident(replace(SHAPE, is_native=False))["runtime"]
     assert hosted == sizes.RUNTIME_BYTES["cpu"] + sizes.HOSTED_BYTES["cpu"]
     assert found.peak_bytes == max(sum(each.resident.values()) + sum(each.parts.values()) for each in found.phases)
 
@@ -98,15 +92,6 @@ def test_all_weights_trained_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = replace(WORK, lora_rank=0, micro_batch_tokens=20 + 4 * 15)  # a group each
     alone = phase(estimate(SHAPE, halves, runtime_bytes=0), "training").parts["gradients"]
     assert alone == 2 * weights + 2 * 2 * 10 * 8 * 4  # the first is what the second is added to
-
-
-def test_packs_at_a_time_are_as_many_as_pytorch_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = replace(SHAPE, parameters=sizes.ONE_THREAD_BELOW)
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    for asked, wanted in (("", 4), ("1", 1), ("3", 3), ("8", 4), ("0", 4), ("2,1", 4)):
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
-        assert packs_at_a_time(large, WORK) == wanted
-        assert packs_at_a_time(SHAPE, WORK) == 2
 
 
 def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
@@ -133,18 +118,21 @@ def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
     assert others("--teacher-model", own, "--teacher-engine", "vllm") == {}
     assert others("--kl-coef", "0.1") == {}  # the model without its adapter
     assert others("--kl-coef", "0.1", "--lora-rank", "0") == {"reference": small}
-    resident = estimate(SHAPE, WORK, others={"teacher": SHAPE}).phases[0].resident
-    assert resident["teacher"] == 1352 * 4
-    quantised = estimate(SHAPE, replace(WORK, quantize="nf4"), others={"teacher": SHAPE}).phases[0].resident
+    assert resident(others={"teacher": SHAPE})["teacher"] == 1352 * 4
+    quantised = resident(work=replace(WORK, quantize="nf4"), others={"teacher": SHAPE})
     assert quantised["teacher"] == quantised["weights"] < 1352 * 4
 
 
-@pytest.mark.parametrize(("kind", "bytes_of"), [("nf4", 0.5625), ("int8", 1.0)])
-def test_quantised_matrices_by_hand(kind: str, bytes_of: float) -> None:
-    found = estimate(SHAPE, replace(WORK, quantize=kind), runtime_bytes=0).phases[0].resident
-    adapted = SHAPE.adapted_elements
-    assert found["weights"] == (SHAPE.parameters - adapted) * 4 + bytes_of * adapted
-    assert found["sampler"] == adapted * 4 + SHAPE.sampler_adapter_elements(4) * 4
+def test_matrices_of_fewer_bits_by_hand() -> None:
+    adapted, merged = SHAPE.adapted_elements, SHAPE.sampler_adapter_elements(4) * 4
+    for kind, bytes_of in (("nf4", 0.5625), ("int8", 1.0)):
+        found = resident(work=replace(WORK, quantize=kind))
+        assert found["weights"] == (SHAPE.parameters - adapted) * 4 + bytes_of * adapted
+        assert found["sampler"] == adapted * 4 + merged
+    found = resident(work=replace(WORK, dtype="bf16"))  # a sampler of fewer bits has separate matrices
+    assert (found["sampler"], found["weights"]) == (adapted * 2 + merged, resident()["weights"])
+    for kind, vector in (("auto", 16), ("bf16", 8), ("int8", 4 + 4), ("fp8", 4 + 4)):
+        assert bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind)) == 2 * 2 * vector
 
 
 def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
@@ -155,8 +143,9 @@ def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
         (replace(large, is_native=False), WORK, 0),
         (large, replace(WORK, is_served=True), None),
     ):
-        resident = estimate(shape, work).phases[0].resident
-        assert resident.get("sampler") == (None if head is None else SHAPE.adapted_elements * 4 + head)
+        assert resident(shape, work).get("sampler") == (None if head is None else SHAPE.adapted_elements * 4 + head)
+    (training,) = estimate(SHAPE, replace(WORK, is_served=True)).phases
+    assert training.name == "training", "a server samples"
 
 
 def test_training_by_hand() -> None:
@@ -167,6 +156,9 @@ def test_training_by_hand() -> None:
     assert parts["logits"] == 8 * 16 * 10 * sizes.LOGIT_BYTES[4]
     assert parts["gradients"] == SHAPE.lora_parameters(4) * 4
     assert parts["scratch"] == sizes.SCRATCH_BYTES
+    tokens = [replace(WORK, micro_batch_tokens=number) for number in (1, 35, 36)]
+    packs = [phase(estimate(SHAPE, work), "training").parts["activations"] for work in tokens]
+    assert packs[0] == packs[1] < packs[2], "a row is never cut"
 
 
 @pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 8)])
@@ -182,14 +174,11 @@ def test_a_small_model_computes_two_packs_at_a_time_and_others_one_per_core(
     assert parts["gradients"] == at_a_time * SHAPE.lora_parameters(4) * 4
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert phase(estimate(shape, cut), "training").parts["activations"] == int(60 * tokens)
-
-
-def test_a_row_is_never_cut() -> None:
-    parts = [
-        phase(estimate(SHAPE, replace(WORK, micro_batch_tokens=tokens)), "training").parts["activations"]
-        for tokens in (1, 35, 36)
-    ]
-    assert parts[0] == parts[1] < parts[2]
+    large = replace(SHAPE, parameters=sizes.ONE_THREAD_BELOW)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for asked, wanted in (("", 4), ("1", 1), ("3", 3), ("8", 4), ("0", 4), ("2,1", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert (packs_at_a_time(large, WORK), packs_at_a_time(SHAPE, WORK)) == (wanted, 2)
 
 
 def test_the_pool_by_hand() -> None:
@@ -208,11 +197,6 @@ def test_what_does_not_fit_the_pool_waits(blocks: int, at_once: int) -> None:
     found = estimate(SHAPE, replace(WORK, cache_bytes=2 * blocks * PER_BLOCK))  # half of it is the copy that is read
     assert found.at_once == at_once
     assert phase(found, "sampling").parts["kv_cache"] <= max(blocks, 4) * PER_BLOCK
-
-
-@pytest.mark.parametrize(("kind", "vector"), [("auto", 16), ("bf16", 8), ("int8", 4 + 4), ("fp8", 4 + 4)])
-def test_keys_and_values_of_fewer_bits(kind: str, vector: int) -> None:
-    assert bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind)) == 2 * 2 * vector
 
 
 def test_the_formulas_are_those_of_the_backend() -> None:
@@ -236,18 +220,15 @@ def test_a_16_gb_card_trains_qwen3_4b_with_completions_of_10240_tokens(qwen: Mod
     assert found.peak_bytes <= limit
     assert 1 < found.at_once < 128
     assert found.pack_tokens >= 256 + 10240  # with every layer computed again
-    resident = found.phases[0].resident
-    assert resident["weights"] == qwen.parameters * 2
-    assert resident["sampler"] < resident["adapter"]  # too large to merge: A and B in bf16
-    assert "host" not in resident
+    always = found.phases[0].resident
+    assert always["weights"] == qwen.parameters * 2
+    assert always["sampler"] < always["adapter"]  # too large to merge: A and B in bf16
+    assert "host" not in always
     assert advise(QWEN_STEP, limit, lambda changed: estimate(qwen, changed, device_bytes=limit)) == ""
     eight = estimate(qwen, replace(QWEN_STEP, kv_cache_dtype="int8"), device_bytes=limit)
     assert 1.8 * found.at_once <= eight.at_once
-
-
-def test_a_smaller_card_is_told_what_to_change(qwen: ModelShape) -> None:
-    limit = 12 * GIB
-    text = advise(QWEN_STEP, limit, lambda changed: estimate(qwen, changed, device_bytes=limit))
+    smaller = 12 * GIB
+    text = advise(QWEN_STEP, smaller, lambda changed: estimate(qwen, changed, device_bytes=smaller))
     assert text.startswith("set [training] max_tokens = ")
 
 
@@ -295,18 +276,6 @@ def test_in_split_mode_on_a_cpu_both_phases_are_there_at_once() -> None:
             assert both.parts.get(name, 0) >= size or name == "heap_kept"
     assert both.resident["sampler"] > one.phases[0].resident["sampler"]
     assert split.peak_bytes > one.peak_bytes
-
-
-def test_a_server_samples_elsewhere() -> None:
-    found = estimate(SHAPE, replace(WORK, is_served=True))
-    assert [each.name for each in found.phases] == ["training"]
-    assert "sampler" not in found.phases[0].resident
-
-
-def test_a_sampler_of_fewer_bits_has_matrices_of_its_own() -> None:
-    plain, found = (estimate(SHAPE, work).phases[0].resident for work in (WORK, replace(WORK, dtype="bf16")))
-    assert found["sampler"] == SHAPE.adapted_elements * 2 + SHAPE.sampler_adapter_elements(4) * 4
-    assert found["weights"] == plain["weights"]
 
 
 def test_no_tensor_grows_with_vocabulary_times_length(qwen: ModelShape) -> None:

@@ -27,7 +27,7 @@ def write_header(file: Path, header: Any) -> None:
     file.write_bytes(struct.pack("<Q", len(text)) + text)
 
 
-def test_a_small_model_counted_by_hand(small: ModelShape) -> None:
+def test_a_small_model_counted_by_hand_and_a_model_of_4b_as_published(small: ModelShape, qwen: ModelShape) -> None:
     # q 8x8, k and v 8x4, o 8x8, gate, up, down 8x16: per block 64 + 32 + 32 + 64 + 3 * 128 = 576
     assert small.adapted_elements == 2 * 576
     # two embeddings of 10 x 8, five norms of 8
@@ -35,9 +35,6 @@ def test_a_small_model_counted_by_hand(small: ModelShape) -> None:
     # rank 3: 3 * ((8 + 8) + 2 * (8 + 4) + (8 + 8) + 3 * (8 + 16)) per block
     assert small.lora_parameters(3) == 2 * 3 * (16 + 24 + 16 + 72)
     assert not small.is_counted
-
-
-def test_the_adapter_of_a_4b_model_has_the_published_size(qwen: ModelShape) -> None:
     assert qwen.lora_parameters(32) == 66_060_288
     assert qwen.parameters == pytest.approx(4_022_468_096, rel=1e-4)
 
@@ -65,17 +62,10 @@ def test_a_sampler_that_does_not_merge_has_one_product_for_layers_with_one_input
     experts = shape_of({**SMALL, "num_experts": 4, "num_experts_per_tok": 2}, file=Path("c"), where="")
     assert experts.sampler_adapter_elements(4) == experts.lora_parameters(4)
     assert (experts.active_experts, small.active_experts) == (2, 1)
-
-
-def test_a_model_without_a_decoder_of_its_own_is_known(small: ModelShape) -> None:
+    shape = shape_of({**SMALL, "num_experts": 4, "moe_intermediate_size": 6}, file=Path("c"), where="")
+    assert (shape.experts, shape.adapted_elements) == (4, 2 * (4 * 64 + 4 * 3 * 8 * 6)), "each expert is counted"
     assert small.is_native
     assert not shape_of({**SMALL, "model_type": "gemma2"}, file=Path("c"), where="").is_native
-
-
-def test_experts_are_counted_one_by_one() -> None:
-    shape = shape_of({**SMALL, "num_experts": 4, "moe_intermediate_size": 6}, file=Path("c"), where="")
-    assert shape.experts == 4
-    assert shape.adapted_elements == 2 * (4 * 64 + 4 * 3 * 8 * 6)
 
 
 @pytest.mark.parametrize(
@@ -97,20 +87,15 @@ def test_an_impossible_configuration_is_refused_by_file_and_key(text: str | None
     assert "retrain.toml:2" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\x00" * 8, b"\xff" * 40, struct.pack("<Q", 2**40) + b"{}", struct.pack("<Q", 4) + b"null"]
-)
-def test_damaged_weights_are_not_counted(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    assert count_parameters(tmp_path) is None
-
-
-def test_shards_are_added_up(tmp_path: Path) -> None:
+def test_shards_are_added_up_and_damaged_ones_are_not_counted(tmp_path: Path) -> None:
     write_header(tmp_path / "a.safetensors", {"__metadata__": {"format": "pt"}, "x": {"shape": [3, 4]}})
     write_header(tmp_path / "b.safetensors", {"y": {"shape": []}, "z": {"shape": [5]}})
     assert count_parameters(tmp_path) == 12 + 1 + 5
     write_header(tmp_path / "c.safetensors", {"y": {"shape": "3"}})
     assert count_parameters(tmp_path) is None
+    for content in (b"", b"\x00" * 8, b"\xff" * 40, struct.pack("<Q", 2**40) + b"{}", struct.pack("<Q", 4) + b"null"):
+        (tmp_path / "c.safetensors").write_bytes(content)
+        assert count_parameters(tmp_path) is None
 
 
 @settings(max_examples=40, deadline=None)
