@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +49,7 @@ def rewrite(folder: Path, edit: Callable[[dict[str, torch.Tensor]], dict[str, to
     save_file(edit(load_file(folder / WEIGHTS)), folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def test_a_folder_loads_in_fp32_with_its_facts(local: Local) -> None:
+def test_a_folder_loads_in_fp32_with_its_facts(local: Local, copied: Path) -> None:
     pair = local.pair()
     assert pair.trained.dtype == pair.sampler.dtype == torch.float32
     assert pair.trained.shape == pair.sampler.shape
@@ -60,29 +59,31 @@ def test_a_folder_loads_in_fp32_with_its_facts(local: Local) -> None:
     assert pair.stop_ids(SimpleNamespace(eos_token_id=7)) == {7, 500, 501}
     beyond = SimpleNamespace(eos_token_id=pair.trained.shape.vocabulary)  # a token that the head does not have
     assert pair.stop_ids(beyond) == {500, 501}
-
-
-def test_stop_ids_of_the_config_where_there_is_no_generation_config(local: Local, copied: Path) -> None:
     (copied / "generation_config.json").unlink()
     change(copied, eos_token_id=9)
     assert local.pair(copied).stop_ids(None) == {9}
+
+
+def spread(folder: Path, parts: int) -> None:
+    """The tensors of a folder in so many files, with their index."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = {name: f"model-{number % parts}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        save_file({name: tensors[name] for name in names if names[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
 
 
 def test_tensors_may_be_spread_over_files_and_lack_a_prefix(local: Local, copied: Path) -> None:
     whole = local.pair(copied)
     rewrite(copied, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     bare = local.pair(copied)
-    tensors = load_file(copied / WEIGHTS)
-    (copied / WEIGHTS).unlink()
-    names = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(sorted(tensors))}
-    for file in set(names.values()):
-        save_file({name: tensors[name] for name in names if names[name] == file}, copied / file)
-    (copied / INDEX).write_text(json.dumps({"weight_map": names}))
-    spread = local.pair(copied)
+    spread(copied, 3)
+    in_files = local.pair(copied)
     assert bare.parameters.keys() == whole.parameters.keys()
     ids_N, attend = torch.arange(9), PaddedAttend(Spans.apart([9]), torch.device("cpu"))
     with torch.no_grad():
-        expected, *others = (p.sampler.hidden(ids_N, ids_N, attend) for p in (whole, bare, spread))
+        expected, *others = (p.sampler.hidden(ids_N, ids_N, attend) for p in (whole, bare, in_files))
     assert all(torch.equal(found, expected) for found in others)
     (copied / "model-1.safetensors").unlink()
     assert "model-1.safetensors" in refused(local, copied, "not-loadable")
@@ -167,64 +168,38 @@ def test_an_unreachable_hub_is_reported_at_once(local: Local, monkeypatch: pytes
     assert asked == ["nobody/not-cached-anywhere"]
 
 
-def test_console_lines(local: Local, model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="retrain"):
-        local.make(rank=4)
-    lines = [record.getMessage() for record in caplog.records if record.name == "retrain"]
-    assert lines[0] == f"Loading train model: {model_folder} on cpu..."
-    rows_and_columns = 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))  # q o, k v, gate up down of 2 layers
-    assert lines[1].startswith(f"trainable params: {4 * rows_and_columns:,d} || all params: ")
-    assert lines[2] == "LocalTrainHelper ready (engine=pytorch, split_mode=False)."
-
-
 NAME = "somebody/something"
 
 
-@pytest.fixture
-def snapshot(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model as the hub's own client leaves it on disk."""
+def test_a_model_in_the_cache_of_the_hub_is_read_where_it_lies(
+    local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the hub's own client leaves it on disk."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     repository, revision = tmp_path / f"models--{NAME.replace('/', '--')}", "0" * 40
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(revision)
-    return Path(shutil.copytree(model_folder, repository / "snapshots" / revision))
+    snapshot = Path(shutil.copytree(model_folder, repository / "snapshots" / revision))
 
+    def cached() -> Pair:
+        source = Source(path=NAME, offline=True)
+        return create_pair(local.context(NAME).config, source, trainer_device=torch.device("cpu"), seed=1)
 
-@pytest.fixture
-def cached(local: Local) -> Callable[[], Pair]:
-    source = Source(path=NAME, offline=True)
-    return lambda: create_pair(local.context(NAME).config, source, trainer_device=torch.device("cpu"), seed=1)
-
-
-def test_a_cached_model_is_read_where_it_lies(snapshot: Path, cached: Callable[[], Pair]) -> None:
     pair = cached()
     assert pair.stop_ids(None) == {500, 501}
     assert pair.adapter_config["base_model_name_or_path"] == NAME
-
-
-def test_a_cached_model_of_several_files(snapshot: Path, cached: Callable[[], Pair]) -> None:
-    tensors = load_file(snapshot / "model.safetensors")
-    (snapshot / "model.safetensors").unlink()
-    names = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(sorted(tensors))}
-    for file in ("model-0.safetensors", "model-1.safetensors"):
-        save_file({name: tensors[name] for name in names if names[name] == file}, snapshot / file)
-    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    assert cached().trained.shape.layers == 2
-    (snapshot / "model-1.safetensors").unlink()
-    with pytest.raises(ConfigError, match=NAME):
-        cached()
-
-
-def test_no_generation_config_in_the_cache(snapshot: Path, cached: Callable[[], Pair]) -> None:
     (snapshot / "generation_config.json").unlink()
     assert cached().stop_ids(None) == frozenset()
-
-
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_what_the_cache_lacks_is_named(snapshot: Path, cached: Callable[[], Pair], missing: str) -> None:
-    (snapshot / missing).unlink()
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        cached()
+    spread(snapshot, 2)
+    assert cached().trained.shape.layers == 2
+    for missing, said in (
+        ("model-1.safetensors", NAME),
+        (INDEX, "cannot be loaded"),
+        ("config.json", "cannot be loaded"),
+    ):
+        (snapshot / missing).unlink()
+        with pytest.raises(ConfigError, match=said):
+            cached()
 
 
 def test_the_builtin_model_is_a_folder_and_other_names_are_left_to_others() -> None:

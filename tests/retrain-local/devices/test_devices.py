@@ -3,7 +3,6 @@ from __future__ import annotations
 import builtins
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -182,27 +181,6 @@ def test_every_core_computes_a_pack_with_one_thread(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert pack_workers(1, CPU) == 1
     assert packs_at_a_time(1, CPU) == 2  # what rounding depends on does not depend on the cores
-
-
-def test_packs_of_a_larger_model_are_computed_side_by_side_by_single_threads(
-    local: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("retrain_local.devices.torch_devices.ONE_THREAD_BELOW", 0)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    with limited_threads(2):
-        backend = local.make(options={"micro_batch_tokens": 100})
-        _, trainer = backend._open()
-        threads: set[tuple[str, int]] = set()
-        hidden = trainer._decoder.hidden
-
-        def spied(*given: Any) -> torch.Tensor:
-            threads.add((threading.current_thread().name, torch.get_num_threads()))
-            return hidden(*given)
-
-        monkeypatch.setattr(trainer._decoder, "hidden", spied)
-        backend.train(local.roll(backend))
-    assert threads == {("pack_0", 1), ("pack_1", 1)}
-    assert trainer._limits.packs_at_a_time == 2
 
 
 def found(context: PluginContext) -> dict[str, Diagnosis]:

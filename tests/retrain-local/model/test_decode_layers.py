@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from retrain.api import Sample, SamplingParams
-from retrain_local.decoder import PagedAttend, Scores, Target
+from retrain.api import ConfigError, Sample, SamplingParams
+from retrain_local.factory import create_backend
 from retrain_local.memory import sizes
+from retrain_local.model import load as dtypes
 from retrain_local.model import operations
 from retrain_local.model.fused import PLAIN, decode_faults
 from retrain_local.model.pair import Pair, Placement
@@ -78,68 +77,6 @@ def test_completions_are_those_of_separate_operations(
     assert len(calls) >= len(sampler._layers) * 8, "decoding went through these kernels"
 
 
-class Launches(TorchDispatchMode):  # type: ignore[misc]
-    """Counts what would be launched on a GPU: operations that are no views and allocate more than memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self._inside = False
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function.overloadpacket.__name__
-        if not (self._inside or function.is_view or "empty" in name or name in ("_unsafe_view", "detach")):
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-    def kernel(self, name: str, function: Any, times: int = 1) -> Any:
-        """The function as a kernel, or several, of its own."""
-
-        def launch(*given: Any, **named: Any) -> Any:
-            self.names += [name] * times
-            self._inside = True
-            try:
-                return function(*given, **named)
-            finally:
-                self._inside = False
-
-        return launch
-
-
-class Pages:
-    """Attention of the paged kernels: `read` is two launches where keys are cut into stretches."""
-
-    def __init__(self, launches: Launches, of: Any, rows: int) -> None:
-        cells = torch.zeros(rows, of.kv_heads, of.head_size)
-        self._target = Target(keys_SKD=cells, values_SKD=cells.clone(), slots_B=torch.arange(rows))
-        self._read = launches.kernel("attend, join", lambda q: q.clone(), times=2)
-        self._write = launches.kernel("write", lambda: None)
-
-    def target(self, layer: int) -> Target | None:
-        return self._target
-
-    def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
-        found: Tensor = self._read(queries_NHD)
-        return found
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        self._write()
-        return self.read(layer, q, scores)
-
-
-def test_a_layer_takes_at_most_twelve_launches_per_token(low_rank_pair: MakePair) -> None:
-    """Stretches of keys included; 21 with separate operations."""
-    rows, angles, launches = 4, torch.zeros(4, 1, 8), Launches()
-    decoder: Any = low_rank_pair(True).sampler
-    pages = Pages(launches, decoder.shape, rows)
-    assert isinstance(pages, PagedAttend)
-    kernels = {name: launches.kernel(name, getattr(PLAIN, name)) for name in ("add_norm", "heads", "swiglu")}
-    x_ND, added_ND = torch.randn(2, rows, decoder.shape.hidden)
-    with torch.inference_mode(), launches:
-        decoder._layers[1].decoded(x_ND, added_ND, angles, angles, pages, replace(PLAIN, **kernels))
-    assert 5 < len(launches.names) <= 12, launches.names
-
-
 def test_a_wrong_kernel_is_found(low_rank_pair: MakePair) -> None:
     shape, plain = low_rank_pair(False).sampler.shape, PLAIN
     assert list(decode_faults(plain, CPU, torch.float32, shape, 4)) == []
@@ -152,3 +89,57 @@ def test_a_wrong_kernel_is_found(low_rank_pair: MakePair) -> None:
         faults = list(decode_faults(replace(plain, **{kernel: function}), CPU, torch.float32, shape, 4))
         assert faults, kernel
         assert all(fault.startswith("decoding's") for fault in faults)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_auto_is_fp32_on_a_cpu_and_bf16_on_a_gpu(local: Local) -> None:
+    auto, fp32, bf16 = (local.context(dtype=name).config for name in ("auto", "fp32", "bf16"))
+    assert dtypes.trained_dtype(auto, CPU) == torch.float32
+    assert dtypes.trained_dtype(auto, GPU) == torch.bfloat16
+    assert dtypes.trained_dtype(fp32, GPU) == torch.float32
+    assert dtypes.trained_dtype(bf16, GPU) == torch.bfloat16
+    assert all(0 < dtypes.product_s(dtype) < 10 for dtype in dtypes.DTYPES.values())
+
+
+def test_bf16_that_a_cpu_emulates_is_refused_with_what_was_measured(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(bf16_s: float) -> Callable[[torch.dtype], float]:
+        return {torch.float32: 0.0005, torch.bfloat16: bf16_s}.__getitem__
+
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: False)
+    monkeypatch.setattr(dtypes, "product_s", seconds(0.0004))
+    assert dtypes.bf16_refusal() is None
+    monkeypatch.setattr(dtypes, "product_s", seconds(0.00232))
+    with pytest.raises(ConfigError) as caught:
+        create_backend(local.context(dtype="bf16"))
+    (problem,) = caught.value.problems
+    assert problem.where == "[model] dtype (default)"
+    assert problem.why == "it emulates bf16: a product of 128 x 512 x 512 takes 2.32 ms in bf16 and 0.50 ms in fp32"
+    assert dtypes.trained_dtype(local.context(dtype="fp32").config, CPU) == torch.float32
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: True)
+    assert dtypes.trained_dtype(local.context(dtype="bf16").config, CPU) == torch.bfloat16
+
+
+def test_bf16_on_a_cpu_samples_and_trains_one_policy(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "has_instructions", lambda: True)  # whatever the speed of bf16 here
+    backend = create_backend(local.context(dtype="bf16"))
+    pair, trainer = backend._open()
+    assert pair.trained.dtype == pair.sampler.dtype == torch.bfloat16
+    assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
+    gaps = []
+    for step in range(2):
+        batch = local.roll(backend, step=step)
+        logprobs = backend.logprobs(batch.rows, 1.0)
+        gaps += [
+            np.abs(found_T - row.logprobs_T)[row.action_T] for found_T, row in zip(logprobs, batch.rows, strict=True)
+        ]
+        backend.train(batch)
+        backend.publish()
+    moments = [moment for state in trainer.optimizer.state.values() for moment in state.values()]
+    assert {moment.dtype for moment in moments} == {torch.float32}
+    gap = np.concatenate(gaps)
+    assert gap.mean() <= 0.05
+    assert np.quantile(gap, 0.99) <= 0.25

@@ -97,25 +97,6 @@ def test_heads(heads: int, kv_heads: int, normalised: bool) -> None:
     agree(lambda x: torch.cat(split_heads(x.view(shape), turn), dim=1), lambda x: plain(x.view(shape)), strided)
 
 
-def test_heads_without_norm_keep_nothing_for_the_backward_pass() -> None:
-    x, angles = drawn(5, 4, 8).requires_grad_(True), drawn(5, 1, 4)
-
-    def kept(norm_HD: Tensor | None) -> list[Tensor]:
-        found: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        turn = Turn(heads=2, kv_heads=1, cos_N1P=angles.cos(), sin_N1P=angles.sin(), norm_HD=norm_HD, eps=EPS)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            split_heads(x, turn)
-        return found
-
-    assert kept(torch.ones(3, 8).to(x.dtype))
-    assert not kept(None)
-
-
 @pytest.mark.parametrize("shape", [(1, 2), (9, 24)])
 def test_gate(shape: tuple[int, ...]) -> None:
     def plain(x: Tensor) -> Tensor:

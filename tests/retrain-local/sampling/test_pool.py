@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from typing import Any
 
@@ -80,15 +79,6 @@ def test_whole_blocks_are_copied_in_all_layers_even_in_a_ring(kind: str) -> None
             assert all(torch.equal(a, b) for a, b in zip(found, before[layer, source], strict=True))
 
 
-def test_a_large_pool_on_a_cpu_takes_its_memory_when_it_is_written() -> None:
-    resource = pytest.importorskip("resource")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pool = make("auto", tokens=2**24)  # 3.5 GiB
-    pool.write(0, torch.tensor([17]), *states(0, 1))
-    kibibytes = 1024 if sys.platform == "darwin" else 1
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / kibibytes < 2**19
-
-
 CAPACITY = 12
 
 
@@ -143,19 +133,6 @@ def test_a_free_block_can_be_neither_released_nor_shared() -> None:
             misuse(taken[:1])
     with pytest.raises(ValueError, match="wanted"):
         blocks.take(-1)
-
-
-@given(st.lists(st.integers(1, 4), max_size=12))
-def test_the_same_calls_give_the_same_blocks_and_untouched_ones_last(counts: list[int]) -> None:
-    found = []
-    for _ in range(2):
-        blocks, taken = Blocks(64), []
-        for count in counts:
-            taken.append(blocks.take(count))
-            blocks.release(taken[-1])
-        found.append(taken)
-        assert max((block for part in taken for block in part), default=0) <= max(counts, default=0)
-    assert found[0] == found[1]
 
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8)

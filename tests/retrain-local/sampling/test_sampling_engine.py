@@ -14,7 +14,7 @@ from tests.kit.hf_models import LIKE_LLAMA, SERVED, hf_model
 from tests.kit.local_backend import Local, write_model
 from tests.kit.local_engines import PARAMS, Engines, Plain, all_same, paged
 from tests.kit.problems import codes_in
-from tests.kit.shared import first_or_long
+from tests.kit.shared import first_or_long, slow_or_long
 
 
 @pytest.mark.parametrize("kernels", [None, paged()], ids=["gathered", "paged"])
@@ -139,7 +139,7 @@ ARCHITECTURES = SERVED | {"Llama": FAMILY, "Qwen2": FAMILY, "Mistral": FAMILY | 
 ARCHITECTURES["Gemma3Text"] = FAMILY | WINDOWS
 
 
-@pytest.mark.parametrize("name", first_or_long(ARCHITECTURES))
+@pytest.mark.parametrize("name", slow_or_long(ARCHITECTURES, "Gemma2", "Mistral"))
 def test_architectures(name: str, tmp_path: Path, local: Local, engines: Engines) -> None:
     sizes = {"vocab_size": 512, "n_positions" if name == "GPT2" else "max_position_embeddings": 128}
     folder = write_model(tmp_path, hf_model(name, ARCHITECTURES[name] | sizes))

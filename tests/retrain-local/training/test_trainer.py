@@ -3,18 +3,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from retrain.api import BackendError, NonFiniteError, TrainBatch, TrainRow
-from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.backend import LocalBackend
-from retrain_local.decoder import Attend
 from retrain_local.model import load as dtypes
-from retrain_local.options import LocalOptions
 from retrain_local.training.loss_formulas import CISPO, GSPO, PPO
 from retrain_local.training.packs import pack_rows
 from retrain_local.training.step_loss import Mismatch, PolicyLoss
@@ -113,30 +109,6 @@ def test_other_tokens_count_for_nothing_and_silent_ones_in_the_denominator(
     wanted = gradient(trained, batch)
     for rows, share in (((*batch.rows, nothing), 1), (longer, 1), ((*batch.rows, *silent), 2)):
         assert distance(share * gradient(trained, replace(batch, rows=tuple(rows))), wanted) < 1e-5
-
-
-@pytest.mark.parametrize(("asked", "passes"), [("on", 2), ("off", 1)])
-def test_recomputing_activations_changes_nothing(
-    trained: LocalBackend, batch: TrainBatch, asked: str, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer: Any = trained._trainer
-    plain, packs, counted = gradient(trained, batch), list[Spans](), list[int]()
-    monkeypatch.setattr(trainer, "_options", LocalOptions.model_validate({"gradient_checkpointing": asked}))
-    trainer._limits.pack_tokens = 0
-
-    def counting(spans: Spans, device: torch.device) -> Attend:
-        packs.append(spans)
-        attend = PaddedAttend(spans, device)
-
-        def call(layer: int, *given: Any) -> torch.Tensor:
-            counted.append(layer)
-            return attend(layer, *given)
-
-        return call
-
-    monkeypatch.setattr(trainer, "_attend", counting)
-    assert distance(gradient(trained, batch), plain) < 1e-6
-    assert [counted.count(layer) for layer in range(2)] == [len(packs) * passes] * 2
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])
