@@ -13,12 +13,20 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import SampleRequest
 from retrain_local.backend import LocalBackend
+from retrain_local.memory import sizes
 from tests.kit.local_backend import SIZES, STOP, Local, saved, write_model
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)  # these models are too small to share out, least of all on a busy machine
+
+
+@pytest.fixture(params=[sizes.MERGE_LIMIT, 0], ids=["merged", "low rank"])
+def merge_limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A sampler holds merged matrices of small models, and both factors of an adapter of large ones."""
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", request.param)
+    return int(request.param)
 
 
 @pytest.fixture(scope="session")

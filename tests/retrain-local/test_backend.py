@@ -159,9 +159,7 @@ def test_they_are_of_the_weights_that_are_trained_not_of_those_that_sample(train
     assert trained.train(batch).gap_max == pytest.approx(gap, abs=1e-5)
 
 
-def test_order_cut_and_a_lack_of_memory_do_not_matter(
-    trained: LocalBackend, local: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_order_nor_cut_matters(trained: LocalBackend, local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = local.roll(trained).rows
     whole = trained.logprobs(rows, 1.0)
     trainer: Any = trained._trainer

@@ -39,9 +39,7 @@ def engine_of(backend: LocalBackend) -> PytorchEngine:
     return engine
 
 
-def test_weights_are_bf16_the_adapter_is_fp32_and_no_kernel_proves_wrong(
-    local: Local, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_are_bf16_and_no_kernel_proves_wrong(local: Local, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="retrain"):
         backend = local.make(devices="gpu:0")
     assert "on cuda:0..." in caplog.text

@@ -120,9 +120,7 @@ def test_no_such_folder(local: Local, name: str) -> None:
         (WEIGHTS, None, "no-safetensors"),
     ],
 )
-def test_a_broken_or_missing_file_is_refused(
-    local: Local, copied: Path, file: str, text: str | None, code: str
-) -> None:
+def test_a_broken_or_absent_file_is_refused(local: Local, copied: Path, file: str, text: str | None, code: str) -> None:
     if text is None:
         (copied / file).unlink()
     else:
@@ -171,9 +169,7 @@ def test_an_unreachable_hub_is_reported_at_once(local: Local, monkeypatch: pytes
 NAME = "somebody/something"
 
 
-def test_a_model_in_the_cache_of_the_hub_is_read_where_it_lies(
-    local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_model(local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the hub's own client leaves it on disk."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     repository, revision = tmp_path / f"models--{NAME.replace('/', '--')}", "0" * 40

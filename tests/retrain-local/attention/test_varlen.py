@@ -93,9 +93,7 @@ def test_copies_of_16_bit_gradients_are_added_in_fp32() -> None:
         (torch.bfloat16, 8, 8, {"sinks_H": torch.zeros(2)}),
     ],
 )
-def test_what_flash_attention_lacks_is_padded(
-    dtype: torch.dtype, size: int, value_size: int, given: dict[str, Any]
-) -> None:
+def test_what_flash_lacks_is_padded(dtype: torch.dtype, size: int, value_size: int, given: dict[str, Any]) -> None:
     spans = Spans(lengths=(4, 2), prefixes=(-1, 0))
     shapes = ((2, size), (1, size), (1, value_size))
     inputs = [torch.randn(6, *shape).to(dtype) for shape in shapes]
@@ -251,7 +249,7 @@ def test_output_and_gradients_are_those_of_the_definition(scores: Scores, spans:
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
 
 
-def test_buckets_are_of_like_lengths_and_bounded_and_positions_continue_the_prefix(
+def test_buckets_are_of_like_lengths_and_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def shapes(spans: Spans) -> list[tuple[int, ...]]:

@@ -197,9 +197,7 @@ def test_a_cpu_run_has_what_it_needs(local: Local) -> None:
     assert diagnose(other, local.context().plugins) == [], "other backends do not need torch"
 
 
-def test_a_missing_gpu_is_a_drawback_and_no_device_at_all_is_fatal(
-    local: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_a_drawback_and_no_device_is_fatal(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     device = found(local.context(devices="gpu:0"))["device"]
     assert (device.status, device.is_fatal) == ("warn", False)

@@ -109,9 +109,7 @@ def test_merged_logits_are_those_of_base_plus_adapter(plugins: Plugins, tmp_path
 
 
 @pytest.mark.parametrize("quantize", ["int8", "nf4"])
-def test_a_quantised_base_is_merged_as_the_run_computed_with_it(
-    plugins: Plugins, tmp_path: Path, quantize: str
-) -> None:
+def test_a_quantised_base_is_merged_as_the_run_saw_it(plugins: Plugins, tmp_path: Path, quantize: str) -> None:
     if quantize == "nf4":
         pytest.importorskip("bitsandbytes")
     adapter = random_adapter(tmp_path / "adapter")
@@ -128,9 +126,7 @@ def test_a_quantised_base_is_merged_as_the_run_computed_with_it(
     assert 1e-4 < rounding < 0.1  # W' is not W
 
 
-def test_a_folder_has_shards_tokenizer_and_dtype(
-    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_has_shards_and_tokenizer(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "SHARD_BYTES", 500_000)
     adapter = random_adapter(tmp_path / "adapter")
     found = export(plugins, tmp_path / "out", adapter, dtype="bf16", with_check=False)
@@ -146,9 +142,7 @@ def test_a_folder_has_shards_tokenizer_and_dtype(
     assert found.dtype == "bf16"
 
 
-def test_a_base_that_is_narrower_than_its_adapter_warns_which_dtype_is_written(
-    plugins: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_narrow_base_warns_of_its_dtype(plugins: Plugins, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     file = adapter / "adapter_model.safetensors"
     for trained, dtype, written in (
@@ -242,9 +236,7 @@ def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: 
     check("export.adapter-non-finite")
 
 
-def test_a_short_disk_is_refused_before_anything_is_written(
-    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_disk_is_refused_in_advance(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     monkeypatch.setattr(write.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     assert refused(export, plugins, tmp_path / "out", adapter) == ["export.disk-full"]
@@ -259,9 +251,7 @@ def test_logits_beyond_rounding_are_refused() -> None:
     write.refuse_gap(Gap(written=2e-5, trained=1.0, size=10.0), "fp32", request)
 
 
-def test_a_model_that_is_not_the_trained_one_is_refused(
-    plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_model_is_refused(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = random_adapter(tmp_path / "adapter")
     merged: Callable[..., Any] = write.MergedWeights.tensor
     monkeypatch.setattr(write.MergedWeights, "tensor", lambda self, name: merged(self, name) * 1.001)

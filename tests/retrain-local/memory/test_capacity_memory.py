@@ -98,9 +98,7 @@ def test_all_weights_trained_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone == 2 * weights + 2 * 2 * 10 * 8 * 4  # the first is what the second is added to
 
 
-def test_a_teacher_and_the_reference_of_all_weights_are_there_beside_the_model(
-    small: ModelShape, tmp_path: Path
-) -> None:
+def test_a_teacher_and_the_reference_are_there_beside_the_model(small: ModelShape, tmp_path: Path) -> None:
     file, tables, own = tmp_path / "retrain.toml", registered_tables(load_plugins()), str(tmp_path / "model")
     file.touch()
 
@@ -166,9 +164,7 @@ def test_training_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("parameters", "at_a_time"), [(1352, 2), (10**7, 8)])
-def test_a_small_model_computes_two_packs_at_a_time_and_others_one_per_core(
-    parameters: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_at_a_time_by_size_and_cores(parameters: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60, batch_size=16)

@@ -61,9 +61,7 @@ def test_little_memory_means_recomputation_unless_the_user_decides_and_a_long_pr
     prompt=st.integers(0, 10**6),
     asked=st.sampled_from(["auto", "on", "off"]),
 )
-def test_what_is_planned_fits_into_half_of_what_is_free(
-    free: float, kept: int, share: float, at_a_time: int, prompt: int, asked: str
-) -> None:
+def test_plans_take_half_memory(free: float, kept: int, share: float, at_a_time: int, prompt: int, asked: str) -> None:
     sizes = kept, max(1, int(share * kept))
     found = plan(free, asked=asked, at_a_time=at_a_time, prompt=prompt, sizes=sizes)
     each = sizes[1] if found.recompute else sizes[0]

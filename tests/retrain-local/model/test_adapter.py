@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 from retrain.api import BackendError, ConfigError
 from retrain_local.backend import LocalBackend
 from retrain_local.checks import adapter_kind_problems, quantize_problems, start_problems
-from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import MOMENTS, save_adapter
 from retrain_local.model.qlora import KINDS
 from tests.kit.local_backend import Local, check_same_rows, saved
@@ -55,9 +54,7 @@ def test_a_seed_draws_what_peft_draws(model_folder: Path, local: Local, rank: in
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0, 8), (5, 5)])
-def test_the_written_config_is_pefts(
-    model_folder: Path, local: Local, tmp_path: Path, alpha: int, expected: int
-) -> None:
+def test_the_config_is_pefts(model_folder: Path, local: Local, tmp_path: Path, alpha: int, expected: int) -> None:
     save_adapter(local.pair(model_folder, alpha=alpha), tmp_path)
     peft = with_peft(model_folder, rank=4, alpha=expected, seed=0)
     wanted = peft.peft_config["default"].to_dict() | {"inference_mode": True}
@@ -70,11 +67,8 @@ def test_the_written_config_is_pefts(
 
 
 @pytest.mark.parametrize("kind", ["rslora", "dora"])
-@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
-def test_logits_and_gradients_are_those_of_peft(
-    kind: str, merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+@pytest.mark.usefixtures("merge_limit")
+def test_logits_and_gradients_are_those_of_peft(kind: str, local: Local, tmp_path: Path) -> None:
     model = random_model("qwen3")
     model.save_pretrained(tmp_path / "model")
     pair = local.pair(tmp_path / "model", lora={kind: True})
@@ -116,14 +110,11 @@ LARGEST_GAP = {"nf4": 0.15, "int8": 0.01}  # of the norm of a matrix
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
-def test_gradients_are_those_of_peft_on_the_rounded_model(
-    kind: str, merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("merge_limit")
+def test_gradients_are_those_of_peft_on_the_rounded_model(kind: str, local: Local, tmp_path: Path) -> None:
     """And its sampler agrees, with a copy of what it expands (small models), and without."""
     if kind == "nf4":
         pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     model = random_model("qwen3 with windows and biases")
     model.save_pretrained(tmp_path / "model")
     pair = local.pair(tmp_path / "model", quantize=kind)

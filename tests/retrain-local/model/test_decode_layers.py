@@ -54,9 +54,7 @@ def sampled(pair: Pair, local: Local, **options: Any) -> list[Sample]:
 @pytest.mark.parametrize(
     ("cache_dtype", "atol"), first_or_long([("auto", 1e-4), ("int8", 2e-3)])
 )  # where rounding moves a cell
-def test_completions_are_those_of_separate_operations(
-    low_rank_pair: MakePair, local: Local, cache_dtype: str, atol: float
-) -> None:
+def test_stacked_completions_are_the_same(low_rank_pair: MakePair, local: Local, cache_dtype: str, atol: float) -> None:
     wanted = sampled(low_rank_pair(False), local, cache_dtype=cache_dtype)
     pair = low_rank_pair(True)
     sampler: Any = pair.sampler
@@ -103,9 +101,7 @@ def test_auto_is_fp32_on_a_cpu_and_bf16_on_a_gpu(local: Local) -> None:
     assert all(0 < dtypes.product_s(dtype) < 10 for dtype in dtypes.DTYPES.values())
 
 
-def test_bf16_that_a_cpu_emulates_is_refused_with_what_was_measured(
-    local: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_that_a_cpu_emulates_is_refused(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(bf16_s: float) -> Callable[[torch.dtype], float]:
         return {torch.float32: 0.0005, torch.bfloat16: bf16_s}.__getitem__
 

@@ -11,7 +11,6 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from retrain.api import ConfigError
-from retrain_local.memory import sizes
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfDecoder, HfFullDecoder
 from retrain_local.training.head import selected_logprobs
@@ -19,7 +18,6 @@ from tests.kit.hf_models import COMMON, LIKE_GPT2, LIKE_LLAMA, SERVED, hf_model
 from tests.kit.local_backend import Local
 from tests.kit.local_pairs import IDS_N, check_peft_agrees, hidden_of, logits_of, own_logits, relative, shake
 from tests.kit.problems import codes_in
-from tests.kit.shared import first_or_long
 
 
 @pytest.fixture(params=sorted(SERVED))
@@ -29,11 +27,8 @@ def named(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path
 
 
-@pytest.mark.parametrize("merge_limit", first_or_long([sizes.MERGE_LIMIT, 0]))
-def test_both_decoders_compute_what_peft_computes(
-    named: tuple[Any, Path], merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+@pytest.mark.usefixtures("merge_limit")
+def test_both_decoders_compute_what_peft_computes(named: tuple[Any, Path], local: Local, tmp_path: Path) -> None:
     model, folder = named
     pair = local.pair(folder)
     assert isinstance(pair.trained, HfDecoder)
@@ -89,9 +84,7 @@ def test_what_cannot_be_computed_exactly_is_refused(kind: str, local: Local, tmp
     assert codes_in(caught) in (["model.other-attention"], ["model.recurrent-layers"])
 
 
-def test_a_body_that_adds_something_of_its_own_is_found_out(
-    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_adds_something_is_found_out(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe compares numbers: here the architecture's own attention, which packing replaces, does a little more."""
     from transformers.models.granite import modeling_granite
 
@@ -155,9 +148,7 @@ def test_every_weight_is_trained_published_and_saved(kind: str, local: Local, tm
         assert relative(own_logits(again), after) < 1e-5
 
 
-def test_what_would_not_be_trained_as_it_is_is_refused(
-    local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_not_be_trained_is_refused(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
     for kind, dtype, said in (("GPT2", "bf16", "in fp32 only"), ("DeepseekV3", "auto", "e_score_correction_bias")):
         hf_model(kind, SERVED[kind] | {"first_k_dense_replace": 1}).save_pretrained(tmp_path / kind)

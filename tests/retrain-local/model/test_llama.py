@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from retrain.api import BackendError, TrainBatch
-from retrain_local.memory import sizes
 from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.llama import LlamaDecoder
@@ -57,11 +56,10 @@ def test_in_bf16(named: tuple[Any, Path], local: Local) -> None:
     assert relative(found, exact) < max(2e-2, 1.5 * relative(own, exact))  # as close to fp32 as transformers' own
 
 
-@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
+@pytest.mark.usefixtures("merge_limit")
 def test_logits_and_gradients_are_those_of_peft_and_only_publishing_changes_the_sampler(
-    named: tuple[Any, Path], merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: tuple[Any, Path], local: Local, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     model, folder = named
     pair = local.pair(folder)
     assert isinstance(pair.trained, LlamaDecoder)
@@ -130,9 +128,7 @@ def test_the_padding_token_gets_no_gradient_as_an_input_just_as_in_transformers(
     assert relative(found, wanted) < 1e-4
 
 
-def test_every_weight_is_published_and_saved_as_a_model_of_transformers(
-    trained_whole: tuple[Any, Path], local: Local, tmp_path: Path
-) -> None:
+def test_every_weight_is_published_and_saved(trained_whole: tuple[Any, Path], local: Local, tmp_path: Path) -> None:
     pair = local.pair(trained_whole[1], rank=0)
     with torch.no_grad():
         before = logits_of(pair.sampler)
@@ -151,9 +147,7 @@ def test_every_weight_is_published_and_saved_as_a_model_of_transformers(
         assert relative(logits_of(pair.sampler), trained) < 1e-5
 
 
-def test_bf16_products_keep_fp32_weights_and_their_gradient(
-    trained_whole: tuple[Any, Path], local: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_on_fp32_weights(trained_whole: tuple[Any, Path], local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
     exact, rounded = local.pair(trained_whole[1], rank=0), local.pair(trained_whole[1], rank=0, dtype="bf16")
     assert rounded.trained.dtype == rounded.sampler.dtype == torch.bfloat16
@@ -235,11 +229,7 @@ def test_a_step_changes_every_weight_but_the_reference_and_the_next_is_on_policy
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
-def test_frozen_weights_exist_once_and_never_drift(
-    model_folder: Path, local: Local, merge_limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+def test_frozen_weights_exist_once_and_never_drift(model_folder: Path, local: Local, merge_limit: int) -> None:
     pair = local.pair(model_folder)
     frozen = held(pair.trained)
     adapter = {p.untyped_storage().data_ptr() for p in pair.parameters.values()}
@@ -271,11 +261,8 @@ def test_a_sampler_in_bf16_beside_a_trainer_in_fp32(model_folder: Path, local: L
         assert 1e-4 < relative(logits_of(rounded.sampler).float(), logits_of(exact.sampler)) < 3e-2
 
 
-@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
-def test_several_samplers_and_an_adapter_that_is_handed_over(
-    model_folder: Path, local: Local, merge_limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+@pytest.mark.usefixtures("merge_limit")
+def test_several_samplers_and_an_adapter_that_is_handed_over(model_folder: Path, local: Local) -> None:
     pair = local.pair(model_folder, sampler_devices=(CPU, CPU))
     shake(pair)
     kept = {name: tensor.clone() for name, tensor in pair.adapter.items()}
@@ -292,14 +279,12 @@ def test_several_samplers_and_an_adapter_that_is_handed_over(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("merge_limit", [sizes.MERGE_LIMIT, 0])
 def test_prepacked_matrices_change_no_logit(
     model_folder: Path, local: Local, merge_limit: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every matrix in oneDNN's layout; none of this model is large enough otherwise."""
     if not projection.can_prepack(dtype):
         pytest.skip("PyTorch has no prepacked product here")
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
     plain = local.pair(model_folder, sampler_dtype=dtype)
     shake(plain)
     plain.publish()

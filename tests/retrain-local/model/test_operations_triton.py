@@ -41,9 +41,7 @@ def make() -> Operations:
 @pytest.mark.parametrize(
     ("heads", "hidden", "inner"), [((4, 2, 32), 128, 384), ((3, 1, 80), 240, 1500), ((2, 2, 128), 2560, 1024)]
 )
-def test_they_compute_what_pytorch_does(
-    heads: tuple[int, int, int], hidden: int, inner: int, dtype: torch.dtype
-) -> None:
+def test_kernels_compute_the_same(heads: tuple[int, int, int], hidden: int, inner: int, dtype: torch.dtype) -> None:
     assert list(faults(make(), DEVICE, dtype, shape(*heads, hidden=hidden, inner=inner))) == []
 
 
@@ -53,9 +51,7 @@ def test_they_compute_what_pytorch_does(
     ("heads", "hidden", "inner", "rank"),
     [((4, 2, 32), 128, 384, 4), ((3, 1, 80), 240, 150, 32), ((2, 2, 128), 640, 64, 70)],
 )
-def test_decoding_kernels_compute_what_their_definitions_do(
-    heads: tuple[int, int, int], hidden: int, inner: int, rank: int, dtype: torch.dtype
-) -> None:
+def test_decoding_kernels(heads: tuple[int, int, int], hidden: int, inner: int, rank: int, dtype: torch.dtype) -> None:
     from retrain_local.model.decode_triton import KERNELS
 
     of = shape(*heads, hidden=hidden, inner=inner)

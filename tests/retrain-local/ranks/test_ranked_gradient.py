@@ -95,9 +95,7 @@ def check_same(one: tuple[Any, Tensor], other: tuple[Any, Tensor], *, within: fl
 
 
 @pytest.mark.parametrize("name", slow_or_long(LOSSES, "sequence mean"))
-def test_every_loss_has_the_gradient_of_one_process(
-    name: str, batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads
-) -> None:
+def test_every_loss_on_two_ranks(name: str, batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads) -> None:
     config = make_config(**LOSSES[name])
     batch = replace(batch, update=int("cov" in name), updates=2)
     alone = gradient_of(trainer_of(config), batch)
@@ -106,18 +104,14 @@ def test_every_loss_has_the_gradient_of_one_process(
 
 
 @pytest.mark.parametrize("rows", slow_or_long([1, 2, 5], 2))
-def test_uneven_batches_and_ranks_without_rows(
-    rows: int, batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads
-) -> None:
+def test_ranks_with_uneven_rows(rows: int, batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads) -> None:
     config, few = make_config(), replace(batch, rows=batch.rows[:rows])
     alone = gradient_of(trainer_of(config), few)
     for found in on_threads(3, lambda group: gradient_of(trainer_of(config, group), few)):
         check_same(alone, found, within=5e-6)  # few rows: their gradients nearly cancel
 
 
-def test_log_probabilities_come_back_in_the_order_of_the_rows(
-    batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads
-) -> None:
+def test_log_probabilities_are_in_row_order(batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads) -> None:
     alone = trainer_of(make_config()).logprobs(batch.rows, 1.0)
     for found in on_threads(2, lambda group: trainer_of(make_config(), group).logprobs(batch.rows, 1.0)):
         for one, other in zip(alone, found, strict=True):
@@ -134,9 +128,7 @@ def test_ranks_make_the_very_same_update(batch: TrainBatch, make_config: MakeCon
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_an_error_of_one_rank_leaves_all_unchanged(
-    batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads
-) -> None:
+def test_an_error_of_one_rank_changes_none(batch: TrainBatch, make_config: MakeConfig, on_threads: OnThreads) -> None:
     before = [p.detach().clone() for p in trainer_of(make_config()).parameters.values()]
     trainers: list[Trainer] = []
 
@@ -273,9 +265,7 @@ def test_sampling_ahead_is_split_modes(make_config: MakeConfig) -> None:
         (("split", "cpu"), ("split", "cpu,cpu"), False),
     ],
 )
-def test_a_resumed_run_may_have_other_ranks_but_not_another_mode(
-    before: tuple[str, str], now: tuple[str, str], *, is_same: bool
-) -> None:
+def test_a_resumed_run_may_have_other_ranks(before: tuple[str, str], now: tuple[str, str], *, is_same: bool) -> None:
     then, there = (LocalOptions(parallel=parallel).kept_on_resume(devices) for parallel, devices in (before, now))
     assert (then == there) is is_same
 
@@ -286,7 +276,7 @@ def test_other_options_must_stay() -> None:
     assert options.kept_on_resume("cpu") != changed.kept_on_resume("cpu")
 
 
-def test_a_configuration_arrives_whole_with_the_tables_that_several_plugins_make(
+def test_a_configuration_arrives_whole_with_the_tables_of_plugins(
     make_config: Callable[..., Config],
 ) -> None:
     config = make_config(model={"lora_rank": 8, "dtype": "fp32"}, entropy={"coef": 0.5})

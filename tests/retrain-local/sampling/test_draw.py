@@ -43,9 +43,7 @@ def test_a_token_of_probability_zero_is_never_drawn(u: float, possible: int) -> 
 
 @given(LOGITS, UNIFORMS, st.floats(0.1, 3.0))
 @settings(max_examples=50, deadline=None)
-def test_greedy_takes_the_likeliest_token_and_keeps_the_numbers_of_the_temperature(
-    logits: np.ndarray, u: np.ndarray, temperature: float
-) -> None:
+def test_greedy_takes_the_likeliest_token(logits: np.ndarray, u: np.ndarray, temperature: float) -> None:
     given_BV, u_B = torch.from_numpy(logits), torch.from_numpy(u)
     drawn = draw_tokens(given_BV, temperature, u_B, entropy=True, greedy=True)
     assert drawn.tokens_B.tolist() == given_BV.argmax(-1).tolist()

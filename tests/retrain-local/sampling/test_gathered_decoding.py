@@ -195,9 +195,7 @@ def decoding_rows(cached: list[int]) -> list[Row]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_token_at_a_time_while_rows_end_and_the_copy_is_made_again(
-    rows: list[tuple[torch.Tensor, ...]], kind: str
-) -> None:
+def test_one_token_at_a_time_while_rows_end(rows: list[tuple[torch.Tensor, ...]], kind: str) -> None:
     scores, pool = KINDS[kind], new_pool()
     wanted = [plainly(*row, scores) for row in rows]
     starts = [4, 0, 1, 9]

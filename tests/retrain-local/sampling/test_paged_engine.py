@@ -209,9 +209,7 @@ def test_forgotten_steps_and_moved_tensors_are_recorded_again(cuda: Cuda) -> Non
     assert (counter.count.item(), other.count.item(), len(cuda.pools)) == (2, 1, 3)
 
 
-def test_where_recording_fails_steps_run_as_they_are_after_one_warning(
-    cuda: Cuda, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_recording_fails_steps_run_after_one_warning(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
     recorded, counter, run = made(cuda)
     cuda.error = RuntimeError("operation not permitted when stream is capturing\nmore")
     with caplog.at_level(logging.WARNING, logger="retrain"):

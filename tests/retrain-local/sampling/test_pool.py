@@ -140,9 +140,7 @@ ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.lists(st.integers(0, 2), max_size=50), st.integers(0, 8))
-def test_the_longest_whole_row_is_found_among_those_that_are_left(
-    rows: list[list[int]], prompt: list[int], dropped: int
-) -> None:
+def test_the_longest_whole_row_that_is_left_is_found(rows: list[list[int]], prompt: list[int], dropped: int) -> None:
     blocks = Blocks(64)
     kept = PrefixCache(blocks)
     for row in rows:

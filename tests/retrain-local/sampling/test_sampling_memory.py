@@ -50,9 +50,7 @@ class SmallMemory:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["cuda", "cpu"])
-def test_the_pool_is_halved_and_the_same_completions_are_drawn(
-    engines: Engines, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]
-) -> None:
+def test_a_halved_pool_is_enough(engines: Engines, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]) -> None:
     memory = SmallMemory(engines.decoder(), 500, error)
     small, delivered = engines.make(memory), list[tuple[int, int]]()
     with caplog.at_level(logging.WARNING, logger="retrain"):
@@ -149,9 +147,7 @@ def rows_of(prompts: list[int], group: int, max_tokens: int) -> list[Row]:
     max_tokens=st.integers(1, 90),
     share=st.booleans(),
 )
-def test_all_rows_run_at_once_and_none_is_put_aside(
-    prompts: list[int], group: int, max_tokens: int, share: bool
-) -> None:
+def test_all_rows_run_at_once_none_is_put_aside(prompts: list[int], group: int, max_tokens: int, share: bool) -> None:
     rows = rows_of(prompts, group, max_tokens)
     tokens = enough_tokens(rows, 0, share=share, keep_rows=False)
     longest = -(-(max(prompts) + max_tokens) // BLOCK_SIZE) * BLOCK_SIZE

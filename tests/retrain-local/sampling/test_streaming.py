@@ -74,9 +74,7 @@ def test_a_stream_is_what_sample_returns_whoever_comes_when(engines: Engines, po
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
-def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_earlier_calls_are_few_without_publishing(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrain_local.sampling.engine.KEPT_ROWS", 6)
     engine = engines.make(keep_rows=True, stop_ids=frozenset(), pool_tokens=2**14)
     params, used, kept = replace(PARAMS, max_tokens=8), list[int](), list[int]()
@@ -118,9 +116,7 @@ def test_an_engine_without_a_stream_hands_over_whole_completions(engines: Engine
     assert sorted(feed.done) == sorted(feed.pieces)
 
 
-def test_the_likeliest_tokens_are_those_of_the_policy_and_a_closed_backend_streams_nothing(
-    local: Local, engines: Engines
-) -> None:
+def test_the_likeliest_tokens_are_those_of_the_policy(local: Local, engines: Engines) -> None:
     backend = local.make()
     params = SamplingParams(max_tokens=9, temperature=0.7, greedy=True)
     groups = backend.sample(engines.requests[:3], params)

@@ -32,7 +32,7 @@ def selected(hidden: Tensor, tokens: Tensor, head_: Any, temperature: float = 1.
 @pytest.mark.parametrize("of", [selected, both])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("chunk", [2**20, 100, 1])
-def test_values_and_gradients_equal_autograds(
+def test_values_and_gradients_of_heads(
     of: Any, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head is not always linear, and bans tokens by -inf."""
@@ -70,9 +70,7 @@ def test_both_have_the_log_probabilities_of_the_plain_head_bit_for_bit() -> None
     ("of", "more", "chunks"),
     [(selected, {}, [4, 4, 2]), (both, {}, [4, 4, 2]), (selected, {"softmax": partial(plain_softmax)}, [7, 3])],
 )
-def test_the_head_never_sees_more_rows_than_a_chunk_has(
-    of: Any, more: dict[str, Any], chunks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_bound_rows(of: Any, more: dict[str, Any], chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", 4 * VOCABULARY)
     monkeypatch.setattr(head, "FUSED_CHUNK", 7 * VOCABULARY)
     linear, seen = nn.Linear(3, VOCABULARY), []
@@ -112,9 +110,7 @@ def test_a_kernel_that_computes_something_else_is_found_out(spoilt: str) -> None
     assert list(softmax_faults(plain_softmax, **given)) == []
 
 
-def test_a_kernel_that_cannot_be_compiled_leaves_pytorchs_operations(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_compiler_pytorch_is_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert softmax_of(torch.device("cpu"), torch.bfloat16, 8) is plain_softmax
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(kernel_trials, "find_spec", lambda _: object())

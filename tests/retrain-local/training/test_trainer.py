@@ -75,7 +75,7 @@ def test_packs_at_a_time_give_the_same_bits_as_one_after_another(trained: LocalB
     assert torch.equal(found[0], found[2])
 
 
-def test_the_gradient_in_bf16_is_the_plain_definition_in_bf16(
+def test_the_gradient_in_bf16(
     local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one and the same policy: ratios would multiply the gaps of two ways of rounding into both gradients."""
@@ -94,9 +94,7 @@ def test_the_gradient_in_bf16_is_the_plain_definition_in_bf16(
     assert distance(found, exact) < 1.2 * distance(bf16, exact), "no worse than the plain one"
 
 
-def test_other_tokens_count_for_nothing_and_silent_ones_in_the_denominator(
-    trained: LocalBackend, batch: TrainBatch
-) -> None:
+def test_silent_tokens_count_in_the_denominator_and_others_not_at_all(trained: LocalBackend, batch: TrainBatch) -> None:
     """A prompt alone, tokens of an environment or padding behind a row, and twice the rows, half without credit."""
     zeros = {"logprobs_T": np.zeros(90), "advantages_T": np.zeros(90)}
     nothing = TrainRow(tokens_T=np.arange(90), action_T=np.zeros(90, bool), **zeros)
@@ -131,9 +129,7 @@ def test_one_step_is_adamw(local: Local, batch: TrainBatch) -> None:
     torch.testing.assert_close(weights(), before * (1 - 1e-2 * 0.5) - 1e-2 * slopes / (slopes.abs() + 1e-8))
 
 
-def test_the_deterministic_mode_holds_for_a_step_only_where_something_sums_in_arbitrary_order(
-    trained: LocalBackend, batch: TrainBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_deterministic_mode(trained: LocalBackend, batch: TrainBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = trained._trainer, []
     assert trainer is not None
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
@@ -181,9 +177,7 @@ def test_impossible_batches_are_refused(trained: LocalBackend, batch: TrainBatch
         assert codes_in(caught) == [f"backend.{code}"]
 
 
-def test_free_memory_decides_on_a_cpu_whether_activations_are_kept(
-    local: Local, batch: TrainBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_memory_decides_on_recomputation(local: Local, batch: TrainBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for free in (2**40, 2**23):
         monkeypatch.setattr(FREE_BYTES, lambda device, free=free: free)

@@ -192,9 +192,7 @@ def tokens_of(backend: LocalBackend, batch: TrainBatch) -> int:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["cuda", "cpu"])
-def test_training_recomputes_then_halves_its_packs_and_takes_the_same_step(
-    local: Local, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]
-) -> None:
+def test_a_short_memory_halves_packs(local: Local, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]) -> None:
     plain, short = local.make(), local.make()
     batch = local.roll(plain)
     memory = SmallMemory(short, tokens_of(plain, batch) - 1, error)
@@ -272,9 +270,7 @@ def test_a_resumed_backend_cuts_its_work_as_before(local: Local, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("free_gib", "recompute"), [(6, True), (120, False)])  # a 16 GB card has 6 beside 4 B weights
-def test_recomputation_is_planned_where_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch, free_gib: int, recompute: bool
-) -> None:
+def test_recomputation_is_planned_on_need(monkeypatch: pytest.MonkeyPatch, free_gib: int, recompute: bool) -> None:
     monkeypatch.setattr(budget, "free_bytes", lambda _: free_gib * 2**30 / ACTIVATION_SHARE_GPU)
     plan = budget.plan_packs(SHAPE, torch.bfloat16, torch.device("cuda"), checkpointing="auto", at_a_time=1, prompt=256)
     assert plan.recompute is recompute
@@ -287,9 +283,7 @@ def test_recomputation_is_planned_where_memory_is_short(
 @pytest.mark.parametrize(
     ("fitting", "asked", "recompute"), [(6800, "auto", False), (2900, "auto", True), (2900, "off", False)]
 )
-def test_a_gpu_keeps_activations_where_packs_of_full_speed_fit(
-    monkeypatch: pytest.MonkeyPatch, fitting: int, asked: str, recompute: bool
-) -> None:
+def test_a_gpu_keeps_what_it_can(monkeypatch: pytest.MonkeyPatch, fitting: int, asked: str, recompute: bool) -> None:
     """6,800 tokens is what a model of 8 B has on a card of 80 GB; a longer row is computed again nevertheless."""
     each = activation_bytes(SHAPE, torch.bfloat16, recompute=False)
     monkeypatch.setattr(budget, "free_bytes", lambda _: (fitting + 1) * each / ACTIVATION_SHARE_GPU)
