@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tests.soak.configurations import pool_of
 from tests.soak.faults import can_mount
-from tests.soak.report import Report
-from tests.soak.scenario import Account, Scenario, Twins
+from tests.soak.scenario import Account, Report, Scenario, Twins
 
 
 def main(arguments: list[str] | None = None) -> int:

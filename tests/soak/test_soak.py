@@ -12,8 +12,7 @@ from tests.soak.configurations import SHAPES, pool_of
 from tests.soak.damages import DAMAGES
 from tests.soak.faults import BLOWS, TROUBLES, Damage, Fault
 from tests.soak.referee import PromiseError, check_same
-from tests.soak.report import Report
-from tests.soak.scenario import Account, Befallen, Scenario
+from tests.soak.scenario import Account, Befallen, Report, Scenario
 
 
 def run_in(folder: Path, loss: float = 0.5) -> Path:

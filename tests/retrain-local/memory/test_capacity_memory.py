@@ -37,7 +37,29 @@ from retrain_local.memory.shape import ModelShape, count_parameters, read_shape,
 from retrain_local.model.architecture import FAMILIES
 from retrain_local.sampling import cache as pool
 from retrain_local.training import budget
+from tests.kit.model_configs import QWEN3_4B, SMALL
 from tests.kit.problems import codes_in
+
+
+@pytest.fixture
+def make_shape(tmp_path: Path) -> Callable[[dict[str, Any]], ModelShape]:
+    def make(document: dict[str, Any]) -> ModelShape:
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(json.dumps(document))
+        return read_shape(tmp_path / "model", where="")
+
+    return make
+
+
+@pytest.fixture
+def small(make_shape: Callable[[dict[str, Any]], ModelShape]) -> ModelShape:
+    return make_shape(SMALL)
+
+
+@pytest.fixture
+def qwen(make_shape: Callable[[dict[str, Any]], ModelShape]) -> ModelShape:
+    return make_shape(QWEN3_4B)
+
 
 WORK = Workload(
     device="cpu", batch_size=2, group_size=4, max_tokens=16, prompt_tokens=20, lora_rank=4, micro_batch_tokens=2048
@@ -302,7 +324,7 @@ def test_more_work_never_needs_less(name: str, one: int, other: int) -> None:
 
 TINY = Path(__file__).parents[3] / "retrain-local/src/retrain_local/tiny"
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
-SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 10}
+BARE = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 10}
 
 
 def write_header(file: Path, header: Any) -> None:
@@ -342,13 +364,13 @@ def test_older_names_are_understood() -> None:
 def test_a_sampler_that_does_not_merge_has_one_product_for_layers_with_one_input(small: ModelShape) -> None:
     parts = ((8 + 16) * 3, 8 + 8, (8 + 2 * 16) * 2, 16 + 8)  # queries, keys and values; output; gate and up; down
     assert small.sampler_adapter_elements(4) == 4 * 2 * sum(parts)
-    experts = shape_of({**SMALL, "num_experts": 4, "num_experts_per_tok": 2}, file=Path("c"), where="")
+    experts = shape_of({**BARE, "num_experts": 4, "num_experts_per_tok": 2}, file=Path("c"), where="")
     assert experts.sampler_adapter_elements(4) == experts.lora_parameters(4)
     assert (experts.active_experts, small.active_experts) == (2, 1)
-    shape = shape_of({**SMALL, "num_experts": 4, "moe_intermediate_size": 6}, file=Path("c"), where="")
+    shape = shape_of({**BARE, "num_experts": 4, "moe_intermediate_size": 6}, file=Path("c"), where="")
     assert (shape.experts, shape.adapted_elements) == (4, 2 * (4 * 64 + 4 * 3 * 8 * 6)), "each expert is counted"
     assert small.is_native
-    assert not shape_of({**SMALL, "model_type": "gemma2"}, file=Path("c"), where="").is_native
+    assert not shape_of({**BARE, "model_type": "gemma2"}, file=Path("c"), where="").is_native
 
 
 @pytest.mark.parametrize(
@@ -356,8 +378,8 @@ def test_a_sampler_that_does_not_merge_has_one_product_for_layers_with_one_input
     [
         *((text, "bad-config-json") for text in ("", "[]", "[" * 100_000, '{"text_config": 3}', "\ud800", None)),
         ("{}", "unknown-sizes"),
-        *((json.dumps({**SMALL, "hidden_size": value}), "bad-size") for value in (-1, 0, "8", True, 10**30)),
-        (json.dumps({**SMALL, "num_attention_heads": 100}), "bad-size"),
+        *((json.dumps({**BARE, "hidden_size": value}), "bad-size") for value in (-1, 0, "8", True, 10**30)),
+        (json.dumps({**BARE, "num_attention_heads": 100}), "bad-size"),
     ],
 )
 def test_an_impossible_configuration_is_refused_by_file_and_key(text: str | None, code: str, tmp_path: Path) -> None:
@@ -389,4 +411,4 @@ def test_any_value_of_a_size_is_a_shape_or_an_error(value: Any) -> None:
             assert make().parameters > 0
 
     for key in ("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "num_experts"):
-        attempt(lambda key=key: shape_of({**SMALL, key: value}, file=Path("c"), where=""))  # type: ignore[misc]
+        attempt(lambda key=key: shape_of({**BARE, key: value}, file=Path("c"), where=""))  # type: ignore[misc]
