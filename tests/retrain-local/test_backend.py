@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -128,12 +129,9 @@ def test_the_seed_of_the_initialisation_moves_only_the_adapter(local: Local, tmp
     assert drawn(backends[0], local) == drawn(backends[1], local)  # an adapter begins as zero
 
 
-@dataclass(frozen=True)
-class Bare:
+def bare(tokens: Any, actions: Any) -> Any:
     """A row without log-probabilities and advantages."""
-
-    tokens_T: np.ndarray
-    action_T: np.ndarray
+    return SimpleNamespace(tokens_T=np.array(tokens), action_T=np.array(actions, bool))
 
 
 def largest_gap(found: Any, wanted: Any) -> float:
@@ -180,14 +178,14 @@ def test_neither_order_nor_cut_matters(trained: LocalBackend, local: Local, monk
 
 def test_actions_may_be_anywhere_and_a_row_needs_only_tokens_and_actions(trained: LocalBackend) -> None:
     tokens_T = np.array([5, 9, 2, 77, 13, 8])
-    every = trained.logprobs([Bare(tokens_T, np.array([False, True, True, True, True, True]))], 1.0)[0]
+    every = trained.logprobs([bare(tokens_T, [0, 1, 1, 1, 1, 1])], 1.0)[0]
     some_T = np.array([False, True, False, False, True, False])
-    some = trained.logprobs([Bare(tokens_T, some_T), Bare(tokens_T[:1], some_T[:1])], 1.0)
+    some = trained.logprobs([bare(tokens_T, some_T), bare(tokens_T[:1], some_T[:1])], 1.0)
     assert np.allclose(some[0], np.where(some_T, every, 0.0), atol=1e-5)
     assert some[1].tolist() == [0.0]
     assert trained.logprobs([], 1.0) == []
     for tokens, actions, code in (([1, 512], [0, 1], "unknown-token"), ([1, 2], [1, 1], "first-action")):
-        row = Bare(np.array(tokens), np.array(actions, bool))
+        row = bare(tokens, actions)
         assert refused(trained.logprobs, [row], 1.0) == [f"backend.row-{code}"]
 
 

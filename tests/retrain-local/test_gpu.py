@@ -17,10 +17,7 @@ from tests.kit.local_backend import Local, saved
 from tests.kit.local_engines import all_same
 from tests.kit.plain_path import distance, gradient
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")]
 PARAMS = SamplingParams(max_tokens=60, temperature=0.9, entropy=True)
 MODES: dict[str, dict[str, Any]] = {
     "as it comes": {},

@@ -17,10 +17,7 @@ from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.devices.kernel_trials import first_fault
 from tests.kit.shapes import shape as make_shape
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")]
 GPU = torch.device("cuda", 0)
 SHAPES = {
     "Qwen3-4B": make_shape(32, 8, 128),

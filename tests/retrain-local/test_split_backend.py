@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.api import (
-    BackendError,
-    ConfigError,
-    Kind,
-    OverlapsTraining,
-    PluginSpec,
-    SamplingParams,
-)
+from retrain.api import BackendError, ConfigError, Kind, OverlapsTraining, PluginSpec, SamplingParams
 from retrain.kernel.registry import Owner
 from retrain_local.backend import LIMITS_FILE, LocalBackend
 from retrain_local.factory import create_backend

@@ -213,7 +213,9 @@ def kill_rank(ground: Ground, process: Process) -> Process:
 
 def breaks_down(name: str) -> Callable[[Ground, Process], Process]:
     def strike(ground: Ground, process: Process) -> Process:
-        _tell(ground, name)
+        part = ground.folder / ".trouble"
+        part.write_text(name, encoding="utf-8")
+        part.rename(ground.folder / "trouble")  # in one go: the run may read it meanwhile
         return process
 
     return strike
@@ -221,12 +223,6 @@ def breaks_down(name: str) -> Callable[[Ground, Process], Process]:
 
 def come_to_terms(ground: Ground) -> None:
     (ground.folder / "trouble").unlink(missing_ok=True)
-
-
-def _tell(ground: Ground, name: str) -> None:
-    part = ground.folder / ".trouble"
-    part.write_text(name, encoding="utf-8")
-    part.rename(ground.folder / "trouble")
 
 
 def replace_servers(ground: Ground, process: Process) -> Process:

@@ -20,7 +20,7 @@ from retrain_local.attention import select_kernels, varlen
 from retrain_local.attention.packed import PaddedAttend
 from retrain_local.attention.pages import PagedKernels, Pages, key_stretches
 from retrain_local.attention.select_kernels import Kernels, kernels_for, packed_faults, paged_faults
-from retrain_local.decoder import Scores, Shape
+from retrain_local.decoder import Scores
 from retrain_local.devices.kernel_trials import first_fault
 from tests.kit.problems import codes_in
 from tests.kit.shapes import shape
@@ -30,19 +30,12 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = shape(4, 2, 64)
 
 
-def chosen(
-    name: str = "default",
-    *,
-    device: torch.device = GPU,
-    dtype: torch.dtype = torch.bfloat16,
-    pool: str = "auto",
-    of: Shape = SHAPE,
-    exact: bool = True,
-) -> Kernels:
-    keys = {"inference.attention_kernel": name}
+def chosen(name: str = "default", pool: str = "auto", **given: Any) -> Kernels:
+    of = {"device": GPU, "dtype": torch.bfloat16, "of": SHAPE, "exact": True} | given
     table = SimpleNamespace(attention_kernel=name, kv_cache_dtype=pool)
+    keys = {"inference.attention_kernel": name}
     config: Any = SimpleNamespace(value=keys.get, inference=table, place=lambda key: f"run.toml [{key}]")
-    return kernels_for(config, device, dtype, of, exact=exact)
+    return kernels_for(config, of["device"], of["dtype"], of["of"], exact=of["exact"])
 
 
 @pytest.fixture

@@ -19,16 +19,9 @@ MIB, GIB = 2**20, 2**30
 SMOLLM2 = 1_524_096, 154_368  # bytes of a token in fp32: 30 layers of width 576 and 1,536, kept and recomputed
 
 
-def plan(
-    free: float,
-    *,
-    asked: str = "auto",
-    at_a_time: int = 2,
-    prompt: int = 40,
-    sizes: tuple[int, int] = SMOLLM2,
-    context: int = 8192,
-) -> PackPlan:
-    return plan_cpu_packs(*sizes, free, checkpointing=asked, at_a_time=at_a_time, prompt=prompt, context=context)
+def plan(free: float, asked: str = "auto", sizes: tuple[int, int] = SMOLLM2, **more: int) -> PackPlan:
+    given = {"at_a_time": 2, "prompt": 40, "context": 8192} | more
+    return plan_cpu_packs(*sizes, free, checkpointing=asked, **given)
 
 
 def test_a_model_of_135_million_parameters_keeps_its_activations_with_20_gb_free() -> None:

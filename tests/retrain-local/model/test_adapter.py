@@ -20,7 +20,7 @@ from retrain_local.backend import LocalBackend
 from retrain_local.checks import adapter_kind_problems, quantize_problems, start_problems
 from retrain_local.model.checkpoint import MOMENTS, save_adapter
 from retrain_local.model.qlora import KINDS
-from tests.kit.local_backend import Local, check_same_rows, saved
+from tests.kit.local_backend import Local, check_resumes, check_same_rows, saved
 from tests.kit.local_pairs import check_peft_agrees, relative, shake
 from tests.kit.problems import codes_in
 from tests.kit.random_models import random_model
@@ -157,12 +157,7 @@ def test_an_adapter_resumes_bit_identical_and_nothing_is_pickled(local: Local, t
     folder = saved(tmp_path / "saved", straight.save)
     assert {file.name for file in folder.iterdir()} == {ADAPTER, OPTIMIZER, STATE, "adapter_config.json"}
     resumed.load(folder)
-    batches = [local.roll(backend, step=2) for backend in (straight, resumed)]
-    check_same_rows(*batches)
-    reports = [backend.train(batch) for backend, batch in zip((straight, resumed), batches, strict=True)]
-    assert reports[0] == reports[1]
-    assert straight.publish() == resumed.publish() == 3
-    assert adapter_bytes(straight, tmp_path / "a") == adapter_bytes(resumed, tmp_path / "b")
+    check_resumes(local, straight, resumed, 2)
 
 
 def test_a_state_saved_before_any_step_loads(local: Local, tmp_path: Path) -> None:

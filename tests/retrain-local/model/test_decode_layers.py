@@ -20,6 +20,7 @@ from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.projection import SampledStacked
 from tests.kit.local_backend import Local
 from tests.kit.local_engines import make_engine, paged
+from tests.kit.local_pairs import shake
 from tests.kit.shared import first_or_long
 
 CPU = torch.device("cpu")
@@ -34,11 +35,7 @@ def low_rank_pair(local: Local, monkeypatch: pytest.MonkeyPatch) -> MakePair:
         monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
         monkeypatch.setattr(Placement, "is_stacked", property(lambda _: stacked))
         pair = local.pair(seed=1)
-        numbers = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for name, p in pair.parameters.items():
-                if "lora_B" in name:
-                    p.copy_(torch.randn(p.shape, generator=numbers) * 0.1)
+        shake(pair, 0.1)
         pair.publish()
         return pair
 

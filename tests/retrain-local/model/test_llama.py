@@ -20,7 +20,7 @@ from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.llama import LlamaDecoder
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.training.head import selected_logprobs
-from tests.kit.local_backend import Local, check_same_rows, saved
+from tests.kit.local_backend import Local, check_resumes, saved
 from tests.kit.local_pairs import (
     IDS_N,
     check_peft_agrees,
@@ -199,21 +199,14 @@ def test_a_resumed_step_is_bit_identical(stored: torch.dtype, local: Local, mode
     assert (folder / "master_weights.safetensors").exists() == (stored != torch.float32)
     resumed = local.make(base, rank=0, lr=1e-3, seed=99)
     resumed.load(folder)
-    batches = [local.roll(backend, step=1) for backend in (straight, resumed)]
-    check_same_rows(*batches)
-    reports = [backend.train(batch) for backend, batch in zip((straight, resumed), batches, strict=True)]
-    assert reports[0] == reports[1]
-    weights = [backend._pair.adapter for backend in (straight, resumed) if backend._pair is not None]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    check_resumes(local, straight, resumed, 1)
 
 
 def test_a_step_changes_every_weight_but_the_reference_and_the_next_is_on_policy(local: Local) -> None:
     backend = local.make(rank=0, lr=1e-2)
     assert backend._pair is not None
-    weights, rows = (
-        {name: p.detach().clone() for name, p in backend._pair.parameters.items()},
-        local.roll(backend).rows,
-    )
+    weights = {name: p.detach().clone() for name, p in backend._pair.parameters.items()}
+    rows = local.roll(backend).rows
     before, trained = backend.reference_logprobs(rows, 0.7), backend.logprobs(rows, 0.7)
     assert all(np.array_equal(a, b) for a, b in zip(before, trained, strict=True))
     backend.train(TrainBatch(step=0, rows=rows, temperature=1.0))

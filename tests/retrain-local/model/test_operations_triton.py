@@ -16,6 +16,7 @@ from retrain_local.model.operations import Operations, Turn
 from retrain_local.model.pair import Placement
 from tests.kit.local_backend import Local
 from tests.kit.local_engines import all_same, make_engine, paged
+from tests.kit.local_pairs import shake
 from tests.kit.shapes import shape
 from tests.kit.triton_interpreter import HAS_CUDA, INTERPRETER, elsewhere, kernels_run, needs_triton, run_interpreted
 
@@ -103,10 +104,7 @@ def test_an_engine_on_kernels_alone(local: Local, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
     monkeypatch.setattr(Placement, "is_stacked", property(lambda _: True))
     pair = local.pair(seed=1)
-    with torch.no_grad():
-        for name, p in pair.parameters.items():
-            if "lora_B" in name:
-                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(3)) * 0.1)
+    shake(pair, 0.1)
     pair.publish()
 
     params = SamplingParams(max_tokens=6, temperature=0.8, entropy=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -86,23 +87,11 @@ def on_threads() -> Callable[..., list[Any]]:
 
     def run(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
         shared = {"found": [None] * size, "barrier": threading.Barrier(size)}
-        found: list[Any] = [None] * size
-        errors: list[BaseException] = []
-
-        def on(rank: int) -> None:
-            try:
-                found[rank] = work(ThreadGroup(rank, size, shared))
-            except BaseException as error:  # raised below, where the test can see it
-                errors.append(error)
-
-        threads = [threading.Thread(target=on, args=(rank,)) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
+        with ThreadPoolExecutor(size) as pool:
+            ranks = [pool.submit(work, ThreadGroup(rank, size, shared)) for rank in range(size)]
+        if errors := [error for rank in ranks if (error := rank.exception())]:
             raise min(errors, key=lambda error: isinstance(error, PeerFailedError))
-        return found
+        return [rank.result() for rank in ranks]
 
     return run
 
@@ -111,9 +100,9 @@ def on_threads() -> Callable[..., list[Any]]:
 def make_config(model_folder: Path) -> Callable[..., Config]:
     """The configuration of a run, as its file would give it."""
 
-    def make(folder: Path | str = model_folder, /, **tables: dict[str, Any]) -> Config:
+    def make(**tables: dict[str, Any]) -> Config:
         given: dict[str, Any] = {
-            "model": {"model": str(folder), "lora_rank": 4} | tables.pop("model", {}),
+            "model": {"model": str(model_folder), "lora_rank": 4} | tables.pop("model", {}),
             "backend": {"backend": "local", "devices": "cpu"} | tables.pop("backend", {}),
             "training": {"lr": 1e-2} | tables.pop("training", {}),
             "optimizer": {"grad_clip_norm": 0.0} | tables.pop("optimizer", {}),
@@ -346,14 +335,11 @@ def test_ranks_are_no_split_devices_and_one_device_is_no_rank(make_config: MakeC
     assert not choose_devices(make_config(backend={"devices": "cpu", "options": {"parallel": "fsdp"}})).ranks
 
 
-def test_fsdp_of_an_adapter_is_refused_by_name(make_config: MakeConfig) -> None:
+def test_fsdp_of_an_adapter_and_sampling_ahead_on_ranks_are_refused(make_config: MakeConfig) -> None:
     (problem,) = parallel_problems(of_ranks(make_config, "fsdp"))
     assert "'fsdp' does not go with an adapter" in problem.what
     assert not parallel_problems(of_ranks(make_config, "fsdp", model={"lora_rank": 0}))
     assert not parallel_problems(of_ranks(make_config, "replicate"))
-
-
-def test_sampling_ahead_is_split_modes(make_config: MakeConfig) -> None:
     (problem,) = staleness_problems(of_ranks(make_config, "replicate", training={"max_staleness": 1}))
     assert problem.fix.startswith('set parallel to "split"')
     assert not staleness_problems(of_ranks(make_config, "split", training={"max_staleness": 1}))
@@ -373,17 +359,11 @@ def test_sampling_ahead_is_split_modes(make_config: MakeConfig) -> None:
 def test_a_resumed_run_may_have_other_ranks(before: tuple[str, str], now: tuple[str, str], *, is_same: bool) -> None:
     then, there = (LocalOptions(parallel=parallel).kept_on_resume(devices) for parallel, devices in (before, now))
     assert (then == there) is is_same
+    changed = LocalOptions(parallel=before[0], micro_batch_tokens=99).kept_on_resume(before[1])
+    assert changed != then, "other options must stay"
 
 
-def test_other_options_must_stay() -> None:
-    options = LocalOptions(parallel="replicate")
-    changed = options.model_copy(update={"micro_batch_tokens": 99})
-    assert options.kept_on_resume("cpu") != changed.kept_on_resume("cpu")
-
-
-def test_a_configuration_arrives_whole_with_the_tables_of_plugins(
-    make_config: Callable[..., Config],
-) -> None:
+def test_a_configuration_arrives_whole_with_the_tables_of_plugins(make_config: Callable[..., Config]) -> None:
     config = make_config(model={"lora_rank": 8, "dtype": "fp32"}, entropy={"coef": 0.5})
     with pytest.raises(pickle.PicklingError):
         pickle.dumps(config)  # what the messages know more than pickle
@@ -399,15 +379,12 @@ def test_a_configuration_arrives_whole_with_the_tables_of_plugins(
     assert (found.seeds, found.params) == (start.seeds, start.params)
 
 
-def test_a_closed_end_is_noticed() -> None:
+def test_a_closed_end_is_noticed_and_an_error_of_a_peer_survives_the_way() -> None:
     ours, theirs = Pipe()
     theirs.close()
     with pytest.raises((EOFError, ConnectionError)):
         receive(ours)
     with pytest.raises(BrokenPipeError):
         send(ours, "x")
-
-
-def test_an_error_of_a_peer_survives_the_way() -> None:
     error = pickle.loads(pickle.dumps(PeerFailedError(3, "ValueError: x")))
     assert (error.rank, str(error)) == (3, str(PeerFailedError(3, "ValueError: x")))

@@ -104,11 +104,7 @@ def test_documented_covariances() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.floats(-9, 9), min_size=1, max_size=60),
-    st.floats(0, 1),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=60), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_as_many_tokens_are_chosen_as_the_share_says(values: list[float], share: float, seed: int) -> None:
     cov_N, rng = np.array(values), np.random.default_rng(seed)
     count = max(1, int(share * len(values)))
