@@ -15,6 +15,7 @@ from retrain.api import SampleRequest
 from retrain_local.backend import LocalBackend
 from retrain_local.memory import sizes
 from tests.kit.local_backend import SIZES, STOP, Local, saved, write_model
+from tests.kit.local_engines import Engines
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,3 +71,15 @@ def trained(local: Local, trained_folder: Path) -> LocalBackend:
     backend: LocalBackend = local.make()
     backend.load(trained_folder)
     return backend
+
+
+@pytest.fixture(scope="session")
+def engines(local: Local) -> Engines:
+    rng = np.random.default_rng(5)
+    requests = [
+        SampleRequest(
+            prompt_T=rng.integers(0, 500, size=length), seeds_G=tuple(range(100 * length, 100 * length + count))
+        )
+        for length, count in ((7, 4), (33, 4), (17, 1), (1, 2), (9, 3), (16, 2), (50, 2))
+    ]
+    return Engines(local=local, requests=requests)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import (
     Determinism,
@@ -29,7 +29,7 @@ from retrain_local.factory import create_backend
 from retrain_local.memory.sizes import TOKEN_BUDGET
 from retrain_local.model import load
 from retrain_local.model.load import bf16_refusal
-from retrain_local.plugin import BUILTIN_MODELS, CAPABILITIES
+from retrain_local.plugin import CAPABILITIES
 from retrain_local.sampling import schedule
 from tests.kit.local_backend import SIZES, Local, saved, write_model
 from tests.kit.plain_path import distance, gradient, joined, plain_gradient, plain_model
@@ -107,17 +107,6 @@ def test_another_engine_gets_each_version_and_the_backend_promises_no_more_than_
     assert not less.provides_entropy
     assert less.supports_checkpoint_resume
     assert EngineTraits(determinism=Determinism.EXACT, provides_entropy=True).limit(CAPABILITIES) == CAPABILITIES
-
-
-def test_tiny_speaks(local: Local) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN_MODELS["tiny"])
-    chat = [{"role": "user", "content": "12 + 34 = ?\nPut your final answer in \\boxed{}."}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    prompt_T = np.array(tokenizer.encode(text, add_special_tokens=False))
-    request = SampleRequest(prompt_T=prompt_T, seeds_G=tuple(range(16)))
-    (samples,) = local.make("builtin:tiny").sample([request], SamplingParams(max_tokens=64, temperature=1.0))
-    assert sum("\\boxed{" in tokenizer.decode(s.tokens_T) for s in samples) >= 12
-    assert sum(s.stop_reason is StopReason.EOS for s in samples) >= 12
 
 
 def test_the_seed_of_the_initialisation_moves_only_the_adapter(local: Local, tmp_path: Path) -> None:

@@ -122,9 +122,7 @@ def test_this_version_of_pytorch_takes_what_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("takes", "options"), [(lambda q, enable_gqa=False: None, {"enable_gqa": True}), (lambda q: None, {})]
 )
-def test_grouped_heads_are_announced_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, takes: Callable[..., None], options: dict[str, bool]
-) -> None:
+def test_grouped_heads(monkeypatch: pytest.MonkeyPatch, takes: Callable[..., None], options: dict[str, bool]) -> None:
     monkeypatch.setattr(torch_varlen, "varlen_attn", takes)
     varlen._options.cache_clear()
     assert varlen._options() == options

@@ -3,10 +3,10 @@ from __future__ import annotations
 import builtins
 import logging
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,12 +81,6 @@ def test_missing_gpus_that_somebody_set_are_an_error_with_the_fix(
 
 
 def test_the_reason_names_the_build_the_driver_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(message: str) -> Callable[[], None]:
-        def init() -> None:
-            raise RuntimeError(message)
-
-        return init
-
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -94,7 +88,9 @@ def test_the_reason_names_the_build_the_driver_or_the_variable(monkeypatch: pyte
     assert why == f"PyTorch {torch.__version__} is built without CUDA"
     assert "install a build with CUDA" in fix
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "init", fails("Found no NVIDIA driver on your system.\nPlease check"))
+    monkeypatch.setattr(
+        torch.cuda, "init", Mock(side_effect=RuntimeError("Found no NVIDIA driver on your system.\nPlease"))
+    )
     why, fix = missing_cuda()
     assert why.endswith("finds no usable GPU: Found no NVIDIA driver on your system.")
     assert "nvidia-smi" in fix

@@ -57,9 +57,7 @@ def test_in_bf16(named: tuple[Any, Path], local: Local) -> None:
 
 
 @pytest.mark.usefixtures("merge_limit")
-def test_logits_and_gradients_are_those_of_peft_and_only_publishing_changes_the_sampler(
-    named: tuple[Any, Path], local: Local, tmp_path: Path
-) -> None:
+def test_logits_and_gradients_are_those_of_peft(named: tuple[Any, Path], local: Local, tmp_path: Path) -> None:
     model, folder = named
     pair = local.pair(folder)
     assert isinstance(pair.trained, LlamaDecoder)

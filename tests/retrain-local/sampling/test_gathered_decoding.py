@@ -21,6 +21,7 @@ from retrain_local.sampling.schedule import Row, new_rows
 from tests.kit.local_engines import Engines, all_same
 from tests.kit.shapes import shape
 
+Many, Seen = list[SampleRequest], list[tuple[int, int]]
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, entropy=True)
 
 
@@ -48,9 +49,7 @@ def threads_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-def test_two_parts_draw_what_one_draws(
-    engines: Engines, many: list[SampleRequest], threads_seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_parts_are_one(engines: Engines, many: Many, threads_seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = engines.decoder()
     parts = engines.make(decoder)
     found = parts.sample(many, PARAMS)
@@ -65,9 +64,7 @@ def test_two_parts_draw_what_one_draws(
     assert max(rows for rows, _ in threads_seen) == 20
 
 
-def test_the_parts_share_the_threads(
-    engines: Engines, many: list[SampleRequest], threads_seen: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_share_threads(engines: Engines, many: Many, threads_seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -84,9 +81,7 @@ def test_the_parts_share_the_threads(
         torch.set_num_threads(before)
 
 
-def test_an_error_of_either_part_ends_the_call_and_leaves_nothing_behind(
-    engines: Engines, many: list[SampleRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_leaves_nothing_behind(engines: Engines, many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     engine = engines.make()
     wanted = engine.sample(many, PARAMS)

@@ -32,9 +32,7 @@ def selected(hidden: Tensor, tokens: Tensor, head_: Any, temperature: float = 1.
 @pytest.mark.parametrize("of", [selected, both])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("chunk", [2**20, 100, 1])
-def test_values_and_gradients_of_heads(
-    of: Any, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_and_gradients(of: Any, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head is not always linear, and bans tokens by -inf."""
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", chunk)
     drawn = torch.Generator().manual_seed(0)

@@ -75,9 +75,7 @@ def test_packs_at_a_time_give_the_same_bits_as_one_after_another(trained: LocalB
     assert torch.equal(found[0], found[2])
 
 
-def test_the_gradient_in_bf16(
-    local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradient_in_bf16(local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one and the same policy: ratios would multiply the gaps of two ways of rounding into both gradients."""
     monkeypatch.setattr(dtypes, "has_instructions", lambda: True)  # however slow bf16 is here
     backend = local.trained(dtype="bf16")
