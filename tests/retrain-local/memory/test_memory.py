@@ -1,4 +1,4 @@
-"""Memory: the terms of the estimate by hand, its formulas against the backend's own, and that more work never needs less."""
+"""Memory: the terms of the estimate by hand, formulas against the backend's, and more work never needs less."""
 
 from __future__ import annotations
 
@@ -387,8 +387,7 @@ def test_an_impossible_configuration_is_refused_by_file_and_key(text: str | None
     with pytest.raises(ConfigError) as caught:
         read_shape(tmp_path, where="retrain.toml:2 [model] model")
     assert codes_in(caught) == [f"model.{code}"]
-    assert "config.json" in str(caught.value)
-    assert "retrain.toml:2" in str(caught.value)
+    assert all(named in str(caught.value) for named in ("config.json", "retrain.toml:2"))
 
 
 def test_shards_are_added_up_and_damaged_ones_are_not_counted(tmp_path: Path) -> None:
@@ -464,22 +463,20 @@ def test_plans_take_half_memory(free: float, kept: int, share: float, at_a_time:
 def test_only_allocators_run_out_of_memory() -> None:
     of_cpu, of_mps = (
         "[enforce fail] DefaultCPUAllocator: can't allocate memory",
-        "MPS backend out of memory (MPS: 1 GB)",
+        "MPS backend out of memory (MPS)",
     )
     for error in (torch.OutOfMemoryError("x"), RuntimeError(of_cpu), RuntimeError(of_mps)):
         assert is_out_of_memory(error)
     for other in (
-        RuntimeError("shape '[3]' is invalid for input of size 4"),
+        RuntimeError("shape '[3]' is invalid"),
         BackendError("the disk ran out of memory"),
     ):
         assert not is_out_of_memory(other)
 
 
 def test_limits_come_back_as_they_were_saved_and_from_older_checkpoints() -> None:
-    saved = MemoryLimits(
-        train_tokens=1, cache_tokens=3, pack_tokens=4, recompute=True, kept_tokens=5, packs_at_a_time=2
-    )
-    loaded = MemoryLimits()
+    given = {"train_tokens": 1, "cache_tokens": 3, "pack_tokens": 4, "kept_tokens": 5, "packs_at_a_time": 2}
+    saved, loaded = MemoryLimits(**given, recompute=True), MemoryLimits()
     loaded.restore(asdict(saved))
     assert loaded == saved
     loaded.restore({"cache_tokens": 7})

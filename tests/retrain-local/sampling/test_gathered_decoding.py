@@ -21,7 +21,8 @@ from retrain_local.sampling.schedule import Row, new_rows
 from tests.kit.local_engines import Engines, all_same
 from tests.kit.shapes import shape
 
-Many, Seen = list[SampleRequest], list[tuple[int, int]]
+Many = list[SampleRequest]
+Seen = list[tuple[int, int]]
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, entropy=True)
 
 
