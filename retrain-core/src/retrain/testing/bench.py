@@ -148,7 +148,7 @@ class Bench:
         return toy_tokenizer() if self.config.model.model == TOY_MODEL else load_tokenizer(self.config, self.plugins)
 
     def context(self) -> PluginContext:
-        # As in a run: data is loaded before the tokenizer, so a source cannot depend on it.
+        # A campaign and `retrain init` load data without a tokenizer, so a source must not need one.
         tokenizer = None if self.kind is Kind.DATA_SOURCE else self.tokenizer
         seeds = run_seeds(self.config)
         return PluginContext(config=self.config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)

@@ -57,7 +57,8 @@ class Check:
             raise ConformanceError(replace(error.problem, where=where)) from error.__cause__
         except RetrainError as error:
             what = "; ".join(str(replace(problem, fix="")).replace("\n    ", " ") for problem in error.problems)
-            fix = "; ".join(problem.fix for problem in error.problems if problem.fix)
+            fixes = "; ".join(problem.fix for problem in error.problems if problem.fix)
+            fix = fixes if fixes else "give `conformance()` a `config` that the part accepts"
             raise ConformanceError(
                 Problem(code="conformance.refused", where=where, what=f"refused: {what}", why=why, fix=fix)
             ) from error
