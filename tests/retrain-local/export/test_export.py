@@ -99,9 +99,7 @@ def export(
 def test_merged_logits_are_those_of_base_plus_adapter(plugins: Plugins, tmp_path: Path, kind: str) -> None:
     adapter = random_adapter(tmp_path / "adapter", kind=kind)
     found = export(plugins, tmp_path / "out", adapter)
-    assert found.gap is not None
     assert found.gap < BOUND
-    assert found.change is not None
     assert found.change > 0.1  # the check compares something
     assert not found.is_unchanged
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
@@ -115,9 +113,7 @@ def test_a_quantised_base_is_merged_as_the_run_saw_it(plugins: Plugins, tmp_path
     adapter = random_adapter(tmp_path / "adapter")
     flags = (f"--quantize={quantize}", "--lora-rank=4", "--lora-alpha=8", "--devices=cpu")
     found = export(plugins, tmp_path / "out", adapter, *flags)
-    assert found.gap is not None
     assert found.gap < BOUND  # of dequantised base plus adapter
-    assert found.quantised_gap is not None
     assert found.quantised_gap < 1e-4  # of the run's own decoder, in fp32
     plain = load_file(BUILTIN_MODELS["tiny"] / "model.safetensors")
     merged, name = load_file(tmp_path / "out/model.safetensors"), "model.layers.0.mlp.up_proj.weight"

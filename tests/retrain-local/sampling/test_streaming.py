@@ -70,7 +70,6 @@ def test_a_stream_is_what_sample_returns_whoever_comes_when(engines: Engines, po
     assert all(len(piece.tokens_T) <= SEGMENT for pieces in feed.pieces.values() for piece in pieces)
     assert sorted(feed.done) == sorted(feed.pieces), "each is told when it has ended"
     cache = engine._cache
-    assert cache is not None
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
@@ -82,7 +81,6 @@ def test_rows_of_earlier_calls_are_few_without_publishing(engines: Engines, monk
         prompt_T = np.full(20, 5 + number)  # of a new episode each
         engine.stream([SampleRequest(prompt_T=prompt_T, seeds_G=(number, 99 + number))], params, Kept())
         cache = engine._cache
-        assert cache is not None
         used.append(cache.blocks.capacity - cache.blocks.free)
         kept.append(len(cache.prefixes))
     assert max(kept) == 6 + 2
@@ -192,7 +190,6 @@ def test_other_weights_and_other_episodes_find_nothing(engines: Engines) -> None
     engine.sample(second, OF_A_TURN)
     assert engine.metrics()["engine_prompt_reuse"] == 0.0
     cache = engine._cache
-    assert cache is not None
     assert len(cache.prefixes) == len(second)
     engine.sample([SampleRequest(prompt_T=np.array([3, 4]), seeds_G=(1,))], OF_A_TURN)
     assert len(cache.prefixes) == 1, "rows of episodes that nobody continues are gone"

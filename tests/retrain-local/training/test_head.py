@@ -86,7 +86,6 @@ def test_bf16_logits_are_read_in_fp32_and_one_that_is_not_a_number_shows() -> No
     hidden = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     value = selected_logprobs(hidden, torch.tensor([1, 2, 3]), lambda x: x, 8, 1.0)
     value.sum().backward()
-    assert hidden.grad is not None
     assert (value.dtype, hidden.grad.dtype) == (torch.float32, torch.bfloat16)
     hidden = torch.tensor([[0.0, 1.0], [0.0, float("nan")]])
     value = selected_logprobs(hidden, torch.tensor([0, 0]), lambda x: x, 2, 1.0)

@@ -48,7 +48,6 @@ def test_on_policy_ratio_is_one(trained: LocalBackend, local: Local, temperature
 
 def test_packs_change_the_gradient_of_no_loss(trained: LocalBackend, batch: TrainBatch) -> None:
     noise, trainer = np.random.default_rng(3), trained._trainer
-    assert trainer is not None
     rows = [replace(row, logprobs_T=row.logprobs_T - noise.normal(0.0, 0.2, len(row.tokens_T))) for row in batch.rows]
     batch = replace(batch, rows=tuple(rows), num_masked=2)
     by_sequence = Mismatch(level="geometric", mode="mask", low=0.95, high=2.0)
@@ -129,7 +128,6 @@ def test_one_step_is_adamw(local: Local, batch: TrainBatch) -> None:
 
 def test_the_deterministic_mode(trained: LocalBackend, batch: TrainBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = trained._trainer, []
-    assert trainer is not None
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(trainer, "_check_stop", lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
     for is_ordered in (True, False):
@@ -144,7 +142,6 @@ def test_the_deterministic_mode(trained: LocalBackend, batch: TrainBatch, monkey
 @pytest.mark.parametrize("bad", ["loss", "gradient"])
 def test_a_non_finite_step_changes_nothing(trained: LocalBackend, batch: TrainBatch, bad: str) -> None:
     trainer, norm = trained._trainer, trained._pair.trained._norm  # type: ignore[union-attr]
-    assert trainer is not None
 
     def snapshot() -> list[torch.Tensor]:
         moments = (t for p in trainer.parameters.values() for t in trainer.optimizer.state[p].values())

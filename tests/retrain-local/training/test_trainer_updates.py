@@ -91,7 +91,6 @@ def test_sampling_reports_its_tokens_and_delivers_what_has_ended(local: Local) -
 
 def test_the_gradient_of_all_rows_is_the_one_a_step_takes(trained: LocalBackend, local: Local) -> None:
     batch, trainer = local.roll(trained, step=1), trained._trainer
-    assert trainer is not None
     trainer._limits.train_tokens = 60  # several packs
     weights = {name: p.detach().clone() for name, p in trainer.parameters.items()}
     rows = range(len(batch.rows))
@@ -112,7 +111,6 @@ def test_the_gradient_of_all_rows_is_the_one_a_step_takes(trained: LocalBackend,
 
 def test_the_shares_of_groups_add_up(trained: LocalBackend, local: Local) -> None:
     batch, trainer = local.roll(trained, step=1), trained._trainer
-    assert trainer is not None
     loss = PolicyLoss(spec=PPO, clip=PPO.clip.resolved(0.0, 0.0, 0.0), aggregation="sequence_mean")
     whole_N, value, _ = trainer.gradient(batch, range(len(batch.rows)), loss)
     half = len(batch.rows) // 2
@@ -172,7 +170,6 @@ class SmallMemory:
 
 
 def trainer_of(backend: LocalBackend) -> Trainer:
-    assert backend._trainer is not None
     return backend._trainer
 
 
