@@ -148,14 +148,15 @@ def test_a_non_finite_step_changes_nothing(trained: LocalBackend, batch: TrainBa
         return [t.detach().clone() for t in (*trainer.parameters.values(), *moments)]
 
     before, kept = snapshot(), norm.detach().clone()
+    *_, (name, last) = trainer.parameters.items()
     if bad == "loss":
         norm.data[0] = float("nan")
     else:
-        handle = next(iter(trainer.parameters.values())).register_hook(lambda g: g * float("inf"))
+        handle = last.register_hook(lambda g: g * float("inf"))
     with pytest.raises(NonFiniteError) as caught:
         trained.train(batch)
     assert codes_in(caught) == [f"run.non-finite-{bad}"]
-    assert bad == "loss" or "lora" in str(caught.value)
+    assert bad == "loss" or name in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(snapshot(), before, strict=True))
     assert trained.publish() == 1
     if bad == "loss":
