@@ -160,7 +160,7 @@ def _place(error: BaseException) -> str:
 def _current_folder_on_path() -> Iterator[None]:
     """Resolve dotted paths in the current folder too, as the `retrain` script does."""
     folder = str(Path.cwd())
-    # An interpreter started with -c or in a REPL has "" there, which means the current folder.
+    # An interpreter started with -c or as a REPL has "" there: the current folder.
     if "" in sys.path or folder in sys.path:
         yield
         return

@@ -42,7 +42,7 @@ def follows_the_order_of_completions(bench: Bench) -> None:
     """The completions of a group have no order: permuting them permutes their advantages alike."""
     flow = _flow(bench)
     for step in rewarded_steps(whole=_sees_steps(flow)):
-        # Reversed and then shifted: a plain reversal would leave symmetric groups as they are.
+        # Reversed and then shifted: a plain reversal would leave symmetric groups unchanged.
         orders = [np.roll(np.arange(len(group.rewards_G))[::-1], 1) for group in step]
         moved_PG = _advantages([reordered(group, order) for group, order in zip(step, orders, strict=True)], flow)
         for group, order, plain_G, moved_G in zip(step, orders, _advantages(step, flow), moved_PG, strict=True):

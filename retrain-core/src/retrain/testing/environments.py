@@ -16,7 +16,7 @@ from retrain.testing.check import expect, expect_json
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids
 from retrain.testing.toys import HOSTILE, TOYS
 
-# Far beyond any task's own limit: what is still open then would keep a run waiting forever.
+# Far beyond any task's own limit: an episode still open then would keep a run waiting forever.
 MAX_TURNS = 128
 GROUP_SIZE = 2
 TIMEOUT_S = 60.0

@@ -82,7 +82,7 @@ def open_subject(bench: Bench) -> Subject:
         return backend_subject(bench)
     traits = bench.found.traits if isinstance(bench.found.traits, EngineTraits) else None
     context, config = bench.context(), bench.config
-    # An engine that samples in this process needs a backend's weights; for one that asks a server a toy is enough.
+    # An engine that samples in this process needs a backend's weights; for a client of a server a toy is enough.
     if "backend" in bench.given.get("backend", {}) or bench.plugins.find(Kind.BACKEND, HOST_BACKEND):
         name, options = config.backend.backend, backend_options(config, bench.plugins)
         part = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")

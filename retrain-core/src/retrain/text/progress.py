@@ -33,7 +33,7 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
 
 def progress_data(shown: PhaseProgress) -> dict[str, Any]:
     """The same for counters that belong to the work under way."""
-    # Asked in the instant of the start, a rate would divide by zero.
+    # In the instant of the start, the rate would divide by zero.
     elapsed_s = max(time.monotonic() - shown.started, 1e-9)
     tokens = max(shown.tokens, shown.drawn)
     data = {"unit": shown.unit, "done": shown.done, "total": shown.total}
