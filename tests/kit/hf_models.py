@@ -35,7 +35,7 @@ SERVED: dict[str, dict[str, Any]] = {
 }
 if transformers.__version__ < "5":
     del SERVED["OPT"]  # builds masks of its own there, and is refused
-HEADS = {"GPT2": "GPT2LMHeadModel"}
+HEADS = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
 def hf_model(kind: str, sizes: dict[str, Any]) -> Any:

@@ -128,6 +128,17 @@ def saved(folder: Path, save: Any) -> Path:
     return folder
 
 
+def check_resumes(local: Local, straight: Any, resumed: Any, step: int) -> None:
+    """The step of a resumed backend is the one of the backend that went on, to the last bit."""
+    batches = [local.roll(backend, step=step) for backend in (straight, resumed)]
+    check_same_rows(*batches)
+    reports = [backend.train(batch) for backend, batch in zip((straight, resumed), batches, strict=True)]
+    assert reports[0] == reports[1]
+    assert straight.publish() == resumed.publish() == step + 1
+    weights, others = straight._pair.adapter, resumed._pair.adapter
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
 def check_same_rows(found: TrainBatch, expected: TrainBatch) -> None:
     for left, right in zip(found.rows, expected.rows, strict=True):
         assert left.tokens_T.tolist() == right.tokens_T.tolist()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -38,6 +40,31 @@ def own_logits(model: Any, ids_N: Tensor = IDS_N) -> Tensor:
     rows = torch.cat([shared, first]), torch.cat([shared, second]), alone
     first, second, alone = (model(input_ids=row[None], use_cache=False).logits[0] for row in rows)
     return torch.cat([first, second[SPANS.lengths[0] :], alone])
+
+
+def held(root: object) -> dict[int, Tensor]:
+    """Every tensor that can be reached from an object, by the address of its memory; prepacked ones have none."""
+    found, seen, open_ = dict[int, Tensor](), set[int](), [root]
+    while open_:
+        each = open_.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType | BuiltinFunctionType):
+            continue  # functions, classes and modules lead to the rest of the program
+        seen.add(id(each))
+        if not isinstance(each, Tensor):
+            open_ += gc.get_referents(each)
+        elif not each.is_mkldnn:
+            found[each.untyped_storage().data_ptr()] = each
+    return found
+
+
+def own_tensors(pair: Pair) -> dict[int, Tensor]:
+    """The tensors of the sampler, less those of the trained decoder, to whose layers the sampler's refer."""
+    trained = held(pair.trained)
+    return {address: tensor for address, tensor in held(pair.sampler).items() if address not in trained}
+
+
+def num_bytes(tensors: dict[int, Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
 
 def shake(pair: Pair, size: float = 0.05) -> None:

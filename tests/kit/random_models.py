@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -31,38 +21,31 @@ SIZES: dict[str, Any] = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SLIDING = {"use_sliding_window": True, "sliding_window": 5}
-MODELS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "llama tied with biases": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
-    ),
-    "llama with wide heads and scaled positions": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, head_dim=20, rope_scaling=LLAMA3 | {"original_max_position_embeddings": 16})
-    ),
-    "llama with yarn": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16})
-    ),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-    "qwen2 with windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **SLIDING, max_window_layers=1)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
-    "qwen3 with windows and biases": lambda: Qwen3ForCausalLM(
-        Qwen3Config(
-            **SIZES,
-            **SLIDING,
-            head_dim=16,
-            attention_bias=True,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        )
-    ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=5)),
-    "mistral without window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+YARN = {"rope_type": "yarn", "factor": 4.0}
+OLD_LENGTH = {"original_max_position_embeddings": 16}
+BIASES = {"tie_word_embeddings": True, "attention_bias": True}
+MIXED = SLIDING | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # the prefix of its classes, and what its configuration adds to SIZES
+    "llama": ("Llama", {}),
+    "llama tied with biases": ("Llama", BIASES | {"mlp_bias": True}),
+    "llama with wide heads and scaled positions": ("Llama", {"head_dim": 20, "rope_scaling": LLAMA3 | OLD_LENGTH}),
+    "llama with yarn": ("Llama", {"rope_scaling": YARN | OLD_LENGTH}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 with windows": ("Qwen2", SLIDING | {"max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3 with windows and biases": ("Qwen3", MIXED | {"head_dim": 16, "attention_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": 5}),
+    "mistral without window": ("Mistral", {"sliding_window": None}),
 }
 
 
-def random_model(name: str) -> Any:
+def random_model(name: str, **changes: Any) -> Any:
+    """One of `MODELS`; or of the classes with this prefix, with these sizes instead of those of `SIZES`."""
+    kind, more = MODELS.get(name, (name, {}))
+    config = getattr(transformers, f"{kind}Config")(**SIZES | more | changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = MODELS[name]().eval()
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
         for key, p in model.named_parameters():  # biases start at zero and norms at one
             if p.dim() == 1:
                 torch.nn.init.normal_(p, mean=0.0 if key.endswith("bias") else 1.0, std=0.3)

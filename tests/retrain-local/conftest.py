@@ -13,12 +13,21 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import SampleRequest
 from retrain_local.backend import LocalBackend
+from retrain_local.memory import sizes
 from tests.kit.local_backend import SIZES, STOP, Local, saved, write_model
+from tests.kit.local_engines import Engines
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)  # these models are too small to share out, least of all on a busy machine
+
+
+@pytest.fixture(params=[sizes.MERGE_LIMIT, 0], ids=["merged", "low rank"])
+def merge_limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A sampler holds merged matrices of small models, and both factors of an adapter of large ones."""
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", request.param)
+    return int(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +71,15 @@ def trained(local: Local, trained_folder: Path) -> LocalBackend:
     backend: LocalBackend = local.make()
     backend.load(trained_folder)
     return backend
+
+
+@pytest.fixture(scope="session")
+def engines(local: Local) -> Engines:
+    rng = np.random.default_rng(5)
+    requests = [
+        SampleRequest(
+            prompt_T=rng.integers(0, 500, size=length), seeds_G=tuple(range(100 * length, 100 * length + count))
+        )
+        for length, count in ((7, 4), (33, 4), (17, 1), (1, 2), (9, 3), (16, 2), (50, 2))
+    ]
+    return Engines(local=local, requests=requests)

@@ -17,10 +17,7 @@ from retrain_local.decoder import Attend, Scores, Shape
 from retrain_local.devices.kernel_trials import first_fault
 from tests.kit.shapes import shape as make_shape
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")]
 GPU = torch.device("cuda", 0)
 SHAPES = {
     "Qwen3-4B": make_shape(32, 8, 128),
@@ -86,9 +83,7 @@ def test_the_gradient_has_the_same_bits_every_time() -> None:
 @shapes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("stored", [None, torch.int8, torch.float8_e4m3fn])
-def test_paged_attention_is_that_of_plain_pytorch(
-    kernels: PagedKernels, shape: Shape, dtype: torch.dtype, stored: torch.dtype | None
-) -> None:
+def test_paged_attention(kernels: PagedKernels, shape: Shape, dtype: torch.dtype, stored: torch.dtype | None) -> None:
     if stored is torch.float8_e4m3fn and torch.cuda.get_device_capability(GPU) < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
     assert first_fault(paged_faults(kernels, shape, GPU, dtype, stored or dtype)) is None

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import GenerationConfig, Qwen3Config
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from retrain.api import SampleRequest, SamplingParams, TrainBatch, TrainRow
 from tests.kit.local_backend import Local
+from tests.kit.model_configs import QWEN3_4B
 
 CARD_BYTES = 16 * 10**9
 NEW_TOKENS = 10_240
@@ -31,41 +31,12 @@ pytestmark = [
 def four_billion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with random bf16 weights in the shape of Qwen3-4B."""
     folder = tmp_path_factory.mktemp("qwen3-4b")
-    config = Qwen3Config(
-        architectures=["Qwen3ForCausalLM"],
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151_936,
-        max_position_embeddings=40_960,
-        rope_theta=1_000_000.0,
-        tie_word_embeddings=True,
-        dtype="bfloat16",
-    )
-    config.save_pretrained(folder)
-    GenerationConfig(eos_token_id=151_645).save_pretrained(folder)
-    hidden, inner, queries, keys = config.hidden_size, config.intermediate_size, 32 * 128, 8 * 128
-    matrices = {"self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden)}
-    matrices |= {"self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries)}
-    matrices |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    norms |= {"self_attn.q_norm": 128, "self_attn.k_norm": 128}
-    numbers = torch.Generator(device="cuda").manual_seed(0)
-
-    def drawn(*size: int) -> torch.Tensor:
-        return (0.02 * torch.randn(size, generator=numbers, device="cuda")).bfloat16().cpu()
-
-    tensors = {"model.embed_tokens.weight": drawn(config.vocab_size, hidden)}
-    tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-    for layer in range(config.num_hidden_layers):
-        for name, size in matrices.items():
-            tensors[f"model.layers.{layer}.{name}.weight"] = drawn(*size)
-        for name, width in norms.items():
-            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(width, dtype=torch.bfloat16)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    sizes = QWEN3_4B | {"max_position_embeddings": 40_960, "rope_theta": 1_000_000.0}
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes)).bfloat16()
+    model.generation_config = GenerationConfig(eos_token_id=151_645)
+    model.save_pretrained(folder)
+    del model  # its memory is returned before the card becomes small
     yield folder
     shutil.rmtree(folder)  # 8 GB that pytest would keep
 

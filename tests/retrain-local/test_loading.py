@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from retrain.api import ConfigError
+from retrain.api import ConfigError, load_plugins
 from retrain_local.attention.packed import PaddedAttend, Spans
+from retrain_local.model.load import create_pair
+from retrain_local.model.model_files import Source
+from retrain_local.model.pair import Pair
 from tests.kit.local_backend import Local
 from tests.kit.problems import codes_in
 
@@ -46,7 +49,7 @@ def rewrite(folder: Path, edit: Callable[[dict[str, torch.Tensor]], dict[str, to
     save_file(edit(load_file(folder / WEIGHTS)), folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def test_a_folder_loads_in_fp32_with_its_facts(local: Local) -> None:
+def test_a_folder_loads_in_fp32_with_its_facts(local: Local, copied: Path) -> None:
     pair = local.pair()
     assert pair.trained.dtype == pair.sampler.dtype == torch.float32
     assert pair.trained.shape == pair.sampler.shape
@@ -56,29 +59,31 @@ def test_a_folder_loads_in_fp32_with_its_facts(local: Local) -> None:
     assert pair.stop_ids(SimpleNamespace(eos_token_id=7)) == {7, 500, 501}
     beyond = SimpleNamespace(eos_token_id=pair.trained.shape.vocabulary)  # a token that the head does not have
     assert pair.stop_ids(beyond) == {500, 501}
-
-
-def test_stop_ids_of_the_config_where_there_is_no_generation_config(local: Local, copied: Path) -> None:
     (copied / "generation_config.json").unlink()
     change(copied, eos_token_id=9)
     assert local.pair(copied).stop_ids(None) == {9}
+
+
+def spread(folder: Path, parts: int) -> None:
+    """The tensors of a folder in so many files, with their index."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = {name: f"model-{number % parts}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        save_file({name: tensors[name] for name in names if names[name] == file}, folder / file)
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
 
 
 def test_tensors_may_be_spread_over_files_and_lack_a_prefix(local: Local, copied: Path) -> None:
     whole = local.pair(copied)
     rewrite(copied, lambda tensors: {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
     bare = local.pair(copied)
-    tensors = load_file(copied / WEIGHTS)
-    (copied / WEIGHTS).unlink()
-    names = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(sorted(tensors))}
-    for file in set(names.values()):
-        save_file({name: tensors[name] for name in names if names[name] == file}, copied / file)
-    (copied / INDEX).write_text(json.dumps({"weight_map": names}))
-    spread = local.pair(copied)
+    spread(copied, 3)
+    in_files = local.pair(copied)
     assert bare.parameters.keys() == whole.parameters.keys()
     ids_N, attend = torch.arange(9), PaddedAttend(Spans.apart([9]), torch.device("cpu"))
     with torch.no_grad():
-        expected, *others = (p.sampler.hidden(ids_N, ids_N, attend) for p in (whole, bare, spread))
+        expected, *others = (p.sampler.hidden(ids_N, ids_N, attend) for p in (whole, bare, in_files))
     assert all(torch.equal(found, expected) for found in others)
     (copied / "model-1.safetensors").unlink()
     assert "model-1.safetensors" in refused(local, copied, "not-loadable")
@@ -115,9 +120,7 @@ def test_no_such_folder(local: Local, name: str) -> None:
         (WEIGHTS, None, "no-safetensors"),
     ],
 )
-def test_a_broken_or_missing_file_is_refused(
-    local: Local, copied: Path, file: str, text: str | None, code: str
-) -> None:
+def test_a_broken_or_absent_file_is_refused(local: Local, copied: Path, file: str, text: str | None, code: str) -> None:
     if text is None:
         (copied / file).unlink()
     else:
@@ -155,11 +158,41 @@ def test_an_unreachable_hub_is_reported_at_once(local: Local, monkeypatch: pytes
     assert asked == ["nobody/not-cached-anywhere"]
 
 
-def test_console_lines(local: Local, model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="retrain"):
-        local.make(rank=4)
-    lines = [record.getMessage() for record in caplog.records if record.name == "retrain"]
-    assert lines[0] == f"Loading train model: {model_folder} on cpu..."
-    rows_and_columns = 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))  # q o, k v, gate up down of 2 layers
-    assert lines[1].startswith(f"trainable params: {4 * rows_and_columns:,d} || all params: ")
-    assert lines[2] == "LocalTrainHelper ready (engine=pytorch, split_mode=False)."
+NAME = "somebody/something"
+
+
+def test_a_cached_model(local: Local, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hub's own client leaves it on disk."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository, revision = tmp_path / f"models--{NAME.replace('/', '--')}", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    snapshot = Path(shutil.copytree(model_folder, repository / "snapshots" / revision))
+
+    def cached() -> Pair:
+        source = Source(path=NAME, offline=True)
+        return create_pair(local.context(NAME).config, source, trainer_device=torch.device("cpu"), seed=1)
+
+    pair = cached()
+    assert pair.stop_ids(None) == {500, 501}
+    assert pair.adapter_config["base_model_name_or_path"] == NAME
+    (snapshot / "generation_config.json").unlink()
+    assert cached().stop_ids(None) == frozenset()
+    spread(snapshot, 2)
+    assert cached().trained.shape.layers == 2
+    for missing, said in (
+        ("model-1.safetensors", NAME),
+        (INDEX, "cannot be loaded"),
+        ("config.json", "cannot be loaded"),
+    ):
+        (snapshot / missing).unlink()
+        with pytest.raises(ConfigError, match=said):
+            cached()
+
+
+def test_the_builtin_model_is_a_folder_and_other_names_are_left_to_others() -> None:
+    plugins = load_plugins()
+    assert (Path(str(plugins.locate_model("builtin:tiny"))) / WEIGHTS).is_file()
+    assert plugins.locate_model("Qwen/Qwen3-0.6B") is None
+    with pytest.raises(ConfigError, match="builtin:tiny"):
+        plugins.locate_model("builtin:tny")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,10 @@ def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path
     tiny = json.loads((Path(str(load_plugins().locate_model("builtin:tiny"))) / "config.json").read_text())
     layers, width = tiny["num_hidden_layers"], tiny["hidden_size"]
     assert resumed(rank=16) == []
+    (tmp_path / "adapter" / "final").mkdir(parents=True)
+    (tmp_path / "adapter" / "final" / "model.safetensors").touch()
+    assert [problem.fix for problem in resumed()] == ["set it to 0, or start a new run"], "trained without an adapter"
+    shutil.rmtree(tmp_path / "adapter")
     for name, text in (("checkpoint_step_1", "[]"), ("checkpoint_step_2", '{"r": 8}'), ("final", "{")):
         (tmp_path / "adapter" / name).mkdir(parents=True)
         (tmp_path / "adapter" / name / "adapter_config.json").write_text(text)
@@ -64,19 +70,12 @@ def test_an_adapter_that_does_not_fit_is_refused_before_the_model_loads(tmp_path
     assert (problem.code, problem.where) == ("resume.other-adapter", "[model] model (default)")
 
 
-@pytest.mark.parametrize("devices", ["cpu", "gpu:0"])
-@pytest.mark.parametrize("dtype", ["fp4", "fp8"])
-def test_weights_of_few_bits_are_refused_everywhere(devices: str, dtype: str) -> None:
-    assert [problem.code for problem in problems_of(configured(devices, dtype=dtype))] == ["engine.dtype-refused"]
-
-
-@pytest.mark.parametrize("choice", [{"dtype": "bf16"}, *({"kv_cache_dtype": name} for name in ("bf16", "int8", "fp8"))])
-def test_a_cpu_has_the_rest(choice: dict[str, str]) -> None:
-    assert problems_of(configured("cpu", **choice)) == []
-
-
-def test_another_engine_is_not_this_ones_business() -> None:
-    assert problems_of(configured("cpu", engine="vllm", dtype="fp4")) == []
+def test_weights_of_few_bits_are_refused_on_every_device_and_a_cpu_has_the_rest() -> None:
+    for devices, dtype in itertools.product(("cpu", "gpu:0"), ("fp4", "fp8")):
+        assert [problem.code for problem in problems_of(configured(devices, dtype=dtype))] == ["engine.dtype-refused"]
+    for choice in ({"dtype": "bf16"}, *({"kv_cache_dtype": name} for name in ("bf16", "int8", "fp8"))):
+        assert problems_of(configured("cpu", **choice)) == []
+    assert problems_of(configured("cpu", engine="vllm", dtype="fp4")) == [], "another engine has its own checks"
 
 
 def test_the_loader_asks_and_the_engine_heeds_every_key() -> None:
@@ -104,6 +103,7 @@ def whole(backend: str = "local", engine: str = "pytorch", **training: int) -> C
 
 
 def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> None:
+    assert [kept_checkpoints(config) for config in (whole(), whole(keep_last=5), configured("cpu"))] == [2, 5, 0]
     found = {problem.where.removesuffix(" (default)"): problem.code for problem in full_problems(whole(engine="vllm"))}
     keys = dict.fromkeys(("[entropy] coef", "[lora] alpha"), "config.not-with-rank-0")
     assert found == keys | {"[inference] engine": "engine.needs-adapter"}
@@ -117,26 +117,9 @@ def test_what_takes_an_adapter_is_refused_where_all_weights_are_trained() -> Non
         ("local", "", ""),
     ],
 )
-def test_a_backend_that_trains_adapters_only_or_is_told_elsewhere_refuses_rank_0(
-    backend: str, what: str, fix: str
-) -> None:
+def test_a_backend_that_trains_adapters_only_refuses_rank_0(backend: str, what: str, fix: str) -> None:
     plugins = load_plugins({})
     _, problems = check(whole(backend), plugins, registered_tables(plugins))
     refused = [problem for problem in problems if problem.where.startswith("[model] lora_rank")]
     assert len(refused) == bool(what)
     assert all(what in problem.what and problem.fix.endswith(fix) for problem in refused)
-
-
-def test_two_checkpoints_of_all_weights_are_kept_unless_more_are_asked_for() -> None:
-    assert kept_checkpoints(whole()) == 2
-    assert kept_checkpoints(whole(keep_last=5)) == 5
-    assert kept_checkpoints(configured("cpu")) == 0
-
-
-def test_resuming_with_a_rank_what_was_trained_without_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "adapter" / "final").mkdir(parents=True)
-    (tmp_path / "adapter" / "final" / "model.safetensors").touch()
-    resume = schema.ResumeTable.model_validate({"from": str(tmp_path), "anyway": True})
-    tables = {"resume": resume, "model": schema.ModelTable(lora_rank=8, model="builtin:tiny")}
-    (problem,) = adapter_problems(Config(tables=tables), load_plugins())
-    assert problem.fix == "set it to 0, or start a new run"

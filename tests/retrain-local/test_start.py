@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from retrain.api import ConfigError, SamplingParams
+from retrain.api import ConfigError, PluginContext, SamplingParams, TrainBatch
+from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain_local.backend import LocalBackend
 from retrain_local.checks import start_problems
+from retrain_local.teacher import LocalTeacher, open_teacher
 from tests.kit.local_backend import Local, saved
+from tests.kit.plain_path import gradient
 from tests.kit.problems import codes_in
 
 ADAPTER = "adapter_model.safetensors"
@@ -27,9 +34,7 @@ def folder(trained_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def test_a_run_starts_with_the_policy_of_the_adapter(
-    trained: LocalBackend, folder: Path, local: Local, tmp_path: Path
-) -> None:
+def test_a_run_starts_with_an_adapter(trained: LocalBackend, folder: Path, local: Local, tmp_path: Path) -> None:
     started, fresh = local.make(seed=99, adapter=folder), local.make(seed=99)
     params = SamplingParams(max_tokens=8, temperature=1.0)
     wanted, got, other = (
@@ -53,6 +58,9 @@ def test_a_run_folder_means_its_newest_checkpoint(folder: Path, local: Local, tm
     folder.rename(final)
     (final / "checkpoint.json").write_text("{}")
     assert not start_problems(local.context(adapter=tmp_path / "run").config)
+    for path in (tmp_path, tmp_path / "gone"):
+        (problem,) = start_problems(local.context(adapter=path).config)
+        assert problem.where == "[model] adapter (default)"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +84,6 @@ def test_a_difference_is_reported_before_anything_loads(
     assert problem.fix == fix or not fix
 
 
-def test_a_folder_without_an_adapter_is_refused(local: Local, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "gone"):
-        (problem,) = start_problems(local.context(adapter=path).config)
-        assert problem.where == "[model] adapter (default)"
-
-
 @pytest.mark.parametrize("damage", ["a layer missing", "another width", "NaN", "cut off"])
 def test_matrices_that_do_not_fit_are_refused(folder: Path, local: Local, damage: str) -> None:
     tensors = load_file(folder / ADAPTER)
@@ -99,3 +101,55 @@ def test_matrices_that_do_not_fit_are_refused(folder: Path, local: Local, damage
         local.make(adapter=folder)
     assert codes_in(caught) == ["model.adapter-unreadable" if damage == "cut off" else "model.adapter-misfit"]
     assert damage == "cut off" or name in str(caught.value)
+
+
+def teaching(context: PluginContext, **keys: Any) -> PluginContext:
+    tables = {**context.config.tables, "teacher": TeacherTable(**{name: str(value) for name, value in keys.items()})}
+    return replace(context, config=replace(context.config, tables=tables))
+
+
+def logprobs(teacher: LocalTeacher, batch: TrainBatch) -> np.ndarray:
+    return np.concatenate(teacher.logprobs(batch.rows, batch.temperature))
+
+
+def test_an_adapter_teaches_what_its_run_learned(trained: LocalBackend, trained_folder: Path, local: Local) -> None:
+    backend, batch, folder = trained, local.roll(trained, step=1), trained_folder
+    wanted, base = (
+        np.concatenate(f(batch.rows, batch.temperature)) for f in (backend.logprobs, backend.reference_logprobs)
+    )
+    student = local.context(rank=8, lora={"rslora": True})  # of another rank and scale than the adapter
+    teacher = open_teacher(teaching(student, adapter=folder))
+    assert logprobs(teacher, batch).tobytes() == wanted.tobytes()
+    plain = open_teacher(teaching(student, model=student.config.model.model))
+    assert logprobs(plain, batch).tobytes() == base.tobytes()
+    assert np.abs(wanted - base).max() > 1e-3
+    state = teacher.state()
+    assert state["pack_tokens"] > 0
+    plain.restore(state)
+    assert plain.state() == state
+    teacher.close()
+    teacher.close()
+
+
+def test_an_adapter_that_cannot_teach_is_told_by_its_own_key(local: Local, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_teacher(teaching(local.context(), adapter=tmp_path / "none"))
+    assert "[teacher] adapter" in str(caught.value)
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8, "use_dora": true}')
+    with pytest.raises(ConfigError) as caught:
+        open_teacher(teaching(local.context(), adapter=tmp_path))
+    assert codes_in(caught) == ["model.adapter-not-plain"]
+
+
+def test_the_gradient_is_of_advantages_times_log_p(trained: LocalBackend, trained_folder: Path, local: Local) -> None:
+    """On the samples of the policy itself: the weight is 1 there, so -sum A log p / N has the loss's gradient."""
+    batch, student = local.roll(trained, step=1), local.make()
+    own = student.logprobs(batch.rows, batch.temperature)
+    teachers = open_teacher(teaching(local.context(), adapter=trained_folder)).logprobs(batch.rows, batch.temperature)
+    rows = tuple(
+        replace(row, logprobs_T=own_T, advantages_T=teacher_T - own_T)
+        for row, own_T, teacher_T in zip(batch.rows, own, teachers, strict=True)
+    )
+    got, wanted = (gradient(student, replace(batch, rows=rows, loss=loss)) for loss in ("", "likelihood"))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
+    assert float(got.abs().max()) > 1e-4

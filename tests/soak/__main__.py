@@ -12,10 +12,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.soak.blows import can_mount
 from tests.soak.configurations import pool_of
-from tests.soak.report import Report
-from tests.soak.scenario import Account, Scenario, Twins
+from tests.soak.faults import can_mount
+from tests.soak.scenario import Account, Report, Scenario, Twins
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +46,6 @@ def _options() -> argparse.ArgumentParser:
 
 
 def _soak(report: Report, folder: Path, options: argparse.Namespace) -> None:
-    """Scenarios until the time is over; none is begun after it."""
     pool, twins = pool_of(report.seed), Twins(folder / "twins")
     until = time.monotonic() + 3600 * options.hours
 

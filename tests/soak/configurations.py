@@ -77,7 +77,6 @@ class Configuration:
 
     @property
     def num_steps(self) -> int:
-        """Of a run."""
         return int(self.tables["training"]["max_steps"])
 
     @property
@@ -113,7 +112,6 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def pool_of(seed: int) -> list[Configuration]:
-    """One configuration of each shape, with further features drawn."""
     return [_drawn(shape, random.Random(f"{seed} {shape}")) for shape in SHAPES]
 
 

@@ -10,28 +10,24 @@ from pathlib import Path
 
 from retrain.records.checkpoints import checkpoint_folders
 from tests.end_to_end.running import retrain
-from tests.soak.blows import OBEYS_PERMISSIONS
 from tests.soak.configurations import CAMPAIGN, RUN
-from tests.soak.fault import Damage, anywhere, of_campaigns
+from tests.soak.faults import OBEYS_PERMISSIONS, Damage, anywhere, of_campaigns
 from tests.soak.ground import Ground
 from tests.soak.referee import everything, require
 
 
 def flip(file: Path, stream: random.Random) -> None:
-    """One bit."""
     content = bytearray(file.read_bytes())
     content[stream.randrange(len(content))] ^= 1 << stream.randrange(8)
     file.write_bytes(content)
 
 
 def cut(file: Path, stream: random.Random) -> None:
-    """The end is missing."""
     content = file.read_bytes()
     file.write_bytes(content[: stream.randrange(len(content))])
 
 
 def delete(file: Path, stream: random.Random) -> None:
-    """It is gone."""
     file.unlink()
 
 
@@ -55,7 +51,6 @@ def checkpoint(spoil: Callable[[Path, random.Random], None]) -> Callable[[Ground
 
 @contextmanager
 def taken_back(file: Path) -> Iterator[Path]:
-    """What is done to the file is undone."""
     content = file.read_bytes()
     try:
         yield file
@@ -102,7 +97,6 @@ def _known_size(run: Path, name: str) -> int:
 
 
 def unreadable(ground: Ground) -> str:
-    """A record that may not be read: refused."""
     file = ground.victim / "metrics.jsonl"
     file.chmod(0o000)
     try:

@@ -51,7 +51,6 @@ class Ground:
 
     @property
     def runs(self) -> list[Path]:
-        """The folders of the runs that there are."""
         if not self.configuration.is_campaign:
             return [self.run]
         return [file.parent for file in sorted(self.run.glob("runs/*/run.json"))]
@@ -63,7 +62,6 @@ class Ground:
         return next((run for run in self.runs if state[run] != "done"), self.folder / "nowhere")
 
     def arguments(self) -> Sequence[str]:
-        """The command line that begins, or goes on."""
         if self.configuration.is_campaign:
             return (CAMPAIGN, "--log-dir", NAME)
         return ("--resume", self.run.name) if (self.run / "run.json").exists() else ()
@@ -86,7 +84,6 @@ class Ground:
         return process
 
     def finish(self, process: subprocess.Popen[str]) -> Ended:
-        """Wait for the end."""
         try:
             out, err = process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -118,22 +115,18 @@ class Ground:
         self.wait_until(process, is_there)
 
     def wait_for_lock(self, process: subprocess.Popen[str]) -> None:
-        """Until the process holds the folder of the run."""
         self.wait_until(process, lambda: owner_of(self.run) == process.pid)
 
     def wait_until(self, process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-        """Until it holds, or the process is gone."""
         last = time.monotonic() + PATIENCE_S
         while not condition() and process.poll() is None:
             require(time.monotonic() < last, f"nothing came of it in {PATIENCE_S:g} s")
             time.sleep(0.01)
 
     def pause(self, longest_s: float) -> None:
-        """Some of it."""
         time.sleep(self.stream.uniform(0.0, longest_s))
 
     def close(self) -> None:
-        """End what was left running."""
         for process in self._processes:
             if process.poll() is None:
                 self.end(process)
@@ -141,7 +134,6 @@ class Ground:
             server.close()
 
     def end(self, process: subprocess.Popen[str]) -> None:
-        """SIGKILL to a process and all that came of it."""
         for pid in (*descendants_of(process.pid), process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
@@ -163,7 +155,6 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """Its command line; empty when it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""

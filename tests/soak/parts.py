@@ -78,11 +78,9 @@ class Recorder:
         """Still well."""
 
     def step(self, metrics: object) -> None:
-        """Down."""
         raise RuntimeError("the board is down")
 
     def finish(self, error: object = None) -> None:
-        """Down."""
         raise RuntimeError("the board is still down")
 
 
@@ -94,25 +92,21 @@ class Game:
         self.said: dict[int, list[str]] = {}
 
     def load(self) -> LoadedData:
-        """48 sums."""
         pairs = [(a, b) for a in range(2, 10) for b in range(2, 8)]
         examples = [Example(id=f"{a}+{b}", prompt=f"What is {a} + {b}?", reference=str(a + b)) for a, b in pairs]
         return LoadedData(examples=tuple(examples))
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
-        """The first turn of each."""
         self.examples, self.said = list(examples), {number: [] for number in range(len(examples))}
         return self.step({})
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
-        """A hint, once."""
         suffer(trouble())
         for number, action in actions.items():
             self.said[number].append(action.text)
         return {number: Observation(prompt=self._chat(number)) for number, said in self.said.items() if len(said) < 2}
 
     def results(self) -> Sequence[EpisodeResult]:
-        """Half for each right turn."""
         ended = enumerate(self.examples)
         return [EpisodeResult(score=Score.of(self._rights(n, example.reference) / 2)) for n, example in ended]
 

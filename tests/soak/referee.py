@@ -22,7 +22,6 @@ class PromiseError(AssertionError):
 
 
 def require(is_kept: object, what: str) -> None:
-    """PromiseError unless it is kept."""
     if not is_kept:
         raise PromiseError(what)
 
@@ -76,19 +75,16 @@ def _first(ours: Any, theirs: Any) -> str:
 
 
 def check_whole(runs: Iterable[Path]) -> None:
-    """Every checkpoint that can be seen is whole."""
     for run in runs:
         check_nothing_is_half_written(run)
 
 
 def check_ledger(folder: Path) -> None:
-    """Every line follows the one before."""
     for entry in read_chain(folder / "ledger.jsonl"):
         require(not entry.fault, f"{folder}/ledger.jsonl:{entry.line} {entry.fault}")
 
 
 def progress(run: Path) -> int:
-    """The step with which a resume would go on."""
     checkpoint, _ = newest_valid(run / "adapter")
     return checkpoint.next_step if checkpoint else 0
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import random
 import shutil
 import subprocess
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.soak.blows import BLOWS, kill
 from tests.soak.configurations import Configuration
 from tests.soak.damages import DAMAGES
-from tests.soak.fault import Damage, Fault
+from tests.soak.faults import BLOWS, TROUBLES, Damage, Fault, kill
 from tests.soak.ground import NAME, Ended, Ground
 from tests.soak.referee import PromiseError, check_ledger, check_same, check_whole, everything, progress, require
-from tests.soak.troubles import TROUBLES
 
 DISK_FULL = "disk full"
 REFUSED = 2
@@ -50,7 +51,6 @@ class Account:
     failure: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For the report."""
         return asdict(self)
 
 
@@ -61,7 +61,6 @@ class Twins:
         self._folder, self._lock = folder, threading.Lock()
 
     def of(self, configuration: Configuration) -> Path:
-        """The folder of its run."""
         folder = self._folder / configuration.name
         with self._lock:
             if not (folder / "made").exists():
@@ -144,7 +143,6 @@ class Scenario:
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "none", folder], check=True)
 
     def _leave(self, folder: Path) -> None:
-        """What failed is kept."""
         if self._is_on_disk_of_its_own and folder.is_mount():
             if self.account.failure:
                 shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"), dirs_exist_ok=True)
@@ -222,3 +220,77 @@ class Scenario:
         lines = [line.strip() for line in ended.err.splitlines() if line.strip()] if ended and ended.code else []
         code = ended.code if ended else None
         self.account.faults.append(Befallen(fault=fault, outcome=outcome, code=code, message=" / ".join(lines)[:600]))
+
+
+OUTCOMES = ("went on", "resumed", "refused", "missed")
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """Of all scenarios so far."""
+
+    seed: int
+    can_mount: bool
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    accounts: list[Account] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, account: Account, folder: Path) -> None:
+        """One more; several threads may. What there is so far is in the folder, however the soak ends."""
+        with self.lock:
+            self.accounts.append(account)
+            self.seconds = round(time.monotonic() - self.started, 1)
+            self._write(folder)
+
+    @property
+    def failures(self) -> list[Account]:
+        return [account for account in self.accounts if account.failure]
+
+    def _write(self, folder: Path) -> None:
+        content = {
+            "seed": self.seed,
+            "can_mount": self.can_mount,
+            "seconds": self.seconds,
+            "machine": f"{platform.machine()}, Python {platform.python_version()}",
+            "scenarios": [account.as_json() for account in self.accounts],
+        }
+        (folder / "soak.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (folder / "soak.md").write_text(self.markdown(), encoding="utf-8")
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Report:
+        accounts = [
+            Account(**{**account, "faults": [Befallen(**each) for each in account["faults"]]})
+            for account in content["scenarios"]
+        ]
+        seed, can_mount = content["seed"], content["can_mount"]
+        return cls(seed=seed, can_mount=can_mount, seconds=content["seconds"], accounts=accounts)
+
+    def markdown(self) -> str:
+        counts = Counter((each.fault, each.outcome) for account in self.accounts for each in account.faults)
+        faults = sorted({fault for fault, _ in counts})
+        processes = sum(account.processes for account in self.accounts)
+        befallen = sum(count for (_, outcome), count in counts.items() if outcome != "missed")
+        said = {each.fault: each.message for account in self.accounts for each in account.faults if each.message}
+        lines = [
+            f"{len(self.accounts)} scenarios, {processes} processes and {befallen} faults in "
+            f"{self.seconds / 60:.0f} minutes (seed {self.seed}): {len(self.failures)} ended otherwise than promised.",
+            "",
+            f"| fault | {' | '.join(OUTCOMES)} |",
+            f"|---|{'---:|' * len(OUTCOMES)}",
+        ]
+        for fault in faults:
+            lines.append(f"| {fault} | {' | '.join(str(counts[fault, outcome] or '') for outcome in OUTCOMES)} |")
+        lines += [
+            "",
+            "What was said, once of each:",
+            "",
+            *(f"- {fault}: `{_short(said[fault])}`" for fault in sorted(said)),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def _short(message: str) -> str:
+    parts = [part for part in message.split(" / ") if not part.startswith("retrain:")]
+    return (parts or [message])[0][:160].replace("`", "'")

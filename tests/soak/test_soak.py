@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.soak.__main__ import main
-from tests.soak.blows import BLOWS
 from tests.soak.configurations import SHAPES, pool_of
 from tests.soak.damages import DAMAGES
-from tests.soak.fault import Damage, Fault
+from tests.soak.faults import BLOWS, TROUBLES, Damage, Fault
 from tests.soak.referee import PromiseError, check_same
-from tests.soak.report import Report
-from tests.soak.scenario import Account, Befallen, Scenario
-from tests.soak.troubles import TROUBLES
+from tests.soak.scenario import Account, Befallen, Report, Scenario
 
 
 def run_in(folder: Path, loss: float = 0.5) -> Path:

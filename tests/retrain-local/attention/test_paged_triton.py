@@ -18,6 +18,7 @@ from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 BLOCK_SIZE = 8
+SCORES = Scores(scale=0.2)
 
 
 @needs_triton
@@ -62,10 +63,13 @@ class Case:
         self.lengths_B = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
         self.tables_BM = self.tables_BM.to(DEVICE)
 
-    def gap(self, scores: Scores, kernels: Any = None) -> float:
+    def read(self, kernels: Any, scores: Scores = SCORES, pages: Pages | None = None) -> Tensor:
+        given = pages or Pages(*self.pools), self.tables_BM, self.lengths_B, scores
+        return kernels.read(self.queries_BHD, *given)  # type: ignore[no-any-return]
+
+    def gap(self, scores: Scores = SCORES, kernels: Any = None) -> float:
         """Between the kernels and plain PyTorch."""
-        given = self.queries_BHD, Pages(*self.pools), self.tables_BM, self.lengths_B, scores
-        got, wanted = (kernels or make_kernels()).read(*given), PagedKernels().read(*given)
+        got, wanted = self.read(kernels or make_kernels(), scores), self.read(PagedKernels(), scores)
         assert got.shape == wanted.shape
         assert got.dtype is self.queries_BHD.dtype
         return float((got.float() - wanted).abs().max())
@@ -76,7 +80,7 @@ class Case:
     "of", [shape(4, 2, 32), shape(3, 3, 80), shape(6, 1, 96, 64), shape(17, 1, 16), shape(2, 1, 256), shape(8, 2, 128)]
 )
 def test_any_heads_and_sizes(of: Shape) -> None:
-    assert Case([1, 7, 8, 50], of).gap(Scores(scale=0.2)) < 1e-5
+    assert Case([1, 7, 8, 50], of).gap() < 1e-5
 
 
 @kernels_run
@@ -95,25 +99,18 @@ def test_windows_soft_caps_and_sinks(window: int | None, given: dict[str, Any], 
 def test_a_row_without_keys_gathers_zeros(multiprocessors: int) -> None:
     case = Case([5, 300], shape(4, 2, 32))
     case.lengths_B[0] = 0
-    kernels = make_kernels(multiprocessors)
-    got = kernels.read(case.queries_BHD, Pages(*case.pools), case.tables_BM, case.lengths_B, Scores(scale=0.2))
+    got = case.read(make_kernels(multiprocessors))
     assert got[0].abs().max() == 0
     assert got[1].isfinite().all()
 
 
 @kernels_run
-def test_a_length_beyond_the_table_reads_to_its_end() -> None:
+def test_a_length_beyond_the_table_reads_to_its_end_and_a_wide_table_changes_nothing_but_rounding() -> None:
     case = Case([16, 24], shape(2, 1, 32))
-    kernels = make_kernels()
-    given = case.queries_BHD, Pages(*case.pools), case.tables_BM
-    wanted = kernels.read(*given, case.lengths_B, Scores(scale=0.2))[1]
+    wanted = case.read(make_kernels())[1]
     case.lengths_B[1] += 7
-    torch.testing.assert_close(kernels.read(*given, case.lengths_B, Scores(scale=0.2))[1], wanted)
-
-
-@kernels_run
-def test_a_wide_table_changes_nothing_but_rounding() -> None:
-    assert Case([9, 20], shape(4, 2, 32), more_width=100).gap(Scores(scale=0.2)) < 1e-5
+    torch.testing.assert_close(case.read(make_kernels())[1], wanted)
+    assert Case([9, 20], shape(4, 2, 32), more_width=100).gap() < 1e-5
 
 
 @kernels_run
@@ -129,7 +126,7 @@ def test_queries_and_new_keys_may_be_views_of_one_tensor() -> None:
     for pool, other in zip(case.pools, wanted, strict=True):
         torch.testing.assert_close(pool, other, rtol=0, atol=0, equal_nan=True)
     case.queries_BHD = torch.cat([case.queries_BHD, case.queries_BHD], dim=1)[:, 4:]
-    assert case.gap(Scores(scale=0.2)) < 1e-5
+    assert case.gap() < 1e-5
 
 
 @kernels_run
@@ -141,8 +138,7 @@ def test_a_nan_stays_visible(where: str) -> None:
         case.queries_BHD[-1, 0, 3] = torch.nan
     else:
         case.pools[where == "values"].flatten(0, 1)[last, 0, 3] = torch.nan
-    kernels = make_kernels()
-    got = kernels.read(case.queries_BHD, Pages(*case.pools), case.tables_BM, case.lengths_B, Scores(scale=0.2))
+    got = case.read(make_kernels())
     assert got[1].isnan().any()
     assert got[0].isfinite().all()
 
@@ -156,15 +152,9 @@ def test_what_is_not_finite_makes_its_scale_so(stored: torch.dtype, number: floa
     pools, scales = quantised_pools((1, 8, 1, 16), stored)
     make_kernels().write(new, new, Pages(*pools, *scales), torch.arange(3, device=DEVICE))
     assert scales[0][0, :3, 0].isfinite().tolist() == [True, False, True]
-
-
-@kernels_run
-def test_a_head_of_zeros_keeps_a_finite_scale() -> None:
-    pools, scales = quantised_pools((1, 8, 1, 16), torch.int8)
-    new = torch.zeros(2, 1, 16, device=DEVICE)
-    make_kernels().write(new, new, Pages(*pools, *scales), torch.arange(2, device=DEVICE))
-    assert pools[0][0, :2].abs().max() == 0
-    assert scales[0].isfinite().all()
+    make_kernels().write(0 * new[::2], 0 * new[::2], Pages(*pools, *scales), torch.arange(2, device=DEVICE))
+    assert pools[0][0, :2].float().abs().max() == 0, "a head of zeros keeps a finite scale"
+    assert scales[0][0, :2].isfinite().all()
 
 
 def quantised_pools(size: tuple[int, ...], stored: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
@@ -195,5 +185,5 @@ def test_reads_of_8_bit_floats() -> None:
     pools, scales = quantised_pools(tuple(case.pools[0].shape), torch.float8_e4m3fn)
     kernels = make_kernels()
     kernels.write(*case.new, Pages(*pools, *scales), case.slots_N)
-    given = case.queries_BHD, Pages(*pools, *scales), case.tables_BM, case.lengths_B, Scores(scale=0.2)
-    torch.testing.assert_close(kernels.read(*given), PagedKernels().read(*given), rtol=1e-4, atol=1e-5)
+    got, wanted = (case.read(each, pages=Pages(*pools, *scales)) for each in (kernels, PagedKernels()))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -10,8 +10,10 @@ import transformers
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from retrain_local.model.architecture import COMMON, FAMILIES, Rotation, read_architecture
+from tests.kit.random_models import LLAMA3, SLIDING
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 100,
@@ -23,33 +25,27 @@ LLAMA: dict[str, Any] = {
 }
 
 
+SAVED = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "max_position_embeddings": 77, "rope_theta": 5000.0}
+
+
+@pytest.mark.parametrize("changes", [{}, SAVED | {"num_key_value_heads": 2}])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_the_file_leaves_out_is_what_transformers_takes(kind: str) -> None:
+def test_a_config_reads_as_transformers_reads_it(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """What it leaves out has the defaults, in our file and in the one that transformers saves."""
     given = {name: value for name, value in LLAMA.items() if name not in ("model_type", "num_key_value_heads")}
-    given |= {"num_attention_heads": 32, "hidden_size": 256}
+    given |= {"num_attention_heads": 32, "hidden_size": 256} | changes
     config = CONFIGS[kind](**given)
-    architecture = read_architecture(given | {"model_type": kind})
-    assert architecture is not None
-    assert architecture.context == config.max_position_embeddings
-    assert architecture.norm_eps == config.rms_norm_eps
-    assert architecture.is_tied == config.tie_word_embeddings
+    config.save_pretrained(tmp_path)
+    for document in (given | {"model_type": kind}, json.loads((tmp_path / "config.json").read_text())):
+        found = read_architecture(document)
+        assert found is not None
+        assert (found.context, found.norm_eps) == (config.max_position_embeddings, config.rms_norm_eps)
+        assert (found.is_tied, found.kv_heads) == (config.tie_word_embeddings, config.num_key_value_heads)
+        assert found.head_size == (getattr(config, "head_dim", None) or 8)
+        older = getattr(config, "rope_theta", None)
+        assert found.rotation.theta == (older or config.rope_parameters["rope_theta"])
+        assert all(getattr(found, name) == value for name, value in (("kv_heads", 2), ("context", 77)) if changes)
     assert config.hidden_act == COMMON["hidden_act"]
-    assert architecture.head_size == (getattr(config, "head_dim", None) or 8)
-    assert architecture.kv_heads == config.num_key_value_heads
-    older = getattr(config, "rope_theta", None)
-    assert architecture.rotation.theta == (older or config.rope_parameters["rope_theta"])
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_a_saved_config_reads_as_it_was(kind: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-    changes |= {"max_position_embeddings": 77, "rope_theta": 5000.0}
-    given = {name: value for name, value in LLAMA.items() if name != "model_type"} | changes
-    CONFIGS[kind](**given).save_pretrained(tmp_path)
-    found = read_architecture(json.loads((tmp_path / "config.json").read_text()))
-    assert found is not None
-    assert (found.kv_heads, found.norm_eps, found.is_tied, found.context) == (2, 1e-5, True, 77)
-    assert found.rotation.theta == 5000.0
 
 
 @pytest.mark.parametrize(
@@ -59,16 +55,8 @@ def test_a_saved_config_reads_as_it_was(kind: str, tmp_path: Path) -> None:
         ({"model_type": "mistral", "sliding_window": 8}, (8, 8)),
         ({"model_type": "mistral", "sliding_window": None}, (None, None)),
         ({"model_type": "qwen2", "sliding_window": 8}, (None, None)),
-        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, (None, 8)),
-        (
-            {
-                "model_type": "qwen3",
-                "sliding_window": 8,
-                "use_sliding_window": True,
-                "layer_types": ["sliding_attention", "full_attention"],
-            },
-            (8, None),
-        ),
+        (SLIDING | {"model_type": "qwen2", "max_window_layers": 1}, (None, 5)),
+        (SLIDING | {"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"]}, (5, None)),
     ],
 )
 def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
@@ -111,28 +99,13 @@ def test_all_else_is_left_to_transformers(changes: dict[str, Any]) -> None:
         {"rope_type": "linear", "factor": 2.5},
         {"type": "linear", "factor": 2.5},
         pytest.param(
-            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            LLAMA3,
             marks=pytest.mark.skipif(transformers.__version__ < "5", reason="transformers 4 wants the old length"),
         ),
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.3},
-        {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 128,
-            "mscale": 0.7,
-            "mscale_all_dim": 0.9,
-            "beta_fast": 16,
-            "beta_slow": 2,
-            "truncate": False,
-        },
+        LLAMA3 | {"original_max_position_embeddings": 64},
+        YARN,
+        YARN | {"attention_factor": 1.3},
+        YARN | {"mscale": 0.7, "mscale_all_dim": 0.9, "beta_fast": 16, "beta_slow": 2, "truncate": False},
     ],
 )
 def test_angles_are_those_of_transformers(scaling: dict[str, Any] | None) -> None:

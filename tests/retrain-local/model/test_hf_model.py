@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from retrain.api import SampleRequest
-from retrain_local.memory import sizes
-from retrain_local.model.hf_model import HfDecoder
+from retrain.api import ConfigError
+from retrain_local.model.checkpoint import save_adapter
+from retrain_local.model.hf_model import HfDecoder, HfFullDecoder
+from retrain_local.training.head import selected_logprobs
 from tests.kit.hf_models import SERVED, hf_model
 from tests.kit.local_backend import Local
-from tests.kit.local_pairs import check_peft_agrees, logits_of, own_logits, relative, shake
-from tests.kit.shared import first_or_long
+from tests.kit.local_pairs import IDS_N, check_peft_agrees, hidden_of, logits_of, own_logits, relative, shake
+from tests.kit.problems import codes_in
 
 
 @pytest.fixture(params=sorted(SERVED))
@@ -24,11 +26,8 @@ def named(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path
 
 
-@pytest.mark.parametrize("merge_limit", first_or_long([sizes.MERGE_LIMIT, 0]))
-def test_both_decoders_compute_what_peft_computes(
-    named: tuple[Any, Path], merge_limit: int, local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sizes, "MERGE_LIMIT", merge_limit)
+@pytest.mark.usefixtures("merge_limit")
+def test_both_decoders_compute_what_peft_computes(named: tuple[Any, Path], local: Local, tmp_path: Path) -> None:
     model, folder = named
     pair = local.pair(folder)
     assert isinstance(pair.trained, HfDecoder)
@@ -66,13 +65,56 @@ def test_the_shape_is_measured(local: Local, tmp_path: Path) -> None:
     assert (shape.vocabulary, shape.context) == (200, 64)
 
 
-@pytest.mark.parametrize("kind", first_or_long(["Gemma2", "GPT2", "GptOss"]))
-def test_a_whole_step(kind: str, local: Local, tmp_path: Path) -> None:
-    hf_model(kind, SERVED[kind]).save_pretrained(tmp_path)
-    backend = local.make(tmp_path)
-    requests = [SampleRequest(prompt_T=torch.arange(5, 5 + n).numpy(), seeds_G=(1, 2, 3)) for n in (3, 9)]
-    for step in range(2):
-        report = backend.train(local.roll(backend, requests=requests, step=step))
-        backend.publish()
-        assert report.ratio_max == pytest.approx(1.0, abs=1e-4)
-        assert report.grad_norm
+KINDS = ["GPT2", "GptOss", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("Gemma2", "Granite", "OPT"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_weight_is_trained_published_and_saved(kind: str, local: Local, tmp_path: Path) -> None:
+    """The gradient is that of transformers, by the head that makes its logits again; the file is its model."""
+    if kind not in SERVED:
+        pytest.skip("another version of transformers")
+    model = hf_model(kind, SERVED[kind])
+    model.save_pretrained(tmp_path / "model")
+    pair = local.pair(tmp_path / "model", rank=0)
+    assert isinstance(pair.trained, HfFullDecoder)
+    theirs = dict(model.named_parameters())
+    assert theirs.keys() == pair.parameters.keys()
+    weights_T = torch.randn(16, generator=torch.Generator().manual_seed(1))
+    alone_T = IDS_N[-17:]
+    logits = model(input_ids=alone_T[None], use_cache=False).logits[0, :-1]
+    expected_T = logits.log_softmax(-1).gather(1, alone_T[1:, None])[:, 0]
+    wanted = torch.autograd.grad((expected_T * weights_T).sum(), list(theirs.values()))
+    for recompute in (False, True, False):
+        pair.trained.recompute = recompute
+        given = pair.trained.logits, 2**22 // 5  # five rows of logits at a time
+        hidden_TD = hidden_of(pair.trained)[-17:-1]
+        found_T = selected_logprobs(hidden_TD, alone_T[1:], *given, 1.0, parameters=pair.trained.head_parameters)
+        assert relative(found_T.detach(), expected_T.detach()) < 1e-5
+        found = torch.autograd.grad((found_T * weights_T).sum(), list(pair.parameters.values()))
+        for name, mine, other in zip(theirs, found, wanted, strict=True):
+            # OPT's keys have biases that change nothing
+            assert (mine - other).norm() < 1e-4 * other.norm() + 1e-6, name
+    with torch.no_grad():
+        before = logits_of(pair.trained)
+        for p in pair.parameters.values():
+            p.mul_(1.1)
+        assert relative(logits_of(pair.sampler), before) < 1e-5
+        pair.publish()
+        after = logits_of(pair.trained)
+        assert relative(after, before) > 1e-2
+        assert relative(logits_of(pair.sampler), after) < 1e-5
+        with pair.trained.as_reference():
+            assert torch.equal(logits_of(pair.trained), before)
+        assert torch.equal(logits_of(pair.trained), after)
+        (tmp_path / "saved").mkdir()
+        save_adapter(pair, tmp_path / "saved")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", attn_implementation="eager")
+        assert relative(own_logits(again), after) < 1e-5
+
+
+def test_what_would_not_be_trained_is_refused(local: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrain_local.model.load.bf16_refusal", lambda: None)
+    hf_model("GPT2", SERVED["GPT2"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        local.pair(tmp_path, rank=0, dtype="bf16")
+    assert codes_in(caught) == ["model.fp32-only"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from retrain_local.model import operations
-from retrain_local.model.operations import Turn, rms_norm, split_heads, swiglu
+from retrain_local.devices import kernel_trials
+from retrain_local.model import fused, operations
+from retrain_local.model.fused import faults, fused_operations
+from retrain_local.model.operations import Operations, Turn, rms_norm, split_heads, swiglu
+from tests.kit.shapes import shape
 
 EPS = 1e-5
 
@@ -47,14 +54,7 @@ def agree(operation: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tenso
 def test_norm(shape: tuple[int, ...]) -> None:
     weight = drawn(*shape[1:])  # of every head its own where there are heads
     agree(lambda x: rms_norm(x, weight, EPS), lambda x: plain_norm(x, weight, EPS), drawn(*shape))
-
-
-def test_norm_works_in_fp32_inside() -> None:
-    x = drawn(6, 64).bfloat16() * 300  # squares past what bf16 adds up
-    found = rms_norm(x, torch.ones(64, dtype=torch.bfloat16), EPS)
-    assert found.dtype == torch.bfloat16
-    expected = plain_norm(x.double(), torch.ones(64).double(), EPS)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+    agree(lambda x: rms_norm(x, weight, EPS), lambda x: plain_norm(x, weight, EPS), torch.zeros(shape))
 
 
 @pytest.mark.parametrize("norm", [rms_norm, operations._fused_norm])
@@ -67,14 +67,6 @@ def test_every_norm_rounds_where_transformers_does(norm: Callable[[Tensor, Tenso
         found, expected = norm(x, theirs.weight, EPS), theirs(x)
     # the mean of squares may be summed in another order, which moves a few numbers by a rounding
     assert (found != expected).float().mean() < 0.002
-
-
-def test_nothing_but_zeros_is_no_division_by_zero() -> None:
-    x = torch.zeros(2, 8, requires_grad=True)
-    y = rms_norm(x, torch.ones(8), EPS)
-    assert not y.any()
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    assert torch.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -95,25 +87,6 @@ def test_heads(heads: int, kv_heads: int, normalised: bool) -> None:
     agree(lambda x: torch.cat(split_heads(x, turn), dim=1), plain, drawn(*shape))
     strided = drawn(7, shape[1] * 8 + 3)[:, : shape[1] * 8].detach()  # a view into something wider
     agree(lambda x: torch.cat(split_heads(x.view(shape), turn), dim=1), lambda x: plain(x.view(shape)), strided)
-
-
-def test_heads_without_norm_keep_nothing_for_the_backward_pass() -> None:
-    x, angles = drawn(5, 4, 8).requires_grad_(True), drawn(5, 1, 4)
-
-    def kept(norm_HD: Tensor | None) -> list[Tensor]:
-        found: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        turn = Turn(heads=2, kv_heads=1, cos_N1P=angles.cos(), sin_N1P=angles.sin(), norm_HD=norm_HD, eps=EPS)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            split_heads(x, turn)
-        return found
-
-    assert kept(torch.ones(3, 8).to(x.dtype))
-    assert not kept(None)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (9, 24)])
@@ -146,3 +119,67 @@ def test_what_a_product_reads_is_not_kept_but_made_again_bit_by_bit(wide: bool) 
     assert torch.equal(plain, again)
     assert all(are_kept)
     assert not any(are_spared)
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SHAPE = shape(4, 2, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pytorchs_own_have_no_faults(dtype: torch.dtype) -> None:
+    assert list(faults(Operations(), CPU, dtype, SHAPE)) == []
+    assert fused_operations(CPU, dtype, SHAPE) == Operations()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rms_norm": lambda x, weight, eps: rms_norm(x, weight, 0.5)}, {"norm", "gradient"}),
+        ({"swiglu": lambda x: x.chunk(2, dim=-1)[0]}, {"gate", "gradient"}),
+        ({"split_heads": lambda x, turn: x.split((4, 2, 2), dim=1)}, {"queries", "keys", "gradient"}),
+        ({"rms_norm": lambda x, weight, eps: x * torch.nan}, {"norm", "gradient"}),
+        ({"swiglu": lambda x: swiglu(x.detach()) + 0 * x[:, :96]}, {"gradient"}),  # right, and wrong backwards
+    ],
+)
+def test_faults_are_named(dtype: torch.dtype, wrong: dict[str, Any], said: set[str]) -> None:
+    assert {fault.split()[0] for fault in faults(Operations(**wrong), CPU, dtype, SHAPE)} == said
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Operations]) -> Operations:
+    """The operations of a GPU; `make` is called when the kernels are read from their module."""
+
+    class Kernels(ModuleType):
+        OPERATIONS = property(lambda _: make())
+
+    monkeypatch.setitem(sys.modules, "retrain_local.model.operations_triton", Kernels("operations_triton"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(kernel_trials, "find_spec", lambda name: name)
+    numbers = fused.numbers
+    monkeypatch.setattr(fused, "numbers", lambda size, dtype, device: numbers(size, dtype, CPU))
+    return fused_operations(GPU, torch.float32, SHAPE)
+
+
+def fails() -> Operations:
+    raise OSError("no C compiler\nin sight")
+
+
+def own(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(x, weight, eps)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Operations(rms_norm=own), ""),
+        (fails, "OSError: no C compiler"),
+        (lambda: Operations(swiglu=lambda x: x[:, :96]), "gate off by"),
+    ],
+)
+def test_kernels_are_used_if_they_prove_right_and_otherwise_left_out_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[], Operations], said: str
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="retrain"):
+        assert with_kernels(monkeypatch, make) == (Operations() if said else Operations(rms_norm=own))
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)

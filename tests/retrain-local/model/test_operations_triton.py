@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from retrain_local.decoder import Shape
+from retrain.api import SamplingParams
+from retrain_local.memory import sizes
 from retrain_local.model.fused import decode_faults, faults
 from retrain_local.model.operations import Operations, Turn
-from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from retrain_local.model.pair import Placement
+from tests.kit.local_backend import Local
+from tests.kit.local_engines import all_same, make_engine, paged
+from tests.kit.local_pairs import shake
+from tests.kit.shapes import shape
+from tests.kit.triton_interpreter import HAS_CUDA, INTERPRETER, elsewhere, kernels_run, needs_triton, run_interpreted
 
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]
@@ -29,46 +37,26 @@ def make() -> Operations:
     return OPERATIONS
 
 
-def shape(heads: int, kv_heads: int, size: int, hidden: int, inner: int) -> Shape:
-    sizes = {"layers": 1, "vocabulary": 1, "context": None, "parameters": 1}
-    return Shape(heads=heads, kv_heads=kv_heads, head_size=size, value_size=size, hidden=hidden, inner=inner, **sizes)
-
-
 @kernels_run
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("of", [shape(4, 2, 32, 128, 384), shape(3, 1, 80, 240, 1500), shape(2, 2, 128, 2560, 1024)])
-def test_they_compute_what_pytorch_does(of: Shape, dtype: torch.dtype) -> None:
-    assert list(faults(make(), DEVICE, dtype, of)) == []
+@pytest.mark.parametrize(
+    ("heads", "hidden", "inner"), [((4, 2, 32), 128, 384), ((3, 1, 80), 240, 1500), ((2, 2, 128), 2560, 1024)]
+)
+def test_kernels_compute_the_same(heads: tuple[int, int, int], hidden: int, inner: int, dtype: torch.dtype) -> None:
+    assert list(faults(make(), DEVICE, dtype, shape(*heads, hidden=hidden, inner=inner))) == []
 
 
 @kernels_run
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("of", "rank"), [(shape(4, 2, 32, 128, 384), 4), (shape(3, 1, 80, 240, 150), 32), (shape(2, 2, 128, 640, 64), 70)]
+    ("heads", "hidden", "inner", "rank"),
+    [((4, 2, 32), 128, 384, 4), ((3, 1, 80), 240, 150, 32), ((2, 2, 128), 640, 64, 70)],
 )
-def test_decoding_kernels_compute_what_their_definitions_do(of: Shape, rank: int, dtype: torch.dtype) -> None:
+def test_decoding_kernels(heads: tuple[int, int, int], hidden: int, inner: int, rank: int, dtype: torch.dtype) -> None:
     from retrain_local.model.decode_triton import KERNELS
 
+    of = shape(*heads, hidden=hidden, inner=inner)
     assert list(decode_faults(KERNELS, DEVICE, dtype, of, rank)) == []
-
-
-@kernels_run
-def test_rows_may_be_views() -> None:
-    x = torch.randn(4, 96, device=DEVICE)[:, :64]
-    weight = torch.randn(64, device=DEVICE)
-    with torch.no_grad():
-        torch.testing.assert_close(make().rms_norm(x, weight, 1e-6), Operations().rms_norm(x, weight, 1e-6))
-        torch.testing.assert_close(make().swiglu(x), Operations().swiglu(x))
-
-
-@kernels_run
-def test_a_nan_stays_in_its_row() -> None:
-    x = torch.randn(3, 64, device=DEVICE)
-    x[1, 5] = torch.nan
-    with torch.no_grad():
-        normed = make().rms_norm(x, torch.ones(64, device=DEVICE), 1e-6)
-    assert normed[1].isnan().all()
-    assert normed[[0, 2]].isfinite().all()
 
 
 @kernels_run
@@ -92,11 +80,37 @@ def test_gradients_may_be_views_and_one_may_be_missing(has_norm: bool) -> None:
 
 
 @kernels_run
-def test_a_gradient_that_is_not_a_number_stays_in_its_row() -> None:
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    ones = torch.ones(3, 64, device=DEVICE)
+    spoilt = ones.clone()
+    spoilt[1, 5] = torch.nan
     x = torch.randn(3, 64, device=DEVICE, requires_grad=True)
-    weights = torch.ones(3, 64, device=DEVICE)
-    weights[1, 5] = torch.nan
-    normed = make().rms_norm(x, torch.ones(64, device=DEVICE), 1e-6)
-    (gradient,) = torch.autograd.grad(normed, x, weights)
-    assert gradient[1].isnan().all()
-    assert gradient[[0, 2]].isfinite().all()
+    normed = make().rms_norm(x, ones[0], 1e-6)
+    (gradient,) = torch.autograd.grad(normed, x, spoilt)
+    for found in (gradient, make().rms_norm(x.detach() * spoilt, ones[0], 1e-6)):
+        assert found[1].isnan().all()
+        assert found[[0, 2]].isfinite().all()
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(os.environ.get(INTERPRETER) != "1", reason="test_gpu.py has engines on CUDA")
+def test_an_engine_on_kernels_alone(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    from retrain_local.attention.paged_triton import TritonPages
+    from retrain_local.model.decode_triton import KERNELS
+    from retrain_local.sampling import draw_triton
+
+    monkeypatch.setattr(sizes, "MERGE_LIMIT", 0)
+    monkeypatch.setattr(Placement, "is_stacked", property(lambda _: True))
+    pair = local.pair(seed=1)
+    shake(pair, 0.1)
+    pair.publish()
+
+    params = SamplingParams(max_tokens=6, temperature=0.8, entropy=True)
+    wanted = make_engine(pair.sampler, kernels=paged()).sample(local.requests[:2], params)
+    sampler: Any = pair.sampler
+    sampler._decode = KERNELS
+    engine = make_engine(sampler, kernels=paged(TritonPages(20)))
+    engine._draw = draw_triton.draw_tokens
+    all_same(engine.sample(local.requests[:2], params), wanted)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from retrain_local.memory.sizes import PREPACK_FROM
+from retrain_local.model import projection as prepacked
 from retrain_local.model.adapter import Adapter, create_adapters
-from retrain_local.model.projection import SampledLowRank, SampledMerged, TrainedLowRank, TrainedMerged
+from retrain_local.model.projection import (
+    Plain,
+    Prepacked,
+    SampledLowRank,
+    SampledMerged,
+    TrainedLowRank,
+    TrainedMerged,
+    can_prepack,
+    frozen_matrix,
+    own_matrix,
+)
 from retrain_local.model.weights import Linear
+from tests.kit.local_pairs import relative
 
 SIZES, INPUTS, RANK = (32, 16, 16), 24, 4
 
 
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def fused(dtype: torch.dtype, *, biased: bool) -> Linear:
@@ -39,10 +51,6 @@ def plain(x: Tensor, linear: Linear, adapter: Adapter) -> Tensor:
     updates = [adapter.scale * b.double() @ a.double() for a, b in zip(adapter.parts_a, adapter.parts_b, strict=True)]
     y = torch.cat([x.double() @ (w + update).T for w, update in zip(rows, updates, strict=True)], dim=1)
     return y if linear.bias is None else y + linear.bias.double()
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
 
 
 CASES = [
@@ -75,23 +83,6 @@ def test_training(
     assert all(torch.equal(mine, other) for mine, other in zip(frozen, gradients[1:], strict=True))
 
 
-def test_the_backward_pass_does_not_multiply_by_a_again() -> None:
-    """Products backwards: two for each part, one for all of A, and the gradient of x with W and with A."""
-    products: list[str] = []
-
-    class Noting(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            products.extend(name for name in [func.overloadpacket.__name__] if name in ("mm", "addmm_"))
-            return func(*args, **(kwargs or {}))
-
-    adapter = adapted(fused(torch.bfloat16, biased=False))
-    x = drawn(50, INPUTS).bfloat16().requires_grad_(True)
-    y = TrainedLowRank(adapter)(x)
-    with Noting():
-        torch.autograd.backward(y, torch.ones_like(y))
-    assert sorted(products) == ["addmm_", *["mm"] * (2 * len(SIZES) + 2)]
-
-
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sampling_is_training_without_a_gradient(dtype: torch.dtype, biased: bool) -> None:
@@ -104,16 +95,12 @@ def test_sampling_is_training_without_a_gradient(dtype: torch.dtype, biased: boo
         pairs.append((SampledMerged(linear), TrainedMerged(adapter)))
     for sampled, trained in pairs:
         with torch.no_grad():
-            untrained = plain(x, linear, adapted_with_zeros(linear))
+            (zeros,) = create_adapters([linear], rank=RANK, alpha=2 * RANK, seed=0)
+            untrained = plain(x, linear, zeros)
             assert relative(sampled(x), untrained) < 1e-2  # nothing was taken yet
             sampled.take(adapter)
             assert relative(sampled(x), trained(x).double()) < (1e-6 if dtype == torch.float32 else 4e-3)
             assert relative(sampled(x), untrained) > 0.1
-
-
-def adapted_with_zeros(linear: Linear) -> Adapter:
-    (adapter,) = create_adapters([linear], rank=RANK, alpha=2 * RANK, seed=0)
-    return adapter
 
 
 def test_an_optimizer_may_change_what_is_trained_in_place() -> None:
@@ -125,3 +112,67 @@ def test_an_optimizer_may_change_what_is_trained_in_place() -> None:
     assert torch.equal(adapter.a, torch.cat(adapter.parts_a))
     assert torch.equal(adapter.b, torch.cat(adapter.parts_b))
     assert all(part.is_contiguous() for part in (*adapter.parts_a, *adapter.parts_b))
+
+
+WIDE = 512
+LARGE, SMALL = PREPACK_FROM // WIDE, PREPACK_FROM // WIDE - 1  # outputs
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _probed_anew() -> Iterator[None]:
+    can_prepack.cache_clear()
+    yield
+    can_prepack.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 32, 200])
+def test_the_product_is_the_same_for_any_number_of_rows(rows: int, dtype: torch.dtype) -> None:
+    weight, bias, x = (drawn(*size, dtype=dtype) for size in ((LARGE, WIDE), (LARGE,), (rows, WIDE)))
+    wanted = x.double() @ weight.double().T
+    tolerance = (1e-6 if dtype == torch.float32 else 4e-3) * float(wanted.norm())
+    with torch.inference_mode():
+        for matrix in (frozen_matrix(weight), own_matrix(weight)):
+            found = matrix.linear(x), matrix.linear(x, bias) - bias
+            assert all(y.dtype == dtype for y in found)
+            assert all(float((y.double() - wanted).norm()) < 2 * tolerance for y in found)
+
+
+@pytest.mark.skipif(not can_prepack(torch.float32), reason="PyTorch has no prepacked product here")
+def test_only_large_matrices_are_prepacked() -> None:
+    assert isinstance(frozen_matrix(drawn(LARGE, WIDE)), Prepacked)
+    assert isinstance(own_matrix(drawn(LARGE, WIDE)), Prepacked)
+    others = (drawn(SMALL, WIDE), drawn(LARGE, WIDE, dtype=torch.float64), torch.empty(LARGE, WIDE, device="meta"))
+    plain = [frozen_matrix(drawn(LARGE, WIDE), may_copy=False), *map(frozen_matrix, others)]
+    assert all(isinstance(matrix, Plain) for matrix in plain)
+
+
+@pytest.mark.parametrize("outputs", [SMALL, LARGE])
+def test_taking_other_numbers_leaves_the_tensor_alone(outputs: int) -> None:
+    weight, other, x = drawn(outputs, WIDE), 2 * drawn(outputs, WIDE), drawn(5, WIDE)
+    kept, matrix = weight.clone(), own_matrix(weight)
+    before = matrix.linear(x)
+    matrix.take(other)
+    assert torch.equal(weight, kept)
+    torch.testing.assert_close(matrix.linear(x), 2 * before, rtol=1e-4, atol=1e-3)
+    other.zero_()
+    assert float(matrix.linear(x).abs().max()) > 1.0  # it does not follow the tensor that it took
+
+
+@pytest.mark.parametrize("kind", ["fails", "is wrong", "was not measured here"])
+def test_a_product_that_fails_or_is_wrong_is_not_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: Tensor, *_: object) -> Tensor:
+        if kind == "fails":
+            raise NotImplementedError("no kernel here")
+        return torch.zeros(len(x), 48)
+
+    if kind == "was not measured here":
+        monkeypatch.setattr(prepacked.platform, "machine", lambda: "arm64")
+    else:
+        monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
+    assert not can_prepack(torch.float32)
+    weight = drawn(LARGE, WIDE)
+    matrix = frozen_matrix(weight)
+    assert isinstance(matrix, Plain)
+    assert torch.equal(matrix.linear(weight[:2]), torch.nn.functional.linear(weight[:2], weight))

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import math
-import sys
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from retrain_local.sampling.cache import Pool, bytes_per_token
+from retrain_local.sampling.cache import Blocks, Pool, Prefix, PrefixCache, bytes_per_token
 from tests.kit.shapes import shape
 
 SHAPE = shape(4, 2, 8, 6, layers=2)
@@ -31,23 +35,21 @@ def read(pool: Pool, layer: int, slots: list[int]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_what_was_written_is_read_within_the_storage_s_rounding(kind: str) -> None:
+def test_what_was_written_is_read_within_the_rounding_of_the_storage(kind: str) -> None:
     pool = make(kind)
     slots = [5, 6, 7, 40, 12]
+    assert not any(found.any() for found in read(pool, 0, [0, 3, 63])), "what was never written is zero"
+    pool.write(0, torch.tensor([3]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 6))
+    assert not any(found.any() for found in read(pool, 0, [3])), "and zeros stay zero"
+    tensors = [tensor for pages in pool.layers for side in pages.sides for tensor in side if tensor is not None]
+    held = sum(t.numel() * t.element_size() for t in tensors)
+    assert held == pool.num_blocks * pool.block_size * bytes_per_token(SHAPE, kind, torch.float32)
     for layer in (0, 1):
         pool.write(layer, torch.tensor(slots), *states(layer, 5))
     for layer in (0, 1):
         for found, wanted in zip(read(pool, layer, slots), states(layer, 5), strict=True):
             assert ((found - wanted).abs() <= ERRORS[kind] * wanted.abs().amax(-1, keepdim=True)).all()
             assert torch.equal(found, pool.rounded(wanted))
-
-
-@pytest.mark.parametrize("kind", ERRORS)
-def test_what_was_never_written_is_zero_and_zeros_stay_zero(kind: str) -> None:
-    pool = make(kind)
-    assert not any(found.any() for found in read(pool, 0, [0, 3, 63]))
-    pool.write(0, torch.tensor([3]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 6))
-    assert not any(found.any() for found in read(pool, 0, [3]))
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -77,18 +79,81 @@ def test_whole_blocks_are_copied_in_all_layers_even_in_a_ring(kind: str) -> None
             assert all(torch.equal(a, b) for a, b in zip(found, before[layer, source], strict=True))
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-def test_bytes_are_counted(kind: str) -> None:
-    pool = make(kind)
-    tensors = [tensor for pages in pool.layers for side in pages.sides for tensor in side if tensor is not None]
-    held = sum(t.numel() * t.element_size() for t in tensors)
-    assert held == pool.num_blocks * pool.block_size * bytes_per_token(SHAPE, kind, torch.float32)
+CAPACITY = 12
 
 
-def test_a_large_pool_on_a_cpu_takes_its_memory_when_it_is_written() -> None:
-    resource = pytest.importorskip("resource")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pool = make("auto", tokens=2**24)  # 3.5 GiB
-    pool.write(0, torch.tensor([17]), *states(0, 1))
-    kibibytes = 1024 if sys.platform == "darwin" else 1
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / kibibytes < 2**19
+class Owners(RuleBasedStateMachine):
+    """Any order of taking, sharing and releasing: nothing leaks, nothing belongs to two that do not share it."""
+
+    held = Bundle("held")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = Blocks(CAPACITY)
+        self.owners: Counter[int] = Counter()
+
+    @rule(target=held, count=st.integers(0, CAPACITY))
+    def take(self, count: int) -> object:
+        if count > self.blocks.free:
+            with pytest.raises(ValueError, match="are free"):
+                self.blocks.take(count)
+            return multiple()
+        taken = self.blocks.take(count)
+        assert len(set(taken)) == count
+        assert not any(self.owners[block] for block in taken)
+        assert all(0 < block <= CAPACITY for block in taken)
+        self.owners.update(taken)
+        return tuple(taken)
+
+    @rule(target=held, shared=held)
+    def share(self, shared: tuple[int, ...]) -> object:
+        if not all(self.owners[block] for block in shared):
+            return multiple()
+        self.blocks.share(shared)
+        self.owners.update(shared)
+        return shared
+
+    @rule(released=held)
+    def release(self, released: tuple[int, ...]) -> None:
+        if all(self.owners[block] for block in released):
+            self.blocks.release(released)
+            self.owners.subtract(released)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.blocks.free == CAPACITY - sum(count > 0 for count in self.owners.values())
+
+
+def test_a_free_block_can_be_neither_released_nor_shared() -> None:
+    blocks = Blocks(3)
+    taken = blocks.take(2)
+    blocks.release(taken)
+    for misuse in (blocks.release, blocks.share):
+        with pytest.raises(ValueError, match="is not in use"):
+            misuse(taken[:1])
+    with pytest.raises(ValueError, match="wanted"):
+        blocks.take(-1)
+
+
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, st.lists(st.integers(0, 2), max_size=50), st.integers(0, 8))
+def test_the_longest_whole_row_that_is_left_is_found(rows: list[list[int]], prompt: list[int], dropped: int) -> None:
+    blocks = Blocks(64)
+    kept = PrefixCache(blocks)
+    for row in rows:
+        kept.add(Prefix(tokens_T=np.array(row), blocks=blocks.take(1)))
+    distinct = list(dict.fromkeys(map(tuple, rows)))
+    assert len(kept) == len(distinct)
+    assert blocks.free == 64 - len(distinct), "a row that is there already gives its blocks back"
+    for _ in range(dropped):
+        assert kept.drop_oldest() == bool(distinct)
+        distinct = distinct[1:]
+    found = kept.longest(np.array(prompt, dtype=np.int64))
+    fitting = [row for row in distinct if tuple(prompt[: len(row)]) == row]
+    assert (None if found is None else tuple(found.tokens_T)) == max(fitting, key=len, default=None)
+    kept.keep_youngest(0)
+    assert blocks.free == 64
+    assert not kept.drop_oldest()

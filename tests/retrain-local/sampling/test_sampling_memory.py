@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from retrain.api import BackendError
+from retrain.api import BackendError, SampleRequest, SamplingParams
+from retrain_local.attention.packed import PaddedAttend
+from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import Attend, Decoder, Scores
+from retrain_local.memory.limits import MemoryLimits
+from retrain_local.memory.sizes import BLOCK_SIZE
 from retrain_local.sampling import cache, engine
+from retrain_local.sampling.cache import Blocks
+from retrain_local.sampling.schedule import Row, Schedule, enough_tokens, new_rows
+from retrain_local.training import budget
 from tests.kit.local_engines import PARAMS, Engines, all_same
-
-pytestmark = pytest.mark.slow
+from tests.kit.shapes import QWEN3_4B
 
 
 class SmallMemory:
@@ -40,13 +50,12 @@ class SmallMemory:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError], ids=["cuda", "cpu"])
-def test_the_pool_is_halved_and_the_same_completions_are_drawn(
-    engines: Engines, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]
-) -> None:
+def test_a_halved_pool_is_enough(engines: Engines, caplog: pytest.LogCaptureFixture, error: type[RuntimeError]) -> None:
     memory = SmallMemory(engines.decoder(), 500, error)
-    small = engines.make(memory)
+    small, delivered = engines.make(memory), list[tuple[int, int]]()
     with caplog.at_level(logging.WARNING, logger="retrain"):
-        drawn = small.sample(engines.requests, PARAMS)
+        drawn = small.sample(engines.requests, PARAMS, lambda request, place, _: delivered.append((request, place)))
+    assert sorted(delivered) == [(n, i) for n, each in enumerate(engines.requests) for i in range(len(each.seeds_G))]
     assert memory.refused > 0
     assert caplog.text.count("Out of memory in sampling") == memory.refused
     assert f"At most {small._policy.limits.cache_tokens} tokens" in caplog.text
@@ -56,18 +65,6 @@ def test_the_pool_is_halved_and_the_same_completions_are_drawn(
     assert memory.refused == refused, "the smaller pool is kept"
     again = engines.make(memory, pool_tokens=small._policy.limits.cache_tokens)
     all_same(again.sample(engines.requests, PARAMS), small.sample(engines.requests, PARAMS), atol=0.0)
-
-
-def test_what_was_delivered_before_is_not_delivered_again(engines: Engines) -> None:
-    memory = SmallMemory(engines.decoder(), 700)
-    delivered: list[tuple[int, int]] = []
-    engines.make(memory).sample(
-        engines.requests, PARAMS, lambda request, place, sample: delivered.append((request, place))
-    )
-    assert memory.refused > 0
-    assert sorted(delivered) == [
-        (n, i) for n, request in enumerate(engines.requests) for i in range(len(request.seeds_G))
-    ]
 
 
 def test_one_row_that_does_not_fit_asks_for_fewer_tokens(engines: Engines) -> None:
@@ -106,24 +103,16 @@ def test_a_pool_that_cannot_be_had_is_halved(engines: Engines, monkeypatch: pyte
 
 def test_the_size_is_recorded_when_the_engine_is_made_and_taken_from_a_checkpoint(engines: Engines) -> None:
     engine = engines.make(cache_bytes=2**24)
-    assert engine._policy.limits.cache_tokens == 2**23 // (
-        2 * 2 * 2 * 16 * 4
-    )  # layers, key heads, keys and values, size, fp32
+    layers, key_heads, sides, size, item = 2, 2, 2, 16, 4
+    assert engine._policy.limits.cache_tokens == 2**23 // (layers * key_heads * sides * size * item)
     engine.sample(engines.requests, PARAMS)
     engine._policy.limits.restore({"cache_tokens": 640})
     engine.sample(engines.requests, PARAMS)
-    assert engine._cache is not None
     assert engine._cache.tokens == 640
-
-
-def test_room_is_made_and_taken_again(engines: Engines) -> None:
-    engine = engines.make(pool_tokens=1280)
     first = engine.sample(engines.requests, PARAMS)
     engine.free_cache()
     assert engine._cache is None
     all_same(engine.sample(engines.requests, PARAMS), first, atol=0.0)
-    engine.close()
-    engine.close()
 
 
 def test_other_errors_are_not_taken_for_want_of_memory(engines: Engines) -> None:
@@ -133,3 +122,74 @@ def test_other_errors_are_not_taken_for_want_of_memory(engines: Engines) -> None
 
     with pytest.raises(RuntimeError, match="is invalid"):
         engines.make(Wrong(engines.decoder(), 1)).sample(engines.requests, PARAMS)
+
+
+GPU = torch.device("cuda", 0)
+SHORT = SamplingParams(max_tokens=10, temperature=0.8)
+
+
+def requests(*prompts: int, group: int = 3) -> list[SampleRequest]:
+    rng = np.random.default_rng(sum(prompts))
+    seeds = tuple(range(group))
+    return [SampleRequest(prompt_T=rng.integers(0, 500, size=length), seeds_G=seeds) for length in prompts]
+
+
+def rows_of(prompts: list[int], group: int, max_tokens: int) -> list[Row]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=1.0)
+    return new_rows(requests(*prompts, group=group), params, None, 500)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 70), min_size=1, max_size=6),
+    group=st.integers(1, 5),
+    max_tokens=st.integers(1, 90),
+    share=st.booleans(),
+)
+def test_all_rows_run_at_once_none_is_put_aside(prompts: list[int], group: int, max_tokens: int, share: bool) -> None:
+    rows = rows_of(prompts, group, max_tokens)
+    tokens = enough_tokens(rows, 0, share=share, keep_rows=False)
+    longest = -(-(max(prompts) + max_tokens) // BLOCK_SIZE) * BLOCK_SIZE
+    assert tokens <= len(rows) * longest + len(prompts) * BLOCK_SIZE
+    schedule = Schedule(rows, Blocks(tokens // BLOCK_SIZE), BLOCK_SIZE, cache=None, share=share)
+    schedule.advance(8)
+    assert len(schedule.running) == len(rows)
+    while schedule.running:
+        for row in list(schedule.running):
+            row.take([1] * 8, [0.0] * 8, [], stop=())
+            if not row.room:
+                schedule.retire(row)
+        schedule.advance(8)
+    assert schedule.preempted == 0
+
+
+def test_a_pool_that_holds_them_stays_and_a_larger_one_comes_at_need() -> None:
+    first = enough_tokens(rows_of([200, 150], 16, 1024), 0, share=True, keep_rows=False)
+    assert first == 32 * 1232 + 2 * BLOCK_SIZE
+    options = {"share": True, "keep_rows": False}
+    assert enough_tokens(rows_of([260, 240], 16, 1024), first, **options) == first  # a group shares its prompt
+    assert enough_tokens(rows_of([20, 20], 16, 512), first, **options) == first
+    assert enough_tokens(rows_of([200, 150], 24, 1024), first, **options) == 48 * 1232 + 2 * BLOCK_SIZE
+    episode = enough_tokens(rows_of([200, 150], 16, 1024), 0, share=True, keep_rows=True)
+    assert episode == 2 * first, "the next turn is longer"
+
+
+def test_a_resumed_run_has_the_pool_that_the_killed_one_had(engines: Engines) -> None:
+    kernels = SimpleNamespace(packed=PaddedAttend, paged=PagedKernels())
+    both = [engines.make(kernels=kernels, pool_tokens=10_000) for _ in range(2)]
+    both[0].sample(requests(30, 20), SHORT)
+    saved = both[0]._policy.limits
+    both[1]._policy.limits.restore({"cache_tokens": saved.cache_tokens, "pool_tokens": saved.pool_tokens})
+    for each in both:
+        each.sample(requests(5, 5), SHORT)
+    assert both[0]._cache.tokens == both[1]._cache.tokens < 10_000
+
+
+def test_training_gives_up_its_memory_before_packs_that_no_longer_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = budget.activation_bytes(QWEN3_4B, torch.bfloat16, recompute=False)
+    limits = MemoryLimits(pack_tokens=3000)
+    for free, short in ((3000 * each, False), (3000 * each - 1, True)):
+        monkeypatch.setattr(budget, "free_bytes", lambda _, free=free: free)
+        assert budget.is_short(QWEN3_4B, torch.bfloat16, GPU, limits) is short
+    assert not budget.is_short(QWEN3_4B, torch.bfloat16, GPU, replace(limits, train_tokens=1500))
+    assert not budget.is_short(QWEN3_4B, torch.bfloat16, torch.device("cpu"), limits)

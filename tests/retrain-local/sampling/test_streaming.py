@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from retrain.api import (
     TrainRow,
     stream_from,
 )
-from retrain_local.backend import LocalBackend
 from retrain_local.sampling.engine import SEGMENT
 from tests.kit.local_backend import Local
 from tests.kit.local_engines import PARAMS, Engines, all_same, paged
+from tests.kit.shared import first_or_long
 
 
 @dataclass
@@ -50,11 +51,8 @@ class Kept:
 
     def whole(self, key: tuple[int, int]) -> Sample:
         pieces = self.pieces[key]
-        parts = {
-            name: np.concatenate([getattr(piece, name) for piece in pieces])
-            for name in ("tokens_T", "logprobs_T", "entropies_T")
-        }
-        return replace(pieces[-1], **parts)
+        names = ("tokens_T", "logprobs_T", "entropies_T")
+        return replace(pieces[-1], **{name: np.concatenate([getattr(each, name) for each in pieces]) for name in names})
 
 
 @pytest.mark.parametrize(
@@ -72,13 +70,10 @@ def test_a_stream_is_what_sample_returns_whoever_comes_when(engines: Engines, po
     assert all(len(piece.tokens_T) <= SEGMENT for pieces in feed.pieces.values() for piece in pieces)
     assert sorted(feed.done) == sorted(feed.pieces), "each is told when it has ended"
     cache = engine._cache
-    assert cache is not None
     assert cache.blocks.free == cache.blocks.capacity, "every block came back"
 
 
-def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_earlier_calls_are_few_without_publishing(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retrain_local.sampling.engine.KEPT_ROWS", 6)
     engine = engines.make(keep_rows=True, stop_ids=frozenset(), pool_tokens=2**14)
     params, used, kept = replace(PARAMS, max_tokens=8), list[int](), list[int]()
@@ -86,7 +81,6 @@ def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
         prompt_T = np.full(20, 5 + number)  # of a new episode each
         engine.stream([SampleRequest(prompt_T=prompt_T, seeds_G=(number, 99 + number))], params, Kept())
         cache = engine._cache
-        assert cache is not None
         used.append(cache.blocks.capacity - cache.blocks.free)
         kept.append(len(cache.prefixes))
     assert max(kept) == 6 + 2
@@ -97,14 +91,6 @@ def test_rows_of_earlier_calls_are_few_although_nothing_is_published(
     before = engine._counters.computed_tokens
     engine.stream([SampleRequest(prompt_T=np.append(grown_T, 9), seeds_G=(2,))], params, Kept())
     assert engine._counters.computed_tokens - before < len(grown_T), "the next turn of an episode continues its row"
-
-
-def test_greedy_is_the_same_with_every_kind_of_kernel(engines: Engines) -> None:
-    params = replace(PARAMS, max_tokens=12, greedy=True)
-    all_same(
-        engines.make(kernels=paged(), pool_tokens=2048).sample(engines.requests[:3], params),
-        engines.make().sample(engines.requests[:3], params),
-    )
 
 
 def test_what_is_refused_ends_there_and_the_others_go_on(engines: Engines) -> None:
@@ -119,29 +105,17 @@ def test_what_is_refused_ends_there_and_the_others_go_on(engines: Engines) -> No
 
 @pytest.mark.parametrize("delivers_early", [True, False])
 def test_an_engine_without_a_stream_hands_over_whole_completions(engines: Engines, delivers_early: bool) -> None:
-    engine = engines.make()
-
-    class Plain:
-        def __init__(self) -> None:
-            self.delivers_early = delivers_early
-            self.sample = engine.sample
-
-    feed = Kept(later=engines.requests[2:4])
-    stream_from(Plain(), engines.requests[:2], PARAMS, feed)  # type: ignore[arg-type]
-    assert {key: len(pieces) for key, pieces in feed.pieces.items()} == {
-        (number, place): 1 for number in range(4) for place in range(len(engines.requests[number].seeds_G))
-    }
-    wanted = engine.sample(engines.requests[:4], PARAMS)
-    for (number, place), (piece,) in feed.pieces.items():
-        assert piece.tokens_T.tolist() == wanted[number][place].tokens_T.tolist()
+    feed, plain = Kept(later=engines.requests[2:4]), SimpleNamespace(delivers_early=delivers_early)
+    plain.sample = engines.make().sample
+    stream_from(plain, engines.requests[:2], PARAMS, feed)  # type: ignore[arg-type]
+    assert all(len(pieces) == 1 for pieces in feed.pieces.values())
+    found = [[feed.whole((n, place)) for place in range(len(group))] for n, group in enumerate(engines.wanted[:4])]
+    all_same(found, engines.wanted[:4])
+    assert sorted(feed.done) == sorted(feed.pieces)
 
 
-@pytest.fixture
-def backend(local: Local) -> LocalBackend:
-    return local.make()
-
-
-def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, engines: Engines) -> None:
+def test_the_likeliest_tokens_are_those_of_the_policy(local: Local, engines: Engines) -> None:
+    backend = local.make()
     params = SamplingParams(max_tokens=9, temperature=0.7, greedy=True)
     groups = backend.sample(engines.requests[:3], params)
     rows = []
@@ -159,10 +133,76 @@ def test_the_likeliest_tokens_are_those_of_the_policy(backend: LocalBackend, eng
         assert (found.top_logprobs_TK[at, 0] == found.logprobs_T[at]).all(), "to the bit, as evaluators compare them"
         assert (np.diff(found.top_logprobs_TK[at], axis=1) <= 0).all()
         assert (found.top_ids_TK[~at] == -1).all()
-
-
-def test_a_closed_backend_streams_nothing(backend: LocalBackend, engines: Engines) -> None:
     assert backend.addresses() == ()
     backend.close()
     with pytest.raises(BackendError, match="closed"):
         backend.stream(engines.requests, PARAMS, Kept())
+
+
+OF_A_TURN = SamplingParams(max_tokens=12, temperature=0.9, entropy=True)
+
+
+def first_turn() -> list[SampleRequest]:
+    rng = np.random.default_rng(3)
+    return [
+        SampleRequest(prompt_T=rng.integers(0, 500, size=length), seeds_G=tuple(range(length, length + 3)))
+        for length in (20, 33)
+    ]
+
+
+def next_turn(requests: list[SampleRequest], groups: list[list[Sample]], turn: int) -> list[SampleRequest]:
+    """Every completion becomes the prompt of a request of its own, with an answer of the environment behind it."""
+    rng = np.random.default_rng(turn)
+    return [
+        SampleRequest(
+            prompt_T=np.concatenate([request.prompt_T, sample.tokens_T, rng.integers(0, 500, size=5)]),
+            seeds_G=(1000 * turn + 10 * number + place,),
+        )
+        for number, (request, group) in enumerate(zip(requests, groups, strict=True))
+        for place, sample in enumerate(group)
+    ]
+
+
+@pytest.mark.parametrize(("keep", "pool_tokens"), first_or_long([(True, 0), (True, 256), (False, 0)]))
+def test_three_turns_equal_three_separate_calls(engines: Engines, keep: bool, pool_tokens: int) -> None:
+    engine, requests = engines.make(keep_rows=keep, pool_tokens=pool_tokens), first_turn()
+    reuse = []
+    for turn in range(3):
+        groups = engine.sample(requests, OF_A_TURN)
+        all_same(groups, engines.make().sample(requests, OF_A_TURN))
+        reuse.append(engine.metrics()["engine_prompt_reuse"])
+        requests = next_turn(requests, groups, turn + 1)
+    if keep and not pool_tokens:
+        new = 5  # of the environment, and the last token of the completion before, less the one that decoding reads
+        lengths = [len(r.prompt_T) for r in next_turn(first_turn(), engine.sample(first_turn(), OF_A_TURN), 1)]
+        assert reuse[1] == pytest.approx(1 - len(lengths) * new / sum(length - 1 for length in lengths))
+        assert reuse[2] > reuse[1]
+    if not keep:
+        assert reuse[1:] == [0.0, 0.0]
+
+
+def test_other_weights_and_other_episodes_find_nothing(engines: Engines) -> None:
+    engine = engines.make(keep_rows=True)
+    requests = first_turn()
+    second = next_turn(requests, engine.sample(requests, OF_A_TURN), 1)
+    engine.publish()
+    engine.metrics()
+    engine.sample(second, OF_A_TURN)
+    assert engine.metrics()["engine_prompt_reuse"] == 0.0
+    cache = engine._cache
+    assert len(cache.prefixes) == len(second)
+    engine.sample([SampleRequest(prompt_T=np.array([3, 4]), seeds_G=(1,))], OF_A_TURN)
+    assert len(cache.prefixes) == 1, "rows of episodes that nobody continues are gone"
+    engine.publish()
+    assert cache.blocks.free == cache.blocks.capacity
+
+
+def test_the_same_turns_after_a_resume_are_bit_identical(engines: Engines) -> None:
+    """An evaluation that ran before leaves nothing that a resumed run, which never saw it, would lack."""
+    once, resumed = engines.make(keep_rows=True, pool_tokens=400), engines.make(keep_rows=True, pool_tokens=400)
+    requests = first_turn()
+    once.sample([SampleRequest(prompt_T=np.arange(30), seeds_G=(1, 2, 3))], OF_A_TURN)
+    for turn in range(3):
+        groups = once.sample(requests, OF_A_TURN)
+        all_same(groups, resumed.sample(requests, OF_A_TURN), atol=0.0)
+        requests = next_turn(requests, groups, turn + 1)

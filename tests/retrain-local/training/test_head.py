@@ -32,9 +32,7 @@ def selected(hidden: Tensor, tokens: Tensor, head_: Any, temperature: float = 1.
 @pytest.mark.parametrize("of", [selected, both])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("chunk", [2**20, 100, 1])
-def test_values_and_gradients_equal_autograds(
-    of: Any, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_and_gradients(of: Any, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head is not always linear, and bans tokens by -inf."""
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", chunk)
     drawn = torch.Generator().manual_seed(0)
@@ -70,9 +68,7 @@ def test_both_have_the_log_probabilities_of_the_plain_head_bit_for_bit() -> None
     ("of", "more", "chunks"),
     [(selected, {}, [4, 4, 2]), (both, {}, [4, 4, 2]), (selected, {"softmax": partial(plain_softmax)}, [7, 3])],
 )
-def test_the_head_never_sees_more_rows_than_a_chunk_has(
-    of: Any, more: dict[str, Any], chunks: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_bound_rows(of: Any, more: dict[str, Any], chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head.LOGIT_CHUNK, "cpu", 4 * VOCABULARY)
     monkeypatch.setattr(head, "FUSED_CHUNK", 7 * VOCABULARY)
     linear, seen = nn.Linear(3, VOCABULARY), []
@@ -86,23 +82,14 @@ def test_the_head_never_sees_more_rows_than_a_chunk_has(
     assert seen == chunks
 
 
-def test_bf16_logits_are_read_in_fp32_and_give_a_bf16_gradient() -> None:
+def test_bf16_logits_are_read_in_fp32_and_one_that_is_not_a_number_shows() -> None:
     hidden = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     value = selected_logprobs(hidden, torch.tensor([1, 2, 3]), lambda x: x, 8, 1.0)
-    assert value.dtype == torch.float32
     value.sum().backward()
-    assert hidden.grad is not None
-    assert hidden.grad.dtype == torch.bfloat16
-
-
-def test_a_logit_that_is_not_a_number_shows() -> None:
+    assert (value.dtype, hidden.grad.dtype) == (torch.float32, torch.bfloat16)
     hidden = torch.tensor([[0.0, 1.0], [0.0, float("nan")]])
     value = selected_logprobs(hidden, torch.tensor([0, 0]), lambda x: x, 2, 1.0)
     assert torch.isfinite(value).tolist() == [True, False]
-
-
-def test_a_cpu_has_pytorchs_operations() -> None:
-    assert softmax_of(torch.device("cpu"), torch.bfloat16, 8) is plain_softmax
 
 
 @pytest.mark.parametrize("spoilt", ["value", "slope", "slope of the others"])
@@ -120,9 +107,8 @@ def test_a_kernel_that_computes_something_else_is_found_out(spoilt: str) -> None
     assert list(softmax_faults(plain_softmax, **given)) == []
 
 
-def test_a_kernel_that_cannot_be_compiled_leaves_pytorchs_operations(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_compiler_pytorch_is_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert softmax_of(torch.device("cpu"), torch.bfloat16, 8) is plain_softmax
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(kernel_trials, "find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "retrain_local.training.head_triton", None)

@@ -40,7 +40,6 @@ def total_of(
     new_M = torch.tensor(new, requires_grad=True)
     value, clipped = loss.of_pack(new_M, scored(old, CREDIT, engine=engine), 1, is_fixed=is_fixed)
     value.backward()
-    assert new_M.grad is not None
     return value.item(), new_M.grad, int(clipped)
 
 
@@ -129,7 +128,6 @@ def test_dual_clip_bounds_the_terms_of_bad_tokens() -> None:
     assert terms == pytest.approx([-3.0, -0.8, 1.105171, -3.0], abs=1e-6)
     value, clipped = loss.of_pack(new_M, pack, 1)
     value.backward()
-    assert new_M.grad is not None
     assert new_M.grad.tolist() == pytest.approx([0.0, 0.0, -1.105171, 0.0], abs=1e-6)
     assert int(clipped) == 3
 
@@ -174,11 +172,8 @@ def test_gradients_of_four_tokens(loss: PolicyLoss, given: dict[str, Any], wante
 
 
 def test_without_a_cap_the_engines_own_numbers_count_for_nothing() -> None:
-    alone, beside = (
-        total_of(loss_named("importance_sampling")),
-        total_of(loss_named("importance_sampling"), engine=[-3.0] * 4),
-    )
-    assert alone[0] == beside[0]
+    loss = loss_named("importance_sampling")
+    assert total_of(loss)[0] == total_of(loss, engine=[-3.0] * 4)[0]
 
 
 LOGS = ([0.1, 0.2], [1.2, 0.9], [-0.05])
@@ -207,7 +202,6 @@ def test_importance_weights_by_level_and_mode(level: str, mode: str, bounds: Any
     mismatch = Mismatch(level=level, mode=mode, low=bounds[0], high=bounds[1])
     value, clipped = loss_named("importance_sampling", mismatch=mismatch).of_pack(new_M, pack, 5, is_fixed=True)
     value.backward()
-    assert new_M.grad is not None
     assert (-5 * new_M.grad).tolist() == pytest.approx(factors, abs=1e-6)  # the denominator is left as it is
     whole = {"token": TOKENS, "sequence": PRODUCTS, "geometric": ROOTS}[level]
     assert int(clipped) == sum(not bounds[0] <= weight <= bounds[1] for weight in whole)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.api import BackendError, TrainRow
-from retrain_local.training.packs import Pack, check_rows, pack_rows
+from retrain_local.training.packs import Pack, check_rows, pack_rows, share_rows
 from tests.kit.problems import codes_in
 
 CPU = torch.device("cpu")
@@ -68,39 +68,29 @@ def test_every_action_token_appears_once_behind_its_own_past(rows: list[TrainRow
     assert sorted(seen) == wanted
 
 
-def test_a_groups_prompt_stands_once_in_a_pack() -> None:
-    rows = [row([1, 2, 3, n, n], [0, 0, 0, 1, 1]) for n in range(4, 8)]
-    (pack,) = pack_rows(rows, device=CPU, max_tokens=100)
-    assert pack.spans.lengths == (3, 1, 1, 1, 1)
-    assert pack.spans.prefixes == (-1, 0, 0, 0, 0)
-    (apart,) = pack_rows(rows, device=CPU, max_tokens=100, share=False)
+def test_a_prompt_stands_once_in_a_pack_and_what_is_not_learned_from_is_left_out() -> None:
+    def packed(rows: list[TrainRow], max_tokens: int = 100, share: bool = True) -> list[Pack]:
+        return pack_rows(rows, device=CPU, max_tokens=max_tokens, share=share)
+
+    group = [row([1, 2, 3, n, n], [0, 0, 0, 1, 1]) for n in range(4, 8)]
+    (pack,) = packed(group)
+    assert (pack.spans.lengths, pack.spans.prefixes) == ((3, 1, 1, 1, 1), (-1, 0, 0, 0, 0))
+    (apart,) = packed(group, share=False)
     assert apart.spans.lengths == (4, 4, 4, 4)
-
-
-def test_a_group_that_is_cut_has_its_prompt_in_each_pack() -> None:
-    rows = [row([1, 2, 3, n, n], [0, 0, 0, 1, 1]) for n in range(4, 8)]
-    first, second = pack_rows(rows, device=CPU, max_tokens=5)
-    assert first.spans.lengths == second.spans.lengths == (3, 1, 1)
+    first, second = packed(group, max_tokens=5)
+    assert first.spans.lengths == second.spans.lengths == (3, 1, 1), "a group that is cut has its prompt in each pack"
     assert (first.rows, second.rows) == ((0, 1), (2, 3))
-
-
-def test_a_row_whose_only_action_is_its_first_has_no_segment_of_its_own() -> None:
-    (pack,) = pack_rows([row([1, 2, 9], [0, 0, 1]), row([1, 2, 8], [0, 0, 1])], device=CPU, max_tokens=100)
-    assert pack.spans.lengths == (2,)
-    assert pack.sources.index_M.tolist() == [1, 1]
-    assert sorted(pack.tokens_M.tolist()) == [8, 9]
-
-
-def test_rows_without_actions_and_tokens_after_the_last_action_are_left_out() -> None:
+    (pack,) = packed([row([1, 2, 9], [0, 0, 1]), row([1, 2, 8], [0, 0, 1])])
+    assert pack.spans.lengths == (2,), "a row whose only action is its first has no segment"
+    assert (pack.sources.index_M.tolist(), sorted(pack.tokens_M.tolist())) == ([1, 1], [8, 9])
     rows = [row([1, 2], [0, 0]), row([1, 2, 3, 4, 5], [0, 1, 0, 0, 0])]
-    (pack,) = pack_rows(rows, device=CPU, max_tokens=100)
-    assert pack.ids_N.tolist() == [1]
-    assert pack.rows == (1,)
-    assert pack_rows(rows[:1], device=CPU, max_tokens=100) == []
+    (pack,) = packed(rows)
+    assert (pack.ids_N.tolist(), pack.rows) == ([1], (1,)), "without actions, and behind the last one"
+    assert packed(rows[:1]) == []
 
 
 def broken(**changes: object) -> TrainRow:
-    good: dict[str, object] = {
+    good = {
         "tokens_T": [1, 2, 3],
         "action_T": [False, True, True],
         "logprobs_T": [0, -1, -1],
@@ -131,10 +121,7 @@ def test_broken_rows_are_named(changes: dict[str, object], code: str, named: str
     with pytest.raises(BackendError, match=f"row 1.*{named}") as caught:
         check_rows([broken(), broken(**changes)], 100)
     assert codes_in(caught) == [f"backend.row-{code}"]
-
-
-def test_numbers_at_prompt_tokens_do_not_matter() -> None:
-    check_rows([broken(logprobs_T=[np.nan, -1, -1])], 100)
+    check_rows([broken(logprobs_T=[np.nan, -1, -1])], 100)  # numbers at prompt tokens do not matter
 
 
 @given(some_rows(), st.integers(1, 120), st.sampled_from([1, 2, 3]))
@@ -150,7 +137,36 @@ def test_packs_are_about_as_large_as_each_other(rows: list[TrainRow], budget: in
         assert len(smaller) > wanted or max(pack.spans.num_tokens for pack in smaller) == largest
 
 
-def test_two_at_a_time_have_as_much_to_do() -> None:
-    rows = [row([n, *range(20)], [0] + [1] * 20) for n in range(8)]
-    sizes = [p.spans.num_tokens for p in pack_rows(rows, device=CPU, max_tokens=60, multiple=2)]
-    assert sizes == [40] * 4
+def counted(prompt: int, actions: int, first: int = 0) -> TrainRow:
+    """A prompt that begins with the token `first`, and so many sampled tokens."""
+    return row([first, *[0] * (prompt + actions - 1)], [0] * prompt + [1] * actions)
+
+
+def cost(rows: list[TrainRow], share: list[int]) -> int:
+    """Tokens that a rank computes: every prompt once."""
+    prompts = {rows[n].tokens_T[: int(np.argmax(rows[n].action_T))].tobytes() for n in share}
+    return sum(len(p) // 8 for p in prompts) + sum(int(rows[n].action_T.sum()) for n in share)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_is_computed_once_and_tokens_are_balanced(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [
+        counted(int(prompt), int(actions), first=group)
+        for group, prompt in enumerate(rng.integers(5, 40, 12))
+        for actions in rng.integers(1, 60, rng.integers(1, 9))
+    ]
+    shares = share_rows(rows, size)
+    assert sorted(n for share in shares for n in share) == list(range(len(rows)))
+    costs = [cost(rows, share) for share in shares]
+    longest = max(len(each.tokens_T) for each in rows)
+    assert max(costs) <= sum(costs) / size + longest
+
+
+def test_a_prompt_stays_on_one_rank_where_that_is_even_and_ranks_may_have_no_rows() -> None:
+    rows = [counted(30, 10, first=group) for group in (0, 1) for _ in range(4)]
+    assert sorted(map(sorted, share_rows(rows, 2))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert share_rows([counted(3, 2)], 3) == [[0], [], []]
+    assert share_rows([counted(3, 0), counted(3, 2)], 2) == [[1], []], "a row without an action is on no rank"
+    assert share_rows([], 2) == [[], []]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from retrain.api import TrainBatch
+from retrain.kernel.config.plugin_tables import EntropyTable, KlTable
+from retrain_local.backend import LocalBackend
+from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, PPO
 from retrain_local.training.regularisers import (
     SAME_POLICY,
     Columns,
@@ -18,6 +25,10 @@ from retrain_local.training.regularisers import (
     highest,
     kl_terms,
 )
+from retrain_local.training.step_loss import PolicyLoss
+from tests.kit.local_backend import Local
+from tests.kit.plain_path import distance, gradient
+from tests.kit.scored_tokens import Scored, scored
 
 DOCUMENTED = {"k1": [-0.2, 0.4, 0.0], "k2": [0.02, 0.08, 0.0], "k3": [0.021403, 0.07032, 0.0]}
 LOGPROBS, ADVANTAGES = np.array([-0.1, -2.0, -0.7, -0.05, -3.0]), np.array([1.0, 1.0, -1.0, -1.0, 0.5])
@@ -73,7 +84,6 @@ def test_terms_add_up_with_their_signs() -> None:
     )
     settings = Regularisers(estimator="k2", entropy=0.5, kl_cov_coef=2.0)
     found = added_terms(settings, columns, new_M, old_M, torch.ones(2), torch.tensor([3.0, 4.0]))
-    assert found is not None
     torch.testing.assert_close(found, torch.tensor([0.1 * 0.02 - 1.5 + 2.0 * 0.2, -2.0]))
     assert added_terms(Regularisers(), Columns(), new_M, old_M, torch.ones(2), None) is None
 
@@ -81,7 +91,6 @@ def test_terms_add_up_with_their_signs() -> None:
 def test_the_distance_to_the_old_policy_has_no_gradient_from_rounding() -> None:
     new_M = torch.tensor([SAME_POLICY / 2, -SAME_POLICY / 2, 0.3, -0.3], requires_grad=True)
     distances(new_M, torch.zeros(4)).sum().backward()
-    assert new_M.grad is not None
     assert new_M.grad.tolist() == [0.0, 0.0, 1.0, -1.0]
 
 
@@ -93,11 +102,7 @@ def test_documented_covariances() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.floats(-9, 9), min_size=1, max_size=60),
-    st.floats(0, 1),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=60), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_as_many_tokens_are_chosen_as_the_share_says(values: list[float], share: float, seed: int) -> None:
     cov_N, rng = np.array(values), np.random.default_rng(seed)
     count = max(1, int(share * len(values)))
@@ -112,12 +117,118 @@ def test_as_many_tokens_are_chosen_as_the_share_says(values: list[float], share:
     assert (drawn_N == drawn_between(cov_N, free_N, share, 1.0, 5.0, np.random.default_rng(seed))).all()
 
 
-def test_without_its_weight_k1_has_no_gradient_and_k3_that_of_the_forward_divergence() -> None:
-    theta, constant_V = THETA.double().requires_grad_(), torch.ones(3, dtype=torch.float64, requires_grad=True)
-    new_V, reference_V = torch.log_softmax(theta, 0), torch.log_softmax(REFERENCE.double(), 0)
-    forward = (reference_V.exp() * (reference_V - new_V)).sum()
-    (wanted,) = torch.autograd.grad(forward, theta, retain_graph=True)
-    for estimator, expected in (("k1", torch.zeros_like(wanted)), ("k3", wanted)):
-        bare_V = kl_terms(estimator, new_V, reference_V, constant_V)
-        (found,) = torch.autograd.grad((new_V.detach().exp() * bare_V).sum(), theta, retain_graph=True)
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
+OLD, NEW = [-1, -0.5, -2, -0.1, -0.7, -0.3], [-0.6, -0.9, -1, -0.1, -0.8, -0.35]
+OF_REFERENCE, SEQUENCES, CREDIT = [-0.8, -0.9, -1.5, -0.3, -0.6, -0.2], [0, 0, 1, 1, 1, 2], [1.0, -1.0, 0.5]
+# TRL 1.16's GRPOTrainer._compute_loss in float64: beta 0.1, epsilon 0.2, max_completion_length 4
+TRL = {
+    "token_mean": (0.385645, [0.004973, -0.11172, 0.475699, 0.17, 0.14779, -0.081647]),
+    "sequence_mean": (0.047903, [0.004973, -0.11172, 0.317133, 0.113333, 0.098527, -0.163294]),
+    "constant": (0.192823, [0.002486, -0.05586, 0.23785, 0.085, 0.073895, -0.040824]),
+}
+
+
+def made(local: Local, estimator: Any = "", lr: float = 1e-2, **entropy: float) -> LocalBackend:
+    """A backend with these keys of `[entropy]`, and the estimator of `[kl]`."""
+    tables = {"kl": KlTable(estimator=estimator), "entropy": EntropyTable(**entropy)}  # type: ignore[arg-type]
+    return local.make(lr=lr, tables=tables)  # type: ignore[no-any-return]
+
+
+def tokens() -> Scored:
+    """The tokens of the documented sequences."""
+    return scored(np.array(OLD), np.array(CREDIT)[SEQUENCES], SEQUENCES)
+
+
+@pytest.mark.parametrize("aggregation", sorted(TRL))
+def test_the_kl_in_the_loss_is_trls(aggregation: str) -> None:
+    settings = PolicyLoss(spec=PPO, clip=PPO.clip.resolved(0.0, 0.0, 0.0), aggregation=aggregation, max_tokens=4)
+    denominator = {"token_mean": 6, "sequence_mean": 3, "constant": 12}[aggregation]
+    new_M = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
+    columns = Columns(
+        reference_M=torch.tensor(OF_REFERENCE, dtype=torch.float64),
+        kl_coefs_M=torch.full((6,), 0.1, dtype=torch.float64),
+    )
+    value, _ = settings.of_pack(new_M, tokens(), denominator, columns=columns)
+    (gradient_M,) = torch.autograd.grad(value, new_M)
+    wanted, gradient = TRL[aggregation]
+    assert value.item() == pytest.approx(wanted, abs=1e-6)
+    assert gradient_M.tolist() == pytest.approx(gradient, abs=1e-6)
+
+
+def test_dropped_tokens_have_no_gradient_and_still_count() -> None:
+    new_M = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
+    dropped_M = torch.tensor([True, False, False, True, False, False])
+    loss = PolicyLoss(spec=IMPORTANCE_SAMPLING)
+    gradients = []
+    for columns in (Columns(), Columns(dropped_M=dropped_M)):
+        value, _ = loss.of_pack(new_M, tokens(), 6, columns=columns)
+        gradients.append(torch.autograd.grad(value, new_M)[0])
+    assert torch.equal(gradients[1], gradients[0] * ~dropped_M)
+
+
+def with_reference(backend: LocalBackend, batch: TrainBatch, coef: float, *, credit: float = 1.0) -> TrainBatch:
+    found = backend.reference_logprobs(batch.rows, batch.temperature)
+    rows = (
+        replace(row, reference_logprobs_T=reference_T, kl_coef=coef, advantages_T=credit * row.advantages_T)
+        for row, reference_T in zip(batch.rows, found, strict=True)
+    )
+    return replace(batch, rows=tuple(rows))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "entropy",
+    [{"coef": 0.1}, {"kl_cov": 0.1, "kl_cov_coef": 3.0}, {"clip_cov": 0.1, "clip_cov_low": 0.01, "clip_cov_high": 9.0}],
+)
+def test_neither_packs_nor_chunks_change_the_gradient(local: Local, entropy: dict[str, float]) -> None:
+    backend, plain = made(local, **entropy), made(local)
+    for each in (backend, plain):
+        each.train(local.roll(each))
+        each.publish()
+    batch = with_reference(backend, local.roll(backend, step=1), 0.3)
+    if "coef" not in entropy:  # a later update of the step: the policy has moved since it sampled
+        batch = replace(batch, update=1, updates=2)
+        backend.train(replace(batch, update=0))
+    whole = gradient(backend, batch)
+    for max_tokens in (1, 60):
+        cut = gradient(backend, batch, max_tokens)
+        assert distance(cut, whole) < 1e-5
+    trainer = backend._trainer
+    object.__setattr__(trainer._loss, "regularisers", Regularisers())
+    assert distance(gradient(backend, batch), whole) > 1e-3, "and the term does something"
+
+
+def divergence_of(backend: LocalBackend, batch: TrainBatch) -> float:
+    """Mean k3 of the trained policy's own log-probabilities."""
+    pairs = zip(backend.logprobs(batch.rows, 1.0), backend.reference_logprobs(batch.rows, 1.0), batch.rows, strict=True)
+    d_N = np.concatenate([(b - a)[row.action_T] for a, b, row in pairs])
+    return float((np.expm1(d_N) - d_N).mean())
+
+
+def test_a_kl_in_the_loss_leads_back_to_the_reference(local: Local) -> None:
+    backend = made(local, lr=3e-3)
+    for step in range(2):
+        backend.train(replace(local.roll(backend, step=step), lr=3e-2))
+        backend.publish()
+    away = divergence_of(backend, local.roll(backend, step=2))
+    for step in range(8):
+        backend.train(with_reference(backend, local.roll(backend, step=step), 1.0, credit=0.0))
+        backend.publish()
+    assert divergence_of(backend, local.roll(backend, step=2)) < 0.7 * away
+
+
+def test_an_entropy_bonus_raises_the_entropy(local: Local) -> None:
+    backend = made(local, coef=1.0)
+    batch = local.roll(backend)
+    idle = replace(batch, rows=tuple(replace(row, advantages_T=0.0 * row.advantages_T) for row in batch.rows))
+
+    def surprise() -> float:
+        again = local.roll(backend, step=0)
+        return -float(np.concatenate([row.logprobs_T[row.action_T] for row in again.rows]).mean())
+
+    before, losses = surprise(), []
+    for _ in range(3):
+        losses.append(backend.train(idle).loss)
+        backend.publish()
+    assert losses[0] == pytest.approx(-before, rel=0.1)  # minus the mean entropy
+    assert losses[2] < losses[1] < losses[0]
+    assert surprise() > before

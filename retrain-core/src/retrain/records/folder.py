@@ -169,7 +169,7 @@ def check_sizes(run: Path, sizes: Mapping[str, Any]) -> None:
     """ResumeError when a record file is shorter than at the checkpoint."""
     for name, size in sizes.items():
         file = run / name
-        present = file.stat().st_size if file.exists() else 0
+        present: int = file.stat().st_size if file.exists() else 0
         if present < int(size):
             what = f"has {present} bytes, and the checkpoint was made at {size}"
             fix = "restore the file, or start a new run"

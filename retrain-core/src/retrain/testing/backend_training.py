@@ -21,6 +21,7 @@ MAX_GAP = 1e-4
 # Nats between log-probabilities of an unchanged policy: batches round differently.
 SAME_GAP = 1e-5
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=1.0)
+# A trained model may be certain of its first token at temperature 1.
 TEMPERATURES = (1.0, 2.0, 4.0)
 STEPS = 4
 SEEDS = 32
@@ -62,7 +63,8 @@ def reports_what_it_did(bench: Bench) -> None:
         # a remote trainer may report no loss, and a service that reports its loss may omit the gradient norm
         if value is None and (report.loss_is_placeholder or field.name in ("grad_norm", "lr")):
             continue
-        if isinstance(value, str | tuple):  # the run joins these of a step of several updates
+        # The run joins these of a step of several updates.
+        if isinstance(value, str | tuple):
             continue
         why = "it is a field of metrics.jsonl"
         fix = "raise NonFiniteError, before the optimizer steps, when a number is not finite"
@@ -96,6 +98,7 @@ def has_ratio_1_on_its_own_policy(bench: Bench) -> None:
     found = subject.capabilities
     if found is None or not found.reports_sync_loss or found.determinism is Determinism.NONE:
         return
+    # A trainer that ignores the temperature passes at 1.
     for temperature in (1.0, 0.7):
         _, report = _trained(bench, subject, temperature=temperature)
         subject.part.publish()
@@ -280,6 +283,7 @@ def _trained(
     def advantages(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         if credit is not None:
             return np.full(len(sample.tokens_T), credit)
+        # An odd last token gets no credit, so that the advantages of a row add up to zero.
         places_T = np.arange(len(sample.tokens_T))
         return np.where(places_T < len(places_T) // 2 * 2, 1.0 - 2.0 * (places_T % 2), 0.0)
 

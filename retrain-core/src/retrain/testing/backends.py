@@ -56,6 +56,7 @@ def goes_on_from_a_checkpoint(bench: Bench) -> None:
     expect(version == wanted, f"the version is {version} after load, it was {wanted} at save", why=why, fix=fix)
     if found.determinism is Determinism.NONE:
         return
+    # Two steps: lost moments of the optimizer change the weights of the first and the samples of the second.
     count = 2 if found.checkpoint_resume_mode is CheckpointMode.EXACT else 0
     for step in range(1, 1 + count):
         one, two = _step(bench, subject, step), _step(bench, resumed, step)

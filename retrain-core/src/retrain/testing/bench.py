@@ -57,7 +57,8 @@ OPTIONS_OF_KIND = {
 }
 TOYS = "retrain.testing.toys"
 BUILTIN = "builtin:tiny"
-TOY_MODEL = "conformance:toy"  # neither a folder nor a hub id: `Bench.tokenizer` is `toy_tokenizer()`
+# Neither a folder nor a hub id: `Bench.tokenizer` is `toy_tokenizer()`.
+TOY_MODEL = "conformance:toy"
 SPECIAL = ["<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -76,6 +77,7 @@ class Bench:
 
     @cached_property
     def folder(self) -> Path:
+        # A part may still write when its check has ended, for example from a thread of a tracker.
         made = tempfile.TemporaryDirectory(prefix="retrain-conformance-", ignore_cleanup_errors=True)
         return Path(self.exits.enter_context(made))
 
@@ -99,6 +101,7 @@ class Bench:
             },
             "training": {
                 "seed": 1,
+                # Small steps that still have groups of several completions: a backend's suite trains many of them.
                 "max_steps": 4,
                 "batch_size": 2,
                 "group_size": 4,
@@ -145,6 +148,7 @@ class Bench:
         return toy_tokenizer() if self.config.model.model == TOY_MODEL else load_tokenizer(self.config, self.plugins)
 
     def context(self) -> PluginContext:
+        # A campaign and `retrain init` load data without a tokenizer, so a source must not need one.
         tokenizer = None if self.kind is Kind.DATA_SOURCE else self.tokenizer
         seeds = run_seeds(self.config)
         return PluginContext(config=self.config, seeds=seeds, plugins=self.plugins, tokenizer=tokenizer)
@@ -170,6 +174,7 @@ def toy_tokenizer() -> Any:
     words = [*SPECIAL, *(chr(code) for code in range(32, 127)), "\n"]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    # An empty pattern splits between all characters, so that every text has a known number of tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(

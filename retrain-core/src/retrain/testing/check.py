@@ -46,20 +46,23 @@ class Check:
 
     def __call__(self) -> None:
         """Resolve, configure and build the part as a run would, and test it."""
-        __tracebackhide__ = True  # pytest then shows the message, not this frame
+        # pytest then shows the message, not this frame.
+        __tracebackhide__ = True
         where, why = f"{self.kind} {self.subject!r}, check {self.name}", self.purpose
         try:
             with _current_folder_on_path(), ExitStack() as exits:
                 self.run(Bench(kind=self.kind, name=self.subject, given=self.config, exits=exits))
         except ConformanceError as error:
+            # The error without its place would only repeat the message in the traceback; its cause, if any, stays.
             raise ConformanceError(replace(error.problem, where=where)) from error.__cause__
         except RetrainError as error:
             what = "; ".join(str(replace(problem, fix="")).replace("\n    ", " ") for problem in error.problems)
             fixes = "; ".join(problem.fix for problem in error.problems if problem.fix)
-            fix = fixes if fixes else "give what the part asks for, or let it accept this"
+            fix = fixes if fixes else "give `conformance()` a `config` that the part accepts"
             raise ConformanceError(
                 Problem(code="conformance.refused", where=where, what=f"refused: {what}", why=why, fix=fix)
             ) from error
+        # SystemExit is no Exception: a part that calls sys.exit would end the caller of the check.
         except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error} (raised in {_place(error)})"
             fix = "make this call succeed, or raise a RetrainError"
@@ -147,6 +150,7 @@ def _place(error: BaseException) -> str:
     """File and line that raised: the innermost one outside this package, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).parent)
+    # Frames of this package come first in every traceback and say nothing about the part.
     foreign = [frame for frame in frames if not frame.filename.startswith(own)]
     last = (foreign or list(frames))[-1]
     return f"{last.filename}:{last.lineno}"
@@ -156,6 +160,7 @@ def _place(error: BaseException) -> str:
 def _current_folder_on_path() -> Iterator[None]:
     """Resolve dotted paths in the current folder too, as the `retrain` script does."""
     folder = str(Path.cwd())
+    # An interpreter started with -c or as a REPL has "" there: the current folder.
     if "" in sys.path or folder in sys.path:
         yield
         return
@@ -163,5 +168,6 @@ def _current_folder_on_path() -> Iterator[None]:
     try:
         yield
     finally:
+        # The part may have changed sys.path itself.
         if folder in sys.path:
             sys.path.remove(folder)

@@ -111,6 +111,7 @@ def gives_way_to_the_user(bench: Bench) -> None:
     recipe, plain = _recipe(bench), _with_recipe(bench).as_dict()
     for key in all_keys(registered_tables(bench.plugins)):
         value = key.default
+        # Only keys whose default differs from the recipe's value: otherwise nothing shows which of the two won.
         if key.path not in recipe.values or isinstance(value, dict) or value in (None, "", plain[key.table][key.name]):
             continue
         config = _with_recipe(bench, **{key.table: {key.name: value}})

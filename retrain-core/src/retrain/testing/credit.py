@@ -42,6 +42,7 @@ def follows_the_order_of_completions(bench: Bench) -> None:
     """The completions of a group have no order: permuting them permutes their advantages alike."""
     flow = _flow(bench)
     for step in rewarded_steps(whole=_sees_steps(flow)):
+        # Reversed and then shifted: a plain reversal would leave symmetric groups unchanged.
         orders = [np.roll(np.arange(len(group.rewards_G))[::-1], 1) for group in step]
         moved_PG = _advantages([reordered(group, order) for group, order in zip(step, orders, strict=True)], flow)
         for group, order, plain_G, moved_G in zip(step, orders, _advantages(step, flow), moved_PG, strict=True):
@@ -52,7 +53,8 @@ def follows_the_order_of_completions(bench: Bench) -> None:
                 by_completion = np.split(plain_G, ends)
                 wanted_G = np.concatenate([by_completion[number] for number in order])
             expect(
-                np.allclose(moved_G, wanted_G, rtol=1e-6, atol=1e-9),  # means in another order round differently
+                # Means in another order round differently.
+                np.allclose(moved_G, wanted_G, rtol=1e-6, atol=1e-9),
                 f"{group.name}: {_show(group.rewards_G)} get {_show(plain_G)}, and {_show(moved_G)} in the order "
                 f"{_show(order)}",
                 why="an advantage that does not stay with its completion rewards the wrong text",
@@ -139,6 +141,7 @@ def credits_a_group_by_itself(bench: Bench) -> None:
     if flow.is_custom:
         return
     together = assign_credit(groups(), flow, sepa_lambda=0.5).token_advs
+    # Backwards, so that memory of an earlier group shows as a difference too.
     for number, group in reversed(list(enumerate(groups()))):
         single = assign_credit([group], flow, sepa_lambda=0.5).token_advs[0]
         expect(
@@ -154,7 +157,8 @@ def names_a_controller_that_exists(bench: Bench) -> None:
     flow = _flow(bench)
     spec = flow.algorithm or flow.transform
     if not flow.controller or not isinstance(bench.found.target, type(spec)):
-        return  # a bare function may use lambda but declares nothing about it
+        # A bare function may use lambda but declares nothing about it.
+        return
     known = [entry.spec.name for entry in bench.plugins.registered(Kind.CONTROLLER)]
     expect(
         flow.controller in known,

@@ -16,6 +16,7 @@ from retrain.testing.check import expect, expect_json
 from retrain.testing.data_sources import expect_examples, expect_plain_examples, expect_unique_ids
 from retrain.testing.toys import HOSTILE, TOYS
 
+# Far beyond any task's own limit: an episode still open then would keep a run waiting forever.
 MAX_TURNS = 128
 GROUP_SIZE = 2
 TIMEOUT_S = 60.0
@@ -97,6 +98,7 @@ def drops_what_was_left_open(bench: Bench) -> None:
 
 def _loaded(bench: Bench) -> tuple[Any, Sequence[Example]]:
     """The environment as another process would receive it, and its tasks."""
+    # A run pickles the environment into its process; attributes that do not survive that show here.
     environment = pickle.loads(pickle.dumps(bench.build()))
     return environment, environment.load().examples or TOYS
 

@@ -20,6 +20,7 @@ from retrain.testing.check import expect
 # Generous: a scheduler or a loaded machine takes its time to start a process.
 WAIT_S = 60.0
 PAUSE_S = 0.02
+# Neither 0 nor 1: a launcher that maps every failure to 1 would pass with 1.
 CODE = 3
 TELLS = "import os, sys; print(os.environ['GREETING'], os.getcwd()); print('careful', file=sys.stderr); sys.exit(3)"
 STOPS = """
@@ -73,6 +74,7 @@ def asks_it_to_stop(bench: Bench) -> None:
     code = _ended(running)
     why = "75 means that the state is saved and the run can be resumed"
     fix = "send SIGTERM to the process itself in stop(), and wait for it in poll()"
+    # A campaign resumes runs that end with 75, and counts other non-zero codes as failures.
     expect(code == 75, f"a process that answers SIGTERM with exit code 75 ended as {code!r}", why=why, fix=fix)
     running.stop()
 
@@ -88,8 +90,10 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
     why, fix = "0 would mean that the run is done", "return the negative number of the signal"
     expect(isinstance(code, int) and code != 0, f"a killed process ended as {code!r}", why=why, fix=fix)
     running.kill()
-    if running.pid is None:  # it runs on another machine
+    # It runs on another machine, whose processes cannot be seen from here.
+    if running.pid is None:
         return
+    # A child that the launcher missed would sleep on for ten minutes.
     try:
         _wait_for(lambda: not _is_alive(child), "the child of a killed process to end")
     finally:
@@ -149,6 +153,7 @@ def _ended(running: Any) -> Any:
     try:
         code = _wait_for(running.poll, "poll() to return the exit code")
     except BaseException:
+        # A process that outlives its check would keep the folder of the bench in use.
         running.kill()
         raise
     again = running.poll()
@@ -175,7 +180,8 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    try:  # a dead process that its new parent has not reaped is a zombie
+    # Signal 0 reaches a zombie too: a dead process that its new parent has not reaped.
+    try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True

@@ -16,9 +16,12 @@ from retrain.kernel.types import Floats, TrainBatch, TrainRow
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect, fail
 
-LENGTHS = (1, 4, 2, 5)  # action tokens of each row
+# Action tokens of each row: unequal, so that a mean over tokens differs from a mean over sequences.
+LENGTHS = (1, 4, 2, 5)
+# In other orders too: a backend packs rows as they fit, not as they come.
 CUTS = (((0,), (1,), (2,), (3,)), ((3, 1), (0, 2)), ((2,), (0, 1, 3)))
-REL = 1e-6  # sums in another order round differently
+# Sums in another order round differently.
+REL = 1e-6
 # Of finite differences: their error is about 1e-16 / STEP from rounding, plus STEP.
 STEP, SLOPE_REL = 1e-6, 1e-4
 EXTREMES = {
@@ -26,6 +29,7 @@ EXTREMES = {
     "advantages of 0": (0.3, 0.0),
     "large advantages": (0.3, 1e6),
     "ratios of e^30": (30.0, 1.0),
+    # Gaps are 1 to 1.5 times these numbers: exp of some of them is 0, and of others overflows a double (at 709.8).
     "ratios of e^-700": (-700.0, -1.0),
     "ratios of e^700": (700.0, -1.0),
 }

@@ -46,6 +46,7 @@ def backs_off_when_memory_runs_out(bench: Bench) -> None:
     failed = _size(pacer, RESUME_AT)
     while failed > 1:
         group_size = bench.config.training.group_size
+        # The same step again: a run repeats it with fewer prompts and does not move on.
         pacer.observe(PaceView(step=RESUME_AT, batch_size=failed, group_size=group_size, out_of_memory=True))
         size = _size(pacer, RESUME_AT)
         expect(

@@ -17,9 +17,12 @@ from retrain.testing.check import expect, expect_unchanged
 from retrain.testing.subjects import MAX_TOKENS, open_subject, requests
 from retrain.text.tokenizer import context_length
 
-ROUNDING = 1e-3  # nats by which half-precision arithmetic may exceed zero
-GAP = 1e-3  # nats between two ways of batching the same completion
-LONG_PROMPT = 400  # tokens, or half of the context limit
+# Nats by which half-precision arithmetic may exceed zero.
+ROUNDING = 1e-3
+# Nats between two ways of batching the same completion.
+GAP = 1e-3
+# Tokens, or half of the context limit.
+LONG_PROMPT = 400
 COOL, HOT = 0.2, 2.0
 
 
@@ -57,6 +60,7 @@ def ends_where_it_says(bench: Bench) -> None:
     """EOS: the end token is kept and nothing follows it. LENGTH: `max_tokens` were sampled, none an end token."""
     subject, end = open_subject(bench), bench.tokenizer.eos_token_id
     asked = requests(bench, (8, 8, 8))
+    # Short completions are mostly truncated and long ones mostly end, so both reasons are seen.
     samples = [s for n in (4, 48) for s in _flat(subject.sample(asked, SamplingParams(max_tokens=n, temperature=1.0)))]
     inner = {int(token) for sample in samples for token in sample.tokens_T[:-1]}
     ends = {end} - {None}
@@ -68,7 +72,8 @@ def ends_where_it_says(bench: Bench) -> None:
                 why="the end token is sampled and must be trained, or the policy never learns to stop",
                 fix="keep the end token in tokens_T, with its log-probability",
             )
-            ends.add(last)  # a model may have several
+            # A model may have several end tokens, and the tokenizer knows one of them.
+            ends.add(last)
     for sample in samples:
         tokens, reason = [int(token) for token in sample.tokens_T], sample.stop_reason
         why, fix = "truncated answers are counted, and masks go by it", "use retrain.api.StopReason.EOS or LENGTH"
@@ -113,6 +118,7 @@ def repeats_a_seed(bench: Bench) -> None:
     together = subject.sample(asked)
     backwards = [replace(request, seeds_G=request.seeds_G[::-1]) for request in reversed(asked)]
     other = [list(reversed(group)) for group in reversed(subject.sample(backwards))]
+    # One seed at a time: an engine with one generator per batch gives other completions then.
     single = [[s for seed in r.seeds_G for s in subject.sample([replace(r, seeds_G=(seed,))])[0]] for r in asked]
     for how, again in (("sampled in another order", other), ("sampled by itself", single)):
         for first, second in zip(_flat(together), _flat(again), strict=True):

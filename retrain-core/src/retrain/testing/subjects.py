@@ -20,11 +20,14 @@ from retrain.testing.bench import Bench
 from retrain.testing.toys import write_toy_adapter
 from retrain.text.chat import encode
 
-HOST_BACKEND = "local"  # hosts the engine under test, unless the caller names another
+# Hosts the engine under test, unless the caller names another.
+HOST_BACKEND = "local"
 QUESTIONS = ("12 + 34 = ?", "7 * 8 = ?", "What is half of 90?")
-COUNTS = (4, 2, 1)  # completions of each
+# Completions of each. Unequal numbers show an engine that returns a rectangle of samples.
+COUNTS = (4, 2, 1)
 MAX_TOKENS = 12
-Sampled = list[tuple[list[int], list[float], int]]  # tokens, log-probabilities and policy version of each completion
+# Tokens, log-probabilities and policy version of each completion.
+Sampled = list[tuple[list[int], list[float], int]]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,6 +55,7 @@ class Subject:
     def is_repeatable(self) -> bool:
         """True if a seed must reproduce its completion, as for an engine that declares nothing."""
         declared = self.capabilities or self.traits
+        # Without a declaration the stricter promise holds: a forgotten declaration must not hide a fault.
         return declared is None or declared.determinism is not Determinism.NONE
 
     @property
@@ -78,9 +82,11 @@ def open_subject(bench: Bench) -> Subject:
         return backend_subject(bench)
     traits = bench.found.traits if isinstance(bench.found.traits, EngineTraits) else None
     context, config = bench.context(), bench.config
+    # An engine that samples in this process needs a backend's weights; for a client of a server a toy is enough.
     if "backend" in bench.given.get("backend", {}) or bench.plugins.find(Kind.BACKEND, HOST_BACKEND):
         name, options = config.backend.backend, backend_options(config, bench.plugins)
         part = build_part(Kind.BACKEND, name, "backend.backend", context, options, "backend.options")
+        # The first publish gives the engine the weights that it samples from.
         subject = Subject(part=part, version=part.publish(), traits=traits)
     else:
         policy = ToyPolicy(model_path=config.model.model, stop_ids=frozenset({bench.tokenizer.eos_token_id}))

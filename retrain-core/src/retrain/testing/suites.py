@@ -54,6 +54,7 @@ def conformance(
     `config` is merged over the toy configuration, table by table as in TOML: `{"backend": {"options": {...}}}`.
     ConfigError for a kind that does not exist.
     """
+    # `Kind.HEALTH_MONITOR`, "health-monitor" and "health monitor" name one kind.
     text = str(kind).replace("-", " ").replace("_", " ").lower()
     known = [member.value for member in Kind]
     if text not in known:
@@ -140,5 +141,6 @@ def _imported_by_announcing(distribution: str) -> tuple[str, ...]:
         f"load_plugins({{'RETRAIN_PLUGINS': {distribution!r}}}); "
         f"print(*(name for name in {HEAVY!r} if name in sys.modules))"
     )
+    # In a fresh interpreter: this one may have imported torch for an earlier check.
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return tuple(done.stdout.split())

@@ -38,6 +38,7 @@ FLAT = TransformSpec(name="flat")
 # Tasks and hostile texts for rewards, data sources and environments.
 
 MAX_EXAMPLES = 4
+# Long enough for a quadratic regular expression to exceed the time limit of a score.
 HUGE_CHARS = 200_000
 TOYS = (
     Example(id="toy-sum", prompt="What is 12 + 30?", reference="42"),
@@ -89,23 +90,27 @@ def as_text(examples: Sequence[Example]) -> str:
 
 LAMBDAS = (0.0, 0.5, 1.0)
 PROMPT_TOKENS = 2
-NEARLY_IMPOSSIBLE = -750.0  # nats: exp of it is 0 in double precision
+# Nats: exp of it is 0 in double precision.
+NEARLY_IMPOSSIBLE = -750.0
 
 REWARDS: dict[str, Floats] = {
     "some right, some wrong": np.array([1.0, 0.0, 0.0, 1.0]),
     "one right": np.array([0.0, 1.0, 0.0, 0.0]),
     "all right": np.ones(4),
     "all wrong": np.zeros(4),
+    # The mean of three times 0.1 is not 0.1 in binary: a test for zero spread by == fails here.
     "equal and no round number": np.full(3, 0.1),
     "a group of one": np.array([1.0]),
     "graded": np.array([0.0, 0.25, 0.5, 1.0]),
     "negative and positive": np.array([-1.0, 1.0, -1.0, 0.5]),
     "mean zero": np.array([-1.0, 1.0]),
     "large": np.array([1e6, 0.0, -1e6]),
+    # Divided by a standard deviation without a floor, this tiny spread becomes large advantages.
     "nearly equal": np.array([0.5, 0.5 + 1e-12, 0.5]),
     "128 completions": np.array([float(number % 3 == 0) for number in range(128)]),
 }
-TEXTS = ("Wait", ",", " 2", "+", "", "3", " é", "\n", "<|end|>")  # one token may hold part of a character, so no text
+# One token may hold part of a character, so its text may be empty.
+TEXTS = ("Wait", ",", " 2", "+", "", "3", " é", "\n", "<|end|>")
 LENGTHS: dict[str, tuple[int, ...]] = {
     "usual lengths": (6, 9, 4, 12),
     "an empty and a single-token completion": (0, 1, 5, 2),
@@ -138,6 +143,7 @@ def rewarded_steps(*, whole: bool) -> list[list[CreditGroup]]:
 def reordered(group: CreditGroup, order: NDArray[np.int64]) -> CreditGroup:
     lists = ("tokens_G", "texts_G", "token_rewards_G", "logprobs_G", "planning_G")
     moved: dict[str, Any] = {name: [getattr(group, name)[number] for number in order] for name in lists}
+    # The rewards of single verifiers move along, or a weighted sum would mix completions.
     named_rewards = {name: rewards_G[order] for name, rewards_G in group.named_rewards.items()}
     return replace(group, **moved, rewards_G=group.rewards_G[order], named_rewards=named_rewards)
 
@@ -236,7 +242,8 @@ def lines() -> list[dict[str, Any]]:
             "all_wrong_groups": 1,
             "useful_groups": 3,
         }
-        if step % 10 == 7:  # nothing to train on
+        # A step with nothing to train on, as when every group is all right or all wrong.
+        if step % 10 == 7:
             line |= {"loss": None, "ratio_max": None, "skipped": True}
         if step % 6 == 5:
             del line["exec_entropy_mean"]
@@ -266,5 +273,6 @@ def write_toy_adapter(folder: Path) -> None:
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    # B is zero, so the product B A adds nothing to the layer.
     tensors = {f"{layer}.lora_A.weight": np.ones((2, 8), "f4"), f"{layer}.lora_B.weight": np.zeros((8, 2), "f4")}
     save_file(tensors, folder / "adapter_model.safetensors")

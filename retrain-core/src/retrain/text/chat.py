@@ -12,7 +12,8 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Example, Message
 from retrain.text.terminal_text import printable
 
-BATCH = 1000  # texts in one call of the tokenizer: half the time of one by one
+# Texts in one call of the tokenizer: half the time of one by one.
+BATCH = 1000
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
 OWN_ARGUMENTS = frozenset(
     {
@@ -51,7 +52,8 @@ def encode(
     """Token ids of chats; ConfigError names the example that cannot be rendered or tokenised."""
     args = config.data.template_args
     texts = [_rendered(chat, tokenizer, args, name) for chat, name in zip(chats, names, strict=True)]
-    special = not tokenizer.chat_template  # a template writes its special tokens itself
+    # A template writes its special tokens itself.
+    special = not tokenizer.chat_template
     ids: list[list[int]] = []
     for start in range(0, len(texts), BATCH):
         some = texts[start : start + BATCH]

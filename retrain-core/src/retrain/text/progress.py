@@ -11,7 +11,8 @@ from retrain.text.amounts import counted, duration
 from retrain.text.terminal_text import printable
 
 SCORES = "scores"  # the unit of scoring; sampling has the same counters
-MOST = 1e12  # larger numbers come from a damaged file
+# Larger numbers come from a damaged file.
+MOST = 1e12
 
 
 def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, Any]:
@@ -21,7 +22,8 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
     faster than the clock when they end early; without limit and tokens it follows from the share that is done.
     """
     shown = context.sampling_progress if phase in ("sampling", "scoring", "eval") else None
-    if phase in ("training", "starting"):  # the model starts: its tensors are counted
+    # While the model starts, its tensors are counted.
+    if phase in ("training", "starting"):
         shown = context.training_progress
     if shown is None or not shown.total or (phase == "scoring" and shown.unit != SCORES):
         return {}
@@ -31,6 +33,7 @@ def progress_of(context: PluginContext, phase: str, since: float) -> dict[str, A
 
 def progress_data(shown: PhaseProgress) -> dict[str, Any]:
     """The same for counters that belong to the work under way."""
+    # In the instant of the start, the rate would divide by zero.
     elapsed_s = max(time.monotonic() - shown.started, 1e-9)
     tokens = max(shown.tokens, shown.drawn)
     data = {"unit": shown.unit, "done": shown.done, "total": shown.total}

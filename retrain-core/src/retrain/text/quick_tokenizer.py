@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-PLAIN_KEYS = frozenset(  # of `tokenizer_config.json`: with others, `transformers` changes ids or texts
+# Of `tokenizer_config.json`: with others, `transformers` changes ids or texts.
+PLAIN_KEYS = frozenset(
     {"chat_template", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class", *SPECIAL_NAMES}
 )
 
@@ -71,7 +72,8 @@ class QuickTokenizer:
         setattr(self.real(), name, value)
 
     def __repr__(self) -> str:
-        return f"<tokenizer of {len(self)} entries>"  # showing it in a message must not load the real one
+        # Showing it in a message must not load the real one.
+        return f"<tokenizer of {len(self)} entries>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.real().__reduce_ex__(protocol)
@@ -178,7 +180,8 @@ def compiled(text: str, special: Iterable[str]) -> Template | None:
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # jinja2's own would escape HTML
+    # Jinja's own filter escapes HTML, and the model would see &lt; in place of <.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
     try:
         needed = meta.find_undeclared_variables(environment.parse(text))

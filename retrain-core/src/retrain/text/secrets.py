@@ -15,7 +15,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 HIDDEN = "(hidden)"
-MIN_SECRET_CHARS = 8  # hiding shorter values would hide ordinary words
+# Hiding shorter values would hide ordinary words.
+MIN_SECRET_CHARS = 8
 # Tokens of a tokenizer (`eos_token`, `pad_token_id`) are markers, not secrets.
 _NAME = (
     r"(?:api_?keys?|(?:access|private|signing)_?keys?|secret(?:_?key)?s?|password|passwd|credentials?"
@@ -26,9 +27,11 @@ _SECRET_NAME = re.compile(rf"(?:^|_){_NAME}(?:$|_)|^token$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(
     r"KEYS?(?![A-Z])|TOKENS?(?![A-Z])|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE
 )
-_CONFIG_VARIABLE = "RETRAIN__"  # its value is a key's of the configuration: `prompt_key` is no secret
+# Such a variable sets a key of the configuration: `RETRAIN__DATA__PROMPT_KEY` is no secret.
+_CONFIG_VARIABLE = "RETRAIN__"
 _NUMBER = re.compile(r"[-+.\d]+")
-_LIKE_A_KEY = re.compile(r"(?=.*\d)[^\s<>]+")  # no chat marker such as `stop_token = "<|im_end|>"`
+# No chat marker such as `stop_token = "<|im_end|>"`.
+_LIKE_A_KEY = re.compile(r"(?=.*\d)[^\s<>]+")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s?#\"'<>]+@")
 _URL_QUERY = re.compile(rf"(?<=[?&])({_NAME}|token|key)=[^&\s]+", re.IGNORECASE)
 _ASSIGNED = re.compile(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from retrain.kernel.contracts.context import PhaseProgress
 
+# Wider than any row: rich wraps at a width, and lines of a file must stay whole.
 PIPED_WIDTH = 10_000
 BAR_COLUMNS = 30
 

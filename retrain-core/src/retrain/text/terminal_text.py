@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-DUMB = ("dumb", "unknown")  # values of TERM for terminals that cannot move their cursor
+# Values of TERM for terminals that cannot move their cursor.
+DUMB = ("dumb", "unknown")
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
-PROGRESS_LEVEL = 15  # logging level of lines that the live panel of a terminal makes superfluous
-OUTCOME_LEVEL = 25  # logging level of how a run ended: said even with --quiet
+# Between DEBUG and INFO: lines that the live panel of a terminal makes superfluous.
+PROGRESS_LEVEL = 15
+# Between INFO and WARNING: how a run ended is said even with --quiet.
+OUTCOME_LEVEL = 25
 QUIET_FLAGS = ("-q", "--quiet")
 
 

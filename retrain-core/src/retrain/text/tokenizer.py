@@ -76,13 +76,15 @@ def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
             continue
         texts.append(text[len(before) :] if text.startswith(before) else text)
         done = end
+        # Decoding from the first token each time would take quadratic time.
         if done - start > CONTEXT:
             start = done - CONTEXT // 2
         before = tokenizer.decode(tokens[start:done], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return texts
 
 
-PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # one text model, no nested configuration
+# One text model, without a nested configuration.
+PLAIN_ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 def context_length(config: Config, plugins: Plugins) -> int | None:

@@ -1,4 +1,4 @@
-"""Faults that end a run's process: at once, with a checkpoint, or with an error after which the run can go on."""
+"""Faults that befall a run or a campaign: its process ends (blows) or survives them to the same bytes (troubles)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,76 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.end_to_end.campaigns import kill_all
+from tests.end_to_end.running import retrain
 from tests.end_to_end.test_resume import SOURCE_OF_PATCHES
 from tests.servers.fleet import answers
 from tests.soak.configurations import Configuration
-from tests.soak.fault import Fault, Process, anywhere, of_campaigns, of_runs, of_shapes
 from tests.soak.ground import PATIENCE_S, Ground, command_of, descendants_of
+from tests.soak.referee import require
+
+Process = subprocess.Popen[str]
+
+
+def nothing(ground: Ground) -> None:
+    """Nothing to mend."""
+
+
+def no_patch(ground: Ground) -> str:
+    return ""
+
+
+def of_runs(configuration: Configuration) -> bool:
+    return not configuration.is_campaign
+
+
+def of_campaigns(configuration: Configuration) -> bool:
+    return configuration.is_campaign
+
+
+def anywhere(configuration: Configuration) -> bool:
+    return True
+
+
+def of_shapes(*names: str) -> Callable[[Configuration], bool]:
+    """Configurations of these shapes."""
+    return lambda configuration: configuration.shape in names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """`strike` is called while the process runs, and returns the one that holds the run then.
+
+    With `codes` it ends the process, with one of them and `says` in what it wrote to stderr; else the run goes on as
+    if nothing had been. `patch` alters the program before it starts, and `mend` undoes what would keep the run from
+    going on.
+    """
+
+    name: str
+    strike: Callable[[Ground, Process], Process]
+    suits: Callable[[Configuration], bool] = of_runs
+    codes: tuple[int, ...] = ()
+    says: str = ""
+    loses: tuple[str, ...] = ()  # where files lie that the fault itself deletes, and that a run does not hold in memory
+    is_at_once: bool = False  # strikes as soon as the process has been started
+    patch: Callable[[Ground], str] = no_patch
+    mend: Callable[[Ground], None] = nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Done to files that nobody has open. `strike` checks what follows, and returns what a refusal said, else nothing.
+
+    It leaves the run so that it can go on.
+    """
+
+    name: str
+    strike: Callable[[Ground], str]
+    suits: Callable[[Configuration], bool] = of_runs
+
 
 STOPPED, KILLED, FAILED = 75, -9, 1
 # Root would not notice that a folder may not be written to; so its right to ignore that goes.
@@ -36,7 +98,6 @@ BALLAST = "ballast"
 
 
 def kill(ground: Ground, process: Process) -> Process:
-    """SIGKILL; to a campaign and all its runs."""
     if ground.configuration.is_campaign:
         kill_all(process)
     else:
@@ -84,7 +145,6 @@ def small_files(ground: Ground) -> str:
 
 
 def fill_disk(ground: Ground, process: Process) -> Process:
-    """Until nothing more fits."""
     with suppress(OSError), (ground.folder / BALLAST).open("wb", buffering=0) as stream:
         while True:
             stream.write(bytes(2**16))
@@ -92,24 +152,20 @@ def fill_disk(ground: Ground, process: Process) -> Process:
 
 
 def empty_disk(ground: Ground) -> None:
-    """Room again."""
     (ground.folder / BALLAST).unlink(missing_ok=True)
 
 
 def take_permission(ground: Ground, process: Process) -> Process:
-    """A folder of the run becomes read-only."""
     ground.stream.choice(_folders(ground)).chmod(0o555)
     return process
 
 
 def give_permission(ground: Ground) -> None:
-    """And writable again."""
     for folder in _folders(ground):
         folder.chmod(0o755)
 
 
 def _folders(ground: Ground) -> list[Path]:
-    """What a run writes to, as far as it is there."""
     named = (ground.run, ground.run / "adapter", ground.run / "emergence", ground.run / "emergence/tokens")
     return [folder for folder in named if folder.exists()]
 
@@ -122,14 +178,12 @@ def delete_run(ground: Ground, process: Process) -> Process:
 
 
 def delete_record(ground: Ground, process: Process) -> Process:
-    """One of the record files."""
     files = [ground.run / name for name in ("metrics.jsonl", "emergence/generations.jsonl", "emergence/steps.jsonl")]
     ground.stream.choice([file for file in files if file.exists()]).unlink()
     return process
 
 
 def delete_checkpoints(ground: Ground, process: Process) -> Process:
-    """All of them, with their folder."""
     with suppress(FileNotFoundError):  # there is none before the first
         (ground.run / "adapter").rename(ground.folder / "gone")
     shutil.rmtree(ground.folder / "gone", ignore_errors=True)
@@ -145,14 +199,12 @@ def move_rescued_back(ground: Ground) -> None:
 
 
 def go_to_rescued(ground: Ground) -> None:
-    """Where the message says that the run goes on."""
     rescued = ground.run.with_name(f"{ground.run.name}.rescued")
     if rescued.exists():
         ground.run = rescued
 
 
 def kill_rank(ground: Ground, process: Process) -> Process:
-    """One of the other ranks."""
     ranks = [pid for pid in descendants_of(process.pid) if "ranks.worker" in command_of(pid)]
     if ranks:
         os.kill(ground.stream.choice(ranks), signal.SIGKILL)
@@ -160,28 +212,20 @@ def kill_rank(ground: Ground, process: Process) -> Process:
 
 
 def breaks_down(name: str) -> Callable[[Ground, Process], Process]:
-    """The reward, the game or the agent, from now on."""
-
     def strike(ground: Ground, process: Process) -> Process:
-        _tell(ground, name)
+        part = ground.folder / ".trouble"
+        part.write_text(name, encoding="utf-8")
+        part.rename(ground.folder / "trouble")  # in one go: the run may read it meanwhile
         return process
 
     return strike
 
 
 def come_to_terms(ground: Ground) -> None:
-    """It works again."""
     (ground.folder / "trouble").unlink(missing_ok=True)
 
 
-def _tell(ground: Ground, name: str) -> None:
-    part = ground.folder / ".trouble"
-    part.write_text(name, encoding="utf-8")
-    part.rename(ground.folder / "trouble")
-
-
 def replace_servers(ground: Ground, process: Process) -> Process:
-    """Both come back with other weights under the model's name."""
     for server in ground.servers:
         server.other_model()
     return process
@@ -281,4 +325,124 @@ BLOWS = (
         )
         for name in ("raises", "nan", "exits", "hangs")
     ),
+)
+# Where the program asks for the time of day, it is told another one, up to two days off, and anew again and again.
+CLOCK = """
+import datetime, random, time
+_stream, _offset, _time, _time_ns = random.Random({seed}), [0.0], time.time, time.time_ns
+
+def _off():
+    if _stream.random() < 0.2:
+        _offset[0] = _stream.uniform(-1.0, 1.0) * 172800
+    return _offset[0]
+
+class _Day(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=_off())
+
+time.time, time.time_ns = lambda: _time() + _off(), lambda: _time_ns() + int(1e9 * _off())
+datetime.datetime = _Day
+"""
+
+
+def jumping_clock(ground: Ground) -> str:
+    return CLOCK.format(seed=ground.stream.randrange(10**9))
+
+
+def stop_and_continue(ground: Ground, process: Process) -> Process:
+    """SIGSTOP, and a while later SIGCONT."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGSTOP)
+        ground.pause(3.0)
+        os.kill(process.pid, signal.SIGCONT)
+    return process
+
+
+def to_a_scorer(number: signal.Signals) -> Callable[[Ground, Process], Process]:
+    def strike(ground: Ground, process: Process) -> Process:
+        scorers = [pid for pid in descendants_of(process.pid) if "tasks.child" in command_of(pid)]
+        if scorers:
+            with suppress(ProcessLookupError):
+                os.kill(ground.stream.choice(scorers), number)
+        return process
+
+    return strike
+
+
+def start_another(ground: Ground, process: Process) -> Process:
+    """The same command at the same time: one of them holds the run, the other one is refused."""
+    second = ground.start()
+    ground.wait_until(process, lambda: second.poll() is not None)
+    loser, winner = (second, process) if second.poll() is not None else (process, second)
+    ended = ground.finish(loser)
+    is_refused = ended.code == 2 and "in progress" in ended.err  # the other may not have written its number yet
+    require(is_refused, f"the other one ended with {ended.code}: {ended.err[-500:]}")
+    return winner
+
+
+def resume_as_well(ground: Ground, process: Process) -> Process:
+    """The same command again, while the first one is at work: it is refused, and names the other."""
+    ground.wait_for_lock(process)
+    if process.poll() is None:
+        second = ground.start()
+        ended = ground.finish(second)
+        is_refused = ended.code == 2 and str(process.pid) in ended.err
+        is_too_late = process.poll() is not None or "lready complete" in ended.out
+        require(is_refused or is_too_late, f"a second process was let in: {ended.code} {ended.err[-500:]}")
+    return process
+
+
+def kill_a_run(ground: Ground, process: Process) -> Process:
+    runs = [pid for pid in descendants_of(process.pid) if "-m retrain run/configs" in command_of(pid)]
+    if runs:
+        with suppress(ProcessLookupError):
+            os.kill(ground.stream.choice(runs), signal.SIGKILL)
+    return process
+
+
+def look_on(ground: Ground, process: Process) -> Process:
+    """`retrain status`, which reads what is being written."""
+    outcome = retrain("status", ".", cwd=ground.folder)
+    require(outcome.code == 0, f"retrain status: {outcome.err[-500:]}")
+    return process
+
+
+def of_own_reward(configuration: Configuration) -> bool:
+    return of_runs(configuration) and configuration.shape not in ("game", "agent")
+
+
+def trouble_a_server(ground: Ground, process: Process) -> Process:
+    """One of the two, by what befalls servers in a fleet; for a while."""
+    server = ground.stream.choice(ground.servers)
+    getattr(server, ground.stream.choice(server.faults))()
+    ground.pause(5.0)
+    server.mend()
+    return process
+
+
+def kill_all_servers(ground: Ground, process: Process) -> Process:
+    for server in ground.servers:
+        server.kill()
+    time.sleep(2.0)
+    for server in ground.servers:
+        server.mend()
+    return process
+
+
+TROUBLES = (
+    Fault(name="SIGSTOP and SIGCONT", strike=stop_and_continue),
+    Fault(name="clock jumps", strike=struck_already, patch=jumping_clock),
+    Fault(name="scoring process killed", strike=to_a_scorer(signal.SIGKILL), suits=of_own_reward),
+    Fault(name="scoring process stopped", strike=to_a_scorer(signal.SIGSTOP), suits=of_own_reward),
+    Fault(name="two at once", strike=start_another, is_at_once=True),
+    Fault(name="second resume", strike=resume_as_well, suits=anywhere),
+    Fault(name="run of a campaign killed", strike=kill_a_run, suits=of_campaigns),
+    Fault(name="somebody looks", strike=look_on, suits=anywhere),
+    *(
+        Fault(name=f"reward {name} once", strike=breaks_down(f"once {name}"), suits=of_own_reward)
+        for name in ("raises", "nan", "exits", "hangs")
+    ),
+    Fault(name="server in trouble", strike=trouble_a_server, suits=of_shapes("server")),
+    Fault(name="all servers killed", strike=kill_all_servers, suits=of_shapes("server")),
 )
