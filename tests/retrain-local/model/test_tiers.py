@@ -166,7 +166,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     for row_T, found in zip(rows, packed, strict=True):
         whole_T = np.concatenate([*before, row_T])
         alone = of(Spans.apart([len(whole_T)]), whole_T)[-len(row_T) :]
-        assert torch.allclose(found, alone, atol=1e-5)
+        assert torch.allclose(found, alone, atol=1e-4)
         gradients = (
             torch.autograd.grad(part.square().sum(), parameters, retain_graph=True, allow_unused=True)
             for part in (found, alone)

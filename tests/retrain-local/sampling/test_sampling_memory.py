@@ -33,6 +33,7 @@ class SmallMemory:
     def __init__(self, decoder: Decoder, tokens: int, error: type[RuntimeError] = torch.OutOfMemoryError) -> None:
         self._decoder, self.tokens, self.error, self.refused = decoder, tokens, error, 0
         self.shape, self.device, self.dtype = decoder.shape, decoder.device, decoder.dtype
+        self.tier, self.mixers = decoder.tier, decoder.mixers
 
     def hidden(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
         def checked(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:
@@ -88,11 +89,11 @@ def test_a_pool_that_cannot_be_had_is_halved(engines: Engines, monkeypatch: pyte
     made: list[int] = []
 
     class Limited(cache.Cache):
-        def __init__(self, decoder: Any, tokens: int, kind: str) -> None:
+        def __init__(self, decoder: Any, tokens: int, kind: str, slots: int) -> None:
             made.append(tokens)
             if tokens > 3000:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            super().__init__(decoder, tokens, kind)
+            super().__init__(decoder, tokens, kind, slots)
 
     monkeypatch.setattr(engine, "Cache", Limited)
     found = engines.make(pool_tokens=10_000)
