@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 
-from retrain.api import (
-    Config,
-    ConfigError,
-    Example,
-    Kind,
-    LoadedData,
-    PluginContext,
-    Plugins,
-    RewardError,
-    Seeds,
-)
+from retrain.api import Config, ConfigError, Example, Kind, LoadedData, PluginContext, Plugins, RewardError, Seeds
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.plugins.resolve import build_part
 from retrain_rewards.tables import RewardTable

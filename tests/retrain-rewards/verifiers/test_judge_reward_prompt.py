@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from retrain.api import ConfigError, Example, Outcome
 from retrain_rewards.verifiers.judge_client import read_verdict
-from retrain_rewards.verifiers.judge_reward import (
-    DEFAULT_RUBRIC,
-    JudgeReward,
-    judge_prompt,
-    question_of,
-)
+from retrain_rewards.verifiers.judge_reward import DEFAULT_RUBRIC, JudgeReward, judge_prompt, question_of
 from tests.kit.judge_server import EXAMPLE, YES, echoes, run, serving
 from tests.kit.problems import codes_in
 from tests.kit.tables import cells, pairs

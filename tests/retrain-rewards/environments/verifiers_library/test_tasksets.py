@@ -27,20 +27,20 @@ def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
     assert played.values == [2.0, 0.0, 2.0]
     assert [each.prompt for each in played.seen[0].values()] == [first.prompt, first.prompt, third.prompt]
     assert played.results[0].score.parts == {"right": 1.0, "length": 7.0, "spaces": 2.0}
-
-
-def test_ids_are_made_of_content(sit: Sit) -> None:
-    some, more = sit("taskset-sum").data.examples, sit("taskset_sum", args={"size": 5}).data.examples
-    assert [one.id.split("-")[-1] for one in some] == [one.id.split("-")[-1] for one in more[:3]]
+    more = sit("taskset_sum", args={"size": 5}).data.examples
+    assert [one.id.split("-")[-1] for one in table.data.examples] == [one.id.split("-")[-1] for one in more[:3]]
     assert len({one.id for one in more}) == 5
 
 
-def test_a_reward_that_breaks_is_never_a_zero(sit: Sit) -> None:
+def test_a_reward_that_breaks_is_never_a_zero_and_a_measure_that_breaks_is_left_out(sit: Sit) -> None:
     table = sit("taskset-sum")
-    played = table.play([table.data.examples[0]] * 3, [["judge raises"], ["nan"], [""]])
-    assert [result.score.outcome for result in played.results] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
+    said = ["judge raises", "nan", "", "measure raises 1", "measure is nan 1"]
+    played = table.play([table.data.examples[0]] * 5, [[text] for text in said])
+    assert played.values == [None, None, 0.0, 2.0, 2.0]
+    assert [result.score.outcome for result in played.results[:3]] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
     assert "no such verdict" in played.details[0]
     assert "nan" in played.details[1]
+    assert [set(result.score.parts) for result in played.results[3:]] == [{"right"}, {"right"}]
 
 
 def test_an_environment_that_plays_the_user(sit: Sit) -> None:
@@ -56,26 +56,13 @@ def test_an_environment_that_plays_the_user(sit: Sit) -> None:
     ]
     assert played.details[2] == "the environment took longer than timeout_s = 1 s"
     assert "the environment broke" in played.details[3]
-
-
-def test_of_an_endless_taskset_the_first_are_taken(sit: Sit) -> None:
-    data = sit("taskset_guess", endless_tasks=12).data
-    assert [example.reference for example in data.examples] == [str(n) for n in range(1, 13)]
-    assert "the first of an endless taskset" in data.notes[0]
-
-
-def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
-    table = sit("taskset_guess", max_turns=2, endless_tasks=3)
-    played = table.play([table.data.examples[2]] * 2, [["1", "2"], ["1", "3"]])
-    assert played.values == [0.0, 1.0]
-    assert [result.hit_turn_limit for result in played.results] == [True, False]
-
-
-def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
-    table = sit("taskset_guess", endless_tasks=3)
-    assert list(table.environment.reset(table.data.examples[:2])) == [0, 1]
-    results = table.environment.results()
-    assert [(result.hit_turn_limit, result.score.value) for result in results] == [(True, 0.0), (True, 0.0)]
+    assert [example.reference for example in table.data.examples] == [str(n) for n in range(1, 13)]
+    assert "the first of an endless taskset" in table.data.notes[0]
+    capped = sit("taskset_guess", max_turns=2, endless_tasks=3)
+    played = capped.play([capped.data.examples[2]] * 2, [["1", "2"], ["1", "3"]])
+    assert (played.values, [each.hit_turn_limit for each in played.results]) == ([0.0, 1.0], [True, False])
+    assert list(capped.environment.reset(capped.data.examples[:2])) == [0, 1]
+    assert [(each.hit_turn_limit, each.score.value) for each in capped.environment.results()] == [(True, 0.0)] * 2
 
 
 @pytest.mark.slow
@@ -108,19 +95,6 @@ def test_tools_that_cannot_be_started_are_refused_at_load(sit: Sit, fault: str, 
     with pytest.raises(ConfigError) as caught:
         sit("taskset_broken_tools", args={"fault": fault})
     assert codes_in(caught) == [f"environment.{code}"]
-
-
-def test_what_only_measures_is_left_out_where_it_fails(sit: Sit) -> None:
-    table = sit("taskset-sum")
-    played = table.play([table.data.examples[0]] * 2, [["measure raises 1"], ["measure is nan 1"]])
-    assert played.values == [2.0, 2.0]
-    assert [set(result.score.parts) for result in played.results] == [{"right"}, {"right"}]
-
-
-def test_environments_can_be_played_again_and_again(sit: Sit) -> None:
-    table = sit("taskset-sum")
-    for _ in range(3):
-        assert table.play(table.data.examples, [["1"], ["3"], ["4"]]).values == [2.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize(
