@@ -22,7 +22,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
 from retrain.tasks.prompts import PromptPool, build_pool, encode_prompts, split_examples, usable_examples
 from retrain.tasks.scoring.build import uses_own_verifier
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 
 def drawn_from(size: int, root: int, cursor: int, count: int) -> list[tuple[str, int]]:
@@ -191,9 +191,7 @@ def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any) -> N
         assert len(pool.held_out) == 2
         assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
         assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
-    with pytest.raises(ConfigError) as caught:
-        pool_of(data, tokenizer, 30, eval=EvalTable(examples=3))
-    assert codes_in(caught) == ["eval.too-many-examples"]
+    assert refused(pool_of, data, tokenizer, 30, eval=EvalTable(examples=3)) == ["eval.too-many-examples"]
     with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
         pool_of(data, tokenizer, 8)
 
@@ -289,9 +287,7 @@ def test_silence_must_not_become_correct(reward: dict[str, Any]) -> None:
     kept, notes = usable(data(task("a"), task("b", ""), task("c", " \n")), config(**reward))
     assert [e.id for e in kept] == ["a"]
     assert "2 of 3 examples have no reference answer (first: b): left out" in notes[0]
-    with pytest.raises(ConfigError) as caught:
-        usable(data(task("b", ""), task("c", "")), config(**reward))
-    assert codes_in(caught) == ["data.no-references"]
+    assert refused(usable, data(task("b", ""), task("c", "")), config(**reward)) == ["data.no-references"]
 
 
 @pytest.mark.parametrize("reward", [{"type": "judge"}, {"type": "my.own"}, {"weights": {"custom": 1.0}}])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from retrain.api import Action, ConfigError, EpisodeResult, Example, Outcome, St
 from retrain_rewards.environments.episode import Cleaner
 from retrain_rewards.environments.mcp_settings import McpSettings, McpTable, ServerTable
 from retrain_rewards.environments.mcp_tools import McpEnvironment
+from tests.kit.http_handler import on_a_port
 from tests.kit.problems import codes_in
 
 pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
@@ -83,11 +81,12 @@ def test_the_policy_sees_tools_calls_them_and_answers(shared: McpEnvironment) ->
     assert [message["content"] for message in (seen[1][0][-1], seen[1][1][-1])] == ["3", "4"]
     assert seen[1][0][1] == {"role": "assistant", "content": says(0, 0)}, "its own words, letter by letter"
     assert results == [EpisodeResult(answer=r"\boxed{5}")] * 2
-
-
-def test_parallel_calls_are_answered_in_their_order(shared: McpEnvironment) -> None:
     slow_first = call("sleep", seconds=0.3) + call("add", a=1, b=1)
     assert [message["content"] for message in answer_of(shared, slow_first)] == ["awake", "2"]
+    texts = [message["content"] for message in answer_of(shared, call("add", a=1, b=1) * 10)]
+    assert texts == ["2"] * 8 + ["error: more than 8 calls in one turn"] * 2
+    _, results = play(shared, 1, lambda episode, turn: f"turn {turn} {call('note', text='x')}")
+    assert results == [EpisodeResult(answer="turn 3", hit_turn_limit=True)]
 
 
 @pytest.mark.parametrize(
@@ -111,16 +110,6 @@ def test_whatever_goes_wrong_with_a_call_is_told_to_the_policy(
     assert message["role"] == "tool"
     assert message["content"].startswith(expected)
     assert "<|im_end|>" not in message["content"]
-
-
-def test_no_more_calls_are_made_than_a_turn_may(shared: McpEnvironment) -> None:
-    texts = [message["content"] for message in answer_of(shared, call("add", a=1, b=1) * 10)]
-    assert texts == ["2"] * 8 + ["error: more than 8 calls in one turn"] * 2
-
-
-def test_at_the_turn_limit_the_last_words_are_the_answer(shared: McpEnvironment) -> None:
-    _, results = play(shared, 1, lambda episode, turn: f"turn {turn} {call('note', text='x')}")
-    assert results == [EpisodeResult(answer="turn 3", hit_turn_limit=True)]
 
 
 def test_a_server_that_dies_fails_its_episodes_and_is_started_again() -> None:
@@ -160,27 +149,13 @@ def test_isolated_episodes_share_no_server(isolate: bool, third: str) -> None:
     assert [result.answer for result in played.results()] == ["done"] * 3
 
 
-@pytest.fixture
-def over_http() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, CALCULATOR, str(port)], stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
-def test_a_server_over_http_does_the_same_and_may_die(over_http: str) -> None:
-    played = environment(servers={"far": ServerTable(url=over_http, tools=["add", "die"])})
+def test_a_server_over_http_does_the_same_and_may_die() -> None:
+    with on_a_port(CALCULATOR) as url:
+        check_http(environment(servers={"far": ServerTable(url=f"{url}/mcp", tools=["add", "die"])}))
+
+
+def check_http(played: McpEnvironment) -> None:
     assert played.load().notes == ("MCP server 'far': add, die",)
     assert answer_of(played, call("add", a=1, b=1))[0]["content"] == "2"
     _, results = play(played, 1, lambda episode, turn: call("die"))
@@ -206,13 +181,8 @@ def test_variables_reach_a_server_only_when_they_are_named(monkeypatch: pytest.M
     monkeypatch.setenv("CALCULATOR_KEY", "k-123")
     for named, expected in (([], "nothing"), (["CALCULATOR_KEY"], "k-123")):
         server = ServerTable(command=[sys.executable, CALCULATOR], pass_env=named)
-        played = environment(servers={"calculator": server})
+        played = environment(servers={"calculator": server}, instruction="Use a box.")
         played.load()
+        (observation,) = played.reset([TASK]).values()
+        assert observation.prompt == [{"role": "user", "content": "What is 2 + 3?\nUse a box."}], "as without tools"
         assert answer_of(played, call("secret"))[0]["content"] == expected
-
-
-def test_the_opening_is_that_of_a_run_without_tools() -> None:
-    played = environment(instruction="Use a box.")
-    played.load()
-    (observation,) = played.reset([TASK]).values()
-    assert observation.prompt == [{"role": "user", "content": "What is 2 + 3?\nUse a box."}]

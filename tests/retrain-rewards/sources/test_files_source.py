@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrain.api import ConfigError
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 from tests.kit.tables import pairs
 
 Load = Callable[..., Any]
@@ -38,6 +38,12 @@ def test_jsonl_keeps_text_and_numbers_as_written(load: Load, write: Write) -> No
     assert [e.prompt for e in loaded.examples] == [f"question {n}" for n in range(1, 6)]
     assert loaded.reward is None
     assert loaded.notes[0].startswith("files: 5 rows from")
+    long, separated = "x" * 2_000_000, "a\u2028b\x85c"
+    text = json.dumps(task(1, prompt=separated), ensure_ascii=False) + "\r\n\n" + json.dumps(task(2, prompt=long))
+    assert [e.prompt for e in load("files", path=write("t.jsonl", text)).examples] == [separated, long]
+    assert load("files", path=write("t.csv", f"prompt,answer\n{long},1\n")).examples[0].prompt == long
+    for text in (json.dumps([task(1)], indent=1), lines(task(1)), json.dumps(task(1), indent=1)):
+        assert [e.reference for e in load("files", path=write("t.json", text)).examples] == ["1"]
 
 
 def test_csv_keeps_text_as_written(load: Load, write: Write) -> None:
@@ -59,12 +65,9 @@ def test_parquet(load: Load, tmp_path: Path) -> None:
     assert [e.reference for e in loaded.examples] == ["1", "2"]
     assert [dict(m) for m in loaded.examples[0].prompt] == chat
     assert loaded.examples[0].info == {"tags": ["x"]}
-
-
-def test_json_may_be_a_list_lines_or_one_object(load: Load, write: Write) -> None:
-    texts = json.dumps([task(1), task(2)], indent=1), lines(task(1), task(2)), json.dumps(task(1), indent=1)
-    found = [load("files", path=write("t.json", text)).examples for text in texts]
-    assert [[e.reference for e in examples] for examples in found] == [["1", "2"], ["1", "2"], ["1"]]
+    answers = [decimal.Decimal("1.50"), decimal.Decimal("-0.05")]
+    pq.write_table(pa.table({"prompt": ["a", "b"], "answer": answers}), tmp_path / "t.parquet")
+    assert [e.reference for e in load("files", path=str(tmp_path / "t.parquet")).examples] == ["1.50", "-0.05"]
 
 
 def test_folder_pattern_and_file_give_the_same_ids(load: Load, write: Write, tmp_path: Path) -> None:
@@ -75,20 +78,12 @@ def test_folder_pattern_and_file_give_the_same_ids(load: Load, write: Write, tmp
     pattern = load("files", path=str(tmp_path / "*" / "a.jsonl"))
     assert [e.reference for e in folder.examples] == ["1", "2"]
     assert pattern.examples[0].id == folder.examples[0].id
-
-
-def test_ids_follow_content_not_place(load: Load, write: Write) -> None:
-    one = load("files", path=write("one.jsonl", lines(task(1, level=3), task(2))))
+    one = load("files", path=write("one.jsonl", lines(task(1, level=3), task(2), task(1, level=3))))
     other = load("files", path=write("x/other.jsonl", lines(task(2), task(1))))
     assert {e.id for e in one.examples} == {e.id for e in other.examples}
+    assert "files: 1 duplicates dropped" in one.notes
     changed = load("files", path=write("c.jsonl", lines(task(1, answer="other"))))
     assert changed.examples[0].id not in {e.id for e in one.examples}
-
-
-def test_duplicates_are_dropped_and_counted(load: Load, write: Write) -> None:
-    loaded = load("files", path=write("t.jsonl", lines(task(1), task(1), task(2), task(1))))
-    assert len(loaded.examples) == 2
-    assert "files: 2 duplicates dropped" in loaded.notes
 
 
 def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, write: Write) -> None:
@@ -102,13 +97,6 @@ def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, w
     assert re.search(r"2 rows left out: no reference answer: null \(first: .*t.jsonl:3\)", notes)
     assert re.search(r"1 rows left out: no reference answer: NaN \(first: .*t.jsonl:7\)", notes)
     assert "3 rows left out: no prompt" in notes
-
-
-def test_unicode_line_separators_do_not_end_a_json_line(load: Load, write: Write) -> None:
-    text = json.dumps(task(1, prompt="a\u2028b\x85c"), ensure_ascii=False) + "\r\n\n" + json.dumps(task(2))
-    loaded = load("files", path=write("t.jsonl", text))
-    assert loaded.examples[0].prompt == "a\u2028b\x85c"
-    assert len(loaded.examples) == 2
 
 
 def chat(*messages: object) -> str:
@@ -152,27 +140,31 @@ def test_a_bad_file_is_one_clear_error(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "column", "named"),
-    [
-        ("t.jsonl", lines({"promt": "a", "answer": "1"}), "prompt", "'promt'"),
-        ("t.jsonl", lines({"prompt": "a", "solution": "1"}), "answer", "prompt, solution"),
-        ("t.csv", "promt,answer\na,1\n", "prompt", "'promt'"),
-    ],
-)
+MISSING = [
+    ("t.jsonl", lines({"promt": "a", "answer": "1"}), {}, r"'prompt'.*'promt'"),
+    ("t.jsonl", lines({"prompt": "a", "solution": "1"}), {}, r"'answer'.*prompt, solution"),
+    ("t.csv", "promt,answer\na,1\n", {}, r"'prompt'.*'promt'"),
+    (
+        *("t.jsonl", lines({"prompt": "a", "reward_model": {"ground_truth": "1", "style": "rule"}})),
+        *({"answer_key": "reward_model.truth"}, r"'reward_model.truth'.*reward_model.style.*ground_truth'"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "keys", "named"), MISSING)
 def test_a_missing_column_is_named_with_those_that_exist(
-    load: Load, write: Write, name: str, text: str, column: str, named: str
+    load: Load, write: Write, name: str, text: str, keys: Any, named: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)'{column}'.*{named}"):
-        load("files", path=write(name, text))
+    with pytest.raises(ConfigError, match=rf"(?s)no column {named}"):
+        load("files", path=write(name, text), **keys)
+    assert refused(load, "files", path=write("p.jsonl", lines(task(1))), answer_key="prompt") == ["data.same-column"]
 
 
 def test_text_that_is_not_utf8(load: Load, tmp_path: Path) -> None:
     for name in ("t.jsonl", "t.csv", "t.json"):
         (tmp_path / name).write_bytes(b'{"prompt": "\xff", "answer": "1"}')
-        with pytest.raises(ConfigError) as caught:
-            load("files", path=str(tmp_path / name))
-        assert codes_in(caught) == ["data.bad-header" if name == "t.csv" else "data.not-text"]
+        code = "data.bad-header" if name == "t.csv" else "data.not-text"
+        assert refused(load, "files", path=str(tmp_path / name)) == [code]
 
 
 def test_no_cache_folder_is_needed(write: Write, tmp_path: Path) -> None:
@@ -201,17 +193,6 @@ def test_a_path_without_data_is_refused(load: Load, write: Write, tmp_path: Path
     assert path != "task.jsonl" or "tasks.jsonl" in caught.value.problems[0].fix
 
 
-def test_options_are_refused_by_name(load: Load) -> None:
-    with pytest.raises(AssertionError, match="unknown option 'promt_key'"):
-        load("files", path="t.jsonl", options={"promt_key": "q"})
-
-
-def test_decimal_numbers_are_kept_as_written(load: Load, tmp_path: Path) -> None:
-    answers = [decimal.Decimal("1.50"), decimal.Decimal("-0.05")]
-    pq.write_table(pa.table({"prompt": ["a", "b"], "answer": answers}), tmp_path / "t.parquet")
-    assert [e.reference for e in load("files", path=str(tmp_path / "t.parquet")).examples] == ["1.50", "-0.05"]
-
-
 def test_prompts_with_several_references_are_counted(load: Load, write: Write) -> None:
     rows = [task(1), {"prompt": "question 1", "answer": "2"}, {"prompt": "question 1", "answer": "3"}, task(2), task(2)]
     loaded = load("files", path=write("t.jsonl", lines(*rows)))
@@ -219,18 +200,6 @@ def test_prompts_with_several_references_are_counted(load: Load, write: Write) -
     (note,) = [note for note in loaded.notes if "several references" in note]
     assert note.startswith("files: 1 prompts have several references (first: ")
     assert note.endswith("t.jsonl:2)")
-
-
-def test_the_prompt_is_not_its_own_answer(load: Load, write: Write) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("files", path=write("t.jsonl", lines(task(1))), answer_key="prompt")
-    assert codes_in(caught) == ["data.same-column"]
-
-
-def test_very_long_texts_are_read_whole(load: Load, write: Write) -> None:
-    long = "x" * 2_000_000
-    assert load("files", path=write("t.csv", f"prompt,answer\n{long},1\n")).examples[0].prompt == long
-    assert load("files", path=write("t.jsonl", lines(task(1, prompt=long)))).examples[0].prompt == long
 
 
 def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: Write) -> None:
@@ -246,12 +215,4 @@ def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: W
     with pytest.raises(ConfigError) as caught:
         load("files", path=path, messages_key="chat", prompt_key="q")
     assert codes_in(caught) == ["data.two-prompts"]
-    with pytest.raises(ConfigError) as caught:
-        load("arithmetic", messages_key="chat")
-    assert codes_in(caught) == ["data.unread-key"]
-
-
-def test_an_unknown_field_of_a_column_lists_the_fields(load: Load, write: Write) -> None:
-    path = write("t.jsonl", lines({"prompt": "a", "reward_model": {"ground_truth": "1", "style": "rule"}}))
-    with pytest.raises(ConfigError, match=r"(?s)no column 'reward_model.truth'.*reward_model.style.*ground_truth'"):
-        load("files", path=path, answer_key="reward_model.truth")
+    assert refused(load, "arithmetic", messages_key="chat") == ["data.unread-key"]

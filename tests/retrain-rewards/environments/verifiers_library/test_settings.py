@@ -16,7 +16,7 @@ from retrain.api import Config, ConfigError, Kind, PluginContext, Plugins, Seeds
 from retrain_rewards.environments.verifiers_library import environment
 from retrain_rewards.environments.verifiers_library.environment import VerifiersEnvironment
 from retrain_rewards.tables import EnvironmentTable
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 Sit = Callable[..., Any]
 needs_library = pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="needs verifiers")
@@ -31,13 +31,6 @@ def made(plugins: Plugins, **table: Any) -> VerifiersEnvironment:
 
 
 @needs_library
-def test_the_table_becomes_the_settings(plugins: Plugins) -> None:
-    settings = made(plugins, id="a/b@1.0", args='{"split": "train"}', max_turns=3, timeout_s=5.0).settings
-    assert (settings.name, settings.hub_id, settings.library_id) == ("b", "a/b@1.0", "a/b")
-    assert (settings.args, settings.max_turns, settings.timeout_s) == ({"split": "train"}, 3, 5.0)
-
-
-@needs_library
 @pytest.mark.parametrize(
     ("code", "table"),
     [
@@ -47,9 +40,10 @@ def test_the_table_becomes_the_settings(plugins: Plugins) -> None:
     ],
 )
 def test_a_wrong_table_is_refused_at_once(plugins: Plugins, code: str, table: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        made(plugins, **table)
-    assert codes_in(caught) == [f"environment.{code}"]
+    assert refused(made, plugins, **table) == [f"environment.{code}"]
+    settings = made(plugins, id="a/b@1.0", args='{"split": "train"}', max_turns=3, timeout_s=5.0).settings
+    assert (settings.name, settings.hub_id, settings.library_id) == ("b", "a/b@1.0", "a/b")
+    assert (settings.args, settings.max_turns, settings.timeout_s) == ({"split": "train"}, 3, 5.0)
 
 
 def test_a_missing_library_is_told_with_the_install_line(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,15 +64,8 @@ def test_what_is_not_installed_is_named_with_its_neighbours(sit: Sit, tmp_path: 
     assert codes_in(caught) == ["environment.not-installed"]
     assert "word-game" in caught.value.problems[0].why
     assert "prime env install somebody/word_games" in caught.value.problems[0].fix
-    with pytest.raises(ConfigError) as caught:
-        sit("word_games", auto_install=True)
-    assert codes_in(caught) == ["environment.not-installed"]
-
-
-@needs_library
-def test_a_module_that_breaks_is_told(sit: Sit, tmp_path: Path, monkeypatch: Any) -> None:
+    assert refused(sit, "word_games", auto_install=True) == ["environment.not-installed"]
     (tmp_path / "breaks_on_import.py").write_text("raise SystemExit('no key')")
-    monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="SystemExit: no key") as caught:
         sit("breaks-on-import")
     assert codes_in(caught) == ["environment.import-failed"]
@@ -118,17 +105,4 @@ def test_a_failed_install_says_why_and_how_by_hand(
     with pytest.raises(ConfigError, match=reason) as caught:
         sit("somebody/other-game", auto_install=True)
     assert codes_in(caught) == ["environment.install-failed"]
-    assert "prime env install somebody/other-game" in str(caught.value)
-
-
-@pytest.mark.long
-@needs_library
-def test_without_a_network_the_install_fails_with_the_command(sit: Sit, monkeypatch: Any) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError) as caught:
-        sit("somebody/other-game", auto_install=True)
     assert "prime env install somebody/other-game" in str(caught.value)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from retrain.api import ConfigError, Outcome
+from retrain.api import Outcome
 from retrain.tasks.environment import EnvironmentProcess
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 
 pytestmark = pytest.mark.tasksets
 
@@ -92,9 +92,7 @@ def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [("ends", "tools-failed"), ("away", "remote-tools")])
 def test_tools_that_cannot_be_started_are_refused_at_load(sit: Sit, fault: str, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        sit("taskset_broken_tools", args={"fault": fault})
-    assert codes_in(caught) == [f"environment.{code}"]
+    assert refused(sit, "taskset_broken_tools", args={"fault": fault}) == [f"environment.{code}"]
 
 
 @pytest.mark.parametrize(
@@ -108,9 +106,7 @@ def test_tools_that_cannot_be_started_are_refused_at_load(sit: Sit, fault: str, 
     ],
 )
 def test_a_taskset_that_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        sit(name, args=args)
-    assert codes_in(caught) == [f"environment.{code}"]
+    assert refused(sit, name, args=args) == [f"environment.{code}"]
 
 
 def test_a_classic_environment_is_refused_by_a_library_without_them(
@@ -122,6 +118,4 @@ def test_a_classic_environment_is_refused_by_a_library_without_them(
     monkeypatch.syspath_prepend(str(tmp_path))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "verifiers.legacy" else find(name))
-    with pytest.raises(ConfigError) as caught:
-        sit("classic_one")
-    assert codes_in(caught) == ["environment.classic-unsupported"]
+    assert refused(sit, "classic_one") == ["environment.classic-unsupported"]
