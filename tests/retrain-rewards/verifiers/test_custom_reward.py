@@ -53,28 +53,21 @@ def build(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("def score(example, completion): return example.info['bonus']", Style.EXAMPLE, 0.25),
         ("def score(example, text): return len(text) + example.info['bonus']", Style.EXAMPLE, 1.25),
         ("async def score(example, text): return example.info['bonus']", Style.EXAMPLE, 0.25),
-        (
-            "from retrain.api import Example\ndef score(task: Example, x: str): return task.info['bonus']",
-            Style.EXAMPLE,
-            0.25,
-        ),
         ("def score(task: 'retrain.api.Example', x): return task.info['bonus']", Style.EXAMPLE, 0.25),
         ("class Judge:\n    def __call__(self, response, reference): return 3\nscore = Judge()", Style.TEXTS, 3.0),
         ("import numpy\ndef score(response, reference): return numpy.float32(0.5)", Style.TEXTS, 0.5),
+        (
+            "import asyncio\nlock = asyncio.Lock()\nloops = set()\nasync def score(a, b):\n    async with lock:\n"
+            "        loops.add(id(asyncio.get_running_loop()))\n    return len(loops)",
+            *(Style.TEXTS, 1.0),
+        ),
         ("import functools\ndef f(k, a, b): return k\nscore = functools.partial(f, 7)", Style.TEXTS, 7.0),
     ],
 )
 def test_both_signatures_plain_and_async(build: Build, text: str, style: Style, value: float) -> None:
     reward = build(text)
     assert reward.style is style
-    assert reward.score(EXAMPLE, "5") == Score.of(value)
-
-
-def test_a_score_goes_through_as_it_is_and_none_is_no_verdict(build: Build) -> None:
-    text = "from retrain.api import Score\ndef score(a, b):\n    return Score.no_verdict(a) if a != 'none' else None"
-    reward = build(text)
-    assert reward.score(EXAMPLE, "why") == Score.no_verdict("why")
-    assert reward.score(EXAMPLE, "none").outcome is Outcome.NO_VERDICT
+    assert [reward.score(EXAMPLE, "5") for _ in range(3)] == [Score.of(value)] * 3
 
 
 @pytest.mark.parametrize("value", ["'1.0'", "b'1'", "[1.0]", "{}", "object()", "1j", "float"])
@@ -84,12 +77,6 @@ def test_what_is_no_score_is_refused(build: Build, value: str) -> None:
     assert codes_in(caught) == ["reward.bad-result"]
 
 
-@pytest.mark.parametrize("value", ["float('nan')", "float('inf')"])
-def test_a_number_that_is_not_finite_is_refused(build: Build, value: str) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        build(f"def score(response, reference): return {value}").score(EXAMPLE, "5")
-
-
 def test_an_exit_is_an_error_and_other_exceptions_go_through(build: Build) -> None:
     plain = build("import sys\ndef score(a, b): sys.exit(3)")
     waiting = build("import sys\nasync def score(a, b): sys.exit(3)")
@@ -97,15 +84,14 @@ def test_an_exit_is_an_error_and_other_exceptions_go_through(build: Build) -> No
         with pytest.raises(RewardError, match=r"sys.exit\(3\)") as caught:
             reward.score(EXAMPLE, "5")
         assert codes_in(caught) == ["reward.function-exited"]
+    for value in ("float('nan')", "float('inf')"):
+        with pytest.raises(ValueError, match="finite"):
+            build(f"def score(response, reference): return {value}").score(EXAMPLE, "5")
+    text = "from retrain.api import Score\ndef score(a, b):\n    return Score.no_verdict(a) if a != 'none' else None"
+    assert build(text).score(EXAMPLE, "why") == Score.no_verdict("why")
+    assert build(text).score(EXAMPLE, "none").outcome is Outcome.NO_VERDICT
     with pytest.raises(KeyError, match="mine"):
         build("def score(a, b): raise KeyError('mine')").score(EXAMPLE, "5")
-
-
-def test_async_calls_share_one_event_loop(build: Build) -> None:
-    text = "import asyncio\nlock = asyncio.Lock()\nloops = set()\nasync def score(a, b):\n"
-    text += "    async with lock:\n        loops.add(id(asyncio.get_running_loop()))\n    return len(loops)"
-    reward = build(text)
-    assert [reward.score(EXAMPLE, "5").value for _ in range(3)] == [1.0, 1.0, 1.0]
 
 
 def test_gold_is_taken_from_the_same_module(build: Build) -> None:
