@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.answer_pairs import gamed_pairs, right_pairs
-from retrain.api import Config, Example, Kind, LoadedData, Outcome, PluginContext, Plugins, Reward, Seeds, resolve
+from retrain.api import Config, Example, Kind, LoadedData, PluginContext, Plugins, Reward, Seeds, resolve
 from retrain_rewards.answers.answer import TOLERANCE, parsed
 from retrain_rewards.boxed import boxed
 from retrain_rewards.tables import RewardTable
@@ -69,10 +69,6 @@ def answers(cause: str) -> list[tuple[str, str, str]]:
     return [(row["reference"], row["answer"], row.get("prompt", "")) for row in GAMED[cause] if "answer" in row]
 
 
-def test_the_table_has_at_least_60_answers() -> None:
-    assert len({(reference, answer) for cause in GAMED for reference, answer, _ in answers(cause)}) >= 60
-
-
 @pytest.mark.parametrize("cause", GAMED)
 def test_a_gamed_answer_scores_0_and_math_verify_alone_is_fooled(reward: MathReward, cause: str) -> None:
     strict = Judge(reward)
@@ -103,7 +99,9 @@ def test_restating_a_prompt_of_our_own_arithmetic_scores_0(reward: MathReward, l
     assert reward.score(example, boxed(f"{question} = {example.reference}")).value == 1.0
 
 
-def test_right_answers_score_1(judge: Judge) -> None:
+def test_right_answers_score_1_and_gamed_ones_0(judge: Judge) -> None:
+    for pair in gamed_pairs(80, seed=1):
+        assert judge(pair.reference, pair.answer, pair.prompt) == 0.0, pair
     for pair in right_pairs(102, seed=1):
         assert judge(pair.reference, pair.answer, pair.prompt) == 1.0, pair
 
@@ -117,11 +115,6 @@ def test_no_right_form_of_1000_is_lost_and_no_gamed_one_of_500_is_won(judge: Jud
         assert judge(pair.reference, pair.answer, pair.prompt) == 1.0, pair
     for pair in gamed:
         assert direct(pair.reference, pair.answer), pair
-        assert judge(pair.reference, pair.answer, pair.prompt) == 0.0, pair
-
-
-def test_gamed_answers_score_0(judge: Judge) -> None:
-    for pair in gamed_pairs(80, seed=1):
         assert judge(pair.reference, pair.answer, pair.prompt) == 0.0, pair
 
 
@@ -153,44 +146,35 @@ def test_right_answers_that_look_like_gamed_ones(judge: Judge, reason: str) -> N
         assert judge(reference, answer) == 1.0, (reference, answer)
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer", "prompt"),
-    [
-        # the form of the reference, though the prompt has it
-        ("x^2 - 1", "x^2-1", "Multiply out (x - 1)(x + 1), or is x^2 - 1 right?"),
-        (r"\frac{6}{4}", r"\dfrac{6}{4}", r"Which of $\frac{6}{4}$ and $\frac{4}{6}$ is larger?"),
-        ("7", "7.0", "Is 7 or 6 larger?"),
-        ("7.0", "7", "Is 7 or 6 larger?"),
-        # units of the prompt
-        ("5", r"5\text{ marbles}", "How many marbles are left?"),
-        ("5", r"5\text{ floops}", "How many floops are left?"),
-    ],
-)
-def test_the_prompt_may_hold_the_form_or_the_unit_of_the_answer(
-    judge: Judge, reference: str, answer: str, prompt: str
-) -> None:
-    assert judge(reference, answer, prompt) == 1.0
-
-
-def test_unfinished_expressions_are_accepted_on_demand(plugins: Plugins) -> None:
-    judge = Judge(build(plugins, unfinished="accept"))
-    assert judge("1024", "2^{10}") == 1.0
-    assert judge("10", r"\binom{5}{2}") == 1.0
-    assert judge("565", "348+217", "What is 348 + 217?") == 0.0  # the prompt's own
-    assert judge("5", "6=5") == judge("5", r"5\text{ million}") == judge("5", "5,5") == 0.0
-
-
-def test_strict_is_the_default_and_false_is_math_verify_alone(plugins: Plugins) -> None:
-    assert build(plugins) == build(plugins, strict=True, unfinished="refuse")
-    assert Judge(build(plugins, strict=False))("565", "348+217", "What is 348 + 217?") == 1.0
-
-
 def test_the_prompt_may_be_a_chat(judge: Judge) -> None:
     chat = [{"role": "system", "content": "You factor."}, {"role": "user", "content": "Factor $x^2-1$."}]
     parts = [{"role": "user", "content": [{"type": "text", "text": "Factor $x^2-1$."}]}]
     for prompt in (chat, parts):
         assert judge("(x-1)(x+1)", "x^2-1", prompt) == 0.0
         assert judge("(x-1)(x+1)", "(x+1)(x-1)", prompt) == 1.0
+
+
+ALLOWED = [
+    # the form of the reference, though the prompt has it
+    ("x^2 - 1", "x^2-1", "Multiply out (x - 1)(x + 1), or is x^2 - 1 right?"),
+    (r"\frac{6}{4}", r"\dfrac{6}{4}", r"Which of $\frac{6}{4}$ and $\frac{4}{6}$ is larger?"),
+    ("7", "7.0", "Is 7 or 6 larger?"),
+    ("7.0", "7", "Is 7 or 6 larger?"),
+    # units of the prompt
+    ("5", r"5\text{ marbles}", "How many marbles are left?"),
+    ("5", r"5\text{ floops}", "How many floops are left?"),
+]
+
+
+def test_the_prompt_may_hold_the_form_or_the_unit_and_keys_accept_more(judge: Judge, plugins: Plugins) -> None:
+    assert [judge(reference, answer, prompt) for reference, answer, prompt in ALLOWED] == [1.0] * 6
+    assert judge(r"\frac{1}{0}", r"\frac{1}{3}") is None, "a reference without a value still gives no verdict"
+    lenient = Judge(build(plugins, unfinished="accept"))
+    assert lenient("1024", "2^{10}") == lenient("10", r"\binom{5}{2}") == 1.0
+    assert lenient("565", "348+217", "What is 348 + 217?") == 0.0  # the prompt's own
+    assert lenient("5", "6=5") == lenient("5", r"5\text{ million}") == lenient("5", "5,5") == 0.0
+    assert build(plugins) == build(plugins, strict=True, unfinished="refuse")
+    assert Judge(build(plugins, strict=False))("565", "348+217", "What is 348 + 217?") == 1.0
 
 
 @pytest.mark.parametrize("unit", [r"\(", "$", r"\[ 1.5 ", "1.5 + ", "{", r"\frac{1.5}{", "x 1.5; ", "\x00"])
@@ -205,11 +189,6 @@ def test_small_numbers_agree_within_the_relative_tolerance(judge: Judge, exponen
     assert judge(reference, rf"{outside:.4f} \times 10^{{{exponent}}}") == 0.0
     if exponent < -6:  # above it, math-verify's six decimals are the stricter bound
         assert judge(reference, rf"{inside:.4f} \times 10^{{{exponent}}}") == 1.0
-
-
-def test_a_reference_without_a_value_still_gives_no_verdict(reward: MathReward) -> None:
-    score = reward.score(Example(id="e", prompt="", reference=r"\frac{1}{0}"), boxed(r"\frac{1}{3}"))
-    assert score.outcome is Outcome.NO_VERDICT
 
 
 OTHER_TEXTS = [

@@ -52,12 +52,6 @@ def failures(reward: MathReward, pairs: list[tuple[str, str, float]]) -> list[tu
     return [(reference, answer, got) for reference, answer, got, wanted in scored if got != wanted]
 
 
-def test_the_table_has_many_forms_of_both_kinds() -> None:
-    verdicts = [wanted for _, _, wanted in dict.fromkeys(PAIRS)]
-    assert verdicts.count(1.0) >= 1000
-    assert verdicts.count(0.0) >= 700
-
-
 def test_right_forms_score_1_and_near_misses_0(reward: MathReward) -> None:
     assert failures(reward, PAIRS[::QUICK]) == []
 
@@ -84,6 +78,8 @@ def test_plain_mathematics_is_left_as_it_is(formula: str) -> None:
     assert plain(formula).replace("{", "").replace("}", "").replace(" ", "") == (
         formula.replace("{", "").replace("}", "").replace(" ", "")
     )
+    for each in ("x", "5", "xy", "n^2", "F_{10}", "a_{2}", r"\sin x", r"\frac{1}{2}", "(x)", "3:4"):
+        assert notation_of(each) is None, "no words, choice or numeral"
 
 
 @pytest.mark.parametrize(
@@ -102,11 +98,6 @@ def test_plain_mathematics_is_left_as_it_is(formula: str) -> None:
 )
 def test_inequalities_of_one_letter_are_sets(statement: str, expected: tuple[str, str]) -> None:
     assert as_set(statement) == expected
-
-
-@pytest.mark.parametrize("text", ["x", "5", "xy", "n^2", "F_{10}", "a_{2}", r"\sin x", r"\frac{1}{2}", "(x)", "3:4"])
-def test_formulas_are_no_words_choices_or_numerals(text: str) -> None:
-    assert notation_of(text) is None
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,10 +1,12 @@
-"""The table of right, wrong and hostile programs, and hostile replies against the process that scores."""
+"""Programs in the layouts of well-known data sets; right, wrong and hostile programs and replies; the sandbox."""
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import resource
+import struct
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,31 @@ from typing import Any
 
 import pytest
 
-from retrain.api import Example, RewardError
+from retrain.api import Config, Example, Kind, LoadedData, PluginContext, Plugins, RewardError, Seeds
+from retrain.kernel.config.schema import DataTable
+from retrain.kernel.plugins.resolve import build_part
 from retrain_rewards.sandbox.process import Limits
-from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox, with_numpy
+from retrain_rewards.sandbox.sandbox import (
+    ALLOW,
+    AUDIT,
+    CLONE,
+    CLONE3,
+    CLONE_THREAD,
+    DENIED,
+    DENY,
+    NO_SANDBOX,
+    X32,
+    Sandbox,
+    find_sandbox,
+    system_call_filter,
+    with_numpy,
+)
 from retrain_rewards.sandbox.values import Encoder, decoded, parsed
+from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code.compare import matches, printed_as_expected, read_reply, reply_limit
+from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest, read_tests
 from retrain_rewards.verifiers.code.reward import CodeReward
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 from tests.kit.tables import pairs
 
 SANDBOX, REASON = find_sandbox()
@@ -208,3 +228,115 @@ def test_tests_that_never_use_the_program_are_no_tests() -> None:
     with pytest.raises(RewardError) as caught:
         reward_for(SANDBOX or NO_SANDBOX).score(example, fenced("def f(n): return n"))
     assert codes_in(caught) == ["reward.unused-program"]
+
+
+APPS = {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}
+HUMANEVAL = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\n"
+
+
+def read(tests: Any, column: str = "tests", **info: Any) -> tuple[Any, ...]:
+    example = Example(id="e", prompt="p", reference="", info={**info, "tests": tests})
+    return read_tests(example, column, in_reference=False)
+
+
+def test_pairs_of_input_and_output() -> None:
+    wanted = (StdinTest(stdin="1 2\n", stdout="3\n"), StdinTest(stdin="3\n4", stdout="7"))
+    assert read([{"input": "1 2\n", "output": "3\n"}, {"input": ["3", "4"], "output": 7}]) == wanted
+    assert read(APPS) == read(json.dumps(APPS)) == wanted
+    example = Example(id="e", prompt="p", reference=json.dumps(APPS))
+    assert read_tests(example, "input_output", in_reference=True) == wanted
+    stdin = {"input": "1", "output": "2", "testtype": "stdin"}
+    assert read(json.dumps([stdin])) == (StdinTest(stdin="1", stdout="2"),)
+
+
+def test_calls_of_a_function() -> None:
+    wanted = CallTest(function="add", arguments=[1, [2]], expected=3, is_json=True)
+    assert read({"fn_name": "add", "inputs": [[1, [2]]], "outputs": [[3]]}) == (wanted,)
+    assert read(
+        None, verification={"tests": [{"function": "add", "args": [1, [2]], "output": 3}]}, column="verification.tests"
+    ) == (wanted,)
+    assert read([{"function": "add", "args": [1, [2]], "output": 3}]) == (wanted,)
+    livecode = {"input": "1\n[2]\n", "output": "3", "testtype": "functional"}
+    assert read([livecode], metadata='{"func_name": "add"}') == (wanted,)
+
+
+def test_statements_and_code() -> None:
+    simple, more = read(["assert add(1, b=-2) == [(3,)]", "assert abs(add(1, 2) - 3) < 1e-9"])
+    assert simple == CallTest(function="add", arguments=[1], keywords={"b": -2}, expected=[(3,)])
+    assert isinstance(more, CodeTest)
+    assert more.names == ["add"]
+    (prepared,) = read(["assert near(f(1), 3)"], test_imports=["from math import isclose as near"])
+    assert prepared.names == ["f"]
+    assert prepared.source.startswith("from math import isclose as near\n")
+    (check,) = read(HUMANEVAL, entry_point="double")
+    assert check.names == ["double"]
+    assert check.source.endswith("\ncheck(double)\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        *(("no-tests", tests) for tests in (None, [], "  ", {"inputs": [], "outputs": []})),
+        ("silent-tests", [{"input": "1", "output": " \n"}]),
+        *(("unreadable-tests", tests) for tests in ({"inputs": ["1", "2"], "outputs": ["1"]}, [{"input": "1"}], [5])),
+        *(("unreadable-tests", tests) for tests in (["assert f(1 == 2"], ["assert True"], "def check(f):\n    pass\n")),
+    ],
+)
+def test_tests_that_any_program_would_pass_or_none_are_no_tests(code: str, tests: Any) -> None:
+    with pytest.raises(RewardError, match="example e") as caught:
+        read(tests)
+    assert codes_in(caught) == [f"reward.{code}"]
+
+
+def test_tests_may_stand_in_the_answer_column(plugins: Plugins, tmp_path: Path) -> None:
+    """Reward `code` reads them; for any other reward a list is no reference."""
+    tests = [{"input": "1", "output": "2"}]
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "Add one.", "tests": tests}), encoding="utf-8")
+    data = DataTable(source="files", path=str(tmp_path / "p.jsonl"), answer_key="tests")
+
+    def load(reward: str) -> LoadedData:
+        config = Config(tables={"data": data, "reward": RewardTable(type=reward)})
+        context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
+        loaded: LoadedData = build_part(Kind.DATA_SOURCE, "files", "test", context, config.data.options, "test").load()
+        return loaded
+
+    (example,) = load("code").examples
+    assert read_tests(example, "tests", in_reference=True) == (StdinTest(stdin="1", stdout="2"),)
+    assert refused(load, "match") == ["data.bad-reference"]
+
+
+REFUSED = DENY | errno.EPERM
+READ = {"x86_64": 0, "aarch64": 63}
+
+
+def played(filtered: bytes, architecture: int, number: int, flags: int = 0) -> int:
+    """What the kernel would do with a call."""
+    data = {0: number, 4: architecture, 16: flags}
+    steps = list(struct.iter_unpack("=HBBI", filtered))
+    value, place = 0, 0
+    while True:
+        code, then, otherwise, operand = steps[place]
+        place += 1
+        if code == 0x06:
+            return int(operand)
+        if code == 0x20:
+            value = data[operand]
+            continue
+        holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+        place += then if holds else otherwise
+
+
+@pytest.mark.parametrize("machine", AUDIT)
+def test_it_denies_what_a_program_does_not_need(machine: str) -> None:
+    filtered, here = system_call_filter(machine), AUDIT[machine]
+    assert played(filtered, here, READ[machine]) == ALLOW
+    assert played(filtered, here, CLONE[machine], CLONE_THREAD | 0x100) == ALLOW  # a thread
+    assert played(filtered, here, CLONE[machine], 17) == REFUSED  # a process
+    assert played(filtered, here, CLONE3) == DENY | errno.ENOSYS
+    assert {played(filtered, here, number) for number in DENIED[machine]} == {REFUSED}
+    assert played(filtered, here, READ[machine] + X32) == REFUSED
+    assert {played(filtered, other, READ[machine]) for other in (0x40000003, 0x40000028)} == {REFUSED}  # 32 bits
+
+
+def test_an_unknown_machine_has_no_filter() -> None:
+    assert system_call_filter("riscv64") == b""
