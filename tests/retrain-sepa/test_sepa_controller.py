@@ -65,14 +65,11 @@ def test_auto_fixes_its_start_after_the_warm_up_steps():
     assert (sepa.state()["var_0"], sepa.state()["warmup_seen"]) == (pytest.approx(3.0), 3)  # 1 -> 2 -> 3
     sepa.observe(view(7, variance=0.0))
     assert (sepa.state()["var_0"], sepa.state()["var_ema"]) == (pytest.approx(3.0), pytest.approx(1.5))
-
-
-def test_auto_with_no_variance_at_the_start_waits_for_the_gate_only():
     sepa = controller(schedule="auto", steps=0, warmup_steps=1, ema_decay=0.0, correct_rate_gate=0.5)
     sepa.observe(view(0, 0.0, 0.0))
     assert (sepa.state()["var_0"], sepa.value(1)) == (1e-8, 0.0)
     sepa.observe(view(1, 0.5, 0.0))
-    assert sepa.value(2) == 1.0
+    assert sepa.value(2) == 1.0, "without variance at the start it waits only for the gate"
 
 
 observations = st.lists(st.tuples(st.none() | st.floats(0, 1), st.none() | st.floats(0, 10)), min_size=1, max_size=30)
@@ -101,9 +98,6 @@ def test_state_has_the_documented_fields():
     learnt = {"eps": 1e-8, "var_ema": None, "var_0": None, "warmup_seen": 0, "gate_open": True}
     settings = {f"sepa_{name}": value for name, value in saved.items()}
     assert controller().state() == {**settings, "sepa_var_threshold": 0.2, "sepa_warmup": 50, **learnt}
-
-
-def test_other_settings_are_refused_all_at_once():
     with pytest.raises(ResumeError) as caught:
         controller(steps=10, schedule="auto").restore(controller(steps=20, schedule="linear").state())
     assert codes_in(caught) == ["resume.sepa-differs"] * 2

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from retrain.advantages import compute_composable_advantages
@@ -45,6 +43,9 @@ def test_sepa_and_hicra_vectors():
     assert sepa.flow.condition == "maxrl+gtpo_sepa"
     assert_allclose(credit(transform_mode="gtpo_hicra").token_advs[:2], [HICRA_RIGHT, HICRA_WRONG], atol=2e-5)
     assert all(np.ptp(advs) == 0 for advs in credit(transform_mode="none", gtpo_beta=0.7).token_advs)
+    bessel = {"advantage_mode": "grpo", "transform_mode": "none", "advantage_params": {"scale": "std", "ddof": 1}}
+    firsts = [advs[0] for advs in credit(rewards=[-1, 1, 0, 0.5], **bessel).token_advs]
+    assert_allclose(firsts, [-1.317311, 1.024575, -0.146368, 0.439104], atol=5e-7)
 
 
 def test_each_kind_of_uncertainty():
@@ -61,13 +62,6 @@ def test_top_rho_acts_with_every_transform(transform):
     assert [np.count_nonzero(advs) for advs in result.token_advs] == [2, 2, 2, 2]
 
 
-def test_parameters_reach_the_advantage():
-    params = {"scale": "std", "ddof": 1}
-    given_ = {"advantage_mode": "grpo", "transform_mode": "none", "advantage_params": params}
-    firsts = [advs[0] for advs in credit(rewards=[-1, 1, 0, 0.5], **given_).token_advs]
-    assert_allclose(firsts, [-1.317311, 1.024575, -0.146368, 0.439104], atol=5e-7)
-
-
 @pytest.mark.parametrize("name", ["grpo_none", "maxrl_none", "maxrl_gtpo", "maxrl_gtpo_hicra", "maxrl_gtpo_sepa"])
 def test_algorithms_are_pairs(name):
     table = AlgorithmTable(
@@ -78,13 +72,3 @@ def test_algorithms_are_pairs(name):
     assert (flow.advantage.name, flow.transform.name, flow.condition) == (advantage, transform, name)
     assert flow.controller == ("sepa" if transform == "gtpo_sepa" else "")
     assert flow.needs_planning == (transform in ("gtpo_hicra", "gtpo_sepa"))
-
-
-@settings(max_examples=25)
-@given(st.permutations(range(4)), st.sampled_from(TRANSFORMS))
-def test_order_in_the_group_does_not_matter(order, transform):
-    rewards, logprobs = np.array([1.0, 0.0, 0.5, 0.0]), [-U * (n + 1) for n in range(4)]
-    settings_ = {"transform_mode": transform, "sepa_lambda": 0.3}
-    straight = compute_composable_advantages(rewards, logprobs, [PLANNING] * 4, **settings_)
-    permuted = compute_composable_advantages(rewards[order], [logprobs[i] for i in order], [PLANNING] * 4, **settings_)
-    assert_allclose(permuted.token_advs, [straight.token_advs[original] for original in order], rtol=1e-9)

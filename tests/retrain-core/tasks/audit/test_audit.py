@@ -24,7 +24,7 @@ from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
 from retrain.tasks.audit.report import AuditReport
 from retrain.tasks.audit.verifier_audit import audit, audit_tasks
 from retrain.tasks.scoring.verdict import verdict
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
 
@@ -54,10 +54,6 @@ class Reward:
     def score(self, example: Example, text: str) -> Any:
         found = self._score(example, text)
         return float(found or honest(example, text)) if self._or_honest else found
-
-
-def no_gold(example: Example) -> None:
-    return None
 
 
 class LastNumber:
@@ -141,10 +137,6 @@ def wavering() -> Reward:
     return Reward(lambda e, t: honest(e, t) or -float(next(calls) % 997))
 
 
-def gold_raises(example: Example) -> Any:
-    raise KeyError("solution")
-
-
 def box(text: str) -> str:
     return last_box(text) or ""
 
@@ -168,14 +160,18 @@ LIARS: list[tuple[Callable[[], Reward], str, str]] = [
         *("scaled", "a million times the right answer is correct"),
     ),
     (lambda: Reward(lambda e, t: 1.0), "empty", "an empty answer is correct"),
-    (lambda: Reward(lambda e, t: float(t == int(e.reference)), gold=no_gold), "gold", "the right answer scored 0"),
+    (
+        lambda: Reward(lambda e, t: float(t == int(e.reference)), gold=lambda e: None),
+        "gold",
+        "the right answer scored 0",
+    ),
     (lambda: Reward(lambda e, t: 0.0), "gold", "the right answer scored 0"),
     (lambda: Reward(lambda e, t: Score.no_verdict("cannot tell")), "gold", "got no verdict: cannot tell"),
     (counting, "hack", "the same text scored "),
     (wavering, "hack", "the same text scored "),
     (lambda: Reward(raises), "hack", "scoring failed: KeyError"),
     (lambda: Reward(lambda e, t: float("nan")), "gold", "scoring failed: the reward returned nan"),
-    (lambda: Reward(gold=gold_raises), "gold", "gold() raised KeyError: 'solution'"),
+    (lambda: Reward(gold=lambda e: {}["solution"]), "gold", "gold() raised KeyError: 'solution'"),
 ]
 
 
@@ -192,13 +188,10 @@ def test_every_lie_is_found_and_stops_the_run(liar: Callable[[], Reward], check:
     assert "\x1b" not in str(caught.value)
     assert len(caught.value.problems) <= 6
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("score", "step"), [(float("nan"), "division by zero"), (None, "Score.no_verdict(reason)")])
-def test_a_score_that_is_none_or_nan_has_its_example_and_next_step(score: Any, step: str) -> None:
-    (first, *_) = audited(Reward(lambda e, t: score)).errors
-    assert step in first.fix
-    assert first.example_id in {example.id for example in SUMS}
+    for score, step in ((float("nan"), "division by zero"), (None, "Score.no_verdict(reason)")):
+        first = audited(Reward(lambda e, t, given=score: given)).errors[0]
+        assert step in first.fix
+        assert first.example_id in {example.id for example in SUMS}
 
 
 def test_an_answer_that_the_prompt_gives_away_is_explained() -> None:
@@ -206,16 +199,9 @@ def test_an_answer_that_the_prompt_gives_away_is_explained() -> None:
     report = audited(Reward(), leaky)
     assert found(report) == {("error", "echo")}
     assert "it holds its own answer where the reward looks for one" in report.errors[0].message
-
-
-def test_a_chat_is_echoed_by_its_last_user_message() -> None:
-    chat = [
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": r"\boxed{5}"},
-        {"role": "tool", "content": "t"},
-    ]
-    report = audited(Reward(), [Example(id="c", prompt=chat, reference="5")])
-    assert found(report) == {("error", "echo")}
+    said = [("user", "a"), ("user", r"\boxed{5}"), ("tool", "t")]  # a chat is echoed by its last user message
+    chat = [{"role": role, "content": content} for role, content in said]
+    assert found(audited(Reward(), [Example(id="c", prompt=chat, reference="5")])) == {("error", "echo")}
 
 
 def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only() -> None:
@@ -250,9 +236,8 @@ def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
     assert report.ok
     assert found(report) <= {("warning", "misplaced"), ("warning", "negated"), ("warning", "scaled")}
     assert report.gold_correct == 4
-
-
-def test_a_free_form_reward_that_searches_the_text_accepts_lists_and_fails() -> None:
+    ones = [Example(id=f"o{i}", prompt=f"{i} + {1 - i}", reference="1") for i in range(2, 7)]
+    assert audited(LastNumber(), ones).ok, "a hack that says what the reference says is not tried"
     report = audited(Reward(substring), gold=gold_from_reference)
     assert {check for severity, check in found(report) if severity == "error"} == {"listed", "hedged"}
     assert ("warning", "misplaced") in found(report)
@@ -272,11 +257,11 @@ def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) 
 
 
 def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
-    unknown = Reward(lambda e, t: float(t == "abracadabra"), gold=no_gold)
+    unknown = Reward(lambda e, t: float(t == "abracadabra"), gold=lambda e: None)
     report = audited(unknown, [Example(id=e.id, prompt=e.prompt, reference="") for e in SUMS])
     assert (report.ok, report.gold_tried, report.gold_unknown) == (True, 0, 4)
     assert "gold not tried (4 without a known answer)" in report.line()
-    some = Reward(lambda e, t: honest(e, t) * (int(e.reference) % 2), gold=no_gold)
+    some = Reward(lambda e, t: honest(e, t) * (int(e.reference) % 2), gold=lambda e: None)
     report = audited(some)  # the references were tried, and some were right
     assert report.ok
     assert 0 < report.gold_correct < 4
@@ -295,9 +280,6 @@ def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:
     assert found(slow) == {("warning", "time")}
     assert slow.findings[0].message == "the slowest score took 6 s, 60 % of the time limit of 10 s"
     assert slow.ok
-
-
-def test_a_reward_that_hangs_is_tried_on_one_text_and_one_that_breaks_on_one_example() -> None:
     calls: list[int] = []
 
     def hanging(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
@@ -305,49 +287,31 @@ def test_a_reward_that_hangs_is_tried_on_one_text_and_one_that_breaks_on_one_exa
         return [TimedScore(score=Score.failed("timed out after 10 s"), seconds=10.0) for _ in pairs]
 
     report = audit(SUMS, hanging, limit=8, gold=gold_of([Reward()]), timeout_s=10.0)
-    assert calls == [1]
+    assert (calls, report.examples) == ([1], 1), "one that hangs is tried on one text"
     assert found(report) == {("error", "gold"), ("warning", "time")}
-    assert report.examples == 1
-    assert audited(Reward(raises), limit=8).examples == 1
+    assert audited(Reward(raises), limit=8).examples == 1, "one that breaks is tried on one example"
 
 
-def test_the_examples_drawn_depend_on_their_ids_alone() -> None:
-    seen: dict[int, set[str]] = {}
-    for turn, examples in enumerate((SUMS, SUMS[::-1])):
-
-        def scorer(pairs: Sequence[tuple[Example, str]], turn: int = turn) -> list[TimedScore]:
-            seen.setdefault(turn, set()).update(example.id for example, _ in pairs)
-            return scorer_of(Reward())(pairs)
-
-        audit(examples, scorer, limit=5)
-    assert seen[0] == seen[1]
-    assert len(seen[0]) == 5
-    assert audited(Reward(), SUMS[:2], limit=8).examples == 2
-
-
-def test_a_hack_that_says_what_the_reference_says_is_not_tried() -> None:
-    ones = [Example(id=f"o{i}", prompt=f"{i} + {1 - i}", reference="1") for i in range(2, 7)]
-    assert audited(LastNumber(), ones).ok
-
-
-def test_prompts_are_audited_by_any_scorer_as_they_are_put_to_the_policy() -> None:
-    class Words:
-        def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
-            return f"asked with {len(tokens_T)} tokens" * skip_special_tokens
-
-    prompts = [Prompt(example=example, tokens_T=np.arange(7)) for example in SUMS[:4]]
-    seen: list[str] = []
+def test_the_examples_drawn_depend_on_their_ids_alone_and_are_put_as_to_the_policy() -> None:
+    seen: list[tuple[str, str]] = []
 
     def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
-        seen.extend(text for _, text in pairs)
+        seen.extend((example.id, text) for example, text in pairs)
         return scorer_of(Reward())(pairs)
 
-    settings = ScoringTable(audit_examples=9)
+    names = []
+    for examples in (SUMS, SUMS[::-1]):
+        audit(examples, scorer, limit=5)
+        names.append({name for name, _ in seen})
+        seen.clear()
+    assert names[0] == names[1]
+    assert len(names[0]) == 5
+    prompts = [Prompt(example=example, tokens_T=np.arange(7)) for example in SUMS[:4]]
     verifier = SimpleNamespace(score_texts=scorer, rewards=[Reward()], timeout_s=None)
     tasks: Any = SimpleNamespace(prompts=prompts, verifier=verifier)
-    report = audit_tasks(tasks, Words(), settings)
+    report = audit_tasks(tasks, Words(), ScoringTable(audit_examples=9))
     assert (report.ok, report.examples) == (True, 4)
-    assert seen.count("asked with 7 tokens") == 8  # each twice
+    assert [text for _, text in seen].count("asked with 7 tokens") == 8  # each twice
 
 
 PROMPTS = tuple(
@@ -358,7 +322,7 @@ PROMPTS = tuple(
 
 class Words:
     def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
-        return "words"
+        return f"asked with {len(tokens_T)} tokens" * skip_special_tokens
 
 
 class FixedVerifier:
@@ -376,27 +340,22 @@ class FixedVerifier:
         return [TimedScore(score=Score.of(self.value), seconds=0.0) for _ in pairs]
 
 
-def notify(verifier: FixedVerifier, audit: str = "stop") -> None:
-    config = Config(tables={"scoring": ScoringTable.model_validate({"audit": audit})})
-    plugins = load_plugins({})
-    context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=Words())
-    tasks = SimpleNamespace(prompts=PROMPTS, verifier=verifier)
-    plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+def test_a_run_is_refused_unless_the_policy_allows_it_and_right_answers_are_tried_with_rewards_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def notify(verifier: FixedVerifier, audit: str = "stop") -> None:
+        config = Config(tables={"scoring": ScoringTable.model_validate({"audit": audit})})
+        plugins = load_plugins({})
+        context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=Words())
+        tasks = SimpleNamespace(prompts=PROMPTS, verifier=verifier)
+        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
 
-
-def test_a_verifier_that_calls_everything_correct_refuses_the_run_unless_the_policy_allows_it() -> None:
-    with pytest.raises(RewardError) as caught:
-        notify(FixedVerifier(1.0))
-    assert set(codes_in(caught)) == {"reward.failed-audit"}
+    assert set(refused(notify, FixedVerifier(1.0))) == {"reward.failed-audit"}
     notify(FixedVerifier(1.0), audit="warn")
-    untried = FixedVerifier(1.0)
+    untried, environment = FixedVerifier(1.0), FixedVerifier(0.0)
     notify(untried, audit="off")
     assert untried.texts == []
-
-
-def test_right_answers_are_tried_with_rewards_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="retrain")
-    environment = FixedVerifier(0.0)
     notify(environment)
     assert "gold not tried (4 without a known answer), 0 of " in caplog.text
     assert r"\boxed{11}" not in environment.texts

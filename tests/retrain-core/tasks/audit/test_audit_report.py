@@ -17,8 +17,7 @@ from retrain.tasks.audit.probes import Severity
 from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally
 from tests.kit.problems import codes_in
 
-HACK = Tally(tried=24, correct=2, failed=1)
-CHECKS = {"gold": Tally(tried=8, correct=8), "echo": Tally(tried=16), "hack": HACK}
+COUNTS = {"gold": {"tried": 8, "correct": 8}, "echo": {"tried": 16}, "hack": {"tried": 24, "correct": 2, "failed": 1}}
 
 
 def finding(number: int, check: str = "echo", severity: Severity = "error") -> AuditFinding:
@@ -34,11 +33,7 @@ def report(*findings: AuditFinding, gold_tried: int = 8, gold_unknown: int = 0) 
         gold_correct=gold_tried,
         gold_unknown=gold_unknown,
         lowest_gold=1.0 if gold_tried else None,
-        checks={
-            "gold": Tally(tried=8, correct=8),
-            "echo": Tally(tried=16),
-            "hack": Tally(tried=24, correct=2, failed=1),
-        },
+        checks={name: Tally(**counts) for name, counts in COUNTS.items()},
         seconds_mean=0.0003,
         seconds_max=1.25,
         timeout_s=10.0,
@@ -70,7 +65,7 @@ def test_the_data_is_json_and_reports_each_cause_once_errors_first() -> None:
     ]
 
 
-def test_stop_raises_with_each_cause_once() -> None:
+def test_stop_raises_and_warn_tells_each_cause_once(caplog: pytest.LogCaptureFixture) -> None:
     many = [finding(n) for n in range(8)] + [finding(n, "hack") for n in range(8)] + [finding(4, "gold")]
     with pytest.raises(RewardError) as caught:
         raise_on_failure(report(*many), "stop", place="retrain.toml:7 [scoring] audit")
@@ -83,27 +78,18 @@ def test_stop_raises_with_each_cause_once() -> None:
         ("hack, 8 of 8 examples, first e0", "hack counts (scored 0)"),
         ("gold, example e4", "gold counts (scored 4)"),
     ]
-    raise_on_failure(report(finding(0, severity="warning")), "stop")
-    raise_on_failure(report(), "stop")
-    with pytest.raises(RewardError, match="7 errors, 5 of them below") as caught:
-        raise_on_failure(report(*(finding(0, f"check{n}") for n in range(7))), "stop")
-    assert len(caught.value.problems) == 1 + 5
-
-
-def test_warn_tells_each_cause_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    errors = [finding(n, check) for check in ("echo", "hack") for n in range(8)]
     with caplog.at_level(logging.WARNING, "retrain"):
-        raise_on_failure(report(*errors, finding(99, "time", "warning")), "warn")
+        raise_on_failure(report(*many[:16], finding(99, "time", "warning")), "warn")
     assert caplog.messages == [
         "Reward audit, error: 8 of 8 examples, first e0: echo counts (scored 0) ('t0'); fix: mend",
         "Reward audit, error: 8 of 8 examples, first e0: hack counts (scored 0) ('t0'); fix: mend",
         "Reward audit, warning: example e99: time counts (scored 99); fix: mend",
     ]
-
-
-def test_what_is_shown_is_short_and_harmless() -> None:
     assert head("a\x1b[31mb\n") == "a\ufffd[31mb\ufffd"
     assert len(head("x" * 1000)) == 83
+    with pytest.raises(RewardError, match="7 errors, 5 of them below") as caught:
+        raise_on_failure(report(*(finding(0, f"check{n}") for n in range(7))), "stop")
+    assert len(caught.value.problems) == 1 + 5
 
 
 Command = Callable[..., Any]
@@ -164,13 +150,8 @@ def test_a_reward_that_lies_fails_with_every_cause_once(audit: Command) -> None:
     assert result.out.count("[ERROR] [empty] 2 of 2 examples, first ") == 1
     content = json.loads(audit("--reward-type", "liars.Lenient", "--json").out)
     assert (content["ok"], content["causes"][0]["examples"]) == (False, 8)
-
-
-def test_a_function_without_gold_that_is_never_right_fails(audit: Command) -> None:
     result = audit("--reward-type", "custom", "--reward-custom-module", "liars", "--reward-custom-function", "score")
-    assert result.code == 1, result.err
-    assert "[ERROR] [gold] 8 of 8 examples, first " in result.out
-    assert "gold 0/8 correct" in result.out
+    assert (result.code, "gold 0/8 correct" in result.out) == (1, True), "a function without gold is never right"
 
 
 @pytest.mark.parametrize("name", ["Exits", "Strange"])
@@ -193,14 +174,10 @@ def test_a_reward_that_breaks_is_reported_not_raised(audit: Command, name: str) 
         ("--allowed 0.5", "--allowed"),
         ("--contamination --examples 3", "--examples"),
         ("nowhere.toml", "nowhere.toml"),
+        ("--data-opt count=0", "data.no-examples"),
     ],
 )
 def test_nothing_that_is_typed_is_ignored(audit: Command, arguments: str, place: str) -> None:
     result = audit(*arguments.split())
     assert result.code == 2
     assert place in result.err
-
-
-def test_data_that_cannot_be_used_is_refused(audit: Command) -> None:
-    result = audit("--data-opt", "count=0")
-    assert (result.code, codes_in(result.err)) == (2, ["data.no-examples"])

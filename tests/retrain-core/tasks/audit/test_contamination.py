@@ -87,25 +87,12 @@ def test_clean_arithmetic_passes() -> None:
     assert found.overlaps == ()
     assert against(["3 + 4"], ["3 - 4", "4 + 3", "3 + 45"]).overlaps == ()
     assert [each.match for each in against(["3 + 4 = ?"], [" 3 +  4 ="]).overlaps] == [Match.EXACT]
-
-
-def test_words_that_all_prompts_share_prove_nothing() -> None:
     preface = "You are a careful assistant who reads each question twice before writing one short answer below. "
     topics = ["rivers", "poets", "engines", "clouds", "treaties", "stars"]
     found = against([f"{preface}Name {t} of Asia" for t in topics], [f"{preface}Name {t} of Peru" for t in topics])
-    assert found.overlaps == ()
-
-
-def test_short_texts_are_found_whole_alone() -> None:
+    assert found.overlaps == (), "words that all prompts share prove nothing"
     found = against(["Who wrote Faust?"], ["who wrote faust", "Who wrote Faust and when did they write it, roughly?"])
-    assert [(each.training_id, each.share) for each in found.overlaps] == [("te0", 1.0)]
-
-
-def test_a_chat_is_read_by_what_the_user_says() -> None:
-    chat = [{"role": "system", "content": OTHER}, {"role": "user", "content": STORY}]
-    index = HeldOutIndex.of("s", [Example(id="a", prompt=chat, reference="")])
-    (found,) = contamination([index], examples(OTHER, STORY))
-    assert [each.training_id for each in found.overlaps] == ["e1"]
+    assert [(each.training_id, each.share) for each in found.overlaps] == [("te0", 1.0)], "short texts only as a whole"
 
 
 def test_training_streams_past() -> None:
@@ -117,13 +104,22 @@ def test_training_streams_past() -> None:
     )
     assert len(pickle.dumps(index)) < before + 200
     assert found[0].training == 999
+    chat = [{"role": "system", "content": OTHER}, {"role": "user", "content": STORY}]
+    (found,) = contamination(
+        [HeldOutIndex.of("s", [Example(id="a", prompt=chat, reference="")])], examples(OTHER, STORY)
+    )
+    assert [each.training_id for each in found.overlaps] == ["e1"], "a chat is read by what the user says"
 
 
 @settings(max_examples=40)
-@given(st.text(max_size=80))
+@given(st.text(max_size=80) | st.text(alphabet="ab 1\n", max_size=60))
 def test_words_do_not_depend_on_case_and_punctuation(text: str) -> None:
     assert words_of(f"  {text}\n") == words_of(text)
     assert words_of(words := " ".join(words_of(text))) == words_of(words)
+    if found := parted(text):
+        assert found[0] + found[1] == text
+        assert len(found[0].split()) == int(0.6 * len(text.split()))
+        assert len(words_of(found[1])) >= 5
 
 
 @settings(max_examples=40)
@@ -180,15 +176,6 @@ def test_a_model_that_knows_a_prompt_by_heart_is_found() -> None:
     assert (nothing.exact_rate, nothing.rouge_l, nothing.too_short) == (None, None, 1)
 
 
-@settings(max_examples=40)
-@given(st.text(alphabet="ab 1\n", max_size=60))
-def test_the_parts_of_a_prompt_make_it_up(text: str) -> None:
-    if found := parted(text):
-        assert found[0] + found[1] == text
-        assert len(found[0].split()) == int(0.6 * len(text.split()))
-        assert len(words_of(found[1])) >= 5
-
-
 @pytest.fixture
 def audit(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Callable[..., Any]:
     """`audit(training, set)`: the contamination of a set of texts by a file of texts."""
@@ -197,7 +184,7 @@ def audit(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_p
         for name, texts in (("train", training), ("set", held_out)):
             lines = [json.dumps({"prompt": text, "answer": "8"}) + "\n" for text in texts]
             (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-        sets = '[eval.sets.hard]\nsource = "files"\npath = "set.jsonl"\n'
+        sets = '[eval.sets.hard]\nsource = "files"\npath = "set.jsonl"\n' * bool(held_out)
         data = '[data]\nsource = "files"\npath = "train.jsonl"\n[reward]\ntype = "toy"\n'
         (tmp_path / "c.toml").write_text(f'[model]\nmodel = "{tokenizer_folder}"\n{data}{sets}', encoding="utf-8")
         return command("audit", "c.toml", "--contamination", *arguments)
@@ -212,6 +199,8 @@ def test_the_command_names_what_it_finds_and_fails(audit: Callable[..., Any]) ->
     assert [each["name"] for each in found["sets"]] == ["hard"]
     (overlap,), (hard,) = found["sets"][0]["overlaps"], found["sets"]
     assert (overlap["match"], hard["rate"], hard["templates"]) == ("exact", 0.5, 1)
+    result = audit([OTHER], [])
+    assert (result.code, codes_in(result.err)) == (2, ["eval.no-examples"])
 
 
 def test_up_to_the_allowed_share_a_set_passes() -> None:
@@ -227,11 +216,3 @@ def test_up_to_the_allowed_share_a_set_passes() -> None:
     unsure = ContaminationReport(sets=(), probes={"hard": short}, allowed=0.0)
     assert unsure.ok
     assert "hard known by heart cannot be told" in [*report_lines(unsure)][-1]
-
-
-def test_without_an_evaluation_there_is_nothing_to_look_at(
-    command: Callable[..., Any], toys: Path, tokenizer_folder: Path
-) -> None:
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    result = command("audit", *base, "--contamination")
-    assert (result.code, codes_in(result.err)) == (2, ["eval.no-examples"])
