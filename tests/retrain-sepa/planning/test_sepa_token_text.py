@@ -122,8 +122,6 @@ def test_a_decoder_of_an_unknown_kind_is_decoded_incrementally():
     regex = {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}
     for other in ({"type": "CTC"}, regex, {"type": "Sequence", "decoders": [strip]}):
         assert decoder_steps(other) is None, "it is not guessed"
-        None
-    ] * 3
 
 
 class Odd:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.types import Example
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 from retrain.tasks.child.system import descendants
+from tests.kit.interrupts import Stop, interrupted_after
 from tests.kit.problems import codes_in
 
 LONG_S = 60.0
@@ -45,6 +46,19 @@ def test_values_go_there_and_back(child: Child) -> None:
     assert child.call("example_text", example, timeout_s=LONG_S) == "Example e p"
     assert child.call("is_prepared", timeout_s=LONG_S) is True
     assert child.call("huge", timeout_s=LONG_S) == 10**400
+    with pytest.raises(ConfigError) as caught:
+        child.call("raise_problems", timeout_s=LONG_S)
+    first = Problem(code="a.b", where="here", what="this", why="that", fix="so")
+    assert caught.value.problems == (first, Problem(what="more")), "an error for users is raised as itself"
+    with pytest.raises(ChildFailure):
+        child.call("garbage", timeout_s=LONG_S)  # in our own line
+    child.start()
+    assert child.call("echo", timeout_s=LONG_S) == ()
+    child.call("chatter", timeout_s=LONG_S)
+    with pytest.raises(ChildDied) as died:
+        child.call("os_exit", timeout_s=LONG_S)
+    assert died.value.output.endswith("x" * 1000), "the last words of the dead"
+    assert len(died.value.output) <= 4096
 
 
 def test_a_child_has_our_surroundings_and_closes_twice(
@@ -85,13 +99,6 @@ def test_whatever_is_raised_is_reported_and_the_child_goes_on(method: str, text:
     has_no_frame = method in ("raise_long", "raise_silly", "set", "no_such_method")
     assert has_no_frame or "hostile_acts.py" in caught.value.traceback
     assert child.call("echo", 1, timeout_s=LONG_S) == (1,)
-
-
-def test_an_error_for_users_is_raised_as_itself(child: Child) -> None:
-    with pytest.raises(ConfigError) as caught:
-        child.call("raise_problems", timeout_s=LONG_S)
-    first = Problem(code="a.b", where="here", what="this", why="that", fix="so")
-    assert caught.value.problems == (first, Problem(what="more"))
 
 
 @pytest.mark.parametrize(
@@ -137,13 +144,6 @@ def test_a_child_that_is_stopped_while_idle_is_dead_after_the_limit_of_its_call(
     assert gone(worker)
 
 
-def test_garbage_in_our_own_line_ends_the_child(child: Child) -> None:
-    with pytest.raises(ChildFailure):
-        child.call("garbage", timeout_s=LONG_S)
-    child.start()
-    assert child.call("echo", timeout_s=LONG_S) == ()
-
-
 @pytest.mark.parametrize("method", ["terminate", "chatter", "set_alarm", "close_streams", "fork_and_return"])
 def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.CaptureFixture[str]) -> None:
     child.start()  # afresh: another test may have closed its outputs
@@ -151,15 +151,6 @@ def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.
     assert child.call("nap", 0.06, timeout_s=LONG_S) == 0.06  # as long as the alarm, and more
     assert child.seconds >= 0.06
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_last_words_of_the_dead_are_kept(child: Child) -> None:
-    child.start()  # afresh: another test has closed its outputs
-    child.call("chatter", timeout_s=LONG_S)
-    with pytest.raises(ChildDied) as caught:
-        child.call("os_exit", timeout_s=LONG_S)
-    assert caught.value.output.endswith("x" * 1000)
-    assert len(caught.value.output) <= 4096
 
 
 def test_forked_copies_end_with_the_call(child: Child, gone: Callable[..., bool]) -> None:
@@ -203,31 +194,15 @@ def test_a_target_that_cannot_prepare_is_reported(targets: Any) -> None:
     with pytest.raises(ChildError, match="ImportError: no module named sympathy"):
         child.start()
     assert not child.is_running
-
-
-def test_a_start_has_its_own_limit(targets: Any) -> None:
     child = Child(targets.Sleepy())
     with pytest.raises(ChildTimeout, match="did not start within"):
         child.start(timeout_s=SHORT_S)
     assert child.pid == 0
-
-
-class Stop(BaseException):
-    """What a signal's handler raises."""
-
-
-@contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise Stop
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+    child = Child(targets.Locked(), name="scoring")
+    child.launch()
+    with pytest.raises(PluginError, match="scoring: a Locked cannot be sent") as caught:
+        child.start()
+    assert (codes_in(caught), child.is_running, child.pid) == (["plugin.not-picklable"], False, 0)
 
 
 def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> None:
@@ -236,9 +211,6 @@ def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> 
     assert not child.is_running
     child.start()
     assert child.call("echo", 2, timeout_s=LONG_S) == (2,)
-
-
-def test_a_kill_from_another_thread_ends_the_call(child: Child) -> None:
     timer = threading.Timer(0.05, child.kill)
     timer.start()
     with pytest.raises(ChildDied, match=r"the scoring process (was killed|died|exited)"):
@@ -246,25 +218,13 @@ def test_a_kill_from_another_thread_ends_the_call(child: Child) -> None:
     timer.join()
 
 
-def test_a_launched_child_is_the_one_that_starts(targets: Any) -> None:
-    with closing(Child(targets.Target())) as child:
-        child.launch()
-        launched = child.pid
-        assert launched
-        assert not child.is_running  # it holds no target yet
-        child.start()
-        assert (child.is_running, child.pid) == (True, launched)
-        assert child.call("is_prepared", timeout_s=LONG_S) is True
-        child.start()  # once more is another process
-        assert child.pid != launched
-        assert child.call("is_prepared", timeout_s=LONG_S) is True
-
-
 def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_path: Path) -> None:
     """A target sent at the launch is not sent again; one too large for the socket is sent at the start."""
     small, large = tmp_path / "small", tmp_path / "large"
     child, other = Child(targets.Prepared(small)), Child(targets.Prepared(large, ballast=2**16))
     with closing(child), closing(other):
+        child.launch()
+        first = child.pid
         for each in (child, other):
             each.launch()
             assert not each.is_running
@@ -276,21 +236,19 @@ def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_pat
         for each, file in ((child, small), (other, large)):
             each.start()
             assert each.call("is_prepared", timeout_s=LONG_S) is True
-            assert file.read_text() == "prepared\n"
-
-
-def test_a_launched_child_ends_when_it_is_killed_or_launched_again(targets: Any) -> None:
-    child = Child(targets.Target())
-    child.launch()
-    first = child.pid
-    child.launch()
-    second = child.pid
-    child.kill()
-    child.kill()
-    for pid in (first, second):
-        with pytest.raises(ProcessLookupError):
-            os.killpg(pid, 0)
-    assert not child.is_running
+            assert (each.is_running, file.read_text()) == (True, "prepared\n")
+            assert each.pid != first, "launched again is another process"
+        second = child.pid
+        child.start()
+        assert child.pid != second
+        child.launch()
+        third = child.pid
+        child.kill()
+        child.kill()
+        for pid in (first, second, third):
+            with pytest.raises(ProcessLookupError):
+                os.killpg(pid, 0)
+        assert not child.is_running
 
 
 def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
@@ -302,12 +260,3 @@ def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
     assert not child.is_running
     child.start()
     child.close()
-
-
-def test_what_cannot_be_sent_is_reported_at_the_start_not_at_the_launch(targets: Any) -> None:
-    child = Child(targets.Locked(), name="scoring")
-    child.launch()
-    with pytest.raises(PluginError, match="scoring: a Locked cannot be sent") as caught:
-        child.start()
-    assert codes_in(caught) == ["plugin.not-picklable"]
-    assert (child.is_running, child.pid) == (False, 0)

@@ -26,6 +26,7 @@ from retrain.tasks.child.system import descendants
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.failures import read_failures
 from retrain.tasks.scoring.service import ScoringService, VerdictCache, key_of
+from tests.kit.interrupts import Stop, interrupted_after
 from tests.kit.problems import codes_in
 
 Make = Callable[..., ScoringService]
@@ -123,7 +124,9 @@ def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
 
 
-def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any, example: Example) -> None:
+def test_limits_of_one_reward_stand_above_the_others_and_are_named(
+    service: Make, rewards: Any, example: Example
+) -> None:
     own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
     both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
     assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
@@ -134,9 +137,6 @@ def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any
         metrics = batch.metrics()
     assert (metrics["timed_out_score_count"], metrics["reward_length_mean"]) == (1, 0.3)
     assert "reward_nap_mean" not in metrics
-
-
-def test_a_timeout_names_the_example_and_the_key_to_raise(service: Make, rewards: Any, example: Example) -> None:
     with pytest.raises(RewardError) as caught:
         scored(service(nap=rewards.Nap(), timeout_s=0.1, retries=0), example, "100")
     assert codes_in(caught) == ["reward.too-many-failures"]
@@ -167,11 +167,6 @@ def test_more_failures_than_the_budget_stop_the_run(
         assert "in score" in record.report
 
 
-def test_no_verdicts_never_stop_the_run(service: Make, rewards: Any, example: Example) -> None:
-    scores = scored(service(rewards.Length()), example, *["unclear"] * 8)
-    assert {score.outcome for score in scores} == {Outcome.NO_VERDICT}
-
-
 def test_equal_questions_are_asked_once(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
     file = tmp_path / "calls"
     caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
@@ -196,18 +191,14 @@ def test_weights_and_means_of_each(service: Make, rewards: Any, example: Example
     assert scores[2].detail == "length: cannot tell"
     assert metrics["reward_match_mean"] == pytest.approx(1 / 3)
     assert metrics["reward_length_mean"] == pytest.approx(0.3)
-    assert {name for name in metrics if not name.endswith("_s")} == {
-        "reward_match_mean",
-        "reward_length_mean",
-        "timed_out_score_count",
-    }
-
-
-def test_a_single_reward_has_no_mean_of_its_own(service: Make, rewards: Any, example: Example) -> None:
+    names = {"timed_out_score_count", "score_mean_time_s", "score_max_time_s"}
+    assert set(metrics) == names | {"reward_match_mean", "reward_length_mean"}
     with service(rewards.Match()).batch() as batch:
         batch.submit(example, "7")
         assert batch.collect() == [Score.of(1.0)]
-        assert set(batch.metrics()) == {"timed_out_score_count", "score_mean_time_s", "score_max_time_s"}
+        assert set(batch.metrics()) == names, "a single reward has no separate mean"
+    scores = scored(service(rewards.Length()), example, *["unclear"] * 8)
+    assert {score.outcome for score in scores} == {Outcome.NO_VERDICT}, "they never stop the run"
 
 
 @pytest.mark.parametrize(
@@ -239,52 +230,20 @@ def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_fail
     assert "a set cannot be sent to another process" in score.detail
 
 
-class Stop(BaseException):
-    """What a signal's handler raises."""
-
-
-def interrupted(service: ScoringService, example: Example) -> None:
-    with service.batch() as batch:
-        for _ in range(50):
-            batch.submit(example, "50")
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        batch.collect()
-
-
 def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, rewards: Any, example: Example) -> None:
-    def stop(*_: object) -> None:
-        raise Stop
-
     slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=60.0)
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        with pytest.raises(Stop):
-            interrupted(slow, example)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    scores = scored(slow, example, "0.01")
-    assert scores[0].parts == {"nap": 1.0, "acts": 0.5}
-
-
-def test_closing_twice_while_something_goes_on(service: Make, rewards: Any, example: Example) -> None:
-    slow = service(rewards.Nap(), timeout_s=60.0)
+    with interrupted_after(0.1), pytest.raises(Stop):
+        scored(slow, example, *["50"] * 50)
+    assert scored(slow, example, "0.01")[0].parts == {"nap": 1.0, "acts": 0.5}
     with slow.batch() as batch:
         for _ in range(5):
             batch.submit(example, "50")
         slow.close()
         slow.close()
-    assert scored(slow, example, "0") == [Score.of(1.0)]  # and can be used again
+    assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}  # it can be used again
     with slow.batch() as batch:
         batch.submit(example, "50")  # left without being collected
-    assert scored(slow, example, "0") == [Score.of(1.0)]
-
-
-def test_equal_texts_to_one_example_share_a_key_and_no_others() -> None:
-    example, other = (Example(id=name, prompt="p", reference="r") for name in "ab")
-    assert key_of(0, example, "x") == key_of(0, Example(id="a", prompt="p", reference="r"), "x")
-    keys = {key_of(0, example, "x"), key_of(1, example, "x"), key_of(0, other, "x"), key_of(0, example, "\ud800")}
-    assert len(keys) == 4
+    assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}
 
 
 def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first() -> None:
@@ -297,9 +256,10 @@ def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first() 
     assert cache.get(one) == Score.of(1.0)  # used: now two is the oldest
     cache.put(four, Score.of(0.0))
     assert [cache.get(key) for key in (one, two, four)] == [Score.of(1.0), None, Score.of(0.0)]
+    same, other = (Example(id=name, prompt="p", reference="r") for name in "ab")
+    assert key_of(0, same, "1") == one
+    assert len({one, key_of(1, example, "1"), key_of(0, other, "1"), key_of(0, example, "\ud800")}) == 4
 
-
-Make = Callable[..., ScoringService]
 
 TEXTS = ("9^{9^{9^9}}", "{" * 1000, "\\boxed{\\boxed{}}", "\0\ud800", "x" * 1_000_000, "\\boxed{" * 50_000, "7")
 SLOW = ("sleep", "spin", "tower", "stop")  # each takes the time limit: few of them
