@@ -99,6 +99,9 @@ def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
     backend = Scripted(tokenizer, lambda call, context: str(call))
     groups, batch = play(Counting(turns=2), backend)
     assert [len(group) for group in groups] == [2, 2, 2]
+    second = backend.calls[1][0].prompt_T  # the context that the policy was given before, and its words
+    assert groups[0][0].tokens_T[: len(second)].tolist() == second.tolist()
+    assert tokenizer.decode(second).endswith("And then?<|im_end|>\n<|im_start|>assistant\n")
     assert [sum(len(r.seeds_G) for r in call) for call in backend.calls] == [6, 6, 3], (
         "every second one has a third turn"
     )
@@ -143,27 +146,6 @@ def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool
     length = len(tokenizer("0<|im_end|>")["input_ids"])
     assert seen == [(0, 6, early * length), (0, 6, (6 + early) * length), (3, 6, (12 + early) * length)]
     assert (progress.done, progress.tokens) == (6, sum(int(c.action_T.sum()) for group in groups for c in group))
-
-
-def test_what_an_environment_measures_beside_the_reward_is_averaged(tokenizer: Any) -> None:
-    class Measuring(Counting):
-        def results(self) -> Sequence[EpisodeResult]:
-            parts = [{"tool_calls": float(number)} if number % 2 else {} for number in range(6)]
-            given = zip(super().results(), parts, strict=True)
-            return [replace(result, score=replace(result.score, parts=part)) for result, part in given]
-
-    _, batch = play(Measuring(turns=2), Scripted(tokenizer, lambda call, context: str(call)))
-    assert batch.metrics()["reward_tool_calls_mean"] == 3.0
-    assert eval_metrics(batch.scores())["eval_reward_tool_calls_mean"] == 3.0
-
-
-def test_each_context_is_what_the_policy_was_given_before_and_said(tokenizer: Any) -> None:
-    backend = Scripted(tokenizer, lambda call, context: f"{call} and")
-    (group, *_), _ = play(Counting(turns=2), backend)
-    second = backend.calls[1][0].prompt_T
-    length = len(second)
-    assert group[0].tokens_T[:length].tolist() == second.tolist()
-    assert tokenizer.decode(second).endswith("And then?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> None:
@@ -224,6 +206,18 @@ def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokeni
     _, batch = play(Failing(), backend)
     with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):
         batch.scores()
+    with pytest.raises(NonFiniteError, match="example count-0"):
+        play(Counting(), Scripted(tokenizer, lambda call, context: "1", spoilt=True))
+
+    class Measuring(Counting):
+        def results(self) -> list[EpisodeResult]:
+            parts = [{"tool_calls": float(number)} if number % 2 else {} for number in range(6)]
+            given = zip(super().results(), parts, strict=True)
+            return [replace(result, score=replace(result.score, parts=part)) for result, part in given]
+
+    _, batch = play(Measuring(turns=2), Scripted(tokenizer, lambda call, context: str(call)))
+    assert batch.metrics()["reward_tool_calls_mean"] == 3.0
+    assert eval_metrics(batch.scores())["eval_reward_tool_calls_mean"] == 3.0
 
 
 def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_an_action(tokenizer: Any) -> None:
@@ -244,12 +238,6 @@ def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_
     assert (lost.text, lost.turns) == ("", 0)
     with pytest.raises(RewardError, match="failed on 1 of 6 episodes; first: OSError"):
         batch.scores()
-
-
-def test_numbers_that_no_distribution_has_are_refused(tokenizer: Any) -> None:
-    backend = Scripted(tokenizer, lambda call, context: "1", spoilt=True)
-    with pytest.raises(NonFiniteError, match="example count-0"):
-        play(Counting(), backend)
 
 
 class Answering(Counting):
@@ -290,8 +278,5 @@ def test_the_rewards_of_a_run_judge_the_answers_of_its_episodes(tokenizer: Any, 
     assert metrics["turns_mean"] == 1.5
     assert "score_mean_time_s" in metrics
     assert list(tmp_path.glob("step_0_*.json")), "what a reward cannot score is kept"
-
-
-def test_too_many_broken_episodes_stop_the_run_though_the_rewards_are_sound(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="the environment failed on 1 of 6 episodes; first: the tool broke"):
         judged(tokenizer, tmp_path, lambda call, context: "no", 0.1)

@@ -46,10 +46,8 @@ def test_the_order_does_not_depend_on_the_batch_size_and_every_epoch_holds_each_
     assert drawn == drawn_from(size, root, 0, cursor)
     assert len(drawn) == cursor
     assert Counter(drawn_from(size, root, epoch * size, size)) == Counter((f"e{i}", epoch) for i in range(size))
-
-
-def test_every_epoch_and_every_seed_has_its_own_order() -> None:
-    assert len({tuple(id_ for id_, _ in drawn_from(20, r, 20 * e, 20)) for r in range(3) for e in range(3)}) == 9
+    orders = {tuple(id_ for id_, _ in drawn_from(20, r, 20 * e, 20)) for r in (root, root + 1) for e in range(3)}
+    assert len(orders) == 6, "every epoch and every seed has its own"
 
 
 def examples(*prompts: str) -> list[Example]:
@@ -92,28 +90,20 @@ def test_held_out_tasks_depend_on_ids_and_the_seed_of_the_split_alone(order: lis
     assert ids(split([tasks[i] for i in order], 4, seed=seed, root=root)[1]) == ids(split(tasks, 4, seed=seed)[1])
 
 
-def test_another_seed_of_the_split_holds_out_others() -> None:
-    tasks = examples(*map(str, range(60)))
-    assert len({frozenset(ids(split(tasks, 10, seed=seed)[1])) for seed in range(5)}) == 5
-
-
 def test_max_examples_keeps_a_seeded_sample() -> None:
     tasks = examples(*map(str, range(100)))
     (first, held_out), (again, _), (other, held_out_too) = (split(tasks, 5, root=root, limit=10) for root in (1, 1, 2))
     assert len(first) == 10
     assert ids(first) == ids(again) != ids(other)
     assert ids(held_out) == ids(held_out_too)
+    assert len({frozenset(ids(split(tasks, 10, seed=seed)[1])) for seed in range(5)}) == 5
+    parts = [Example(id=f"{part}{i}", prompt=f"{part}{i}", reference="1") for part in "abcde" for i in range(40)]
+    drawn = Counter(id_ for root in range(200) for id_ in ids(split(parts, root=root, limit=20)[0]))
+    by_part = Counter(id_[0] for id_ in drawn.elements())
+    assert all(700 < by_part[part] < 900 for part in "abcde")  # 800 expected, standard deviation 24
+    assert (len(drawn), max(drawn.values()) < 45) == (200, True)  # 20 expected, standard deviation 4
     for limit in (0, 3, 99):
         assert ids(split(tasks[:3], limit=limit)[0]) == ["e0", "e1", "e2"]
-
-
-def test_max_examples_draws_from_the_whole_of_sorted_data() -> None:
-    tasks = [Example(id=f"{part}{i}", prompt=f"{part}{i}", reference="1") for part in "abcde" for i in range(40)]
-    drawn = Counter(id_ for root in range(200) for id_ in ids(split(tasks, root=root, limit=20)[0]))
-    by_part = Counter(id_[0] for id_ in drawn.elements())
-    assert len(drawn) == 200  # every example is drawn for some seed
-    assert all(700 < by_part[part] < 900 for part in "abcde")  # 800 expected, standard deviation 24
-    assert max(drawn.values()) < 45  # 20 expected, standard deviation 4
 
 
 CHAT = [{"role": "user", "content": "same"}]
@@ -148,19 +138,14 @@ def decoded(tokenizer: Any, example: Example, **data: Any) -> str:
     return str(tokenizer.decode(tokens_T))
 
 
-def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer: Any) -> None:
+def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     example = Example(id="e", prompt="what is 1 plus 2 ?", reference="3")
     assert decoded(tokenizer, example, instruction="") == "what is 1 plus 2 ?"
     assert decoded(tokenizer, example, instruction="so 7 .") == "what is 1 plus 2 ? so 7 ."
     assert decoded(tokenizer, example, instruction="so 7 .", system_prompt="ok") == "ok what is 1 plus 2 ? so 7 ."
-
-
-def test_a_chat_template_is_used_and_a_chat_stays_as_it_is(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} . {% endfor %}so")
-    plain = Example(id="e", prompt="what is 1", reference="")
-    messages = [{"role": "system", "content": "wait"}, {"role": "user", "content": "2"}]
-    chat = Example(id="e", prompt=messages, reference="")
-    assert decoded(tokenizer, plain, instruction="", system_prompt="ok") == "ok . what is 1 . so"
+    chat = replace(example, prompt=[{"role": "system", "content": "wait"}, {"role": "user", "content": "2"}])
+    assert decoded(tokenizer, example, instruction="", system_prompt="ok") == "ok . what is 1 plus 2 ? . so"
     assert decoded(tokenizer, chat, instruction="7", system_prompt="ok") == "wait . 2 . so"
 
 
@@ -176,14 +161,6 @@ def pool_of(loaded: LoadedData, tokenizer: Any, context_length: int | None = Non
     return build_pool(loaded, Config(tables=tables), tokenizer, Seeds(0), context_length=context_length)
 
 
-def test_a_pool_holds_every_prompt_with_its_tokens(tokenizer: Any) -> None:
-    pool, notes = pool_of(tasks_of_words(8, 9, 10, 11), tokenizer, eval=EvalTable(examples=1))
-    assert notes == ()
-    assert (len(pool.train), len(pool.held_out)) == (3, 1)
-    by_id = {prompt.example.id: len(prompt.tokens_T) for prompt in (*pool.train, *pool.held_out)}
-    assert by_id == {"e0": 8, "e1": 9, "e2": 10, "e3": 11}
-
-
 def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any) -> None:
     data = tasks_of_words(8, 30, 9, 30, 10, 31)
     for seed in range(6):
@@ -196,13 +173,6 @@ def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any) -> N
         pool_of(data, tokenizer, 8)
 
 
-def test_an_empty_prompt_is_left_out(tokenizer: Any) -> None:
-    empty = Example(id="empty", prompt=" ", reference="1")
-    pool, notes = pool_of(LoadedData(examples=(empty, *tasks_of_words(8, 8).examples)), tokenizer)
-    assert [p.example.id for p in pool.train] == ["e0", "e1"]
-    assert notes == ("1 prompts without a token left out",)
-
-
 def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer: Any) -> None:
     pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
     assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)
@@ -211,20 +181,21 @@ def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer: Any) -> None
     assert len({(p.example.id, p.epoch) for p in drawn}) == 8
 
 
-def test_training_examples_with_a_held_out_prompt_are_counted(tokenizer: Any) -> None:
+def test_what_is_left_out_is_told(tokenizer: Any) -> None:
+    empty = Example(id="empty", prompt=" ", reference="1")
+    pool, notes = pool_of(LoadedData(examples=(empty, *tasks_of_words(8, 8).examples)), tokenizer)
+    assert ([p.example.id for p in pool.train], notes) == (["e0", "e1"], ("1 prompts without a token left out",))
     same = [Example(id=f"s{i}", prompt="what is", reference=str(i)) for i in range(3)]
     data = LoadedData(examples=(*same, *tasks_of_words(8, 9).examples))
+    told = "2 training examples left out: a held-out one has the same prompt"
+    seen = set()
     for seed in range(20):
         pool, notes = pool_of(data, tokenizer, eval=EvalTable(examples=1, seed=seed))
-        if pool.held_out[0].example.prompt == "what is":
-            assert notes == ("2 training examples left out: a held-out one has the same prompt",)
-            assert len(pool.train) == 2
-        else:
-            assert notes == ()
-            assert len(pool.train) == 4
-
-
-def test_chats_that_miss_the_instruction_are_told(tokenizer: Any) -> None:
+        is_shared = pool.held_out[0].example.prompt == "what is"
+        assert (notes, len(pool.train)) == (((told,), 2) if is_shared else ((), 4))
+        assert all(len(p.tokens_T) == len(str(p.example.prompt).split()) for p in (*pool.train, *pool.held_out))
+        seen.add(is_shared)
+    assert len(seen) == 2
     chats = [Example(id=f"c{i}", prompt=[{"role": "user", "content": f"what is {i}"}], reference="1") for i in range(2)]
     data = LoadedData(examples=(*chats, *tasks_of_words(8).examples))
     _, notes = pool_of(data, tokenizer, data=DataTable())
@@ -263,15 +234,6 @@ def data(*examples: Any, reward: Any = None) -> LoadedData:
     return LoadedData(examples=tuple(examples), reward=reward)
 
 
-def test_repeated_examples_are_dropped_and_counted() -> None:
-    chat = [{"role": "user", "content": "a"}]
-    kept, notes = usable(
-        data(task("a"), task("b", prompt=chat), task("a"), task("b", prompt=tuple(chat)), task("c")), config()
-    )
-    assert [e.id for e in kept] == ["a", "b", "c"]
-    assert notes == ("math: 2 repeated examples dropped",)
-
-
 @pytest.mark.parametrize("other", [{"reference": "2"}, {"prompt": "q\x1b"}, {"info": {"k": 1}}, {"task": "t"}])
 def test_one_id_for_two_tasks_is_an_error_that_shows_both(other: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -280,6 +242,10 @@ def test_one_id_for_two_tasks_is_an_error_that_shows_both(other: dict[str, Any])
     assert problem.code == "data.id-twice"
     assert problem.why.startswith("'p' and ")
     assert "\x1b" not in str(problem)
+    chat = [{"role": "user", "content": "a"}]
+    repeated = task("a"), task("b", prompt=chat), task("a"), task("b", prompt=tuple(chat)), task("c")
+    kept, notes = usable(data(*repeated), config())
+    assert ([e.id for e in kept], notes) == (["a", "b", "c"], ("math: 2 repeated examples dropped",))
 
 
 @pytest.mark.parametrize("reward", [{}, {"type": "match"}, {"type": "math"}, {"weights": {"math": 1.0, "len": 0.1}}])
@@ -290,13 +256,6 @@ def test_silence_must_not_become_correct(reward: dict[str, Any]) -> None:
     assert refused(usable, data(task("b", ""), task("c", "")), config(**reward)) == ["data.no-references"]
 
 
-@pytest.mark.parametrize("reward", [{"type": "judge"}, {"type": "my.own"}, {"weights": {"custom": 1.0}}])
-def test_a_reward_that_needs_no_reference_keeps_them_and_says_so(reward: dict[str, Any]) -> None:
-    kept, notes = usable(data(task("a"), task("b", "")), config(**reward))
-    assert len(kept) == 2
-    assert notes == ("math: 1 of 2 examples have no reference answer (first: b)",)
-
-
 def test_a_verifier_of_the_sources_own_needs_no_reference() -> None:
     judged = data(task("a", ""), task("b"), reward=Verifier())
     assert usable(judged, config()) == (list(judged.examples), ())
@@ -305,6 +264,10 @@ def test_a_verifier_of_the_sources_own_needs_no_reference() -> None:
     assert not uses_own_verifier(judged, config(weights={"match": 1.0}))
     assert not uses_own_verifier(data(task("a")), config())
     assert len(usable(data(task("a", "")), config(type="match"), is_environment=True)[0]) == 1
+    for reward in ({"type": "judge"}, {"type": "my.own"}, {"weights": {"custom": 1.0}}):
+        kept, notes = usable(data(task("a"), task("b", "")), config(**reward))
+        assert len(kept) == 2, "it needs no reference, keeps them and says so"
+        assert notes == ("math: 1 of 2 examples have no reference answer (first: b)",)
 
 
 @pytest.mark.parametrize(("reward", "key"), [({"type": "match"}, "type"), ({"weights": {"math": 1.0}}, "weights")])

@@ -62,17 +62,10 @@ def test_what_json_has_looks_like_json_and_the_rest_arrives_as_plain_python() ->
     assert wire.loads(wire.dumps(10**6000)) == 10**6000
     for value in (np.float32(1.5), np.float64("nan"), np.int64(7), np.bool_(True), np.str_("x")):
         assert same(wire.loads(wire.dumps(value)), value.item())
-
-
-WITH_REWARD = LoadedData(examples=(), reward=object())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "value", [{1, 2}, b"x", object(), np.zeros(2), 1j, np.complex64(1), print, [{"a": {3}}], WITH_REWARD]
-)
-def test_what_cannot_travel_is_named(value: Any) -> None:
-    with pytest.raises(TypeError, match="cannot be sent to another process"):
-        wire.dumps(value)
+    with_reward = LoadedData(examples=(), reward=object())  # type: ignore[arg-type]
+    for value in ({1, 2}, b"x", object(), np.zeros(2), 1j, np.complex64(1), print, [{"a": {3}}], with_reward):
+        with pytest.raises(TypeError, match="cannot be sent to another process"):
+            wire.dumps(value)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +104,9 @@ def test_frames_of_any_size_and_the_end() -> None:
             wire.receive(theirs, timeout_s=0.01)
         ours.close()
         assert wire.receive(theirs, timeout_s=5.0) is None
-
-
-def test_a_header_that_lies_allocates_nothing_and_a_full_line_times_out() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(b"\xff" * 8)
+        ours.sendall(b"\xff" * 8)  # a header that lies
         with pytest.raises(wire.WireError, match="a frame of"):
             wire.receive(theirs, timeout_s=5.0)
         with pytest.raises(TimeoutError):
