@@ -15,18 +15,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from retrain.advantages import TokenAdvantageContext
 from retrain.api import StopReason
+from retrain.credit import specs
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.flow import build_flow
 from retrain.credit.overlong import MaskedOverlong
 from retrain.credit.pipeline import CreditGroup, assign_credit, named_rewards, normalised
-from retrain.credit.specs import (
-    AdvantageSpec,
-    AlgorithmSpec,
-    StepAdvantageContext,
-    TransformOutput,
-    TransformSpec,
-    UncertaintySpec,
-)
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Group, GroupStatus, Score
@@ -62,12 +55,12 @@ def test_stages_run_in_their_documented_order() -> None:
         assert_allclose(advs_T, [4.5, 1.0, 2.0])
         return (advs_T + 1.0).tolist()
 
-    transform = TransformSpec(
+    transform = specs.TransformSpec(
         name="t", use_gtpo=True, apply_hicra=True, needs_planning=True, entropy_transform=pool, post_process=post
     )
     flow = make_flow(
-        advantage=AdvantageSpec(name="a", compute=advantage),
-        uncertainty=UncertaintySpec(name="u", compute=uncertainty),
+        advantage=specs.AdvantageSpec(name="a", compute=advantage),
+        uncertainty=specs.UncertaintySpec(name="u", compute=uncertainty),
         transform=transform,
         gtpo_beta=1.0,
         hicra_alpha=0.5,
@@ -90,9 +83,9 @@ def test_stages_run_in_their_documented_order() -> None:
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: np.array(v, dtype=np.float32)])
 def test_lists_tuples_and_arrays_are_the_same(form: Callable[[Any], Any]) -> None:
     flow = make_flow(
-        advantage=AdvantageSpec(name="a", compute=lambda ctx: form((2.0 * ctx.rewards_G).tolist())),
-        uncertainty=UncertaintySpec(name="u", compute=lambda ctx: form((-ctx.logprobs_T).tolist())),
-        transform=TransformSpec(
+        advantage=specs.AdvantageSpec(name="a", compute=lambda ctx: form((2.0 * ctx.rewards_G).tolist())),
+        uncertainty=specs.UncertaintySpec(name="u", compute=lambda ctx: form((-ctx.logprobs_T).tolist())),
+        transform=specs.TransformSpec(
             name="t",
             use_gtpo=True,
             entropy_transform=lambda u, p, lam: form(u.tolist()),
@@ -111,9 +104,9 @@ def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(as_output
     def whole(ctx: Any) -> Any:
         assert (ctx.sepa_lambda, ctx.gtpo_beta, ctx.hicra_alpha, ctx.params) == (0.5, 0.3, 0.4, {"p": 1})
         advs = [[a] * len(u) for a, u in zip(ctx.advantages_G, ctx.uncertainties_G, strict=True)]
-        return TransformOutput(token_advs=advs, metrics={"size": len(ctx.rewards_G)}) if as_output else advs
+        return specs.TransformOutput(token_advs=advs, metrics={"size": len(ctx.rewards_G)}) if as_output else advs
 
-    spec = TransformSpec(name="w", compute_context=whole)
+    spec = specs.TransformSpec(name="w", compute_context=whole)
     flow = make_flow(transform=spec, gtpo_beta=0.3, hicra_alpha=0.4, transform_params={"p": 1})
     groups = [make_credit_group([1, 0], [[-1, -1], [-1]]), make_credit_group([1, 0, 0, 0], [[-1], [-1], [-1], [-1]])]
     result = assign_credit(groups, flow, sepa_lambda=0.5)
@@ -132,9 +125,9 @@ def test_an_algorithm_replaces_everything_and_sees_raw_rewards() -> None:
         return [r + 0.0 * lp for r, lp in zip(ctx.rewards_G, ctx.logprobs_G, strict=True)]
 
     flow = make_flow(
-        advantage=AdvantageSpec(name="a", compute=refuse),
-        transform=TransformSpec(name="t", entropy_transform=refuse, post_process=refuse, compute_context=refuse),
-        algorithm=AlgorithmSpec(name="my_algorithm", compute_context=algorithm),
+        advantage=specs.AdvantageSpec(name="a", compute=refuse),
+        transform=specs.TransformSpec(name="t", entropy_transform=refuse, post_process=refuse, compute_context=refuse),
+        algorithm=specs.AlgorithmSpec(name="my_algorithm", compute_context=algorithm),
         params={"alpha": 7},
     )
     result = assign_credit([make_credit_group([3, 0], [[-1, -1], [-1]])], flow)
@@ -165,7 +158,7 @@ def test_the_mask_is_taken_over_all_trained_tokens_of_the_step() -> None:
 
 
 REWARDS = [np.array([0.5, -1.0, 3.0]), np.array([2.0])]
-TEACHES = AdvantageSpec(
+TEACHES = specs.AdvantageSpec(
     name="by_token",
     compute_tokens=lambda ctx: [2.0 * rewards_T for rewards_T in ctx.token_rewards_G],
     needs_token_rewards=True,
@@ -191,9 +184,11 @@ def test_each_token_keeps_its_own_number(group: CreditGroup) -> None:
 def test_stages_weigh_each_tokens_own_number() -> None:
     planning = [[True, False, False], [False]]
     group = make_credit_group([1, 0], [[-1, -2, -3], [-2]], token_rewards_G=REWARDS, planning=planning)
-    weighed = make_flow(advantage=TEACHES, transform=TransformSpec(name="t", use_gtpo=True), gtpo_beta=1.0)
+    weighed = make_flow(advantage=TEACHES, transform=specs.TransformSpec(name="t", use_gtpo=True), gtpo_beta=1.0)
     assert_allclose(assign_credit([group], weighed).token_advs[0][0], [0.5, -2.0, 9.0])  # weights 0.5, 1, 1.5
-    doubled = TransformSpec(name="t", post_process=lambda advs_T, planning_T, params: np.where(planning_T, 0, advs_T))
+    doubled = specs.TransformSpec(
+        name="t", post_process=lambda advs_T, planning_T, params: np.where(planning_T, 0, advs_T)
+    )
     assert assign_credit([group], make_flow(advantage=TEACHES, transform=doubled)).token_advs[0][0][0] == 0.0
     masked = assign_credit([group], make_flow(advantage=TEACHES, mask_rho=0.25)).token_advs[0]
     assert [advs_T.tolist() for advs_T in masked] == [[0.0, 0.0, 6.0], [0.0]]
@@ -206,7 +201,7 @@ def test_untrained_groups_get_nothing_where_a_verdict_is_needed(group: CreditGro
         seen.append(ctx.rewards_G)
         return ctx.token_rewards_G
 
-    flow = make_flow(advantage=AdvantageSpec(name="a", compute_tokens=compute))
+    flow = make_flow(advantage=specs.AdvantageSpec(name="a", compute_tokens=compute))
     result = assign_credit([group, group], flow, trained=[False, True])
     assert [any(advs_T.any() for advs_T in advs_G) for advs_G in result.token_advs] == [False, True]
     assert [rewards_G.tolist() for rewards_G in seen] == [[1.0, 0.0]]
@@ -263,23 +258,23 @@ def test_a_transform_that_is_one_function_is_refused(tables: Any) -> None:
 steps = st.lists(arrays(np.float64, st.integers(0, 5), elements=st.floats(-9, 9)), max_size=4)
 
 
-def over_the_step(step: StepAdvantageContext) -> list[Any]:
+def over_the_step(step: specs.StepAdvantageContext) -> list[Any]:
     """Reward minus the mean of the step."""
     mean = np.concatenate([np.zeros(0), *step.rewards_PG]).mean()
     return [rewards_G - mean for rewards_G in step.rewards_PG]
 
 
-STEP_SPEC = AdvantageSpec(name="over_the_step", compute_step=over_the_step)
+STEP_SPEC = specs.AdvantageSpec(name="over_the_step", compute_step=over_the_step)
 
 
 def test_an_advantage_of_steps_sees_every_judged_completion() -> None:
-    seen: list[StepAdvantageContext] = []
+    seen: list[specs.StepAdvantageContext] = []
 
-    def advantage(step: StepAdvantageContext) -> Any:
+    def advantage(step: specs.StepAdvantageContext) -> Any:
         seen.append(step)
         return [rewards_G.tolist() for rewards_G in step.rewards_PG]
 
-    spec = AdvantageSpec(name="a", compute_step=advantage)
+    spec = specs.AdvantageSpec(name="a", compute_step=advantage)
     flow = make_flow(advantage=spec, advantage_params={"p": 1}, reward_weights={"x": 2.0, "y": 1.0})
     groups = [
         make_credit_group([1, 0], [[-1, -1], [-1]], named_rewards={"x": np.array([0.5, 0.0])}),
@@ -344,7 +339,7 @@ def test_batch_norm_and_clip_follow_any_advantage() -> None:
         wider = assign_credit(more, make_flow(batch_norm=True), trained=trained_P)
         assert not np.concatenate(wider.token_advs[3]).any()
         assert_allclose(wider.token_advs[0][0], [1.643168 * np.sqrt(15 / 12)], atol=6e-7)
-    raw = AdvantageSpec(name="raw", compute=lambda ctx: ctx.rewards_G)  # not centred
+    raw = specs.AdvantageSpec(name="raw", compute=lambda ctx: ctx.rewards_G)  # not centred
     groups = [make_credit_group([1, 0], [[-1], [-1]]), make_credit_group([1, 1], [[-1], [-1]])]
     result = assign_credit(groups, make_flow(advantage=raw, batch_norm=True), trained=[True, False])
     assert (result.trained, np.concatenate(result.token_advs[1]).any()) == ((True, False), False)
@@ -354,7 +349,7 @@ def test_a_score_keeps_its_parts_for_the_advantage() -> None:
     seen: list[Any] = []
     shapings: list[Any] = []
 
-    def advantage(step: StepAdvantageContext) -> Any:
+    def advantage(step: specs.StepAdvantageContext) -> Any:
         seen.extend(step.named_rewards_PG)
         shapings.extend(step.shaping_PG)
         return step.rewards_PG
@@ -365,7 +360,7 @@ def test_a_score_keeps_its_parts_for_the_advantage() -> None:
         for score in group.scores[:2]
     )
     scored = Group(example=group.example, completions=group.completions, scores=(*scores, Score.no_verdict("?")))
-    algorithm = CreditAlgorithm(flow=make_flow(advantage=AdvantageSpec(name="a", compute_step=advantage)))
+    algorithm = CreditAlgorithm(flow=make_flow(advantage=specs.AdvantageSpec(name="a", compute_step=advantage)))
     algorithm.assign(0, [scored])
     punished = [replace(scored.scores[0], value=0.75), *scored.scores[1:]]
     algorithm.assign(0, [scored.shaped(punished)])

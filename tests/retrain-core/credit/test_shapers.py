@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from retrain.api import (
-    BackendError,
-    ConfigError,
-    EngineTraits,
-    Group,
-    Outcome,
-    PluginContext,
-    ResumeError,
-    Score,
-    Seeds,
-)
+from retrain import api
 from retrain.credit.algorithm import train_rows
 from retrain.credit.kl import KlShaper, k1, k3, shaper_of, steered
 from retrain.credit.teacher import TeacherShaper, open_teacher
@@ -69,7 +59,7 @@ def backend() -> Backend:
 
 
 @pytest.fixture
-def pair() -> Group:
+def pair() -> api.Group:
     """Two completions of tokens 0, 1, 2: one as in the documented vectors, one on the reference."""
     near = completion([99, 0, 1, 2], REFERENCE.tolist())
     return group(completion([99, 0, 1, 2], LOGPROBS.tolist()), near, scores=(1.0, 0.0))
@@ -92,7 +82,7 @@ def test_documented_vectors() -> None:
     assert k3(np.array([1e4, -1e4])) == pytest.approx([np.exp(20) - 21, 19.0], rel=1e-6)
 
 
-def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: Group) -> None:
+def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: api.Group) -> None:
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [pair])
     assert [score.value for score in shaped.scores] == pytest.approx([1.0 - 0.5 * 0.2, 0.0])
     assert fields == pytest.approx(
@@ -106,7 +96,7 @@ def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: 
     assert all(c.reference_logprobs_T is None for c in shaped.completions)
 
 
-def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend, pair: Group) -> None:
+def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend, pair: api.Group) -> None:
     earned = replace(pair.completions[0], rewards_T=np.array([0.0, 1.0, 0.0, 0.0]))
     given = replace(pair, completions=(earned, *pair.completions[1:]))
     (shaped,), fields = shaper(backend, by_token=True, coef=0.5, where="reward").shape(3, [given])
@@ -116,7 +106,7 @@ def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend,
     assert fields["kl_penalty_mean"] == pytest.approx(0.05)
 
 
-def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: Backend, pair: Group) -> None:
+def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: Backend, pair: api.Group) -> None:
     (shaped,), fields = shaper(backend, coef=0.5).shape(3, [pair])
     assert shaped.scores == pair.scores
     assert "kl_penalty_mean" not in fields
@@ -126,17 +116,17 @@ def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: B
     assert row.reference_logprobs_T.tolist() == [0.0, *REFERENCE]
 
 
-def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: Group) -> None:
-    undecided = group(*pair.completions, scores=(Score.no_verdict("?"), 1.0))
+def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: api.Group) -> None:
+    undecided = group(*pair.completions, scores=(api.Score.no_verdict("?"), 1.0))
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [undecided])
-    assert shaped.scores[0].outcome is Outcome.NO_VERDICT
+    assert shaped.scores[0].outcome is api.Outcome.NO_VERDICT
     assert (backend.asked, fields["kl_mean"]) == ([1], 0.0)
-    nothing = group(*pair.completions, scores=(Score.no_verdict("?"), Score.failed("!")))
+    nothing = group(*pair.completions, scores=(api.Score.no_verdict("?"), api.Score.failed("!")))
     _, fields = shaper(backend, coef=0.5).shape(3, [nothing])
     assert fields == {"kl_coef": 0.5}
 
 
-def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Backend, pair: Group) -> None:
+def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Backend, pair: api.Group) -> None:
     others = tuple(map(replace, pair.completions))
     groups = (pair, replace(pair, completions=others, is_surplus=True))
     shaped, fields = shaper(backend, coef=0.5).shape(3, groups)
@@ -159,12 +149,12 @@ def test_every_context_of_an_episode_is_a_row_of_its_own(backend: Backend) -> No
     assert [*first.reference_logprobs_T, *second.reference_logprobs_T] == [0.0, REFERENCE[0], 0.0, *REFERENCE[1:]]
 
 
-def test_a_reference_that_is_not_finite_is_no_reward(pair: Group) -> None:
-    with pytest.raises(BackendError, match=r"reference is not finite .*\[model.not-finite\]"):
+def test_a_reference_that_is_not_finite_is_no_reward(pair: api.Group) -> None:
+    with pytest.raises(api.BackendError, match=r"reference is not finite .*\[model.not-finite\]"):
         shaper(Backend(by_token={1: -np.inf}), coef=1.0, where="reward").shape(0, [pair])
 
 
-def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: Backend, pair: Group) -> None:
+def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: Backend, pair: api.Group) -> None:
     groups = tuple(group(*[pair.completions[0]] * 8, scores=[1.0] * 8) for _ in range(4))
     made = shaper(backend)
     assert made.shape(0, groups) == (groups, {})
@@ -181,7 +171,7 @@ def test_nothing_is_measured_where_nobody_asked_or_it_is_dear() -> None:
     assert len(shapers(dear, log=True)) == 1
 
 
-def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: Group) -> None:
+def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: api.Group) -> None:
     """A run's own config.toml writes `log = true` out, which asks for nothing."""
     step = GroupsView(step=0, groups=(pair,))
     dear = Backend(by_token=dict(enumerate(REFERENCE)), regularisers=frozenset({"kl_reward"}))
@@ -200,7 +190,7 @@ def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl: float, expect
     assert steered(0.1, kl, target=0.1, count=10, horizon=100) == pytest.approx(expected)
 
 
-def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backend, pair: Group) -> None:
+def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backend, pair: api.Group) -> None:
     made, view = shaper(backend, coef=0.1, target=1.0, horizon=10), GroupsView(step=0, groups=(pair,))
     for _ in range(2):  # the second time because memory ran out
         assert made.shape(0, [pair])[1]["kl_coef"] == 0.1
@@ -210,7 +200,7 @@ def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backe
     resumed.retrain_load_state(state)
     for each in (made, resumed):
         assert each.shape(1, [pair])[1]["kl_coef"] == 0.1 * (1.0 - 0.2 * 2 / 10)
-    with pytest.raises(ResumeError, match="no-kl-coef"):
+    with pytest.raises(api.ResumeError, match="no-kl-coef"):
         resumed.retrain_load_state({})
     fixed = shaper(backend, coef=0.1)
     assert fixed.retrain_save_state() == {}
@@ -249,7 +239,7 @@ def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None
     before = np.array([0.0, 1.0, 0.0, 0.0])
     judged = completion([99, 1, 2, 3], [-0.2, -0.2, -0.2], rewards_T=before)
     others = [completion([99, 99, 5], [-0.9]), completion([99, 4], [-0.4])]
-    scores = [Score.of(1.0), Score.no_verdict("?"), Score.failed("!")]
+    scores = [api.Score.of(1.0), api.Score.no_verdict("?"), api.Score.failed("!")]
     groups = (group(judged, *others, scores=scores), group(completion([99, 10], [-0.5]), scores=scores[:1]))
     shaped, fields = TeacherShaper(toy, 0.7).shape(0, groups)
     rewards = [c.rewards_T.tolist() for each in shaped for c in each.completions if c.rewards_T is not None]
@@ -266,7 +256,7 @@ def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None
 def test_a_teacher_sees_every_context_of_an_episode() -> None:
     toy = Toy()
     episode = completion([99, 1, 99, 2, 3], [-1.0, -1.0, -1.0], starts=(0, 2))
-    ((shaped,), _) = TeacherShaper(toy, 0.7).shape(0, [group(episode, scores=[Score.of(0.0)])])
+    ((shaped,), _) = TeacherShaper(toy, 0.7).shape(0, [group(episode, scores=[api.Score.of(0.0)])])
     assert toy.asked == [[99, 1], [99, 2, 3]]
     assert_allclose(shaped.completions[0].rewards_T, [0, 0.9, 0, 0.8, 0.7])
 
@@ -285,7 +275,7 @@ class Silent(Toy):
     ],
 )
 def test_an_answer_without_numbers_ends_the_step(toy: Toy, code: str) -> None:
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(api.BackendError) as caught:
         TeacherShaper(toy, 0.7).shape(0, [group(completion([99, 1], [-1.0]), scores=[0.0])])
     assert codes_in(caught) == [code]
 
@@ -295,18 +285,18 @@ def test_what_a_teacher_settled_on_survives_a_resume() -> None:
     resumed.retrain_load_state(shaper.retrain_save_state() | {"health": {}})
     assert other.limits == {"pack_tokens": 512}
     assert TeacherShaper(Toy(), 0.7).retrain_save_state() == {}
-    with pytest.raises(ResumeError, match="bad-teacher-state"):
+    with pytest.raises(api.ResumeError, match="bad-teacher-state"):
         resumed.retrain_load_state({"teacher": {"pack_tokens": "many"}})
     resumed.retrain_run_end()
     assert other.is_closed
 
 
-def context(student: dict[str, int], answer: object = None, **teacher: Any) -> PluginContext:
+def context(student: dict[str, int], answer: object = None, **teacher: Any) -> api.PluginContext:
     tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
-    engine = SimpleNamespace(spec=SimpleNamespace(traits=EngineTraits(open_teacher=lambda context: answer)))
+    engine = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits(open_teacher=lambda context: answer)))
     plugins: Any = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
     tokenizer = SimpleNamespace(get_vocab=lambda: student)
-    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=plugins, tokenizer=tokenizer)
+    return api.PluginContext(config=Config(tables=tables), seeds=api.Seeds(1), plugins=plugins, tokenizer=tokenizer)
 
 
 def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +307,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("retrain.credit.teacher.load_tokenizer", load)
     toy = Toy()
     assert open_teacher(context({"a": 0, "b": 1, "c": 2}, toy, model="big"))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(api.ConfigError) as caught:
         open_teacher(context({"a": 0, "b": 2, "c": 1}, toy, model="big"))
     assert codes_in(caught) == ["teacher.other-tokenizer"]
     assert "3 and 3 tokens, 2 of" in caught.value.problems[0].why

@@ -10,30 +10,20 @@ import numpy as np
 import pytest
 
 from retrain.credit.algorithm import CreditAlgorithm
+from retrain.kernel import types
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import EpisodeResult, Observation, Prompt, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, RewardError
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import (
-    Completion,
-    Group,
-    Outcome,
-    Sample,
-    SampleRequest,
-    SamplingParams,
-    Score,
-    StopReason,
-    TrainRow,
-)
 from retrain.observe.metrics.evaluate import eval_metrics
 from retrain.tasks.episodes import Episodes
 from retrain.tasks.scoring.pool import NamedReward
 from retrain.tasks.scoring.service import ScoringService
 from tests.kit.playing import Counting
 
-PARAMS = SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
+PARAMS = types.SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
 Words = Callable[[int, str], str]
 
 
@@ -50,21 +40,21 @@ class Scripted:
 
     tokenizer: Any
     words: Words
-    calls: list[list[SampleRequest]] = field(default_factory=list)
+    calls: list[list[types.SampleRequest]] = field(default_factory=list)
     spoilt: bool = False
 
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+    def sample(self, requests: Sequence[types.SampleRequest], params: types.SamplingParams) -> list[list[types.Sample]]:
         self.calls.append(list(requests))
         return [[self._say(request) for _ in request.seeds_G] for request in requests]
 
-    def _say(self, request: SampleRequest) -> Sample:
+    def _say(self, request: types.SampleRequest) -> types.Sample:
         text = self.words(len(self.calls) - 1, self.tokenizer.decode(request.prompt_T))
         ids = np.array(self.tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"])
-        return Sample(
+        return types.Sample(
             tokens_T=ids,
             logprobs_T=np.full(len(ids), np.nan if self.spoilt else -0.25),
             entropies_T=np.full(len(ids), 0.5),
-            stop_reason=StopReason.EOS,
+            stop_reason=types.StopReason.EOS,
             policy_version=7,
         )
 
@@ -91,7 +81,7 @@ def play(
         return batch.sample(prompts(environment, backend.tokenizer), group_size, streams), batch
 
 
-def actions(backend: Scripted, completion: Completion) -> str:
+def actions(backend: Scripted, completion: types.Completion) -> str:
     return str(backend.tokenizer.decode(completion.tokens_T[completion.action_T]))
 
 
@@ -119,8 +109,8 @@ def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
             assert not completion.logprobs_T[~completion.action_T].any()
             assert completion.entropies_T is not None
             assert "And then?" in completion.text
-    assert groups[0][0].stop_reason is StopReason.TURNS
-    assert groups[1][0].stop_reason is StopReason.EOS
+    assert groups[0][0].stop_reason is types.StopReason.TURNS
+    assert groups[1][0].stop_reason is types.StopReason.EOS
     scores = batch.scores()
     assert [score.value for score in scores[0]] == [1.0, 1.0]
     assert batch.metrics()["turns_mean"] == 2.5
@@ -132,7 +122,7 @@ def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool
     class Delivering(Scripted):
         delivers_early = early
 
-        def sample(self, requests: Any, params: SamplingParams, deliver: Any = None) -> list[list[Sample]]:
+        def sample(self, requests: Any, params: types.SamplingParams, deliver: Any = None) -> list[list[types.Sample]]:
             assert (deliver is not None) is early
             found = super().sample(requests, params)
             if deliver is not None:
@@ -168,16 +158,16 @@ def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> No
         assert not row.action_T[0]
 
 
-def rows_of(group: tuple[Completion, ...], tokenizer: Any) -> tuple[TrainRow, ...]:
+def rows_of(group: tuple[types.Completion, ...], tokenizer: Any) -> tuple[types.TrainRow, ...]:
     from retrain.credit.flow import build_flow
     from retrain.kernel.plugins.discover import load_plugins
     from retrain.run.configure import load_checked
 
     plugins = load_plugins()
     checked = load_checked(["--advantage-mode", "grpo", "--transform-mode", "none"], plugins)
-    scores = tuple(Score.of(float(number)) for number in range(len(group)))
+    scores = tuple(types.Score.of(float(number)) for number in range(len(group)))
     example = Counting().load().examples[0]
-    groups = (Group(example=example, completions=group, scores=scores),)
+    groups = (types.Group(example=example, completions=group, scores=scores),)
     flow = build_flow(checked.config, plugins)
     return CreditAlgorithm(flow=flow).assign(0, groups).rows
 
@@ -188,7 +178,7 @@ def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(toke
     groups, _ = play(environment, backend, context_length=120)
     for group in groups:
         for completion in group:
-            assert completion.stop_reason in (StopReason.LENGTH, StopReason.TURNS)
+            assert completion.stop_reason in (types.StopReason.LENGTH, types.StopReason.TURNS)
             assert len(completion.tokens_T) <= 120
             assert 1 < completion.turns < 50
     assert all(stops[-1] == "length" and stops.count("length") == 1 for stops in environment.stops.values())
@@ -201,7 +191,7 @@ def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokeni
 
     class Failing(Counting):
         def results(self) -> list[EpisodeResult]:
-            return [EpisodeResult(score=Score.failed("KeyError: 'x'")) for _ in super().results()]
+            return [EpisodeResult(score=types.Score.failed("KeyError: 'x'")) for _ in super().results()]
 
     _, batch = play(Failing(), backend)
     with pytest.raises(RewardError, match="failed on 6 of 6 episodes; first: KeyError"):
@@ -227,7 +217,7 @@ def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_
 
         def results(self) -> list[EpisodeResult]:
             found = super().results()
-            found[1] = EpisodeResult(score=Score.failed("OSError: no tools"))
+            found[1] = EpisodeResult(score=types.Score.failed("OSError: no tools"))
             return found
 
     groups, batch = play(Late(), Scripted(tokenizer, lambda call, context: "1"))
@@ -244,7 +234,7 @@ class Answering(Counting):
     """Plays the tasks of `[data]`: the last action is the answer, and the first episode breaks."""
 
     def results(self) -> list[EpisodeResult]:
-        broken = EpisodeResult(score=Score.failed("the tool broke"))
+        broken = EpisodeResult(score=types.Score.failed("the tool broke"))
         return [EpisodeResult(answer=said[-1]) if n else broken for n, said in self.said.items()]
 
 
@@ -255,7 +245,7 @@ class Said:
         return {"yes": 1.0, "no": 0.0}[text]
 
 
-def judged(tokenizer: Any, tmp_path: Path, words: Words, max_failed_frac: float) -> tuple[list[list[Score]], Any]:
+def judged(tokenizer: Any, tmp_path: Path, words: Words, max_failed_frac: float) -> tuple[list[list[types.Score]], Any]:
     """Scores by group, and metrics, of a batch in which rewards judge the answers."""
     settings = ScoringTable(workers=1, memory_gb=4.0, retries=0, max_failed_frac=max_failed_frac)
     backend, environment = Scripted(tokenizer, words), Answering(turns=1)
@@ -272,9 +262,9 @@ def test_the_rewards_of_a_run_judge_the_answers_of_its_episodes(tokenizer: Any, 
         return "yes" if "from 1" in context else "perhaps" if "from 2" in context else "no"
 
     scores, metrics = judged(tokenizer, tmp_path, words, 0.4)
-    assert scores[0] == [Score.failed("the tool broke"), Score.of(0.0)]
-    assert scores[1] == [Score.of(2.0)] * 2, "with the reward's weight"
-    assert [score.outcome for score in scores[2]] == [Outcome.FAILED] * 2
+    assert scores[0] == [types.Score.failed("the tool broke"), types.Score.of(0.0)]
+    assert scores[1] == [types.Score.of(2.0)] * 2, "with the reward's weight"
+    assert [score.outcome for score in scores[2]] == [types.Outcome.FAILED] * 2
     assert metrics["turns_mean"] == 1.5
     assert "score_mean_time_s" in metrics
     assert list(tmp_path.glob("step_0_*.json")), "what a reward cannot score is kept"

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 from retrain.api import Action, ConfigError, EpisodeResult, Example, Outcome, Score, StopReason
+from retrain_rewards.environments import openenv
 from retrain_rewards.environments.episode import Cleaner
-from retrain_rewards.environments.openenv import (
-    ActionMapping,
-    NoActionError,
-    OpenEnvEnvironment,
-    OpenEnvSettings,
-    OpenEnvTable,
-    observation_text,
-)
 
 pytest.importorskip("websockets", reason="needs the extra openenv of retrain-rewards")
 from tests.kit.http_handler import on_a_port
@@ -40,19 +33,23 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield served
 
 
-def environment(url: str, *, max_turns: int = 4, **table: Any) -> OpenEnvEnvironment:
-    settings = OpenEnvSettings(
-        table=OpenEnvTable(**{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 5.0, **table}),
+def environment(url: str, *, max_turns: int = 4, **table: Any) -> openenv.OpenEnvEnvironment:
+    settings = openenv.OpenEnvSettings(
+        table=openenv.OpenEnvTable(
+            **{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 5.0, **table}
+        ),
         clean=Cleaner(special=("<|im_end|>",), max_chars=100),
         place="[environment] args",
         max_turns=max_turns,
         timeout_s=20.0,
     )
-    made: OpenEnvEnvironment = pickle.loads(pickle.dumps(OpenEnvEnvironment(settings)))
+    made: openenv.OpenEnvEnvironment = pickle.loads(pickle.dumps(openenv.OpenEnvEnvironment(settings)))
     return made
 
 
-def play(played: OpenEnvEnvironment, examples: Sequence[Example], says: Says) -> tuple[list[Any], list[EpisodeResult]]:
+def play(
+    played: openenv.OpenEnvEnvironment, examples: Sequence[Example], says: Says
+) -> tuple[list[Any], list[EpisodeResult]]:
     """The last conversation of every episode, and the results."""
     last: dict[int, Any] = {}
     turns = dict.fromkeys(range(len(examples)), 0)
@@ -102,7 +99,7 @@ def test_what_is_no_action_earns_nothing_and_a_server_that_breaks_fails_the_epis
     _, results = play(played, [example], lambda episode, turn: str(BOOM))
     assert results[0].score.outcome is Outcome.FAILED
     assert "boom (EXECUTION_ERROR)" in results[0].score.detail
-    played._mapping = ActionMapping()
+    played._mapping = openenv.ActionMapping()
     (talk,), _ = play(played, [example], lambda episode, turn: '{"guess": 1}')
     assert talk[-1]["content"].startswith("error: number: Field required")
     assert refused(environment(url, action="guess").load) == ["environment.action-field"]
@@ -134,15 +131,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ],
 )
 def test_how_text_becomes_an_action(schema: str, text: str, expected: Any) -> None:
-    mapping = ActionMapping.of(SCHEMAS[schema])
+    mapping = openenv.ActionMapping.of(SCHEMAS[schema])
     if expected is None:
-        with pytest.raises(NoActionError, match="error: answer with"):
+        with pytest.raises(openenv.NoActionError, match="error: answer with"):
             mapping.action(text)
     else:
         assert mapping.action(text) == expected
-    assert ActionMapping.of(SCHEMAS["several"], "b").action("x") == {"b": "x"}
+    assert openenv.ActionMapping.of(SCHEMAS["several"], "b").action("x") == {"b": "x"}
     with pytest.raises(ValueError, match="is no text and no number"):
-        ActionMapping.of(SCHEMAS["list"], "moves")
+        openenv.ActionMapping.of(SCHEMAS["list"], "moves")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_how_text_becomes_an_action(schema: str, text: str, expected: Any) -> No
     ],
 )
 def test_how_an_observation_becomes_text(observation: dict[str, Any], field: str, expected: str) -> None:
-    assert observation_text(observation, field) == expected
+    assert openenv.observation_text(observation, field) == expected
     clean = Cleaner(special=("<|im_end|>",), max_chars=20)
     assert clean("a<|im_end|>\x1b[0m\ud800") == "a< |im_end|>[0m?", "it cannot end its message"
     assert clean("x" * 25) == "x" * 20 + "\n[5 more characters]"

@@ -17,22 +17,8 @@ import pytest
 from retrain.api import Config, Example, Kind, LoadedData, PluginContext, Plugins, RewardError, Seeds
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.plugins.resolve import build_part
+from retrain_rewards.sandbox import sandbox as box
 from retrain_rewards.sandbox.process import Limits
-from retrain_rewards.sandbox.sandbox import (
-    ALLOW,
-    AUDIT,
-    CLONE,
-    CLONE3,
-    CLONE_THREAD,
-    DENIED,
-    DENY,
-    NO_SANDBOX,
-    X32,
-    Sandbox,
-    find_sandbox,
-    system_call_filter,
-    with_numpy,
-)
 from retrain_rewards.sandbox.values import Encoder, decoded, parsed
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code.compare import matches, printed_as_expected, read_reply, reply_limit
@@ -41,7 +27,7 @@ from retrain_rewards.verifiers.code.reward import CodeReward
 from tests.kit.problems import codes_in, refused
 from tests.kit.tables import pairs
 
-SANDBOX, REASON = find_sandbox()
+SANDBOX, REASON = box.find_sandbox()
 TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
 needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
 
@@ -65,13 +51,15 @@ def str_of_power() -> str:
     return digits
 
 
-def reward_for(sandbox: Sandbox, **keys: Any) -> CodeReward:
+def reward_for(sandbox: box.Sandbox, **keys: Any) -> CodeReward:
     has_numpy = keys.get("numpy", False)
     limits = Limits(memory_bytes=2**31 if has_numpy else 2**29, cpu_s=4)
-    return CodeReward(sandbox=with_numpy(sandbox) if has_numpy else sandbox, limits=limits, time_limit_s=60.0, **keys)
+    return CodeReward(
+        sandbox=box.with_numpy(sandbox) if has_numpy else sandbox, limits=limits, time_limit_s=60.0, **keys
+    )
 
 
-def verdicts(name: str, sandbox: Sandbox) -> dict[str, str]:
+def verdicts(name: str, sandbox: box.Sandbox) -> dict[str, str]:
     """The programs of a group that are judged wrongly, with the reasons."""
     if TABLE[name].get("keys", {}).get("numpy"):
         pytest.importorskip("numpy")
@@ -90,14 +78,14 @@ GROUPS = [pytest.param(name, marks=pytest.mark.slow if "numpy" in name else ()) 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_right_programs_pass_and_wrong_or_hostile_ones_do_not(name: str) -> None:
-    assert verdicts(name, SANDBOX or NO_SANDBOX) == {}
+    assert verdicts(name, SANDBOX or box.NO_SANDBOX) == {}
 
 
 @pytest.mark.long
 @needs_sandbox
 @pytest.mark.parametrize("name", TABLE)
 def test_without_a_sandbox_the_verdicts_are_the_same(name: str) -> None:
-    assert verdicts(name, NO_SANDBOX) == {}
+    assert verdicts(name, box.NO_SANDBOX) == {}
 
 
 def test_the_table_is_large_enough() -> None:
@@ -130,7 +118,7 @@ def f(n):
 def test_a_forged_reply_costs_the_scoring_process_next_to_nothing(name: str) -> None:
     """The reply is written to the channel directly, past all bounds inside."""
     before = resource.getrusage(resource.RUSAGE_SELF)
-    reward = replace(reward_for(SANDBOX or NO_SANDBOX), test_timeout_s=5.0)
+    reward = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=5.0)
     score = reward.score(CALL, fenced(FORGER.replace("FORGED", FORGED[name])))
     assert (score.value, score.detail) == (0.0, "test 1 of 1: the program answered with too much")
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -207,7 +195,7 @@ def test_printed_lines_agree_within_the_tolerance(tolerance: float) -> None:
     ],
 )
 def test_a_program_that_wants_processes_gets_a_reason(program: str) -> None:
-    score = replace(reward_for(SANDBOX or NO_SANDBOX), test_timeout_s=2.0).score(
+    score = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=2.0).score(
         example_of("stdin-sum"), fenced(program)
     )
     assert score.value == 0.0
@@ -218,7 +206,7 @@ def test_a_program_that_wants_processes_gets_a_reason(program: str) -> None:
 def test_threads_are_counted_from_outside() -> None:
     program = TABLE["stdin-sum"]["wrong"]["ten thousand threads"]
     limits = Limits(memory_bytes=2**32)  # room for all of them
-    reward = replace(reward_for(SANDBOX or NO_SANDBOX), test_timeout_s=5.0, limits=limits)
+    reward = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=5.0, limits=limits)
     score = reward.score(example_of("stdin-sum"), fenced(program))
     assert (score.value, score.detail) == (0.0, "test 1 of 2: the program started too many threads")
 
@@ -226,7 +214,7 @@ def test_threads_are_counted_from_outside() -> None:
 def test_tests_that_never_use_the_program_are_no_tests() -> None:
     example = Example(id="e", prompt="", reference="", info={"tests": "def verify():\n    assert f(1) == 2\n"})
     with pytest.raises(RewardError) as caught:
-        reward_for(SANDBOX or NO_SANDBOX).score(example, fenced("def f(n): return n"))
+        reward_for(SANDBOX or box.NO_SANDBOX).score(example, fenced("def f(n): return n"))
     assert codes_in(caught) == ["reward.unused-program"]
 
 
@@ -305,7 +293,7 @@ def test_tests_may_stand_in_the_answer_column(plugins: Plugins, tmp_path: Path) 
     assert refused(load, "match") == ["data.bad-reference"]
 
 
-REFUSED = DENY | errno.EPERM
+REFUSED = box.DENY | errno.EPERM
 READ = {"x86_64": 0, "aarch64": 63}
 
 
@@ -326,17 +314,17 @@ def played(filtered: bytes, architecture: int, number: int, flags: int = 0) -> i
         place += then if holds else otherwise
 
 
-@pytest.mark.parametrize("machine", AUDIT)
+@pytest.mark.parametrize("machine", box.AUDIT)
 def test_it_denies_what_a_program_does_not_need(machine: str) -> None:
-    filtered, here = system_call_filter(machine), AUDIT[machine]
-    assert played(filtered, here, READ[machine]) == ALLOW
-    assert played(filtered, here, CLONE[machine], CLONE_THREAD | 0x100) == ALLOW  # a thread
-    assert played(filtered, here, CLONE[machine], 17) == REFUSED  # a process
-    assert played(filtered, here, CLONE3) == DENY | errno.ENOSYS
-    assert {played(filtered, here, number) for number in DENIED[machine]} == {REFUSED}
-    assert played(filtered, here, READ[machine] + X32) == REFUSED
+    filtered, here = box.system_call_filter(machine), box.AUDIT[machine]
+    assert played(filtered, here, READ[machine]) == box.ALLOW
+    assert played(filtered, here, box.CLONE[machine], box.CLONE_THREAD | 0x100) == box.ALLOW  # a thread
+    assert played(filtered, here, box.CLONE[machine], 17) == REFUSED  # a process
+    assert played(filtered, here, box.CLONE3) == box.DENY | errno.ENOSYS
+    assert {played(filtered, here, number) for number in box.DENIED[machine]} == {REFUSED}
+    assert played(filtered, here, READ[machine] + box.X32) == REFUSED
     assert {played(filtered, other, READ[machine]) for other in (0x40000003, 0x40000028)} == {REFUSED}  # 32 bits
 
 
 def test_an_unknown_machine_has_no_filter() -> None:
-    assert system_call_filter("riscv64") == b""
+    assert box.system_call_filter("riscv64") == b""

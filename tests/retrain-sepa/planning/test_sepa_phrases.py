@@ -15,34 +15,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolve
-from retrain_sepa.planning import (
-    DEFAULT_PHRASES,
-    MIN_WORDS,
-    STRIDE_WORDS,
-    WINDOW_WORDS,
-    PhraseFinder,
-    SemanticPlanningDetector,
-    parse_grams,
-    regex_detector,
-    word_windows,
-    words,
-)
+from retrain_sepa import planning
+from retrain_sepa.planning import words
 from retrain_sepa.tables import PlanningPhrases, PlanningTable
 from retrain_sepa.token_text import token_decoder
 from tests.kit.problems import refused
 
-DEFAULT = PhraseFinder.of(DEFAULT_PHRASES)
+DEFAULT = planning.PhraseFinder.of(planning.DEFAULT_PHRASES)
 
 
 def found(text, *phrases):
-    finder = PhraseFinder.of(phrases) if phrases else DEFAULT
+    finder = planning.PhraseFinder.of(phrases) if phrases else DEFAULT
     return [text[start:end] for start, end in finder.spans(text)]
 
 
 def test_the_default_list():
-    assert len(set(DEFAULT_PHRASES)) == 18
-    assert all(2 <= len(phrase.split()) <= 3 for phrase in DEFAULT_PHRASES)
-    for phrase in DEFAULT_PHRASES:
+    assert len(set(planning.DEFAULT_PHRASES)) == 18
+    assert all(2 <= len(phrase.split()) <= 3 for phrase in planning.DEFAULT_PHRASES)
+    for phrase in planning.DEFAULT_PHRASES:
         assert found(f"So, {phrase.upper()}: 3") == [phrase.upper()]
         assert found(f"x{phrase}") == found(f"{phrase}s") == found(f"9{phrase}") == []
 
@@ -135,7 +125,7 @@ def slow_spans(text, phrases):
     return sorted(hits.items())
 
 
-vocabulary = sorted({word for phrase in DEFAULT_PHRASES for word in phrase.split()})
+vocabulary = sorted({word for phrase in planning.DEFAULT_PHRASES for word in phrase.split()})
 gaps = st.sampled_from([" ", ", ", "\n", "-", " ... ", "_"])
 pieces = st.lists(st.tuples(st.sampled_from([*vocabulary, "x", "letme", "Wait", "3"]), gaps), max_size=25)
 
@@ -144,7 +134,7 @@ pieces = st.lists(st.tuples(st.sampled_from([*vocabulary, "x", "letme", "Wait", 
 @given(pieces)
 def test_agrees_with_a_word_by_word_search(parts):
     text = "".join(word + gap for word, gap in parts)
-    assert DEFAULT.spans(text) == slow_spans(text, DEFAULT_PHRASES)
+    assert DEFAULT.spans(text) == slow_spans(text, planning.DEFAULT_PHRASES)
 
 
 core_plugins = cache(lambda: load_plugins({"RETRAIN_PLUGINS": "retrain-core"}))  # for hundreds of examples
@@ -153,7 +143,7 @@ core_plugins = cache(lambda: load_plugins({"RETRAIN_PLUGINS": "retrain-core"})) 
 def detector(tokenizer, grams=""):
     config = Config(tables={"logging": PlanningPhrases(strategic_grams=grams)})
     context = PluginContext(config=config, seeds=Seeds(1), plugins=core_plugins(), tokenizer=tokenizer)
-    return regex_detector(context)
+    return planning.regex_detector(context)
 
 
 def encode(tokenizer, text):
@@ -185,9 +175,13 @@ def test_exactly_the_phrase_is_marked(tokenizer, text, phrase, grams):
 @pytest.mark.parametrize("grams", ["[]", ",", '["..."]'])
 def test_grams_without_words_and_no_tokenizer_are_config_errors(tokenizer, grams):
     assert refused(detector, tokenizer, grams) == ["planning.empty-phrase"]
-    texts = {" ": DEFAULT_PHRASES, "so then ,,": ("so then",), '["hold on, friend", "so"]': ("hold on, friend", "so")}
-    assert {text: parse_grams(text) for text in texts} == texts
-    assert parse_grams("[]") == parse_grams(",") == ()
+    texts = {
+        " ": planning.DEFAULT_PHRASES,
+        "so then ,,": ("so then",),
+        '["hold on, friend", "so"]': ("hold on, friend", "so"),
+    }
+    assert {text: planning.parse_grams(text) for text in texts} == texts
+    assert planning.parse_grams("[]") == planning.parse_grams(",") == ()
     assert refused(detector, None) == ["planning.no-tokenizer"]
 
 
@@ -196,7 +190,9 @@ few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dead
 
 
 @few
-@given(st.lists(st.tuples(st.sampled_from([*DEFAULT_PHRASES, "x", "so we", "3", "waits"]), breaks), max_size=12))
+@given(
+    st.lists(st.tuples(st.sampled_from([*planning.DEFAULT_PHRASES, "x", "so we", "3", "waits"]), breaks), max_size=12)
+)
 def test_marks_are_the_tokens_that_overlap_a_phrase(tokenizer, pairs):
     text = "x " + "".join(words + gap for words, gap in pairs)
     ids, offsets = encode(tokenizer, text)
@@ -227,7 +223,7 @@ def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(
     margin: float, marks: bool, families: Any
 ) -> None:
     tokenizer = families["byte_level"]
-    detector = SemanticPlanningDetector(
+    detector = planning.SemanticPlanningDetector(
         decoder=token_decoder(tokenizer),
         model=StandIn(),
         margin=margin,
@@ -266,14 +262,16 @@ def test_minilm_marks_planning_and_not_execution(families: Any, monkeypatch: pyt
     assert refused(factory, replace(context, config=other)) == ["planning.no-model"]
 
 
-@pytest.mark.parametrize("count", [0, 2, MIN_WORDS, WINDOW_WORDS, WINDOW_WORDS + 1, 18, 19, 100])
+@pytest.mark.parametrize(
+    "count", [0, 2, planning.MIN_WORDS, planning.WINDOW_WORDS, planning.WINDOW_WORDS + 1, 18, 19, 100]
+)
 def test_windows_cover_every_word_and_end_with_the_text(count: int) -> None:
     words = [f"w{i}" for i in range(count)]
     text = "  ".join(words)
-    windows = word_windows(text)
-    assert bool(windows) == (count >= MIN_WORDS)
+    windows = planning.word_windows(text)
+    assert bool(windows) == (count >= planning.MIN_WORDS)
     seen = [text[a:b].split() for a, b in windows]
     assert {word for window in seen for word in window} == set(words if windows else ())
-    assert all(len(window) == min(WINDOW_WORDS, count) for window in seen)
+    assert all(len(window) == min(planning.WINDOW_WORDS, count) for window in seen)
     assert [end for _, end in windows][-1:] == [len(text)] * bool(windows)
-    assert all(b - a <= STRIDE_WORDS for a, b in pairwise(words.index(window[0]) for window in seen))
+    assert all(b - a <= planning.STRIDE_WORDS for a, b in pairwise(words.index(window[0]) for window in seen))

@@ -12,16 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from retrain.api import CreditError
-from retrain_sepa.token_text import (
-    DecodedTokens,
-    IncrementalDecoder,
-    TableDecoder,
-    decode_bytes,
-    decoder_steps,
-    token_bytes,
-    token_decoder,
-    vocabulary_bytes,
-)
+from retrain_sepa import token_text
 
 same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 id_lists = st.lists(st.integers(0, 400), max_size=40)
@@ -43,8 +34,8 @@ def readable(text):
 @given(id_lists)
 def test_any_ids_decode_as_the_tokenizer_does(tokenizer, ids):
     ids = [token for token in ids if token < len(tokenizer)]
-    decoder = token_decoder(tokenizer)
-    assert isinstance(decoder, TableDecoder)
+    decoder = token_text.token_decoder(tokenizer)
+    assert isinstance(decoder, token_text.TableDecoder)
     decoded = decoder.decode(np.asarray(ids, dtype=np.int64))
     assert decoder.trusted
     ours, theirs = readable(decoded.text), plain_decode(tokenizer, ids)
@@ -69,8 +60,8 @@ def check_offsets(decoded, count):
 @given(st.text(alphabet="wait letmchk,.'’é等 \n", max_size=60))
 def test_both_decoders_agree_on_real_text(tokenizer, text):
     ids = ids_of(tokenizer, text)
-    fast = token_decoder(tokenizer).decode(ids)
-    slow = IncrementalDecoder(lambda part: plain_decode(tokenizer, part)).decode(ids)
+    fast = token_text.token_decoder(tokenizer).decode(ids)
+    slow = token_text.IncrementalDecoder(lambda part: plain_decode(tokenizer, part)).decode(ids)
     check_offsets(slow, len(ids))
     shift = len(fast.text) - len(slow.text)  # a blank at the very start that belongs to no token
     assert fast.text[shift:] == slow.text
@@ -81,18 +72,18 @@ def test_both_decoders_agree_on_real_text(tokenizer, text):
 def test_tokens_that_share_a_character_both_cover_it(families):
     tokenizer = families["byte_level"]
     ids = ids_of(tokenizer, "é等\U0001f600")
-    decoded = token_decoder(tokenizer).decode(ids)
+    decoded = token_text.token_decoder(tokenizer).decode(ids)
     assert decoded.text == "é等\U0001f600"
     smiley = [t for t in range(len(ids)) if decoded.starts_T[t] == 2]
     assert len(smiley) == 4
     assert all(decoded.ends_T[t] == 3 for t in smiley)
     cut = ids_of(tokenizer, "what if \U0001f600")[:-2]
-    assert readable(token_decoder(tokenizer).decode(cut).text) == plain_decode(tokenizer, cut.tolist())
+    assert readable(token_text.token_decoder(tokenizer).decode(cut).text) == plain_decode(tokenizer, cut.tolist())
 
 
 @pytest.mark.parametrize("tokens", [[], [10**9], [10**9, 5, 2**40]])
 def test_ids_past_the_vocabulary_have_no_text(tokenizer, tokens):
-    decoder = token_decoder(tokenizer)
+    decoder = token_text.token_decoder(tokenizer)
     decoded = decoder.decode(np.asarray(tokens, dtype=np.int64))
     np.testing.assert_array_equal(decoded.ends_T > decoded.starts_T, [token == 5 for token in tokens])
     with pytest.raises(CreditError, match=f"-3 at position {len(tokens)} .*credit.negative-token"):
@@ -101,7 +92,7 @@ def test_ids_past_the_vocabulary_have_no_text(tokenizer, tokens):
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_bytes_and_characters_stay_in_step(data):
-    text, char_of_byte = decode_bytes(data)
+    text, char_of_byte = token_text.decode_bytes(data)
     assert char_of_byte.size == len(data) + 1
     assert char_of_byte[-1] == len(text)
     for index, char in enumerate(text):
@@ -112,16 +103,16 @@ def test_bytes_and_characters_stay_in_step(data):
 def test_a_decoder_of_an_unknown_kind_is_decoded_incrementally():
     backend = Tokenizer(models.WordLevel({"▁what": 0, "▁if": 1, "▁x": 2, "[UNK]": 3}, unk_token="[UNK]"))
     backend.decoder = decoders.Sequence([decoders.Replace(Regex("▁+"), " "), decoders.Fuse()])
-    decoder = token_decoder(PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert isinstance(decoder, IncrementalDecoder)
+    decoder = token_text.token_decoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert isinstance(decoder, token_text.IncrementalDecoder)
     decoded = decoder.decode(np.array([2, 0, 1, 2]))
     assert decoded.text == " x what if x"
     assert decoded.covering([(3, 10)]).tolist() == [False, True, True, False]
-    assert vocabulary_bytes(object()) is None
+    assert token_text.vocabulary_bytes(object()) is None
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     regex = {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}
     for other in ({"type": "CTC"}, regex, {"type": "Sequence", "decoders": [strip]}):
-        assert decoder_steps(other) is None, "it is not guessed"
+        assert token_text.decoder_steps(other) is None, "it is not guessed"
 
 
 class Odd:
@@ -136,21 +127,21 @@ class Odd:
 
 def test_a_tokenizer_that_disagrees_is_decoded_incrementally_and_gives_up_on_broken_bytes(families, caplog):
     tokenizer = families["byte_level"]
-    decoder, ids = token_decoder(Odd(tokenizer)), ids_of(tokenizer, "so we go")
+    decoder, ids = token_text.token_decoder(Odd(tokenizer)), ids_of(tokenizer, "so we go")
     with caplog.at_level(logging.WARNING, logger="retrain.credit"):
         decoded = decoder.decode(ids)
         decoder.decode(ids)
     assert (decoded.text, decoder.trusted, len(caplog.records)) == ("so what if go", False, 1)
     check_offsets(decoded, len(ids))
     broken = tokenizer.convert_tokens_to_ids("ÿ")  # the byte FF
-    decoded = IncrementalDecoder(lambda ids: plain_decode(tokenizer, ids)).decode(np.full(200, broken))
+    decoded = token_text.IncrementalDecoder(lambda ids: plain_decode(tokenizer, ids)).decode(np.full(200, broken))
     assert len(decoded.text) == 200
     check_offsets(decoded, 200)
 
 
 def test_covering_touches_nothing_beside_the_span():
     starts, ends = np.array([0, 2, 2, 5, 5]), np.array([2, 2, 5, 5, 6])
-    decoded = DecodedTokens(text="abcdef", starts_T=starts, ends_T=ends)
+    decoded = token_text.DecodedTokens(text="abcdef", starts_T=starts, ends_T=ends)
     assert decoded.covering([]).tolist() == [False] * 5
     assert decoded.covering([(2, 5)]).tolist() == [False, False, True, False, False]
     assert decoded.covering([(0, 1), (4, 6)]).tolist() == [True, False, True, False, True]
@@ -172,11 +163,11 @@ def test_tables_agree_with_the_decoder_itself(decoder):
     backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
     if decoder is not None:
         backend.decoder = decoder
-    table = token_decoder(PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert isinstance(table, TableDecoder)
+    table = token_text.token_decoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert isinstance(table, token_text.TableDecoder)
     for ids in ([2, 0, 1, 5, 6], [0, 1], [5, 3, 3, 2], [6, 4, 0]):
         decoded = table.decode(np.array(ids))
         assert decoded.text.strip() in backend.decode(ids)
     assert table.trusted
     for steps, token, expected in STEPS:
-        assert token_bytes(token, decoder_steps(steps)) == expected
+        assert token_text.token_bytes(token, token_text.decoder_steps(steps)) == expected

@@ -9,17 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.types import Example
-from retrain.tasks.audit.probes import (
-    MOST,
-    REPEATS,
-    Gold,
-    expressions,
-    gold_from_reference,
-    gold_of,
-    repeated,
-    says_the_same,
-    wrong_texts,
-)
+from retrain.tasks.audit import probes
 
 FIVE = (r"\boxed{5}", "5", "#### 5", "<answer>5</answer>")
 
@@ -43,21 +33,21 @@ def task(reference: str, prompt: str = "p") -> Example:
 @pytest.mark.parametrize(
     ("rewards", "reference", "gold"),
     [
-        ([], "5", Gold(texts=FIVE)),
-        ([object()], " 5 ", Gold(texts=FIVE)),
-        ([object()], "", Gold()),
-        ([Says("it is 5")], "5", Gold(texts=("it is 5",), is_declared=True)),
-        ([Says("a"), object(), Says("b"), Says("a"), Says(None)], "5", Gold(texts=("a", "b"), is_declared=True)),
-        ([Says(None)], "5", Gold(texts=FIVE, is_required=False)),
-        ([Says(None)], "", Gold(is_required=False)),
-        ([Says(KeyError("x"))], "5", Gold(fault="gold() raised KeyError: 'x'")),
-        ([Says(5)], "5", Gold(fault="gold() returned a int, not text or None")),
+        ([], "5", probes.Gold(texts=FIVE)),
+        ([object()], " 5 ", probes.Gold(texts=FIVE)),
+        ([object()], "", probes.Gold()),
+        ([Says("it is 5")], "5", probes.Gold(texts=("it is 5",), is_declared=True)),
+        ([Says("a"), object(), Says("b"), Says("a"), Says(None)], "5", probes.Gold(texts=("a", "b"), is_declared=True)),
+        ([Says(None)], "5", probes.Gold(texts=FIVE, is_required=False)),
+        ([Says(None)], "", probes.Gold(is_required=False)),
+        ([Says(KeyError("x"))], "5", probes.Gold(fault="gold() raised KeyError: 'x'")),
+        ([Says(5)], "5", probes.Gold(fault="gold() returned a int, not text or None")),
     ],
 )
 def test_the_right_answer_is_what_the_rewards_say_or_else_the_reference(
-    rewards: list[object], reference: str, gold: Gold
+    rewards: list[object], reference: str, gold: probes.Gold
 ) -> None:
-    assert gold_of(rewards)(task(reference)) == gold
+    assert probes.gold_of(rewards)(task(reference)) == gold
 
 
 SAME = [("1", "1"), ("1", "1.0"), ("True", "TRUE"), ("True", "yes"), ("VERDICT: yes", "Yes"), ("correct", "Correct.")]
@@ -68,48 +58,37 @@ OTHER = [("1", "11"), (r"\boxed{}", "1"), ("True", "no"), ("1", "")]
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_wrong_text_is_the_answer_alone(prompt: str, reference: str) -> None:
     example = task(reference, prompt)
-    for gold in (gold_from_reference(example), Gold(texts=(rf"\boxed{{{reference}}}",), is_declared=True)):
-        probes = list(wrong_texts(example, gold, [prompt]))
-        texts = [probe.text for probe in probes if probe.check in ("repeated", "hack")]
+    for gold in (
+        probes.gold_from_reference(example),
+        probes.Gold(texts=(rf"\boxed{{{reference}}}",), is_declared=True),
+    ):
+        made = list(probes.wrong_texts(example, gold, [prompt]))
+        texts = [probe.text for probe in made if probe.check in ("repeated", "hack")]
         assert not reference.strip() or reference.strip() not in texts
-        assert {probe.check for probe in probes} >= {"empty", "repeated", "echo"}
-        assert all(probe.message and probe.fix for probe in probes)
+        assert {probe.check for probe in made} >= {"empty", "repeated", "echo"}
+        assert all(probe.message and probe.fix for probe in made)
 
 
-def texts_of(gold: Gold, reference: str, prompt: str = "p", plausible: tuple[str, ...] = ()) -> dict[str, list[str]]:
+def texts_of(
+    gold: probes.Gold, reference: str, prompt: str = "p", plausible: tuple[str, ...] = ()
+) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for probe in wrong_texts(task(reference, prompt), gold, [prompt], plausible):
+    for probe in probes.wrong_texts(task(reference, prompt), gold, [prompt], plausible):
         found.setdefault(probe.check, []).append(probe.text)
     return found
 
 
-def test_wrong_answers_have_the_form_of_the_right_one() -> None:
-    found = texts_of(Gold(texts=(r"\boxed{5}",), is_declared=True), "5", "What is 2 + 3?", ("7", "5", "9"))
-    assert found["restated"] == [r"\boxed{2 + 3}"]
-    assert found["echo"] == ["What is 2 + 3?", r"\boxed{What is 2 + 3?}"]
-    assert found["listed"] == [r"\boxed{4, 5, 6}", r"\boxed{7, 5, 9}"]
-    assert found["hedged"] == [*(r"\boxed{4 or 5 or 6}", r"\boxed{5\text{ or }6}", r"\boxed{5\text{, but maybe 6}}")]
-    assert found["negated"] == [r"\boxed{\neq 5}", r"\boxed{not 5}", r"\boxed{4 = 5}"]
-    assert found["scaled"] == [r"\boxed{5\text{ million}}"]
-    found = texts_of(Gold(texts=("In 2024 it is B",), is_declared=True), "B", plausible=("A", "B", "C", "D"))
-    assert found["listed"] == ["In 2024 it is A, B, C", "In 2024 it is A, B, C, D"]
-    assert found["hedged"] == ["In 2024 it is A or B or C"]
-    assert found["negated"] == [r"In 2024 it is \neq B", "In 2024 it is not B"]
-    assert found["echo"] == ["p"]
-    assert not {"restated", "scaled"} & set(found)
-
-
 def test_what_is_no_falsehood_or_has_no_form_is_not_tried() -> None:
     for gold, severity in (
-        (Gold(texts=(r"\boxed{5}",), is_declared=True), "error"),
-        (Gold(texts=(r"\boxed{5}", "5")), "warning"),
-        (Gold(texts=("so 5",), is_declared=True), "warning"),
+        (probes.Gold(texts=(r"\boxed{5}",), is_declared=True), "error"),
+        (probes.Gold(texts=(r"\boxed{5}", "5")), "warning"),
+        (probes.Gold(texts=("so 5",), is_declared=True), "warning"),
     ):
-        found = [probe.severity for probe in wrong_texts(task("5"), gold, []) if probe.check == "misplaced"]
+        found = [probe.severity for probe in probes.wrong_texts(task("5"), gold, []) if probe.check == "misplaced"]
         assert found == [severity] * 2
-    for gold in (Gold(), Gold(texts=("a program",), is_declared=True)):
+    for gold in (probes.Gold(), probes.Gold(texts=("a program",), is_declared=True)):
         assert not {"restated", "listed", "hedged", "negated", "scaled"} & set(texts_of(gold, "5", "2 + 3"))
-    boxed_zero = Gold(texts=(r"\boxed{0}",), is_declared=True)
+    boxed_zero = probes.Gold(texts=(r"\boxed{0}",), is_declared=True)
     assert "scaled" not in texts_of(boxed_zero, "0")  # a million times 0
     assert texts_of(boxed_zero, "0", "0")["echo"] == ["0"]  # a prompt that is the answer
 
@@ -117,7 +96,7 @@ def test_what_is_no_falsehood_or_has_no_form_is_not_tried() -> None:
 @settings(max_examples=40)
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=9), max_size=5), st.text(max_size=30))
 def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], prompt: str) -> None:
-    gold = gold_from_reference(task(reference))
+    gold = probes.gold_from_reference(task(reference))
     for form in gold.texts:
         found = texts_of(gold.confirmed([form]), reference.strip(), prompt, tuple(plausible))
         for check in ("restated", "listed", "hedged", "negated", "scaled"):
@@ -147,16 +126,16 @@ def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], 
 def test_expressions_of_a_prompt_in_which_something_is_left_to_compute(
     prompt: str, reference: str, found: list[str]
 ) -> None:
-    assert expressions(prompt, reference) == found
+    assert probes.expressions(prompt, reference) == found
     for text, meant in SAME + OTHER:
-        assert says_the_same(text, meant) == ((text, meant) in SAME)
+        assert probes.says_the_same(text, meant) == ((text, meant) in SAME)
 
 
 @settings(max_examples=40)
 @given(st.text(alphabet="1 2+-*/()$\\[]{}x^=.,frac", max_size=60), st.text(alphabet="0123456789abcx+ ", max_size=12))
 def test_any_prompt_gives_few_and_never_the_reference(prompt: str, reference: str) -> None:
-    found = expressions(prompt, reference)
-    assert len(found) <= MOST
+    found = probes.expressions(prompt, reference)
+    assert len(found) <= probes.MOST
     assert "".join(reference.split()) not in ["".join(text.split()) for text in found]
-    words = repeated(reference).split()
-    assert (len(words), words[0] in reference) == (REPEATS, False)
+    words = probes.repeated(reference).split()
+    assert (len(words), words[0] in reference) == (probes.REPEATS, False)

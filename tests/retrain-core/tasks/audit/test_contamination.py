@@ -16,18 +16,7 @@ from hypothesis import strategies as st
 
 from retrain.kernel.contracts.tasks import TimedScore
 from retrain.kernel.types import Example, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.tasks.audit.contamination import (
-    Contamination,
-    ContaminationReport,
-    HeldOutIndex,
-    Match,
-    contamination,
-    parted,
-    probe,
-    report_lines,
-    rouge_l,
-    words_of,
-)
+from retrain.tasks.audit import contamination
 from tests.kit.problems import codes_in
 
 STORY = (
@@ -41,9 +30,9 @@ def examples(*texts: str) -> list[Example]:
     return [Example(id=f"e{number}", prompt=text, reference="8") for number, text in enumerate(texts)]
 
 
-def against(held_out: Sequence[str], training: Sequence[str], *, words: int = 8) -> Contamination:
-    index = HeldOutIndex.of("held_out", examples(*held_out), words=words)
-    (found,) = contamination(
+def against(held_out: Sequence[str], training: Sequence[str], *, words: int = 8) -> contamination.Contamination:
+    index = contamination.HeldOutIndex.of("held_out", examples(*held_out), words=words)
+    (found,) = contamination.contamination(
         [index], (Example(id=f"t{e.id}", prompt=e.prompt, reference="") for e in examples(*training))
     )
     return found
@@ -52,15 +41,15 @@ def against(held_out: Sequence[str], training: Sequence[str], *, words: int = 8)
 @pytest.mark.parametrize(
     ("planted", "match"),
     [
-        (STORY, Match.EXACT),
-        (STORY.upper(), Match.EXACT),
-        (STORY.replace(" ", "  \n").replace(",", " ;"), Match.EXACT),
-        (STORY.replace("old dog", "young dog"), Match.NEAR),
-        (f"Read this carefully. {STORY} Think step by step, and explain.", Match.NEAR),
-        (STORY.replace("17", "\uff11\uff17"), Match.EXACT),  # full-width digits
+        (STORY, contamination.Match.EXACT),
+        (STORY.upper(), contamination.Match.EXACT),
+        (STORY.replace(" ", "  \n").replace(",", " ;"), contamination.Match.EXACT),
+        (STORY.replace("old dog", "young dog"), contamination.Match.NEAR),
+        (f"Read this carefully. {STORY} Think step by step, and explain.", contamination.Match.NEAR),
+        (STORY.replace("17", "\uff11\uff17"), contamination.Match.EXACT),  # full-width digits
     ],
 )
-def test_a_planted_example_is_found(planted: str, match: Match) -> None:
+def test_a_planted_example_is_found(planted: str, match: contamination.Match) -> None:
     found = against([OTHER, STORY], [OTHER.replace("loaves", "rolls").replace("12", "4"), planted])
     (overlap,) = found.overlaps
     assert (overlap.example_id, overlap.training_id, overlap.match) == ("e1", "te1", match)
@@ -86,7 +75,7 @@ def test_clean_arithmetic_passes() -> None:
     found = against(asked[::10], [text for number, text in enumerate(asked) if number % 10])
     assert found.overlaps == ()
     assert against(["3 + 4"], ["3 - 4", "4 + 3", "3 + 45"]).overlaps == ()
-    assert [each.match for each in against(["3 + 4 = ?"], [" 3 +  4 ="]).overlaps] == [Match.EXACT]
+    assert [each.match for each in against(["3 + 4 = ?"], [" 3 +  4 ="]).overlaps] == [contamination.Match.EXACT]
     preface = "You are a careful assistant who reads each question twice before writing one short answer below. "
     topics = ["rivers", "poets", "engines", "clouds", "treaties", "stars"]
     found = against([f"{preface}Name {t} of Asia" for t in topics], [f"{preface}Name {t} of Peru" for t in topics])
@@ -97,16 +86,16 @@ def test_clean_arithmetic_passes() -> None:
 
 def test_training_streams_past() -> None:
     """Nothing of the training data is kept: the index is as large after a thousand examples as before."""
-    index = HeldOutIndex.of("s", examples(STORY, OTHER))
+    index = contamination.HeldOutIndex.of("s", examples(STORY, OTHER))
     before = len(pickle.dumps(index))
-    found = contamination(
+    found = contamination.contamination(
         [index], (Example(id=str(n), prompt=f"{n} {OTHER[n % 9 :]}", reference="") for n in range(999))
     )
     assert len(pickle.dumps(index)) < before + 200
     assert found[0].training == 999
     chat = [{"role": "system", "content": OTHER}, {"role": "user", "content": STORY}]
-    (found,) = contamination(
-        [HeldOutIndex.of("s", [Example(id="a", prompt=chat, reference="")])], examples(OTHER, STORY)
+    (found,) = contamination.contamination(
+        [contamination.HeldOutIndex.of("s", [Example(id="a", prompt=chat, reference="")])], examples(OTHER, STORY)
     )
     assert [each.training_id for each in found.overlaps] == ["e1"], "a chat is read by what the user says"
 
@@ -114,12 +103,12 @@ def test_training_streams_past() -> None:
 @settings(max_examples=40)
 @given(st.text(max_size=80) | st.text(alphabet="ab 1\n", max_size=60))
 def test_words_do_not_depend_on_case_and_punctuation(text: str) -> None:
-    assert words_of(f"  {text}\n") == words_of(text)
-    assert words_of(words := " ".join(words_of(text))) == words_of(words)
-    if found := parted(text):
+    assert contamination.words_of(f"  {text}\n") == contamination.words_of(text)
+    assert contamination.words_of(words := " ".join(contamination.words_of(text))) == contamination.words_of(words)
+    if found := contamination.parted(text):
         assert found[0] + found[1] == text
         assert len(found[0].split()) == int(0.6 * len(text.split()))
-        assert len(words_of(found[1])) >= 5
+        assert len(contamination.words_of(found[1])) >= 5
 
 
 @settings(max_examples=40)
@@ -132,7 +121,7 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence(one: list[str], other
             return longest(a[:-1], b[:-1]) + 1
         return max(longest(a[:-1], b), longest(a, b[:-1]))
 
-    assert rouge_l(one, other) == pytest.approx(2 * longest(one, other) / max(1, len(one) + len(other)))
+    assert contamination.rouge_l(one, other) == pytest.approx(2 * longest(one, other) / max(1, len(one) + len(other)))
 
 
 class Parrot:
@@ -167,12 +156,16 @@ def scored(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
 
 def test_a_model_that_knows_a_prompt_by_heart_is_found() -> None:
     backend = Parrot(STORY + " 8")
-    found = probe(examples(STORY, OTHER, "Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
+    found = contamination.probe(
+        examples(STORY, OTHER, "Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5
+    )
     assert (found.tried, found.too_short) == (2, 1)
     assert (found.exact_rate, found.right_rate) == (0.5, 0.5)
     assert found.exact == ("e0",)
     assert [(each.greedy, each.max_tokens) for each in backend.asked] == [(True, 9)]
-    nothing = probe(examples("Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
+    nothing = contamination.probe(
+        examples("Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5
+    )
     assert (nothing.exact_rate, nothing.rouge_l, nothing.too_short) == (None, None, 1)
 
 
@@ -205,14 +198,14 @@ def test_the_command_names_what_it_finds_and_fails(audit: Callable[..., Any]) ->
 
 def test_up_to_the_allowed_share_a_set_passes() -> None:
     found = against([STORY, OTHER], [STORY])
-    report = ContaminationReport(sets=(found,), probes={}, allowed=0.5)
+    report = contamination.ContaminationReport(sets=(found,), probes={}, allowed=0.5)
     assert report.ok
-    assert "Contaminated: held_out 50.0%; at most 50.0% of a set is allowed" in [*report_lines(report)]
+    assert "Contaminated: held_out 50.0%; at most 50.0% of a set is allowed" in [*contamination.report_lines(report)]
     assert not replace(report, allowed=0.49).ok
     backend = Parrot(STORY)
-    tried = probe(examples(STORY), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
-    assert not ContaminationReport(sets=(), probes={"hard": tried}, allowed=0.5).ok
-    short = probe(examples("Short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
-    unsure = ContaminationReport(sets=(), probes={"hard": short}, allowed=0.0)
+    tried = contamination.probe(examples(STORY), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
+    assert not contamination.ContaminationReport(sets=(), probes={"hard": tried}, allowed=0.5).ok
+    short = contamination.probe(examples("Short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
+    unsure = contamination.ContaminationReport(sets=(), probes={"hard": short}, allowed=0.0)
     assert unsure.ok
-    assert "hard known by heart cannot be told" in [*report_lines(unsure)][-1]
+    assert "hard known by heart cannot be told" in [*contamination.report_lines(unsure)][-1]
