@@ -31,6 +31,10 @@ WATCHING = """
 import json
 from retrain.api import hookimpl
 
+class Odd:
+    def __init__(self, context): pass
+    def score(self, example, text): return float(sum(map(ord, text)) % 2)
+
 @hookimpl
 def retrain_groups_scored(groups):
     if groups.batch is None:
@@ -65,17 +69,8 @@ def test_the_soft_punishment_grows_evenly_over_the_zone(limit: int, data: st.Dat
     assert amounts == pytest.approx([0.0] * (limit - zone + 1) + ramp + [-1.0] * 2)
 
 
-def test_what_counts_in_an_episode_is_its_longest_turn(make_completion: Callable[..., Completion]) -> None:
-    turns = np.array([0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], dtype=bool)
-    plain = make_completion([-1.0] * 12)
-    episode = replace(plain, action_T=turns)
-    rewritten = replace(episode, starts=(0, 8))  # a fresh context in the middle of four sampled tokens
-    found = [longest_turn(each) for each in (plain, episode, rewritten, make_completion([]))]
-    assert found == [12, 4, 3, 0]
-
-
 def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(
-    make_group: MakeGroup, make_completion: Callable[..., Completion]
+    make_group: MakeGroup, make_completion: Callable[..., Completion], command: Any
 ) -> None:
     lengths = [80, 85, 90, 100, 100]
     group = make_group(1, 1, 0, None, 0, completions=[make_completion([-1.0] * length) for length in lengths])
@@ -87,14 +82,16 @@ def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(
     wrong = make_group(0, 0, 0, completions=[make_completion([-1.0] * length) for length in (10, 95, 100)])
     (shaped,), _ = SoftPunishment(limit=100, zone=20).shape(0, (wrong,))
     assert len({score.value for score in shaped.scores}) == 3
-    assert group_status(shaped) is GroupStatus.ALL_WRONG, "lengths do not make a group informative"
-
-
-def test_a_zone_longer_than_a_completion_is_refused_with_its_place(command: Any) -> None:
-    result = command("explain", "--max-tokens", "16", "--soft-overlong", "17")
-    assert result.code == 2
-    assert "soft-overlong" in result.err
+    turns = np.array([0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], dtype=bool)
+    plain = make_completion([-1.0] * 12)
+    episode = replace(plain, action_T=turns)
+    rewritten = replace(episode, starts=(0, 8))  # a fresh context in the middle of four sampled tokens
+    found = [longest_turn(each) for each in (plain, episode, rewritten, make_completion([]))]
+    assert found == [12, 4, 3, 0], "its longest turn counts"
     assert command("explain", "--max-tokens", "16", "--soft-overlong", "16").code == 0
+    result = command("explain", "--max-tokens", "16", "--soft-overlong", "17")
+    assert (result.code, "soft-overlong" in result.err) == (2, True)
+    assert group_status(shaped) is GroupStatus.ALL_WRONG, "lengths do not make a group informative"
 
 
 def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(
@@ -116,13 +113,10 @@ def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(
     marks = [[tokens.is_masked for tokens in tokens_G] for tokens_G in masked.tokens_PG]
     assert marks == [[False, False, True, True], [False, False], [False, False, False]]
     assert not any(tokens.advantages_A.any() for tokens in masked.tokens_PG[0][2:])
-
-
-def test_every_row_of_a_truncated_episode_is_masked(make_group: MakeGroup, truncated: Any) -> None:
     first, second = truncated(".x")
-    twice = replace(second, tokens_T=np.tile(second.tokens_T, 2), action_T=np.tile(second.action_T, 2), starts=(0, 4))
-    twice = replace(twice, logprobs_T=np.tile(second.logprobs_T, 2))
-    credit = MaskedOverlong(algorithm()).assign(0, [make_group(1, 0, completions=[first, twice])])
+    twice = {name: np.tile(getattr(second, name), 2) for name in ("tokens_T", "action_T", "logprobs_T")}
+    groups = [make_group(1, 0, completions=[first, replace(second, starts=(0, 4), **twice)])]
+    credit = MaskedOverlong(algorithm()).assign(0, groups)
     assert (len(credit.rows), credit.num_masked) == (1, 2)  # a sequence of the loss is a row
     assert credit.metrics["overlong_masked_count"] == 1
 
@@ -184,31 +178,17 @@ def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(
     assert rounds == [(7, 0), (9, 1), (11, 2)]
     assert len(sampled.prompts) == len(sampled.groups) == 6
     assert sampled.metrics == {"a_count": 3, "b_mean": 1, "c_max": 3}
-
-
-def test_fields_of_two_rounds() -> None:
     first = {"judge_calls": 3, "score_max_time_s": 1.0, "score_mean_time_s": 0.5, "turn_limit_rate": 0.1}
     second = {"judge_calls": 4, "score_max_time_s": 0.7, "score_mean_time_s": 0.9, "turn_limit_rate": 0.3, "new": 1}
-    joined = {"judge_calls": 7, "score_max_time_s": 1.0, "score_mean_time_s": 0.5, "turn_limit_rate": 0.1, "new": 1}
-    assert joined_fields(first, second) == joined
+    assert joined_fields(first, second) == first | {"judge_calls": 7, "new": 1}
     assert joined_fields({}, second) == second
-
-
-LENGTHS = """
-class Reward:
-    def __init__(self, context):
-        pass
-    def score(self, example, text):
-        return float(sum(map(ord, text)) % 2)
-"""
 
 
 def test_a_run_counts_and_records_what_it_masks_drops_and_punishes(
     command: Any, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "lengths.py").write_text(LENGTHS, encoding="utf-8")
     distribution("retrain-watching", {"watching": WATCHING})
-    base = [*toy_arguments, "--reward-type", "lengths.Reward", "--scoring-audit", "off", "--max-steps", "1"]
+    base = [*toy_arguments, "--reward-type", "watching.Odd", "--scoring-audit", "off", "--max-steps", "1"]
     base += ["--batch-size", "6", "--group-size", "6", "--max-tokens", "12", "--save-every", "0"]
     batches, found = tmp_path / "batches.jsonl", {}
     for mode in ("keep", "mask", "drop"):

@@ -96,24 +96,6 @@ def test_a_recipe_stands_between_the_defaults_and_everything_else(read: Read, pl
 
 
 @pytest.mark.parametrize(
-    ("given", "environ"),
-    [
-        (("", "--recipe", "bold"), {}),
-        ((), {"RETRAIN__ALGORITHM__RECIPE": "bold"}),
-        (("", "--recipe", f"{__name__.rpartition('.')[2]}.VALUES"), {}),
-    ],
-    ids=["flag", "environment", "dotted path"],
-)
-def test_a_recipe_is_named_wherever_a_key_is_set(
-    given: Any, environ: Any, read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    config, problems = read(*given, environ=environ)
-    assert not problems
-    assert (config.algorithm.loss, config.optimizer.grad_clip_norm) == ("ppo", 1.0)
-
-
-@pytest.mark.parametrize(
     ("toml", "label"),
     [
         ("", "bold"),
@@ -160,12 +142,17 @@ def test_a_faulty_recipe_is_one_problem_that_names_its_owner(
     assert "retrain-bold 2.1" in problem.why + problem.what
 
 
-def test_a_name_that_nobody_offers_is_told_once_with_the_nearest(read: Read) -> None:
+def test_a_recipe_may_be_named_wherever_a_key_is_set(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     [problem] = read('[algorithm]\nrecipe = "bolt"\n')[1]
     assert "r.toml:2 [algorithm] recipe" in problem.where
     assert (problem.what, problem.fix) == ("no recipe named 'bolt'", "use 'bold'")
     [problem] = read("[algorithm]\nrecipe = 3\n")[1]
     assert "not the integer 3" in problem.what
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    given = ("", "--recipe", "bold"), ("", "--recipe", f"{__name__.rpartition('.')[2]}.VALUES"), ()
+    for arguments in given:  # a flag, a dotted path, the environment
+        config, problems = read(*arguments, environ={} if arguments else {"RETRAIN__ALGORITHM__RECIPE": "bold"})
+        assert (problems, config.algorithm.loss, config.optimizer.grad_clip_norm) == ([], "ppo", 1.0)
 
 
 def test_a_recipe_beside_an_algorithm_mode_is_refused_unless_it_names_it(read: Read, plugins: Plugins) -> None:
@@ -177,13 +164,9 @@ def test_a_recipe_beside_an_algorithm_mode_is_refused_unless_it_names_it(read: R
     flow = build_flow(config, plugins)
     assert (flow.condition, flow.algorithm is not None) == ("whole", True)
     assert not read(config_toml(config, seed=-1))[1]
-
-
-def test_a_recipe_that_names_no_loss_sets_its_clip_for_any(read: Read, plugins: Plugins) -> None:
-    config, problems = read('[algorithm]\nrecipe = "partial"\nloss = "ppo"\n')
-    assert not problems
-    again, problems = read(config_toml(config, seed=-1))
-    assert not problems
+    config, problems = read('[algorithm]\nrecipe = "partial"\nloss = "ppo"\n')  # it names no loss: its clip is for any
+    again, more = read(config_toml(config, seed=-1))
+    assert problems == more == []
     for found in (config, again):
         assert (found.algorithm.clip_eps, found.algorithm.params) == (0.1, {"a": 1})
         assert build_flow(found, plugins).condition == "partial~loss=ppo"

@@ -18,7 +18,8 @@ from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import ConfigError, NonFiniteError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Example
-from tests.kit.overlapped import lines
+from tests.kit.overlapped import lines, outcome
+from tests.kit.problems import refused
 from tests.kit.shared import first_or_long
 
 EOS = 0
@@ -45,16 +46,11 @@ def prompt(name: str, reference: str = "", **info: object) -> Prompt:
     return Prompt(example=example, tokens_T=np.array([12, 13, 3]))
 
 
-def test_the_answer_and_its_end_are_trained_and_the_prompt_is_not(tokenizer: Any) -> None:
-    solved = solve([prompt("a", " 1 2 ")], configured(), tokenizer, end_of_turn=EOS, context_length=6)
-    row = solved.rows["a"]
-    assert row.tokens_T.tolist() == [12, 13, 3, *tokenizer("1 2")["input_ids"], EOS]
-    assert row.action_T.tolist() == [False] * 3 + [True] * 3
-    assert row.advantages_T.tolist() == [0.0] * 3 + [1.0] * 3
-    assert not solved.left_out
-
-
 def test_answers_that_sampling_could_not_give_are_left_out_and_counted(tokenizer: Any) -> None:
+    row = solve([prompt("a", " 1 2 ")], configured(), tokenizer, end_of_turn=EOS, context_length=6).rows["a"]
+    assert row.tokens_T.tolist() == [12, 13, 3, *tokenizer("1 2")["input_ids"], EOS]
+    assert row.action_T.tolist() == [False] * 3 + [True] * 3, "the answer and its end are trained"
+    assert row.advantages_T.tolist() == [0.0] * 3 + [1.0] * 3
     prompts = [prompt("ok", "1 2 3"), prompt("none"), prompt("blank", " \n"), prompt("long", "1 2 3 4")]
     solved = solve(prompts, configured(), tokenizer, end_of_turn=EOS, context_length=None)
     assert [each.example.id for each in solved.prompts] == ["ok"] == list(solved.rows)
@@ -75,11 +71,9 @@ def test_a_column_may_hold_the_worked_solution(tokenizer: Any) -> None:
     assert list(solved.rows) == ["text", "number"]
     assert tokenizer.decode(solved.rows["text"].tokens_T[3:-1]) == "so 7 ."
     assert solved.left_out == {"without an answer": 5}
-
-
-def test_a_misspelt_column_is_refused_with_those_that_exist(tokenizer: Any) -> None:
+    misspelt = [prompt("a", "7", steps="so 7 .\x1b[2J")]
     with pytest.raises(ConfigError) as error:
-        solve([prompt("a", "7", steps="so 7 .\x1b[2J")], configured("step"), tokenizer, end_of_turn=0, context_length=9)
+        solve(misspelt, configured("step"), tokenizer, end_of_turn=0, context_length=9)
     (problem,) = error.value.problems
     assert (problem.code, problem.why) == ("sft.no-answers", "1 without an answer; columns: steps")
 
@@ -102,8 +96,7 @@ def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(
     tokenizer.chat_template = "{{ raise_exception('no assistant') }}"
     assert end_of_turn(tokenizer, config, plugins) == EOS
     tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match="no-end-token"):
-        end_of_turn(tokenizer, config, plugins)
+    assert refused(end_of_turn, tokenizer, config, plugins) == ["model.no-end-token"]
 
 
 Run = Callable[..., Any]
@@ -118,13 +111,10 @@ def run(command: Callable[..., Any], toy_arguments: list[str]) -> Run:
     return lambda *arguments: command(*base, *arguments)
 
 
-def untimed(folder: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if not name.endswith("time_s")} for line in lines(folder)]
-
-
 def test_supervised_steps_come_first_and_their_lines_say_so(run: Run, tmp_path: Path) -> None:
-    done = run("--log-dir", "a", "--sft-lr", "0.5")
+    done = run("--log-dir", "a", "--sft-lr", "0.5", "--sft-source", "toy")
     assert done.code == 0, done.err
+    assert "[sft] 2 examples left out: they are held out" in done.err + done.out
     found = lines(tmp_path / "a")
     assert [line["step"] for line in found] == [-4, -3, -2, -1, 0, 1]
     assert [line.get("phase") for line in found] == ["sft"] * 3 + [None] * 3
@@ -132,11 +122,10 @@ def test_supervised_steps_come_first_and_their_lines_say_so(run: Run, tmp_path: 
     assert found[0]["sft_loss"] == 0.0  # what the toy reports
     assert found[0]["sft_tokens"] == 6  # a digit and its end, three times
     assert found[0]["sft_lr"] == 0.5
-    assert "loss" not in found[0]
+    assert ("loss" in found[0], found[0]["sft_left_out"]) == (False, 0)
     assert "SFT, 2 steps left | loss=" in done.err + done.out
     names = {path.name for path in (tmp_path / "a" / "adapter").iterdir()}
     assert names == {*(f"checkpoint_step_{step}" for step in (-3, -2, 0, 1)), "final"}
-    assert found[4]["step"] == 0
     assert json.loads((tmp_path / "a" / "run.json").read_text())["status"] == "done"
 
 
@@ -160,9 +149,7 @@ def test_a_run_that_breaks_off_in_between_resumes_to_the_same_bytes(
     assert [line["step"] for line in lines(tmp_path / "cut")] == [*range(-4, step)]
     done = command("--resume", "cut")
     assert done.code == 0, done.err
-    assert untimed(tmp_path / "cut") == untimed(tmp_path / "whole")
-    policies = [(tmp_path / name / "adapter" / "final" / "logits.json").read_bytes() for name in ("cut", "whole")]
-    assert policies[0] == policies[1]
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
 def test_a_step_that_is_not_finite_is_rejected_and_three_in_a_row_end_the_run(
@@ -178,10 +165,3 @@ def test_a_step_that_is_not_finite_is_rejected_and_three_in_a_row_end_the_run(
     assert done.code == 1
     assert [line["rejected"] for line in lines(tmp_path / "a")] == ["the loss is nan"] * 3
     assert {line["sft_loss"] for line in lines(tmp_path / "a")} == {None}
-
-
-def test_a_source_of_its_own_gives_no_held_out_example(run: Run, tmp_path: Path) -> None:
-    done = run("--log-dir", "a", "--sft-source", "toy")
-    assert done.code == 0, done.err
-    assert "[sft] 2 examples left out: they are held out" in done.err + done.out
-    assert untimed(tmp_path / "a")[:1][0]["sft_left_out"] == 0
