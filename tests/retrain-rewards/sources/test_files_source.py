@@ -97,6 +97,11 @@ def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, w
     assert re.search(r"2 rows left out: no reference answer: null \(first: .*t.jsonl:3\)", notes)
     assert re.search(r"1 rows left out: no reference answer: NaN \(first: .*t.jsonl:7\)", notes)
     assert "3 rows left out: no prompt" in notes
+    rows = [task(1), {"prompt": "question 1", "answer": "2"}, {"prompt": "question 1", "answer": "3"}, task(2), task(2)]
+    loaded = load("files", path=write("s.jsonl", lines(*rows)))
+    (note,) = [note for note in loaded.notes if "several references" in note]
+    assert (len(loaded.examples), note.endswith("s.jsonl:2)")) == (4, True)
+    assert note.startswith("files: 1 prompts have several references (first: ")
 
 
 def chat(*messages: object) -> str:
@@ -191,15 +196,6 @@ def test_a_path_without_data_is_refused(load: Load, write: Write, tmp_path: Path
         load("files", path=path if not path or "://" in path else str(tmp_path / path))
     assert codes_in(caught) == [code]
     assert path != "task.jsonl" or "tasks.jsonl" in caught.value.problems[0].fix
-
-
-def test_prompts_with_several_references_are_counted(load: Load, write: Write) -> None:
-    rows = [task(1), {"prompt": "question 1", "answer": "2"}, {"prompt": "question 1", "answer": "3"}, task(2), task(2)]
-    loaded = load("files", path=write("t.jsonl", lines(*rows)))
-    assert len(loaded.examples) == 4
-    (note,) = [note for note in loaded.notes if "several references" in note]
-    assert note.startswith("files: 1 prompts have several references (first: ")
-    assert note.endswith("t.jsonl:2)")
 
 
 def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: Write) -> None:

@@ -78,10 +78,7 @@ def test_a_local_copy_gives_the_split_that_is_asked_for(load: Load, tmp_path: Pa
     assert [refused(load, "hub", path=path) for path in ("", "tasks.jsonl")] == [["data.not-a-data-set"]] * 2
     (tmp_path / "empty").mkdir()
     assert refused(load, "hub", path=str(tmp_path / "empty")) == ["data.empty-folder"]
-
-
-def test_subsets_are_named_when_there_are_several(load: Load, tmp_path: Path) -> None:
-    path = put(tmp_path, {"easy/train.jsonl": [task(1)], "hard/train.jsonl": [task(2)]})
+    path = put(tmp_path / "subsets", {"easy/train.jsonl": [task(1)], "hard/train.jsonl": [task(2)]})
     assert refused(load, "hub", path=path) == ["data.several-subsets"]
     for source in ("hub", "files"):
         assert [e.reference for e in load(source, path=path, options={"subset": "hard"}).examples] == ["2"]
@@ -130,14 +127,13 @@ def test_answers_inside_columns_chats_and_solutions(load: Load, tmp_path: Path) 
     put(tmp_path, {"t.jsonl": [{"q": {"text": "2 + 2?"}, "gold": {"answer": 4}}]})
     nested = load("files", path=path, prompt_key="q.text", answer_key="gold.answer").examples[0]
     assert (nested.prompt, nested.reference) == ("2 + 2?", "4")
+    for text, how, answer in (
+        ("a #### b\n#### 1,234,567.5 ", "hashes", "1234567.5"),
+        *(("(1, 2)", "whole", "(1, 2)"), (r"\boxed{1}, no, \boxed{2}", "boxed", "2")),
+        *(("none of it", how, "") for how in ("hashes", "boxed")),
+    ):
+        assert extracted(text, how) == answer  # type: ignore[arg-type]
     assert refused(load, "files", path=path, prompt_key="q.text", options=options) == ["data.chat-without-answer"]
-
-
-def test_what_a_solution_states_as_its_answer() -> None:
-    assert extracted("a #### b\n#### 1,234,567.5 ", "hashes") == "1234567.5"
-    assert extracted("(1, 2)", "whole") == "(1, 2)"
-    assert extracted(r"\boxed{1}, no, \boxed{2}", "boxed") == "2"
-    assert [extracted("none of it", how) for how in ("hashes", "boxed")] == ["", ""]  # type: ignore[arg-type]
 
 
 def test_gsm8k_from_copies_of_both_layouts(load: Load, tmp_path: Path) -> None:

@@ -152,23 +152,6 @@ def test_no_verifier_runs_model_output_and_honest_answers_still_count(load: Load
     assert all(loaded.reward.score(example, boxed(example.reference)).value == 1.0 for example in honest)
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        *pairs(r"""
-            countdown => (3 + 4)*2 - 1/5  puzzle24 => 8*3*1**2  polynomial_multiplication => -60*x**4 + 3*x*y - 1.5
-            simple_integration => 3*x**2/2 + sin(x)*exp(-x**2) + C  spiral_matrix => 1 2 3  coin_flip => 1/8
-            intermediate_integration => x**(1/2) + 2**x + sqrt(x) + C  string_insertion => ABCDE
-            binary_matrix => [[0, 1], [1, 0]]  coin_flip => 3.05e-05  power_function => -1.5E+21
-        """),
-        ("n_queens", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
-        ("chain_sum", "__import__('os')"),  # compared as text only
-    ],
-)
-def test_honest_answers_reach_the_verifier(name: str, answer: str) -> None:
-    assert harmless(name, answer)
-
-
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: (
@@ -212,13 +195,23 @@ PLAINLY = pairs(r"""
 """)  # the verifier compares the words of a text
 
 
-@pytest.mark.parametrize(("answer", "right"), [*HEDGED, *PLAINLY])
-def test_an_answer_that_hedges_denies_or_scales_is_none(answer: str, right: str) -> None:
-    assert affirms_one(answer, right) is ((answer, right) in PLAINLY)
+HONEST = [
+    *pairs(r"""
+        countdown => (3 + 4)*2 - 1/5  puzzle24 => 8*3*1**2  polynomial_multiplication => -60*x**4 + 3*x*y - 1.5
+        simple_integration => 3*x**2/2 + sin(x)*exp(-x**2) + C  spiral_matrix => 1 2 3  coin_flip => 1/8
+        intermediate_integration => x**(1/2) + 2**x + sqrt(x) + C  string_insertion => ABCDE
+        binary_matrix => [[0, 1], [1, 0]]  coin_flip => 3.05e-05  power_function => -1.5E+21
+    """),
+    ("n_queens", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
+    ("chain_sum", "__import__('os')"),  # compared as text only
+]
 
 
 @pytest.mark.parametrize("name", ["gsm_symbolic", "knights_knaves"])
-def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) -> None:
+def test_a_lenient_verifier_of_the_library_gets_no_hedge_and_honest_answers_reach_it(load: Load, name: str) -> None:
+    for answer, right in (*HEDGED, *PLAINLY):
+        assert affirms_one(answer, right) is ((answer, right) in PLAINLY), answer
+    assert all(harmless(verifier, answer) for verifier, answer in HONEST)
     loaded = load("reasoning_gym", options={"name": name, "size": 2})
     for example in loaded.examples:
         right = example.info["entry"]["answer"]

@@ -27,7 +27,7 @@ from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code import reward as module
 from retrain_rewards.verifiers.code.reward import CodeReward, last_program
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 SANDBOX, REASON = find_sandbox()
 needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
@@ -64,6 +64,20 @@ def test_a_right_program_passes_and_a_wrong_one_does_not(reward: CodeReward, exa
     wrong = reward.score(example, fenced(RIGHT.replace("7919", "7918 + n % 2")))  # right for 1 alone
     assert wrong.value == 0.0
     assert "test " in wrong.detail
+    broken = CodeReward(sandbox=Sandbox(name="broken", command=("/bin/sh", "-c", "echo no rights >&2; exit 1")))
+    with pytest.raises(RewardError, match="no rights") as caught:
+        broken.score(example, fenced(RIGHT))
+    assert codes_in(caught) == ["reward.sandbox-failed"]
+
+
+def test_a_script_begins_again_for_every_test_and_partial_counts_the_share(reward: CodeReward) -> None:
+    ways = "import atexit, sys\nseen = globals().setdefault('seen', [])\nseen.append(1)\nassert len(seen) == 1\n"
+    ways += f"n = int(open(0).read())\natexit.register(lambda: sys.stdout.write(str(n + {SECRET}) + '  \\n\\n'))"
+    assert reward.score(PAIRS, fenced(ways)).value == 1.0
+    example = having({"inputs": [*"1234"], "outputs": [*"1234"]})
+    crashing = "import os\nn = int(input())\nif n == 2: os._exit(0)\nprint(n if n < 4 else 'four')"
+    score = CodeReward(sandbox=SANDBOX or NO_SANDBOX, partial=True).score(example, fenced(crashing))
+    assert (score.value, score.detail) == (0.5, "test 2 of 4: the program ended early"), "the process is replaced"
 
 
 @pytest.mark.parametrize("name", GREEDY)
@@ -82,21 +96,6 @@ def test_nothing_outside_of_the_sandbox_can_be_reached(reward: CodeReward, name:
     program = f"n = int(input())\ntry:\n    exec({attempt!r})\nexcept (OSError, KeyError, ValueError):\n"
     score = reward.score(PAIRS, fenced(program + f"    print(n + {SECRET})"))
     assert score.value == 1.0, score
-
-
-def test_with_partial_the_share_of_passed_tests_counts_and_a_dead_process_is_replaced() -> None:
-    example = having({"inputs": [*"1234"], "outputs": [*"1234"]})
-    reward = CodeReward(sandbox=SANDBOX or NO_SANDBOX, partial=True)
-    crashing = "import os\nn = int(input())\nif n == 2: os._exit(0)\nprint(n if n < 4 else 'four')"
-    score = reward.score(example, fenced(crashing))
-    assert score.value == 0.5
-    assert score.detail == "test 2 of 4: the program ended early"
-
-
-def test_every_test_of_a_script_begins_anew(reward: CodeReward) -> None:
-    ways = "import atexit, sys\nseen = globals().setdefault('seen', [])\nseen.append(1)\nassert len(seen) == 1\n"
-    ways += f"n = int(open(0).read())\natexit.register(lambda: sys.stdout.write(str(n + {SECRET}) + '  \\n\\n'))"
-    assert reward.score(PAIRS, fenced(ways)).value == 1.0
 
 
 def test_functions_take_and_return_plain_values(reward: CodeReward) -> None:
@@ -158,33 +157,29 @@ def test_the_reference_is_the_right_answer() -> None:
         assert reward.score(solved, gold).value == 1.0
     assert reward.gold(Example(id="e", prompt="p", reference="an explanation of it")) is None
     assert reward.gold(Example(id="e", prompt="p", reference="")) is None
-
-
-def test_faults_of_the_data_and_of_the_sandbox_are_no_verdict_on_the_program() -> None:
-    broken = CodeReward(sandbox=Sandbox(name="broken", command=("/bin/sh", "-c", "echo no rights >&2; exit 1")))
-    with pytest.raises(RewardError, match="no rights") as caught:
-        broken.score(PAIRS, fenced(RIGHT))
-    assert codes_in(caught) == ["reward.sandbox-failed"]
-    with pytest.raises(RewardError) as caught:
-        CodeReward(sandbox=NO_SANDBOX).score(Example(id="e", prompt="", reference="r"), "no program")
-    assert codes_in(caught) == ["reward.no-tests"]
-
-
-def build(plugins: Plugins, **keys: Any) -> CodeReward:
-    tables = {"reward": RewardTable(type="code", **keys), "scoring": ScoringTable(timeout_s=5.0), "data": DataTable()}
-    context = PluginContext(config=Config(tables=tables), seeds=Seeds(0), plugins=plugins)
-    made: CodeReward = resolve(plugins, Kind.REWARD, "code", where="test").target(context)
-    return made
+    assert refused(reward.score, Example(id="e", prompt="", reference="r"), "no program") == ["reward.no-tests"]
+    unused = having("def verify():\n    assert f(1) == 2\n")
+    assert refused(reward.score, unused, fenced("def f(n): return n")) == ["reward.unused-program"]
 
 
 def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(
     plugins: Plugins, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def build(**keys: Any) -> CodeReward:
+        tables = {
+            "reward": RewardTable(type="code", **keys),
+            "scoring": ScoringTable(timeout_s=5.0),
+            "data": DataTable(),
+        }
+        context = PluginContext(config=Config(tables=tables), seeds=Seeds(0), plugins=plugins)
+        made: CodeReward = resolve(plugins, Kind.REWARD, "code", where="test").target(context)
+        return made
+
     monkeypatch.setattr(module, "find_sandbox", lambda: (None, "bwrap: setting up uid map: Permission denied"))
     with pytest.raises(ConfigError, match="uid map: Permission denied") as caught:
-        build(plugins)
+        build()
     assert codes_in(caught) == ["reward.no-sandbox"]
-    reward = build(plugins, unsafe=True, test_memory_mb=512, tests="answer")
+    reward = build(unsafe=True, test_memory_mb=512, tests="answer")
     assert "WITHOUT A SANDBOX, with your rights" in caplog.text
     assert "[data] instruction (default) requests a box" in caplog.text
     assert reward.sandbox is NO_SANDBOX
@@ -193,22 +188,18 @@ def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(
 
 def test_a_run_scores_programs_beside_each_other_and_leaves_none_behind(reward: CodeReward) -> None:
     """In the scoring service: verdicts in order, a program that is too slow wrong and not failed, a clean end."""
-    slow = "while True: pass"
-    with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=0.3))], settings()) as service:
+    slow, settings = "while True: pass", ScoringTable(workers=1, retries=0, timeout_s=90.0)
+    with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=0.3))], settings) as service:
         with service.batch() as batch:
             for program in (RIGHT, slow, "print(1)", RIGHT + "\n"):
                 batch.submit(PAIRS, fenced(program))
             scores = batch.collect(within_budget=False)
         assert [(score.outcome, score.value) for score in scores] == [(Outcome.SCORED, x) for x in (1.0, 0.0, 0.0, 1.0)]
     patient = NamedReward(name="code", reward=replace(reward, test_timeout_s=60.0))
-    with ScoringService([patient], settings()) as service, service.batch() as batch:
+    with ScoringService([patient], settings) as service, service.batch() as batch:
         batch.submit(PAIRS, fenced(slow))
         wait_until(is_running)
     wait_until(lambda: not is_running())
-
-
-def settings() -> ScoringTable:
-    return ScoringTable(workers=1, retries=0, timeout_s=90.0)
 
 
 def is_running() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import errno
 import json
 import re
@@ -37,18 +38,9 @@ def fenced(program: str) -> str:
 
 
 def example_of(name: str) -> Example:
-    tests: Any = TABLE[name]["tests"].replace("LONG", str_of_power())
+    tests: Any = TABLE[name]["tests"].replace("LONG", str(decimal.Context(prec=7000).power(2, 20_000)))
     tests = json.loads(tests) if tests.startswith('"') else tests  # the other layouts are read from JSON
     return Example(id=name, prompt="", reference="", info={**TABLE[name].get("info", {}), "tests": tests})
-
-
-def str_of_power() -> str:
-    """2**20000 in decimal digits, more than `str` writes."""
-    value, digits = 2**20000, ""
-    while value:
-        value, low = divmod(value, 10**4000)
-        digits = (str(low).zfill(4000) if value else str(low)) + digits
-    return digits
 
 
 def reward_for(sandbox: box.Sandbox, **keys: Any) -> CodeReward:
@@ -86,11 +78,6 @@ def test_right_programs_pass_and_wrong_or_hostile_ones_do_not(name: str) -> None
 @pytest.mark.parametrize("name", TABLE)
 def test_without_a_sandbox_the_verdicts_are_the_same(name: str) -> None:
     assert verdicts(name, box.NO_SANDBOX) == {}
-
-
-def test_the_table_is_large_enough() -> None:
-    for kind in ("right", "wrong"):
-        assert sum(len(group.get(kind, {})) for group in TABLE.values()) >= 80
 
 
 CALL = Example(
@@ -143,14 +130,6 @@ def test_values_that_collide_are_never_put_into_a_table(expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[{}]", '{"a":1}', "NaN", "[Infinity]", "[1", "1 2", "", "[" * 100_000, "1" * 5_000, "\ud800", "[,]"]
-)
-def test_text_that_is_no_reply_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - by any of several parts
-        parsed(text)
-
-
-@pytest.mark.parametrize(
     "forged",
     [
         *(["tuple", ["nonsense"]], ["dict", 1], ["float", "x"], [{}], [[]], [], ["&", 5], ["&", "a"]),
@@ -162,11 +141,28 @@ def test_text_that_is_no_reply_is_refused(text: str) -> None:
 def test_forged_values_are_refused(forged: Any) -> None:
     with pytest.raises(ValueError, match="no plain value"):
         decoded(forged)
+    for text in NO_REPLIES:
+        with pytest.raises(ValueError):  # noqa: PT011 - by any of several parts
+            parsed(text)
     for expected in (1, "x", [1], (1,), {1}, {1: 2}, 1.5, None):
         assert not matches(forged, expected)
         assert not matches(forged, expected, as_json=True, tolerance=1e-3)
 
 
+NO_REPLIES = [
+    "{}",
+    "[{}]",
+    '{"a":1}',
+    "NaN",
+    "[Infinity]",
+    "[1",
+    "1 2",
+    "",
+    "[" * 100_000,
+    "1" * 5_000,
+    "\ud800",
+    "[,]",
+]
 PRINTED = {
     0.0: ("7 => 7", "0.5 => 0.50   => 7"),
     1e-9: ("0.5 => 0.50  a 0.5 b => a 0.50 b  1 => 1.0  1e0 => 1.0", "1.0 => 1"),  # a whole number is expected
@@ -209,13 +205,6 @@ def test_threads_are_counted_from_outside() -> None:
     reward = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=5.0, limits=limits)
     score = reward.score(example_of("stdin-sum"), fenced(program))
     assert (score.value, score.detail) == (0.0, "test 1 of 2: the program started too many threads")
-
-
-def test_tests_that_never_use_the_program_are_no_tests() -> None:
-    example = Example(id="e", prompt="", reference="", info={"tests": "def verify():\n    assert f(1) == 2\n"})
-    with pytest.raises(RewardError) as caught:
-        reward_for(SANDBOX or box.NO_SANDBOX).score(example, fenced("def f(n): return n"))
-    assert codes_in(caught) == ["reward.unused-program"]
 
 
 APPS = {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}
@@ -323,8 +312,5 @@ def test_it_denies_what_a_program_does_not_need(machine: str) -> None:
     assert played(filtered, here, box.CLONE3) == box.DENY | errno.ENOSYS
     assert {played(filtered, here, number) for number in box.DENIED[machine]} == {REFUSED}
     assert played(filtered, here, READ[machine] + box.X32) == REFUSED
+    assert box.system_call_filter("riscv64") == b"", "an unknown machine has no filter"
     assert {played(filtered, other, READ[machine]) for other in (0x40000003, 0x40000028)} == {REFUSED}  # 32 bits
-
-
-def test_an_unknown_machine_has_no_filter() -> None:
-    assert box.system_call_filter("riscv64") == b""
