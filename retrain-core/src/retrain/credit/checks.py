@@ -70,6 +70,7 @@ def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
     `of_context` is the only signature that its kind of function may have: one context.
     """
     target = found.target
+    # Without required arguments it cannot take a context, so it is a factory of the part.
     if not isinstance(target, spec) and callable(target) and not _positional(target):
         target = _made(found, spec)
     if isinstance(target, spec):
@@ -101,6 +102,7 @@ def _kind(spec: type) -> str:
 
 
 def _positional(target: Callable[..., Any]) -> list[str]:
+    # Arguments with a default are left alone: only the required ones distinguish the forms of a part.
     parameters = inspect.signature(target).parameters.values()
     return [
         p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
@@ -117,7 +119,8 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise refusal(f"{what} is not a list of numbers: {error}", code="credit.not-numbers") from error
-    if array.dtype.kind not in "biuf":  # text such as "1.5" is refused too
+    # NumPy would convert text such as "1.5" later, but a part that returns text is at fault.
+    if array.dtype.kind not in "biuf":
         raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}", code="credit.not-numbers")
     array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
@@ -125,7 +128,8 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
         got = shapes[array.ndim] if array.ndim < len(shapes) else f"has shape {array.shape}"
         raise refusal(f"{what} {got}, expected {length}", code="credit.wrong-length")
     with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum()  # finite only if every entry is: one pass suffices for valid arrays
+        # Finite only if every entry is, so valid arrays need one pass; an overflow is looked at again below.
+        total = array.sum()
     if not np.isfinite(total) and not (finite := np.isfinite(array)).all():
         position = int(np.argmin(finite))
         found = f"{what} is {array[position]} at position {position}"

@@ -94,6 +94,7 @@ def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
             as_numbers(tokens.advantages_A, completion.num_actions, what=place)
     is_near = any(completion.kl_coef for group in groups for completion in group.completions)
     for number, row in enumerate(credit.rows):
+        # Rows that a plugin builds by hand lose the reference, and the KL would silently be 0.
         if is_near and row.reference_logprobs_T is None:
             without = f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows"
             raise refusal(what=without, code="credit.no-reference")
