@@ -192,7 +192,7 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
     """
     if len(advantages_A) != completion.num_actions:
         what = f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}"
-        raise refusal(what=what, code="credit.wrong-length")
+        raise refusal(what, "give one number per sampled token", code="credit.wrong-length")
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advantages_A
 

@@ -129,7 +129,8 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
     if flow.needs_entropy and group.entropies_G is None:
         what = f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies, and there are not any"
-        raise refusal(what=what, code="backend.no-entropies")
+        fix = "give entropies_G, or use another uncertainty_kind"
+        raise refusal(what, fix, code="backend.no-entropies")
     measured = []
     for i, (logprobs, planning, entropies) in enumerate(
         zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
@@ -138,7 +139,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         logprobs_T = as_numbers(logprobs, len(logprobs), what=f"{place}: log-probability")
         if len(planning) != len(logprobs_T):
             what = f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}"
-            raise refusal(what=what, code="credit.wrong-mask")
+            raise refusal(what, "give one mark per sampled token", code="credit.wrong-mask")
         context = UncertaintyContext(
             logprobs_T=logprobs_T,
             entropies_T=None if entropies is None else np.asarray(entropies, dtype=np.float64),
@@ -150,7 +151,9 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             negative = f"{what} is {uncertainty_T[position]} at position {position}: it must not be negative"
-            raise refusal(what=negative, code="credit.negative-uncertainty")
+            raise refusal(
+                negative, "return a measure that is 0 for a certain token", code="credit.negative-uncertainty"
+            )
         measured.append(uncertainty_T)
     return tuple(measured)
 
