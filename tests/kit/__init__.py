@@ -2,6 +2,7 @@
 
 - Runs: `shared` (made once, first or long), `made_runs` (run folders without training), `overlapped`, `invoke`,
   `clean_environment`, `interrupts`, `wandb_log`.
+- Code of users: `user_rewards`, `child_targets`, `hostile_acts`.
 - Models and rows: `random_models`, `hf_models`, `model_configs`, `toy_policy`, `tinker_toy`, `tinker_rows`,
   `sampled_rows`, `scored_tokens`, `engine_record`, `playing`, `triton_interpreter`.
 - Servers: `inference_server`, `tiny_server`, `mlx_server`, `transformers_server`, `tinker_server`, `judge_server`,

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from retrain.tasks.child.process import Child
-
-PARTS = Path(__file__).parent / "parts"
-
-
-@pytest.fixture(scope="module")
-def targets() -> Iterator[Any]:
-    """The module `child_targets`, on the import path of this process and so of its children."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PARTS))
-        yield importlib.import_module("child_targets")
+from tests.kit import child_targets as targets
 
 
 @pytest.fixture(scope="module")
-def shared_child(targets: Any) -> Iterator[Child]:
+def shared_child() -> Iterator[Child]:
     """A child with a hostile target; starting one for every test would take most of the time."""
     child = Child(targets.Hostile(), memory_gb=4, name="scoring")
     yield child

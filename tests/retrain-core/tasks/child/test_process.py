@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.types import Example
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 from retrain.tasks.child.system import descendants
+from tests.kit import child_targets as targets
 from tests.kit.interrupts import Stop, interrupted_after
 from tests.kit.problems import codes_in
 
@@ -26,7 +26,7 @@ LONG_S = 60.0
 SHORT_S = 0.1
 SCRIPT = """
 import os, sys, time
-from child_targets import Hostile
+from tests.kit.child_targets import Hostile
 from retrain.tasks.child.process import Child
 child = Child(Hostile(), name="test")
 child.start()
@@ -61,9 +61,7 @@ def test_values_go_there_and_back(child: Child) -> None:
     assert len(died.value.output) <= 4096
 
 
-def test_a_child_has_our_surroundings_and_closes_twice(
-    targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_has_our_surroundings_and_closes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RETRAIN_SOMETHING", "here")
     child = Child(targets.Target())
@@ -160,7 +158,7 @@ def test_forked_copies_end_with_the_call(child: Child, gone: Callable[..., bool]
     assert gone(*child.call("leave_processes", timeout_s=LONG_S))
 
 
-def test_a_helper_from_the_beginning_stays_until_the_end(targets: Any, gone: Callable[..., bool]) -> None:
+def test_a_helper_from_the_beginning_stays_until_the_end(gone: Callable[..., bool]) -> None:
     with closing(Child(targets.Helped())) as child:
         child.start()
         helper = child.call("helper_pid", timeout_s=LONG_S)
@@ -169,9 +167,9 @@ def test_a_helper_from_the_beginning_stays_until_the_end(targets: Any, gone: Cal
     assert gone(helper)
 
 
-def test_nothing_outlives_a_parent_that_is_killed(targets: Any, tmp_path: Path, gone: Callable[..., bool]) -> None:
+def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path, gone: Callable[..., bool]) -> None:
     file = tmp_path / "pids"
-    path = os.pathsep.join([str(Path(targets.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(targets.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     parent = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(file)],
         stdout=subprocess.PIPE,
@@ -189,7 +187,7 @@ def test_nothing_outlives_a_parent_that_is_killed(targets: Any, tmp_path: Path, 
     os.kill(copy, signal.SIGKILL)
 
 
-def test_a_target_that_cannot_prepare_is_reported(targets: Any) -> None:
+def test_a_target_that_cannot_prepare_is_reported() -> None:
     child = Child(targets.Broken())
     with pytest.raises(ChildError, match="ImportError: no module named sympathy"):
         child.start()
@@ -218,7 +216,7 @@ def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> 
     timer.join()
 
 
-def test_a_launched_child_prepares_before_it_is_waited_for(targets: Any, tmp_path: Path) -> None:
+def test_a_launched_child_prepares_before_it_is_waited_for(tmp_path: Path) -> None:
     """A target sent at the launch is not sent again; one too large for the socket is sent at the start."""
     small, large = tmp_path / "small", tmp_path / "large"
     child, other = Child(targets.Prepared(small)), Child(targets.Prepared(large, ballast=2**16))

@@ -1,11 +1,8 @@
-"""Rewards that a scoring process can import, and services that are closed again."""
+"""Services that are closed again."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +11,6 @@ from retrain.kernel.config.schema import ScoringTable
 from retrain.kernel.types import Example
 from retrain.tasks.scoring.pool import NamedReward
 from retrain.tasks.scoring.service import ScoringService
-
-PARTS = Path(__file__).parent / "parts"
-
-
-@pytest.fixture
-def rewards(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `scoring_rewards`, on the import path of this process and so of its children."""
-    monkeypatch.syspath_prepend(str(PARTS))
-    monkeypatch.delitem(sys.modules, "scoring_rewards", raising=False)
-    return importlib.import_module("scoring_rewards")
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_ve
 from retrain.tasks.scoring.pool import NamedReward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.tasks import RewardVerifier
+from tests.kit import user_rewards
 
 
 class Verifier:
@@ -88,18 +87,12 @@ def test_whether_anything_is_judged_is_one_answer_by_name_and_by_object(
     assert (has_verifier(config), judges(rewards)) == (expected, expected)
 
 
-PARTS = Path(__file__).parent / "parts"
-
-
 @pytest.fixture
-def try_out(monkeypatch: pytest.MonkeyPatch, service: Callable[..., ScoringService]) -> Any:
-    """`try_out("Sound", audit="warn")`: the trial of one of `trial_rewards`; returns reward and service."""
-    monkeypatch.syspath_prepend(str(PARTS))
-    monkeypatch.delitem(sys.modules, "trial_rewards", raising=False)
-    made = importlib.import_module("trial_rewards")
+def try_out(service: Callable[..., ScoringService]) -> Any:
+    """`try_out("Sound", audit="warn")`: the trial of one of `user_rewards`; returns reward and service."""
 
     def run(kind: str, **settings: Any) -> tuple[Any, ScoringService]:
-        reward = getattr(made, kind)()
+        reward = getattr(user_rewards, kind)()
         at_work = service(reward, timeout_s=3.0, **settings)
         config = Config(tables={"scoring": ScoringTable(**settings), "data": DataTable(source="some")})
         examples = [Example(id=str(n), prompt="p", reference=str(n)) for n in range(5)]
@@ -120,7 +113,7 @@ def test_a_reward_that_fails_on_every_text_is_refused(try_out: Any, kind: str, f
     assert fault in problem.what
 
 
-KINDS = ("Sound", "OnlyEmpty", "Gold", "Slow", "Heavy", "Remote")
+KINDS = ("Sound", "OnlyEmpty", "ReadsOneFormat", "Slow", "Heavy", "Remote")
 
 
 @pytest.mark.parametrize(

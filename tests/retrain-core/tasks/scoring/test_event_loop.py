@@ -10,13 +10,14 @@ import pytest
 from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.scoring.service import ScoringService
+from tests.kit import user_rewards as rewards
 from tests.kit.problems import codes_in, refused
 
 Make = Callable[..., ScoringService]
 
 
 def test_whatever_goes_wrong_is_a_failed_score(
-    service: Make, rewards: Any, example: Example, monkeypatch: pytest.MonkeyPatch
+    service: Make, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain.tasks.scoring.event_loop.JOIN_S", 0.2)  # one call ignores its cancellation
     wanted = {
@@ -32,7 +33,7 @@ def test_whatever_goes_wrong_is_a_failed_score(
             batch.submit(example, text)
         scores = batch.collect()
         assert [score.detail.partition(" (")[0] for score in scores] == [*wanted.values(), ""]
-        assert "scoring_rewards.py:" in scores[0].detail
+        assert "user_rewards.py:" in scores[0].detail
         assert scores[-1] == Score.of(0.5)
         assert batch.metrics()["timed_out_score_count"] == 2
     with service(rewards.AsyncActs(), retries=0, max_failed_frac=1.0, timeout_s=1.0).batch() as batch:
@@ -42,7 +43,7 @@ def test_whatever_goes_wrong_is_a_failed_score(
 
 
 @pytest.mark.slow
-def test_waiting_for_a_place_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
+def test_waiting_for_a_place_is_no_scoring(service: Make, example: Example) -> None:
     acts = service(rewards.AsyncActs(), timeout_s=1.0, retries=0, cache=False, max_failed_frac=0.5)
     with acts.batch() as batch:
         for _ in range(8):  # twice all places
@@ -54,21 +55,21 @@ def test_waiting_for_a_place_is_no_scoring(service: Make, rewards: Any, example:
 
 
 @pytest.mark.slow
-def test_a_reward_that_does_not_await_is_found_out(service: Make, rewards: Any, example: Example) -> None:
+def test_a_reward_that_does_not_await_is_found_out(service: Make, example: Example) -> None:
     acts = service(acts=rewards.AsyncActs(), match=rewards.Match(), timeout_s=0.5, retries=0, max_failed_frac=1.0)
     with acts.batch() as batch:
         batch.submit(example, "block")
         with pytest.raises(RewardError) as caught:
             batch.collect()
     assert codes_in(caught) == ["reward.blocks-loop"]
-    assert "scoring_rewards.py:" in str(caught.value)
+    assert "user_rewards.py:" in str(caught.value)
     with acts.batch() as batch:
         batch.submit(example, "7")
         assert batch.collect()[0].parts == {"acts": 0.5, "match": 1.0}
 
 
 def test_figures_that_are_none_are_passed_over(
-    service: Make, rewards: Any, example: Example, caplog: pytest.LogCaptureFixture
+    service: Make, example: Example, caplog: pytest.LogCaptureFixture
 ) -> None:
     acts = rewards.AsyncActs()
     acts.metrics = lambda: {"cost": float("nan")}
@@ -90,9 +91,7 @@ def test_figures_that_are_none_are_passed_over(
     ("name", "value", "code"),
     [("concurrency", 0, "reward.bad-concurrency"), ("prepare", lambda: 1 / 0, "reward.cannot-prepare")],
 )
-def test_what_cannot_work_is_refused_at_the_start(
-    name: str, value: Any, code: str, service: Make, rewards: Any
-) -> None:
+def test_what_cannot_work_is_refused_at_the_start(name: str, value: Any, code: str, service: Make) -> None:
     acts = rewards.AsyncActs()
     setattr(acts, name, value)
     assert refused(service(acts).start) == [code]

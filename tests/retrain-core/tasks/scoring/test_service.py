@@ -26,6 +26,7 @@ from retrain.tasks.child.system import descendants
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.failures import read_failures
 from retrain.tasks.scoring.service import ScoringService, VerdictCache, key_of
+from tests.kit import user_rewards as rewards
 from tests.kit.interrupts import Stop, interrupted_after
 from tests.kit.problems import codes_in
 
@@ -39,13 +40,13 @@ def scored(service: ScoringService, example: Example, *texts: str, **more: Any) 
 
 
 @pytest.fixture
-def naps(service: Make, rewards: Any) -> ScoringService:
+def naps(service: Make) -> ScoringService:
     """Two rewards on three workers, each of which is prepared."""
     return service(nap=rewards.Nap(), length=rewards.Length(), ready=rewards.Prepared(), workers=3, cache=False)
 
 
 def test_scores_come_in_order_with_several_workers_whoever_finishes_first(
-    naps: ScoringService, service: Make, rewards: Any, example: Example
+    naps: ScoringService, service: Make, example: Example
 ) -> None:
     delays = ["0.03", "0", "0.001", "0.01"] * 3
     wanted = [{"nap": 1.0, "length": len(delay) / 10, "ready": 1.0} for delay in delays]
@@ -79,7 +80,7 @@ def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, exam
 
 
 @pytest.mark.slow
-def test_queueing_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
+def test_queueing_is_no_scoring(service: Make, example: Example) -> None:
     slow = service(rewards.Nap(), workers=1, timeout_s=2.0, retries=0, cache=False)
     with slow.batch() as batch:
         for _ in range(15):  # more in all than one may take
@@ -89,9 +90,7 @@ def test_queueing_is_no_scoring(service: Make, rewards: Any, example: Example) -
         assert batch.metrics()["timed_out_score_count"] == 0
 
 
-def test_scoring_begins_while_others_are_still_sampled(
-    service: Make, rewards: Any, example: Example, tmp_path: Path
-) -> None:
+def test_scoring_begins_while_others_are_still_sampled(service: Make, example: Example, tmp_path: Path) -> None:
     file = tmp_path / "calls"
     with service(rewards.Counting(str(file))).batch() as batch:
         batch.submit(example, "first")
@@ -104,7 +103,7 @@ def test_scoring_begins_while_others_are_still_sampled(
         assert len(batch.collect()) == 2
 
 
-def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
+def test_a_failed_score_is_tried_again(service: Make, example: Example, tmp_path: Path) -> None:
     flaky = rewards.Flaky(str(tmp_path))
     assert [score.value for score in scored(service(flaky, retries=1), example, "a", "b")] == [1.0, 1.0]
     once = service(flaky, retries=0, max_failed_frac=1.0)
@@ -112,7 +111,7 @@ def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Exa
 
 
 def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
-    service: Make, rewards: Any, example: Example, monkeypatch: pytest.MonkeyPatch
+    service: Make, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("retrain.tasks.child.process.HANDOVER_S", (0.5, 0.5))
     before = descendants(os.getpid())
@@ -124,9 +123,7 @@ def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
 
 
-def test_limits_of_one_reward_stand_above_the_others_and_are_named(
-    service: Make, rewards: Any, example: Example
-) -> None:
+def test_limits_of_one_reward_stand_above_the_others_and_are_named(service: Make, example: Example) -> None:
     own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
     both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
     assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
@@ -146,7 +143,7 @@ def test_limits_of_one_reward_stand_above_the_others_and_are_named(
 
 @pytest.mark.parametrize(("failures", "stops"), [(0, False), (2, False), (3, True), (20, True)])
 def test_more_failures_than_the_budget_stop_the_run(
-    failures: int, stops: bool, service: Make, rewards: Any, example: Example, tmp_path: Path
+    failures: int, stops: bool, service: Make, example: Example, tmp_path: Path
 ) -> None:
     counting = service(rewards.Counting(str(tmp_path / "calls")), retries=0)
     folder = tmp_path / "failures"
@@ -167,7 +164,7 @@ def test_more_failures_than_the_budget_stop_the_run(
         assert "in score" in record.report
 
 
-def test_equal_questions_are_asked_once(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
+def test_equal_questions_are_asked_once(service: Make, example: Example, tmp_path: Path) -> None:
     file = tmp_path / "calls"
     caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
     for _ in range(2):
@@ -180,7 +177,7 @@ def test_equal_questions_are_asked_once(service: Make, rewards: Any, example: Ex
     assert len(file.read_text()) == 9
 
 
-def test_weights_and_means_of_each(service: Make, rewards: Any, example: Example) -> None:
+def test_weights_and_means_of_each(service: Make, example: Example) -> None:
     both = service(match=rewards.Match(), length=rewards.Length(), weights={"match": 2.0, "length": -1.0})
     with both.batch() as batch:
         for text in ("7", "12345", "unclear"):
@@ -209,17 +206,13 @@ def test_weights_and_means_of_each(service: Make, rewards: Any, example: Example
         ("Locked", "plugin.not-picklable", ""),
     ],
 )
-def test_a_reward_that_cannot_start_is_refused_at_once(
-    name: str, code: str, cause: str, service: Make, rewards: Any
-) -> None:
+def test_a_reward_that_cannot_start_is_refused_at_once(name: str, code: str, cause: str, service: Make) -> None:
     with pytest.raises(PluginError, match=cause or None) as caught:
         service(getattr(rewards, name)()).start()
     assert codes_in(caught) == [code]
 
 
-def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_failure(
-    service: Make, rewards: Any
-) -> None:
+def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_failure(service: Make) -> None:
     matching, odd = service(rewards.Match()), Example(id="o", prompt="p", reference="7", info={"a": {1, 2}})
     for text in ("\ud800\0\x1b[2J", "x" * 1_000_000, "", "\\boxed{\\boxed{}}"):
         same = Example(id=text[:9], prompt="p", reference=text)
@@ -230,7 +223,7 @@ def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_fail
     assert "a set cannot be sent to another process" in score.detail
 
 
-def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, rewards: Any, example: Example) -> None:
+def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, example: Example) -> None:
     slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=60.0)
     with interrupted_after(0.1), pytest.raises(Stop):
         scored(slow, example, *["50"] * 50)
@@ -267,7 +260,7 @@ SLOW_EACH, QUICK_EACH = 2, 4
 
 
 @pytest.mark.long
-def test_a_thousand_hostile_completions(service: Make, rewards: Any, example: Example) -> None:
+def test_a_thousand_hostile_completions(service: Make, example: Example) -> None:
     quick = [name for name in rewards.ATTACKS if name not in SLOW]
     texts = [f"{name} {n}" for name in SLOW for n in range(SLOW_EACH)]
     texts += [f"{name} {n}" for name in quick for n in range(QUICK_EACH)]
@@ -293,7 +286,7 @@ def test_a_thousand_hostile_completions(service: Make, rewards: Any, example: Ex
     assert grown_mb < 1500  # the texts of a step and their frames, nothing of what they make the reward do
 
 
-def test_nothing_is_left_when_the_service_is_closed(service: Make, rewards: Any, example: Example) -> None:
+def test_nothing_is_left_when_the_service_is_closed(service: Make, example: Example) -> None:
     before = descendants(os.getpid())
     hostile = service(rewards.Hostile(), workers=2, timeout_s=0.1, retries=0, max_failed_frac=1.0)
     with hostile.batch() as batch:
