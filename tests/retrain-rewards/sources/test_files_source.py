@@ -1,3 +1,5 @@
+"""Tasks from files, from the folders of MATH, and from made-up arithmetic."""
+
 from __future__ import annotations
 
 import decimal
@@ -6,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrain.api import ConfigError
+from retrain_rewards.sources.arithmetic import count_pairs, pair, shares
 from tests.kit.problems import codes_in, refused
+from tests.kit.shared import first_or_long
 from tests.kit.tables import pairs
 
 Load = Callable[..., Any]
@@ -212,3 +219,154 @@ def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: W
         load("files", path=path, messages_key="chat", prompt_key="q")
     assert codes_in(caught) == ["data.two-prompts"]
     assert refused(load, "arithmetic", messages_key="chat") == ["data.unread-key"]
+
+
+SUBJECTS = ["intermediate_algebra", "precalculus", "number_theory", "counting_and_probability", "geometry"]
+
+
+def row(subject: str, number: int, solution: str | None = None) -> dict[str, str]:
+    text = rf"Thus \boxed{{\frac{{{number}}}{{2}}}}." if solution is None else solution
+    return {"problem": f"{subject} {number}?", "level": "Level 5", "type": subject.title(), "solution": text}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Each default subject in another of the accepted layouts, with a test split beside some."""
+    root = tmp_path / "math"
+    rows = {subject: [row(subject, 1), row(subject, 2)] for subject in SUBJECTS}
+    for subject in SUBJECTS[:2]:
+        (root / subject).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows[subject]), root / subject / "train-00000-of-00001.parquet")
+        pq.write_table(pa.Table.from_pylist([row(subject, 9)]), root / subject / "test-00000-of-00001.parquet")
+    (root / SUBJECTS[2]).mkdir()
+    (root / SUBJECTS[2] / "all.jsonl").write_text(lines(*rows[SUBJECTS[2]]))
+    (root / f"{SUBJECTS[3]}.jsonl").write_text(lines(*rows[SUBJECTS[3]]))
+    (root / "train").mkdir()
+    (root / "train" / f"{SUBJECTS[4]}.jsonl").write_text(lines(*rows[SUBJECTS[4]]))
+    return root
+
+
+def test_a_local_folder_of_the_default_subjects(load: Load, folder: Path) -> None:
+    loaded = load("math", path=str(folder))
+    assert [e.task for e in loaded.examples] == [s for s in SUBJECTS for _ in range(2)]
+    assert loaded.examples[0].reference == r"\frac{1}{2}"
+    assert loaded.examples[0].prompt == "intermediate_algebra 1?"
+    assert loaded.examples[0].info == {"level": "Level 5", "type": "Intermediate_Algebra"}
+    assert loaded.notes[0].startswith("math: 10 rows from")
+    loaded = load("math", path=str(folder), options={"subjects": "precalculus,intermediate_algebra", "split": "test"})
+    assert [e.prompt for e in loaded.examples] == ["precalculus 9?", "intermediate_algebra 9?"]
+    for options in ({"subject": ["geometry"]}, {"subjects": ["geometri"]}, {"subjects": []}, {"split": 3}):
+        with pytest.raises(AssertionError, match="Problem"):
+            load("math", options=options)
+
+
+def test_solutions_without_a_box_are_left_out_and_counted(load: Load, tmp_path: Path) -> None:
+    rows = [row("geometry", number, text) for number, text in ((1, None), (2, "no"), (3, r"\boxed{}"), (4, r"\boxed{"))]
+    (tmp_path / "geometry.jsonl").write_text(lines(*rows, row("geometry", 1)))
+    loaded = load("math", path=str(tmp_path), options={"subjects": ["geometry"]})
+    assert len(loaded.examples) == 1
+    assert any("math: 3 rows left out: no reference answer: no box in the solution" in note for note in loaded.notes)
+    assert "math: 1 duplicates dropped" in loaded.notes
+
+
+@pytest.mark.parametrize(
+    ("subject", "code"),
+    [
+        ("geometry", "data.subject-missing"),
+        ("prealgebra", "data.no-tasks"),
+        ("nowhere", "data.path-missing"),
+        ("keys", "data.unread-key"),
+    ],
+)
+def test_a_bad_folder_is_one_clear_error(load: Load, tmp_path: Path, subject: str, code: str) -> None:
+    (tmp_path / "prealgebra.jsonl").write_text(lines(row("prealgebra", 1, "nothing boxed")))
+    keys: dict[str, Any] = {"prompt_key": "problem"} if subject == "keys" else {"options": {"subjects": [subject]}}
+    if subject == "nowhere":
+        keys = {}
+    assert refused(load, "math", path=str(tmp_path / "nowhere" if subject == "nowhere" else tmp_path), **keys) == [code]
+
+
+@pytest.mark.parametrize("environ", first_or_long([{}, {"HF_HUB_OFFLINE": "1"}, {"HF_DATASETS_OFFLINE": "1"}]))
+def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, environ: dict[str, str]) -> None:
+    code = (
+        "from retrain_rewards.sources.rows import hub_rows\nfrom retrain.api import ConfigError\n"
+        "try: list(hub_rows('EleutherAI/hendrycks_math', 'geometry', 'train', where=''))\n"
+        "except ConfigError as error: print(error)"
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", **environ}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert codes_in(done.stdout) == ["data.hub-unavailable"]
+    assert ("offline mode is set" if environ else "no answer from http://127.0.0.1:9") in done.stdout
+    assert "Retry" not in done.stderr
+
+
+QUESTION = re.compile(r"What is (\d+) ([+*-]) (\d+)\?")
+
+
+def test_the_home_task(load: Load) -> None:
+    loaded = load("arithmetic")
+    assert len(loaded.examples) == 4000
+    assert len({e.id for e in loaded.examples}) == 4000
+    signs = Counter()
+    for example in loaded.examples:
+        match = QUESTION.fullmatch(example.prompt)
+        assert match
+        left, sign, right = int(match[1]), match[2], int(match[3])
+        signs[sign] += 1
+        assert example.reference == str({"+": left + right, "-": left - right, "*": left * right}[sign])
+        assert max(left, right) < 100
+        if sign == "*":
+            low, high = sorted((left, right))
+            assert 1 <= low <= 9
+            assert 10 <= high <= 99
+    assert max(signs.values()) - min(signs.values()) <= 1
+    assert loaded.reward is None
+    first, again, other = (load("arithmetic", options={"size": 300, "seed": seed}) for seed in (3, 3, 4))
+    assert [e.id for e in first.examples] == [e.id for e in again.examples] != [e.id for e in other.examples]
+    (example,) = load("arithmetic", options={"size": 1, "operations": ["+"]}).examples
+    assert (example.prompt, example.reference) == ("What is 95 + 25?", "120")
+    assert example.id == "arithmetic-fda1d51f9cd2f39d83d09a73", "ids are fixed for all time"
+    assert Counter(QUESTION.fullmatch(e.prompt)[2] for e in loaded.examples[:300]) == {"+": 100, "-": 100, "*": 100}
+
+
+def test_a_range_of_operands_holds_for_every_operation(load: Load) -> None:
+    loaded = load("arithmetic", options={"size": 27, "operands": [7, 9]})
+    problems = {QUESTION.fullmatch(example.prompt).groups() for example in loaded.examples}
+    assert problems == {(left, sign, right) for left in "789" for sign in "+-*" for right in "789"}
+    too_many = {"size": 10, "operands": [7, 9], "operations": ["+"]}, {"size": 282, "digits": 1}
+    assert [refused(load, "arithmetic", options=options) for options in too_many] == [["data.size-too-large"]] * 2
+    assert len({e.prompt for e in load("arithmetic", options={"size": 281, "digits": 1}).examples}) == 281
+    assert refused(load, "arithmetic", path="tasks.jsonl", answer_key="solution") == ["data.unread-key"] * 2
+    for digits, operations in ((1, "*,-"), (3, "+"), (6, ["+", "+"]), (6, "*")):
+        loaded = load("arithmetic", options={"size": 80, "digits": digits, "operations": operations})
+        assert len({example.prompt for example in loaded.examples}) == 80
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"size": 0}, {"sise": 5}, {"operations": ["/"]}, {"operations": []}, {"digits": 7}, {"seed": -1}),
+        *({"size": "5"}, {"operands": [2]}, {"operands": [3, 2]}, {"operands": [-1, 2]}, {"operands": [0, 10**6]}),
+        {"operands": [2, 12], "digits": 2},
+    ],
+)
+def test_bad_options_are_refused(load: Load, options: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match="Problem"):
+        load("arithmetic", options=options)
+
+
+@given(st.sampled_from("+-*"), st.integers(1, 2))
+def test_pairs_are_distinct(sign: str, digits: int) -> None:
+    count = count_pairs(sign, digits)
+    assert len({pair(sign, index, digits) for index in range(count)}) == count
+
+
+@given(st.dictionaries(st.sampled_from("+-*"), st.integers(1, 50), min_size=1), st.data())
+def test_shares_use_what_there_is(counts: dict[str, int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, sum(counts.values())))
+    taken = shares(size, counts)
+    assert sum(taken.values()) == size
+    open_shares = [taken[sign] for sign in counts if taken[sign] < counts[sign]]
+    assert all(taken[sign] <= counts[sign] for sign in counts)
+    assert not open_shares or max(taken.values()) - min(open_shares) <= 1
