@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from numpy.testing import assert_allclose
 
 from retrain.advantages import compute_composable_advantages
 from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolve
-from retrain.campaign.load import load_campaign
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry, load_config
@@ -206,22 +204,3 @@ def test_a_row_of_the_page_says_all_that_a_recipe_sets(all_plugins: Plugins, nam
         said = re.search(rf"(?:^|, ){mark}(\S+?)(?:,|$)", loss)
         assert (float(said[1]) if said else None) == found.pop(path, None)
     assert more == ", ".join(f"`{path.partition('.')[2]} = {json.dumps(value)}`" for path, value in found.items())
-
-
-@pytest.mark.long
-def test_its_campaign_is_eight_algorithms_by_three_seeds_in_less_than_30_lines(
-    all_plugins: Plugins, tmp_path: Path
-) -> None:
-    (text,) = (
-        block
-        for block in re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-        if '{ recipe = "reinforce_pp_baseline" }' in block
-    )
-    assert len(text.splitlines()) < 30
-    file = tmp_path / "recipes.toml"
-    file.write_text(text, encoding="utf-8")
-    campaign = load_campaign([str(file)], all_plugins)
-    assert sorted(campaign.labels) == sorted(NAMES)
-    assert campaign.num_runs == 24
-    assert tomllib.loads(text)["model"]["model"] == "builtin:tiny"
-    assert all(not each.beaten for each in campaign.conditions)

@@ -29,21 +29,14 @@ BATCH_MEAN = """
 import numpy as np
 from retrain.advantages import Credit, GroupStatus, Needs, TokenCredit, group_status, train_rows
 from retrain.api import PluginSpec, Table, hookimpl
-
-
 class Params(Table):
     scale: float = 1.0
 
-
 class BatchMean:
-    \"\"\"Reward minus the mean of the whole step.\"\"\"
-
     needs = Needs(entropy=ENTROPY)
     labels = LABELS
-
     def __init__(self, context):
         self.scale, self.steps = context.params.scale, 0
-
     def assign(self, step, groups):
         mean = np.mean([score.value for group in groups for score in group.scores])
         statuses, tokens, rows = [], [], []
@@ -59,24 +52,17 @@ class BatchMean:
                     rows += train_rows(c, credit.advantages_A)
         metrics = {"batch_mean": float(mean), "steps_seen": self.steps}
         return Credit(statuses_P=tuple(statuses), tokens_PG=tuple(tokens), rows=tuple(rows), metrics=metrics)
-
     def observe(self, step, groups, credit):
         self.steps += 1
-
     def state(self):
         return {"steps": self.steps}
-
     def restore(self, state):
         self.steps = state["steps"]
 
-
 @hookimpl
 def retrain_register_algorithms(register):
-    register(
-        PluginSpec(
-            name="batch_mean", summary="A test.", factory=BatchMean, params=Params, traits=Needs(entropy=ENTROPY)
-        )
-    )
+    traits = Needs(entropy=ENTROPY)
+    register(PluginSpec(name="batch_mean", summary="A test.", factory=BatchMean, params=Params, traits=traits))
 """
 Install = Callable[..., None]
 BuildFlow = Callable[..., tuple[CreditFlow, PluginContext]]

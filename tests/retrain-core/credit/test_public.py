@@ -67,7 +67,6 @@ SPECS = {
     "whole": TransformSpec(name="whole", compute_context=lambda ctx: ctx.uncertainties_G),
 }
 
-
 @hookimpl
 def retrain_register_transforms(register):
     for name in NAMES:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
 
 from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
@@ -364,21 +363,12 @@ def test_rewards_of_single_tokens_reach_a_part_that_asks() -> None:
 
 
 DIGITS = """
-import numpy as np
-
-from retrain.advantages import TransformOutput, TransformSpec
+from retrain.advantages import TransformSpec
 from retrain.api import PluginSpec
-
-
-def weights(texts):
-    weights_T = np.where([any(map(str.isdigit, text)) for text in texts], 4.0, 1.0)
-    return weights_T / weights_T.mean() if texts else weights_T
-
 
 def credit(ctx):
     pairs = zip(ctx.advantages_G, ctx.texts_G, strict=True)
-    return TransformOutput(token_advs=[advantage * weights(texts) for advantage, texts in pairs])
-
+    return [[a * (4.0 if any(map(str.isdigit, text)) else 1.0) for text in texts] for a, texts in pairs]
 
 SPEC = TransformSpec(name="digits", compute_context=credit, needs_text=True)
 PLUGIN = PluginSpec(name="digits", summary="Four times the credit for tokens with a digit.", factory=SPEC)
@@ -395,13 +385,10 @@ def test_a_transform_that_reads_the_text_conforms_and_credits_what_it_reads(
     for each in checks:
         each()
     texts = ["The", " answer", " is", " \\bo", "xed{4", "2", "", "}", "."]
-    result = compute_composable_advantages(
-        [1.0, 0.0],
+    logprobs, modes = (
         [[-1.0] * len(texts), [-1.0, -1.0]],
-        advantage_mode="grpo",
-        transform_mode="credit_for_digits.PLUGIN",
-        texts_G=[texts, ["no", " answer"]],
+        {"advantage_mode": "grpo", "texts_G": [texts, ["no", " answer"]]},
     )
-    expected = np.array([1, 1, 1, 1, 4, 4, 1, 1, 1]) / 15 * 9 * 0.5
-    assert_allclose(result.token_advs[0], expected)
-    assert_array_equal(result.token_advs[1], [-0.5, -0.5])
+    result = compute_composable_advantages([1.0, 0.0], logprobs, transform_mode="credit_for_digits.PLUGIN", **modes)
+    assert result.token_advs[0].tolist() == [0.5, 0.5, 0.5, 0.5, 2.0, 2.0, 0.5, 0.5, 0.5]
+    assert result.token_advs[1].tolist() == [-0.5, -0.5]

@@ -179,16 +179,6 @@ def test_text_that_is_not_utf8(load: Load, tmp_path: Path) -> None:
         assert refused(load, "files", path=str(tmp_path / name)) == [code]
 
 
-def test_no_cache_folder_is_needed(write: Write, tmp_path: Path) -> None:
-    file = write("t.jsonl", lines(task(1)))
-    code = "import pathlib, sys; from retrain_rewards.sources.rows import read_rows;"
-    code += f"print(len(list(read_rows(pathlib.Path({file!r})))))"
-    nowhere = str(tmp_path / "t.jsonl" / "home")
-    env = {**os.environ, "HF_HOME": nowhere, "HOME": nowhere}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert done.stdout.strip() == "1"
-
-
 @pytest.mark.parametrize(
     ("path", "code"),
     pairs("""
