@@ -71,11 +71,11 @@ def test_a_column_may_hold_the_worked_solution(tokenizer: Any) -> None:
     assert list(solved.rows) == ["text", "number"]
     assert tokenizer.decode(solved.rows["text"].tokens_T[3:-1]) == "so 7 ."
     assert solved.left_out == {"without an answer": 5}
-    misspelt = [prompt("a", "7", steps="so 7 .\x1b[2J")]
+    misspelt = [prompt("a", "7", **dict.fromkeys(("work", "steps", "by", "at"), "so 7 .\x1b[2J"))]
     with pytest.raises(ConfigError) as error:
         solve(misspelt, configured("step"), tokenizer, end_of_turn=0, context_length=9)
     (problem,) = error.value.problems
-    assert (problem.code, problem.why) == ("sft.no-answers", "1 without an answer; columns: steps")
+    assert (problem.code, problem.why) == ("sft.no-answers", "1 without an answer; columns: at, by, steps, work")
 
 
 def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(

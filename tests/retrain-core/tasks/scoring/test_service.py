@@ -289,6 +289,7 @@ def test_a_thousand_hostile_completions(service: Make, example: Example) -> None
 def test_nothing_is_left_when_the_service_is_closed(service: Make, example: Example) -> None:
     before = descendants(os.getpid())
     hostile = service(rewards.Hostile(), workers=2, timeout_s=0.1, retries=0, max_failed_frac=1.0)
+    hostile.shadow = service(rewards.Match())
     with hostile.batch() as batch:
         for word in ("leave_process", "fork_and_hang", "fork_and_return", "sleep", "stop"):
             batch.submit(example, word)
