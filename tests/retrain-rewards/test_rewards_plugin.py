@@ -1,18 +1,13 @@
 """What this distribution registers, and what it tells the doctor."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retrain.api import Config, Diagnosis, Kind, Plugins, resolve
+from retrain.api import Config, Kind, resolve
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.schema import DataTable
-from retrain.kernel.errors import Problem
 from retrain_rewards import doctor
 from retrain_rewards.doctor import diagnose
 from retrain_rewards.sandbox.sandbox import Sandbox
@@ -27,13 +22,13 @@ from tests.kit.tables import cells, pairs
 SOURCES = ("arithmetic", "files", "math", "reasoning_gym")
 
 
-def resolve_config(plugins: Plugins, *arguments: str) -> tuple[Any, list[Problem]]:
+def resolve_config(plugins, *arguments):
     entries = {e.spec.name: e.spec for e in plugins.registered(Kind.CONFIG_TABLE)}
-    tables = {name: TableEntry(model=spec.load(), traits=spec.traits) for name, spec in entries.items()}  # type: ignore[arg-type]
+    tables = {name: TableEntry(model=spec.load(), traits=spec.traits) for name, spec in entries.items()}
     return load_config(None, tables=tables, arguments=arguments)
 
 
-def test_every_part_is_registered_and_loads(plugins: Plugins) -> None:
+def test_every_part_is_registered_and_loads(plugins):
     assert not plugins.failures
     for name in SOURCES:
         found = resolve(plugins, Kind.DATA_SOURCE, name, where="test")
@@ -46,7 +41,7 @@ def test_every_part_is_registered_and_loads(plugins: Plugins) -> None:
     assert not any(hasattr(reward, "needs_reference") for reward in (JudgeReward, CustomReward))
 
 
-def test_importing_every_module_leaves_datasets_out() -> None:
+def test_importing_every_module_leaves_datasets_out():
     modules = cells("""
         tables  answers.size  sandbox.inside  sources.arithmetic  sources.files  sources.math  sources.rows
         sources.reasoning_gym  sources.reasoning_gym_library  verifiers.match  verifiers.math_reward
@@ -74,14 +69,14 @@ def test_importing_every_module_leaves_datasets_out() -> None:
         environment-provider => verifiers  environment-max-turns => -2  environment-args => [1]
     """),
 )
-def test_a_wrong_value_is_refused_by_name(plugins: Plugins, flag: str, value: str) -> None:
+def test_a_wrong_value_is_refused_by_name(plugins, flag, value):
     _, (problem,) = resolve_config(plugins, f"--{flag}={value}")
     named = "[environment] id" if flag == "environment-provider" else f"--{flag}"
     assert named in problem.where
     assert "sk-planted" not in str(problem)
 
 
-def test_weights_replace_the_type(plugins: Plugins) -> None:
+def test_weights_replace_the_type(plugins):
     config, problems = resolve_config(plugins, '--reward-weights={"math": 1, "my.own": -0.5}')
     assert not problems
     assert config.value("reward.weights", {}) == {"math": 1.0, "my.own": -0.5}
@@ -95,7 +90,7 @@ def test_weights_replace_the_type(plugins: Plugins) -> None:
 
 
 @pytest.mark.parametrize("text", ["not json", "[1, 2]", "5", '{"a"', "[" * 100_000])
-def test_environment_args_must_decode_to_an_object(text: str) -> None:
+def test_environment_args_must_decode_to_an_object(text):
     from retrain_rewards.tables import EnvironmentTable
 
     assert EnvironmentTable.model_validate({"args": '{"split": "train"}'}).args == {"split": "train"}
@@ -107,9 +102,7 @@ VERIFIERS = {"provider": "verifiers", "id": "a/b"}
 EXTRAS = {f"retrain-rewards[{name}]" for name in ("judge", "mcp", "openenv", "reasoning-gym", "verifiers")}
 
 
-def found(
-    reward: dict[str, Any] | None = None, environment: dict[str, Any] | None = None, **data: Any
-) -> dict[str, Diagnosis]:
+def found(reward=None, environment=None, **data):
     tables = {
         "data": DataTable(**({"source": "arithmetic"} | data)),
         "reward": RewardTable(**(reward or {})),
@@ -118,7 +111,7 @@ def found(
     return {finding.name: finding for finding in diagnose(Config(tables=tables))}
 
 
-def needed(findings: dict[str, Diagnosis]) -> set[str]:
+def needed(findings):
     return {name for name, finding in findings.items() if finding.needed}
 
 
@@ -144,13 +137,13 @@ def needed(findings: dict[str, Diagnosis]) -> set[str]:
         ),
     ],
 )
-def test_a_configuration_needs_what_it_names_and_no_more(settings: dict[str, Any], wanted: set[str]) -> None:
+def test_a_configuration_needs_what_it_names_and_no_more(settings, wanted):
     assert needed(found(**settings)) == wanted
     findings = {finding.name: finding for finding in diagnose(None)}
     assert (set(findings), needed(findings)) == (EXTRAS | {"sandbox"}, set())
 
 
-def test_the_judge_needs_a_key_and_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_needs_a_key_and_a_server_that_answers(monkeypatch):
     reward = {"type": "judge", "judge_model": "m", "judge_api_key_env": "MY_JUDGE_KEY"}
     monkeypatch.delenv("MY_JUDGE_KEY", raising=False)
     assert found(reward)["judge's key"].is_fatal
@@ -167,7 +160,7 @@ def test_the_judge_needs_a_key_and_a_server_that_answers(monkeypatch: pytest.Mon
     assert found(reward | {"judge_base_url": server.url})["judge"].is_fatal
 
 
-def test_the_reward_code_needs_a_sandbox_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_code_needs_a_sandbox_that_works(monkeypatch):
     monkeypatch.setattr(doctor, "find_sandbox", lambda: (None, "bwrap: no permissions"))
     refused = found({"type": "code"})["sandbox"]
     assert refused.is_fatal
@@ -183,7 +176,7 @@ def test_the_reward_code_needs_a_sandbox_that_works(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("source", ["files", "math", "gsm8k"])
-def test_a_path_must_be_there(source: str, tmp_path: Path) -> None:
+def test_a_path_must_be_there(source, tmp_path):
     assert found(source=source, path=str(tmp_path / "none"))["data"].is_fatal
     assert found(source=source, path=str(tmp_path))["data"].status == "ok"
     assert "data" not in found(source="math")

@@ -21,7 +21,7 @@ CORPUS = [
 Make = Callable[[], PreTrainedTokenizerFast]
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +33,7 @@ def byte_level() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
-def sentence_piece() -> PreTrainedTokenizerFast:
+def sentence_piece():
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -47,7 +47,7 @@ def sentence_piece() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 
-def word_piece() -> PreTrainedTokenizerFast:
+def word_piece():
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -60,7 +60,7 @@ FAMILIES: dict[str, Make] = {"byte_level": byte_level, "sentence_piece": sentenc
 
 
 @pytest.fixture(scope="session")
-def families() -> dict[str, PreTrainedTokenizerFast]:
+def families():
     return {name: make() for name, make in FAMILIES.items()}
 
 

@@ -1,7 +1,5 @@
 """Advantages of a group, of a step and by token, against published vectors and formulas."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,11 +1,8 @@
 """What retrain-sepa registers; the five conditions through the public credit API; the recipes and their page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.plugins.first_party import promised_names
-from retrain.kernel.registry import Plugins
 from retrain_sepa.controller import SepaController
 from retrain_sepa.planning import RegexPlanningDetector
 from retrain_sepa.plugin import ALIASES, retrain_diagnose
@@ -174,22 +170,22 @@ NAMES = [*promised_names(Kind.RECIPE)]
 
 
 @pytest.fixture(scope="module")
-def all_plugins() -> Plugins:
+def all_plugins():
     return load_plugins({})
 
 
-def values(all_plugins: Plugins, name: str) -> dict[str, Any]:
+def values(all_plugins, name):
     (entry,) = all_plugins.find(Kind.RECIPE, name)
     return dict(entry.spec.load())
 
 
-def test_those_of_the_documentation_are_those_registered(all_plugins: Plugins) -> None:
+def test_those_of_the_documentation_are_those_registered(all_plugins):
     registered = [entry.spec.name for entry in all_plugins.registered(Kind.RECIPE)]
     assert sorted(NAMES) == registered == sorted(row[0] for row in ROW.findall(PAGE.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_of_the_page_says_all_that_a_recipe_sets(all_plugins: Plugins, name: str) -> None:
+def test_a_row_of_the_page_says_all_that_a_recipe_sets(all_plugins, name):
     found = values(all_plugins, name)
     row = next(row for row in ROW.findall(PAGE.read_text(encoding="utf-8")) if row[0] == name)
     advantage, loss, aggregation, more = (cell.strip() for cell in row[1:5])

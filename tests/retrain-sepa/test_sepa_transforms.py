@@ -1,10 +1,7 @@
 """Transforms, uncertainties and the SEPA schedule against their formulas; what they refuse; a resume."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ masks = arrays(np.bool_, sizes)
 some = settings(max_examples=50)
 
 
-def test_pooling_of_the_worked_example() -> None:
+def test_pooling_of_the_worked_example():
     before = U.copy()
     pooled = pool_execution(U, PLANNING, 0.5)
     expected = [0.243750, 0.293750, 1.8, 0.193750, 0.593750, 0.243750, 2.1, 0.293750, 0.193750, 0.243750]
@@ -55,15 +52,13 @@ def test_pooling_of_the_worked_example() -> None:
         *((amplify_planning, (np.ones(5), np.ones(n, bool), 0.2), "credit.wrong-mask") for n in (0, 1, 4, 6)),
     ],
 )
-def test_a_mask_or_lambda_that_does_not_fit_is_refused(function: Any, arguments: Any, code: str) -> None:
+def test_a_mask_or_lambda_that_does_not_fit_is_refused(function, arguments, code):
     assert refused(function, *arguments) == [code]
 
 
 @some
 @given(uncertainties, masks, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_pooling_keeps_planning_tokens_and_means_and_shrinks_the_variance(
-    uncertainty: np.ndarray, planning: np.ndarray, strength: float, beta: float
-) -> None:
+def test_pooling_keeps_planning_tokens_and_means_and_shrinks_the_variance(uncertainty, planning, strength, beta):
     uncertainty = np.minimum(uncertainty, 50.0)
     pooled = pool_execution(uncertainty, planning, strength)
     assert_array_equal(pooled[planning], uncertainty[planning])
@@ -78,7 +73,7 @@ def test_pooling_keeps_planning_tokens_and_means_and_shrinks_the_variance(
 
 @some
 @given(uncertainties, st.floats(0.0, 20.0))
-def test_gtpo_weighs_by_uncertainty_over_its_mean(uncertainty: np.ndarray, beta: float) -> None:
+def test_gtpo_weighs_by_uncertainty_over_its_mean(uncertainty, beta):
     bounded = np.minimum(uncertainty, 50.0)
     is_flat = bounded.mean() < 1e-7
     expected = np.ones(bounded.shape) if is_flat else np.maximum(1 + beta * (bounded / bounded.mean() - 1), 0.0)
@@ -86,14 +81,14 @@ def test_gtpo_weighs_by_uncertainty_over_its_mean(uncertainty: np.ndarray, beta:
 
 
 @pytest.mark.parametrize("uncertainty", [np.full(4, 9e-8), np.zeros(4), U[:1], np.zeros(0)])
-def test_without_uncertainty_or_with_one_token_weights_are_uniform(uncertainty: np.ndarray) -> None:
+def test_without_uncertainty_or_with_one_token_weights_are_uniform(uncertainty):
     assert_allclose(gtpo_weights(uncertainty, 0.7), np.ones(len(uncertainty)), rtol=1e-15)
 
 
 @pytest.mark.parametrize(
     ("alpha", "expected"), [(0.2, [1.2, -0.8, 0.5, -0.4, 0]), (1.0, [2, 0, 0.5, 0, 0]), (0.0, [1, -1, 0.5, -0.5, 0])]
 )
-def test_hicra_of_the_worked_example(alpha: float, expected: list[float]) -> None:
+def test_hicra_of_the_worked_example(alpha, expected):
     advantages_T = np.array([1, -1, 0.5, -0.5, 0])
     assert_allclose(amplify_planning(advantages_T, np.array([1, 1, 0, 1, 1], dtype=bool), alpha), expected)
     assert_array_equal(advantages_T, [1, -1, 0.5, -0.5, 0])
@@ -102,14 +97,14 @@ def test_hicra_of_the_worked_example(alpha: float, expected: list[float]) -> Non
 @pytest.mark.parametrize(
     ("rho", "threshold"), [(0.2, 1.8), (0.3, 0.9), (0.25, 1.8), (0.05, 2.1), (0.5, 0.3), (0.0, -np.inf), (1.0, -np.inf)]
 )
-def test_top_rho_of_the_worked_example(rho: float, threshold: float) -> None:
+def test_top_rho_of_the_worked_example(rho, threshold):
     assert top_rho_threshold([U[:4], U[4:4], U[4:]], rho) == threshold
     assert top_rho_threshold([], rho) == top_rho_threshold([np.zeros(0)], rho) == -np.inf
 
 
 @some
 @given(st.lists(uncertainties, min_size=1, max_size=5), st.floats(0.001, 0.999))
-def test_top_rho_keeps_the_wanted_share_and_ties(drawn: list[np.ndarray], rho: float) -> None:
+def test_top_rho_keeps_the_wanted_share_and_ties(drawn, rho):
     flat = np.concatenate(drawn)
     threshold = top_rho_threshold(drawn, rho)
     rank = max(1, int(np.floor(len(flat) * rho + 1e-9)))
@@ -117,21 +112,21 @@ def test_top_rho_keeps_the_wanted_share_and_ties(drawn: list[np.ndarray], rho: f
     assert np.count_nonzero(flat > threshold) < rank <= np.count_nonzero(flat >= threshold)
 
 
-def context(logprobs: Any, entropies: Any = None) -> UncertaintyContext:
+def context(logprobs, entropies=None):
     entropies_T = None if entropies is None else np.asarray(entropies, dtype=np.float64)
     return UncertaintyContext(logprobs_T=np.asarray(logprobs, dtype=np.float64), entropies_T=entropies_T)
 
 
 @settings(max_examples=50)
 @given(arrays(np.float64, st.integers(0, 30), elements=st.floats(-700.0, 0.0) | st.just(-np.inf)))
-def test_surprisal_is_bounded_and_predictive_variance_is_that_of_a_coin(logprobs: np.ndarray) -> None:
+def test_surprisal_is_bounded_and_predictive_variance_is_that_of_a_coin(logprobs):
     assert_allclose(surprisal(context(logprobs)), np.minimum(-logprobs, 50.0))
     p = np.exp(logprobs)
     finite = logprobs[np.isfinite(logprobs)]
     assert_allclose(predictive_variance(context(finite)), (p * (1 - p))[np.isfinite(logprobs)], atol=1e-15)
 
 
-def test_rounding_above_zero_is_forgiven() -> None:
+def test_rounding_above_zero_is_forgiven():
     assert surprisal(context([1e-6])).tolist() == predictive_variance(context([1e-6])).tolist() == [0.0]
     assert shannon_entropy(context([-1.0, -1.0], [0.7, -1e-9])).tolist() == [0.7, 0.0]
     assert (SHANNON_ENTROPY.needs_entropy, SURPRISAL.needs_entropy) == (True, False)
@@ -148,7 +143,7 @@ def test_rounding_above_zero_is_forgiven() -> None:
         (shannon_entropy, context([-1.0]), "backend.no-entropies"),
     ],
 )
-def test_impossible_and_missing_numbers_are_refused(kind: Any, given_: UncertaintyContext, code: str) -> None:
+def test_impossible_and_missing_numbers_are_refused(kind, given_, code):
     with pytest.raises(CreditError) as caught:
         kind(given_)
     assert codes_in(caught) == [code]

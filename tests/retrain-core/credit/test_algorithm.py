@@ -1,27 +1,21 @@
 """A plugin's own `Algorithm`, declared by its traits, and the default one: credit, rows, fields, a controller."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from retrain.credit.algorithm import CreditAlgorithm, build_algorithm
-from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.flow import build_flow
 from retrain.credit.pipeline import assign_credit
 from retrain.credit.specs import ControllerView, TransformSpec, UncertaintySpec
-from retrain.kernel.config.load import TableEntry, load_config
+from retrain.kernel.config.load import load_config
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.declared import Needs
 from retrain.kernel.errors import ConfigError, CreditError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Completion, Group
 from tests.kit.credit_parts import make_flow
 from tests.kit.problems import codes_in, refused
 
@@ -64,16 +58,14 @@ def retrain_register_algorithms(register):
     traits = Needs(entropy=ENTROPY)
     register(PluginSpec(name="batch_mean", summary="A test.", factory=BatchMean, params=Params, traits=traits))
 """
-Install = Callable[..., None]
-BuildFlow = Callable[..., tuple[CreditFlow, PluginContext]]
 LABELS = {"condition": "batch_mean"}
 
 
 @pytest.fixture
-def install(distribution: Callable[..., Path], toys: Path) -> Install:
+def install(distribution, toys):
     """`install(factor="np.inf")`: the algorithm, with or without a fault."""
 
-    def write(*, factor: str = "1.0", labels: object = LABELS, entropy: bool = False) -> None:
+    def write(*, factor="1.0", labels=LABELS, entropy=False):
         constants = f"import numpy as np\nFACTOR, LABELS, ENTROPY = {factor}, {labels!r}, {entropy}\n"
         distribution("retrain-batch-mean", {"batch_mean": constants + BATCH_MEAN})
 
@@ -81,10 +73,10 @@ def install(distribution: Callable[..., Path], toys: Path) -> Install:
 
 
 @pytest.fixture
-def flow(tables: Mapping[str, TableEntry]) -> BuildFlow:
+def flow(tables):
     """`flow("--algorithm-param", "scale=2")`: the flow that is configured, and what a factory is given."""
 
-    def build(*arguments: str) -> tuple[CreditFlow, PluginContext]:
+    def build(*arguments):
         config, problems = load_config(None, tables=tables, arguments=["--algorithm-mode", "batch_mean", *arguments])
         assert problems == []
         plugins = load_plugins({"RETRAIN_BLOCK": "retrain-sepa"})  # it needs nobody's stages
@@ -93,9 +85,7 @@ def flow(tables: Mapping[str, TableEntry]) -> BuildFlow:
     return build
 
 
-def test_its_traits_make_it_a_whole_algorithm(
-    install: Install, flow: BuildFlow, make_group: Callable[..., Group]
-) -> None:
+def test_its_traits_make_it_a_whole_algorithm(install, flow, make_group):
     install(entropy=True)
     built, context = flow("--algorithm-params", '{"scale": 2.0}')
     assert (built.is_custom, built.condition) == (True, "batch_mean")
@@ -114,7 +104,7 @@ def test_its_traits_make_it_a_whole_algorithm(
     assert resumed.assign(4, groups).metrics["steps_seen"] == 1
 
 
-def test_it_has_no_stages_to_compute_and_its_parameters_are_checked(install: Install, flow: BuildFlow) -> None:
+def test_it_has_no_stages_to_compute_and_its_parameters_are_checked(install, flow):
     install()
     assert refused(assign_credit, [], flow()[0]) == ["credit.own-algorithm"]
     with pytest.raises(ConfigError, match="unknown option 'scael'"):
@@ -122,7 +112,7 @@ def test_it_has_no_stages_to_compute_and_its_parameters_are_checked(install: Ins
 
 
 @pytest.mark.parametrize("labels", [{}, {"name": "x"}, {"condition": 1}, "batch_mean"])
-def test_labels_without_a_condition_are_refused(labels: object, install: Install, flow: BuildFlow) -> None:
+def test_labels_without_a_condition_are_refused(labels, install, flow):
     install(labels=labels)
     assert refused(build_algorithm, *flow()) == ["plugin.no-condition"]
 
@@ -131,18 +121,14 @@ def test_labels_without_a_condition_are_refused(labels: object, install: Install
     ("factor", "code"),
     [("np.nan", "credit.not-finite"), ("np.inf", "credit.not-finite"), ("None", "credit.part-raised")],
 )
-def test_faulty_credit_is_named(
-    factor: str, code: str, install: Install, flow: BuildFlow, make_group: Callable[..., Group]
-) -> None:
+def test_faulty_credit_is_named(factor, code, install, flow, make_group):
     install(factor=factor)
     with pytest.raises(CreditError, match="step 5: algorithm 'batch_mean'") as caught:
         build_algorithm(*flow()).assign(5, [make_group(1, 0)])
     assert codes_in(caught) == [code]
 
 
-def test_credit_and_rows_of_another_shape_are_named(
-    install: Install, flow: BuildFlow, make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credit_and_rows_of_another_shape_are_named(install, flow, make_group, monkeypatch):
     install()
     group, algorithm = make_group(1, 0), build_algorithm(*flow())
     completions = [replace(c, reference_logprobs_T=np.zeros(len(c.tokens_T)), kl_coef=0.1) for c in group.completions]
@@ -158,11 +144,11 @@ def test_credit_and_rows_of_another_shape_are_named(
         (replace(sound, tokens_PG=(sound.tokens_PG[0][:1],)), group, "credit.wrong-count"),
         (replace(sound, rows=(elsewhere, *rest)), group, "credit.unsampled-token"),
     ):
-        monkeypatch.setattr(algorithm.algorithm, "assign", lambda step, groups, a=answer: a)  # type: ignore[attr-defined]
+        monkeypatch.setattr(algorithm.algorithm, "assign", lambda step, groups, a=answer: a)
         assert refused(algorithm.assign, 5, [given]) == [code]
 
 
-def test_a_run_trains_with_it(install: Install, command: Any, toy_arguments: list[str], tmp_path: Path) -> None:
+def test_a_run_trains_with_it(install, command, toy_arguments, tmp_path):
     install()
     result = command(*toy_arguments, "--max-steps", "3", "--algorithm-mode", "batch_mean")
     assert (result.code, result.err) == (0, "")
@@ -173,11 +159,7 @@ def test_a_run_trains_with_it(install: Install, command: Any, toy_arguments: lis
     assert json.loads((folder / "run.json").read_text())["condition"] == "batch_mean"
 
 
-MakeGroup = Callable[..., Group]
-MakeCompletion = Callable[..., Completion]
-
-
-def pooling_flow(uncertainty: str = "surprisal") -> CreditFlow:
+def pooling_flow(uncertainty="surprisal"):
     """Centred rewards; pooling halves the uncertainty whatever lambda is."""
     transform = TransformSpec(
         name="t", uses_sepa_controller=True, controller="ramp", entropy_transform=lambda u, p, lam: 0.5 * u
@@ -189,35 +171,35 @@ def pooling_flow(uncertainty: str = "surprisal") -> CreditFlow:
 class EverySecond:
     """A detector that marks every second token."""
 
-    def masks(self, completions_G: Any) -> Any:
+    def masks(self, completions_G):
         return [np.arange(len(tokens)) % 2 == 1 for tokens in completions_G]
 
 
 class Ramp:
     """Lambda is a tenth per observed step."""
 
-    def __init__(self, **fields: float | bool) -> None:
+    def __init__(self, **fields):
         self.seen: list[ControllerView] = []
         self.fields = fields
         self.start = 0
 
-    def value(self, step: int) -> float:
+    def value(self, step):
         return 0.1 * (self.start + len(self.seen))
 
-    def observe(self, view: ControllerView) -> None:
+    def observe(self, view):
         self.seen.append(view)
 
-    def metrics(self) -> Mapping[str, float | bool]:
+    def metrics(self):
         return {"ramp_seen": len(self.seen), **self.fields}
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self):
         return {"seen": self.start + len(self.seen)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state):
         self.start = state["seen"]
 
 
-def test_token_statistics_before_and_after_pooling(make_group: MakeGroup, make_completion: MakeCompletion) -> None:
+def test_token_statistics_before_and_after_pooling(make_group, make_completion):
     completions = [make_completion([-1, -4, -3], entropies=[1, 2, 3]), make_completion([-5], entropies=[4])]
     algorithm = CreditAlgorithm(flow=pooling_flow(), detector=EverySecond(), controller=Ramp())
     groups = [make_group(1, 0, completions=completions)]
@@ -230,8 +212,8 @@ def test_token_statistics_before_and_after_pooling(make_group: MakeGroup, make_c
     assert fields["post_exec_surprisal_var"] == pytest.approx((execution / 2).var())
     assert fields["exec_entropy_mean"] == pytest.approx(np.mean([1, 3, 4]))
     algorithm.observe(0, groups, credit)
-    assert algorithm.controller.seen == [  # type: ignore[attr-defined]
-        ControllerView(step=0, correct_rate=0.5, execution_variance=pytest.approx(execution.var()))  # type: ignore[arg-type]
+    assert algorithm.controller.seen == [
+        ControllerView(step=0, correct_rate=0.5, execution_variance=pytest.approx(execution.var()))
     ]
     other = CreditAlgorithm(flow=pooling_flow("toy"), detector=EverySecond()).assign(0, groups)
     assert "post_exec_uncertainty_mean" in other.metrics
@@ -243,12 +225,12 @@ def test_token_statistics_before_and_after_pooling(make_group: MakeGroup, make_c
         algorithm = CreditAlgorithm(flow=pooling_flow(), controller=Ramp())
         credit = algorithm.assign(0, groups)
         algorithm.observe(0, groups, credit)
-        assert [view.correct_rate for view in algorithm.controller.seen] == [rate]  # type: ignore[attr-defined]
+        assert [view.correct_rate for view in algorithm.controller.seen] == [rate]
     assert credit.metrics == {"sepa_lambda": 0.0, "ramp_seen": 0}, "statistics of no token are absent"
-    assert [view.execution_variance for view in algorithm.controller.seen] == [None]  # type: ignore[attr-defined]
+    assert [view.execution_variance for view in algorithm.controller.seen] == [None]
 
 
-def test_rows_carry_credit_at_action_tokens_only(make_group: MakeGroup, make_completion: MakeCompletion) -> None:
+def test_rows_carry_credit_at_action_tokens_only(make_group, make_completion):
     completions = [make_completion([-1, -2], prompt=3), make_completion([-1]), make_completion([])]
     credit = CreditAlgorithm(flow=pooling_flow()).assign(4, [make_group(1, 0, 0, completions=completions)])
     assert [int(row.action_T.sum()) for row in credit.rows] == [2, 1]
@@ -258,21 +240,21 @@ def test_rows_carry_credit_at_action_tokens_only(make_group: MakeGroup, make_com
     ]
 
 
-def test_a_completion_without_a_verdict_takes_no_part(make_group: MakeGroup) -> None:
+def test_a_completion_without_a_verdict_takes_no_part(make_group):
     groups = [make_group(1, None, 0, "broken")]
     credit = CreditAlgorithm(flow=pooling_flow()).assign(0, groups)
     assert [tokens.advantages_A.tolist() for tokens in credit.tokens_PG[0]] == [[0.5], [0.0], [-0.5], [0.0]]
     assert all(tokens.planning_A is None for tokens in credit.tokens_PG[0])
     assert len(credit.rows) == 2
     marked = CreditAlgorithm(flow=pooling_flow(), detector=EverySecond()).assign(0, groups)
-    assert [tokens.planning_A.tolist() for tokens in marked.tokens_PG[0]] == [[False]] * 4  # type: ignore[union-attr]
+    assert [tokens.planning_A.tolist() for tokens in marked.tokens_PG[0]] == [[False]] * 4
     groups = [make_group(1, 0), make_group(1, 1), make_group(0, 0), make_group(0.5, 0.5), make_group(1, None)]
     credit = CreditAlgorithm(flow=pooling_flow()).assign(0, groups)
     names = ["INFORMATIVE", "ALL_RIGHT", "ALL_WRONG", "TIED", "NO_VERDICT"]
     assert ([status.name for status in credit.statuses_P], len(credit.rows)) == (names, 2)
 
 
-def test_the_controller_is_asked_before_it_sees_the_step(make_group: MakeGroup) -> None:
+def test_the_controller_is_asked_before_it_sees_the_step(make_group):
     algorithm, groups = CreditAlgorithm(flow=pooling_flow(), controller=Ramp()), [make_group(1, 0)]
     for step in range(3):
         credit = algorithm.assign(step, groups)
@@ -286,7 +268,7 @@ def test_the_controller_is_asked_before_it_sees_the_step(make_group: MakeGroup) 
     assert resumed.assign(3, groups).metrics["sepa_lambda"] == pytest.approx(0.3)
 
 
-def test_without_a_controller_lambda_is_zero_and_there_is_nothing_to_keep(make_group: MakeGroup) -> None:
+def test_without_a_controller_lambda_is_zero_and_there_is_nothing_to_keep(make_group):
     algorithm, groups = CreditAlgorithm(flow=pooling_flow(), mode="my_mode"), [make_group(1, 0)]
     credit = algorithm.assign(0, groups)
     algorithm.observe(0, groups, credit)

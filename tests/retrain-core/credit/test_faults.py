@@ -1,20 +1,15 @@
 """Refusals: faults of plugins and inputs, named with plugin and place, and what tables refuse before anything loads."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from retrain.credit import retrain_check_config as problems_of
 from retrain.credit import retrain_explain
-from retrain.credit.pipeline import CreditGroup, assign_credit
+from retrain.credit.pipeline import assign_credit
 from retrain.credit.specs import AdvantageSpec, AlgorithmSpec, TransformOutput, TransformSpec, UncertaintySpec
-from retrain.kernel.config.load import TableEntry, load_config
-from retrain.kernel.config.resolved import Config
+from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import CreditError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.check import check
@@ -24,16 +19,16 @@ from tests.kit.problems import codes_in
 NAN = float("nan")
 
 
-def answers(value: Any) -> Callable[..., Any]:
+def answers(value):
     """A stage that answers the same to anything."""
     return lambda *_: value
 
 
-def raising(*_: Any) -> Any:
+def raising(*_):
     raise KeyError("scale")
 
 
-def refused(flow: Any, groups: CreditGroup | list[CreditGroup], code: str) -> str:
+def refused(flow, groups, code):
     with pytest.raises(CreditError) as caught:
         assign_credit(groups if isinstance(groups, list) else [groups], flow)
     assert codes_in(caught) == [code]
@@ -56,7 +51,7 @@ OF_NUMBERS = [  # answers where two numbers are wanted
 
 @pytest.mark.parametrize(("value", "code"), OF_NUMBERS)
 @pytest.mark.parametrize("stage", ["advantage", "uncertainty", "entropy_transform", "post_process"])
-def test_a_faulty_part_is_named_with_its_place(stage: str, value: Any, code: str) -> None:
+def test_a_faulty_part_is_named_with_its_place(stage, value, code):
     compute = raising if value is raising else answers(value)
     if stage == "advantage":
         flow, place = make_flow(advantage=AdvantageSpec(name="bad", compute=compute)), "step 3: "
@@ -72,7 +67,7 @@ def test_a_faulty_part_is_named_with_its_place(stage: str, value: Any, code: str
     assert value is not raising or f"test_faults.py:{raising.__code__.co_firstlineno + 1})" in text
 
 
-def test_a_negative_uncertainty_is_refused() -> None:
+def test_a_negative_uncertainty_is_refused():
     flow = make_flow(uncertainty=UncertaintySpec(name="bad", compute=lambda ctx: ctx.logprobs_T))
     text = refused(flow, make_credit_group([1, 0], [[-0.0], [-0.0, -2.0]]), "credit.negative-uncertainty")
     assert "completion 1: uncertainty 'bad' is -2.0 at position 1" in text
@@ -90,13 +85,13 @@ OF_GROUPS = [  # answers where two and one numbers are wanted
 OF_OUTPUTS = [
     (TransformOutput(token_advs=[]), "credit.wrong-count", "has 0 entries"),
     (TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": NAN}), "credit.not-finite", "metric 'm'"),
-    (TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": "text"}), "credit.not-numbers", "metric 'm'"),  # type: ignore[dict-item]
+    (TransformOutput(token_advs=[[1, 1], [1]], metrics={"m": "text"}), "credit.not-numbers", "metric 'm'"),
 ]
 
 
 @pytest.mark.parametrize("whole", ["algorithm", "transform", "advantage by token"])
 @pytest.mark.parametrize(("value", "code", "fragment"), [*OF_GROUPS, *OF_OUTPUTS])
-def test_a_faulty_function_of_a_group_is_named(whole: str, value: Any, code: str, fragment: str) -> None:
+def test_a_faulty_function_of_a_group_is_named(whole, value, code, fragment):
     compute = raising if value is raising else answers(value)
     if whole == "algorithm":
         flow, named = make_flow(algorithm=AlgorithmSpec(name="bad", compute_context=compute)), "algorithm 'bad'"
@@ -122,7 +117,7 @@ def test_a_faulty_function_of_a_group_is_named(whole: str, value: Any, code: str
         (raising, "credit.part-raised", ""),
     ],
 )
-def test_a_faulty_advantage_of_steps_is_named(value: Any, code: str, place: str) -> None:
+def test_a_faulty_advantage_of_steps_is_named(value, code, place):
     compute = raising if value is raising else answers(value)
     flow = make_flow(advantage=AdvantageSpec(name="a", compute_step=compute))
     groups = [make_credit_group([1, 0], [[-1], [-1]], name=f"group {number}") for number in range(2)]
@@ -142,26 +137,25 @@ def test_a_faulty_advantage_of_steps_is_named(value: Any, code: str, place: str)
         ({"rewards_G": np.array([1.0, np.nan])}, "credit.not-finite", "reward is nan at position 1"),
     ],
 )
-def test_faulty_inputs_are_named(changes: dict[str, Any], code: str, place: str) -> None:
+def test_faulty_inputs_are_named(changes, code, place):
     text = refused(make_flow(), replace(make_credit_group([1, 0], [[-1, -1], [-1]]), **changes), code)
     assert text.startswith("group 0")
     assert place in text
 
 
-def test_missing_entropies_are_reported_before_anything_is_computed() -> None:
+def test_missing_entropies_are_reported_before_anything_is_computed():
     flow = make_flow(uncertainty=UncertaintySpec(name="h", compute=lambda ctx: ctx.entropies_T, needs_entropy=True))
     refused(flow, make_credit_group([1, 0], [[-1], [-1]]), "backend.no-entropies")
     group = make_credit_group([1, 0], [[-1], [-1]], entropies_G=[np.array([0.5]), np.array([0.7])])
     assert assign_credit([group], flow).uncertainties[0][1].tolist() == [0.7]
 
 
-Tables = Mapping[str, TableEntry]
 DISTILLING = "--advantage-mode distillation --transform-mode none --teacher-model builtin:tiny"
 SERVED = "--advantage-mode distillation --transform-mode none --teacher-engine vllm --temperature 1.0"
 COV = "--entropy-kl-cov 0.1 --epochs 2"
 
 
-def read(flags: str, tables: Tables) -> Config:
+def read(flags, tables):
     arguments = [*(() if "--backend" in flags else ("--backend", "local")), *flags.split()]
     config, problems = load_config(None, tables=tables, arguments=arguments)
     assert problems == []
@@ -200,7 +194,7 @@ def read(flags: str, tables: Tables) -> Config:
         ("--sft-steps 2 --sft-path x", "sft-path", "sft.no-source"),
     ],
 )
-def test_refused_by_key(flags: str, key: str, code: str, tables: Tables) -> None:
+def test_refused_by_key(flags, key, code, tables):
     (problem,) = problems_of(read(flags, tables), load_plugins())
     assert (problem.where.split()[0], problem.code) == (f"--{key}", code)
     assert problem.fix
@@ -222,7 +216,7 @@ def test_refused_by_key(flags: str, key: str, code: str, tables: Tables) -> None
         f"{DISTILLING} --backend prime_rl",
     ],
 )
-def test_accepted(flags: str, tables: Tables) -> None:
+def test_accepted(flags, tables):
     assert problems_of(read(flags, tables), load_plugins()) == []
 
 
@@ -235,7 +229,7 @@ def test_accepted(flags: str, tables: Tables) -> None:
         (f"{DISTILLING} --teacher-engine nothing", "teacher-engine"),
     ],
 )
-def test_a_run_refuses_what_other_parts_know(flags: str, key: str, tables: Tables) -> None:
+def test_a_run_refuses_what_other_parts_know(flags, key, tables):
     _, found = check(read(flags, tables), load_plugins(), tables)
     assert [problem for problem in found if f"--{key}" in problem.where], found
     rows = {"--teacher-adapter logs/a": "me with the adapter in logs/a, engine pytorch"}

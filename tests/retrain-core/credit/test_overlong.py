@@ -1,12 +1,7 @@
 """Truncated completions and those near the limit: the soft punishment, the masked rows, the dropped verdicts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +11,14 @@ from hypothesis import strategies as st
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.credit.specs import AdvantageSpec
-from retrain.kernel.contracts.algorithm import Algorithm
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock
-from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, group_status, verdicts
+from retrain.kernel.types import GroupStatus, StopReason, group_status, verdicts
 from retrain.records.run import Run
 from retrain.run.steps.selection import joined_fields, selection
 from tests.kit.credit_parts import make_flow
 from tests.kit.overlapped import GENERATIONS, lines, steps
 
-MakeGroup = Callable[..., Group]
 # Writes what each batch is to `batches.jsonl`.
 WATCHING = """
 import json
@@ -46,32 +39,30 @@ def retrain_groups_scored(groups):
 
 
 @pytest.fixture
-def truncated(make_completion: Callable[..., Completion]) -> Callable[[str], list[Completion]]:
+def truncated(make_completion):
     """`truncated("..x.")`: completions of two tokens, those marked x truncated."""
 
-    def make(marks: str) -> list[Completion]:
+    def make(marks):
         reasons = {"x": StopReason.LENGTH, "t": StopReason.TURNS, ".": StopReason.EOS}
         return [make_completion([-1.0, -2.0], stop_reason=reasons[mark]) for mark in marks]
 
     return make
 
 
-def algorithm() -> Algorithm:
+def algorithm():
     return CreditAlgorithm(flow=make_flow())
 
 
 @settings(max_examples=40)
 @given(limit=st.integers(1, 300), data=st.data())
-def test_the_soft_punishment_grows_evenly_over_the_zone(limit: int, data: st.DataObject) -> None:
+def test_the_soft_punishment_grows_evenly_over_the_zone(limit, data):
     zone = data.draw(st.integers(1, limit))
     amounts = [soft_punishment(length, limit=limit, zone=zone) for length in range(limit + 3)]
     ramp = [-n / zone for n in range(1, zone + 1)]
     assert amounts == pytest.approx([0.0] * (limit - zone + 1) + ramp + [-1.0] * 2)
 
 
-def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(
-    make_group: MakeGroup, make_completion: Callable[..., Completion], command: Any
-) -> None:
+def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(make_group, make_completion, command):
     lengths = [80, 85, 90, 100, 100]
     group = make_group(1, 1, 0, None, 0, completions=[make_completion([-1.0] * length) for length in lengths])
     (shaped,), fields = SoftPunishment(limit=100, zone=20).shape(3, (group,))
@@ -94,9 +85,7 @@ def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(
     assert group_status(shaped) is GroupStatus.ALL_WRONG, "lengths do not make a group informative"
 
 
-def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(
-    make_group: MakeGroup, truncated: Callable[[str], list[Completion]]
-) -> None:
+def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(make_group, truncated):
     groups = [
         make_group(1, 0, 0, 0, completions=truncated("..xx")),
         make_group(0, 0, completions=truncated("x.")),  # teaches nothing, so nothing of it is masked
@@ -121,12 +110,12 @@ def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(
     assert credit.metrics["overlong_masked_count"] == 1
 
 
-def test_surplus_groups_are_not_trained_even_by_an_advantage_of_steps(make_group: MakeGroup, truncated: Any) -> None:
+def test_surplus_groups_are_not_trained_even_by_an_advantage_of_steps(make_group, truncated):
     groups = [make_group(1, 0), make_group(1, 1), replace(make_group(1, 0), is_surplus=True)]
     assert group_status(groups[2]) is GroupStatus.SURPLUS
     assert group_status(replace(groups[1], is_surplus=True)) is GroupStatus.ALL_RIGHT
 
-    def over_step(step: Any) -> list[np.ndarray]:
+    def over_step(step):
         mean = np.concatenate(step.rewards_PG).mean()
         return [rewards_G - mean for rewards_G in step.rewards_PG]
 
@@ -138,9 +127,7 @@ def test_surplus_groups_are_not_trained_even_by_an_advantage_of_steps(make_group
         assert [credit.trains(number) for number in range(3)] == [True, sees_step, False]
 
 
-def test_what_is_dropped_has_no_verdict_for_credit(
-    make_group: MakeGroup, truncated: Callable[[str], list[Completion]], load: Any
-) -> None:
+def test_what_is_dropped_has_no_verdict_for_credit(make_group, truncated, load):
     groups = (
         make_group(1, 0, 0, 1, completions=truncated("..xx")),
         make_group(1, 0, 0, completions=truncated("x..")),
@@ -160,13 +147,11 @@ def test_what_is_dropped_has_no_verdict_for_credit(
     assert [row.advantages_T[-1] for row in algorithm().assign(0, dropped).rows] == [0.5, -0.5]
 
 
-def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(
-    make_group: MakeGroup, truncated: Callable[[str], list[Completion]], load: Any
-) -> None:
+def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(make_group, truncated, load):
     config, _ = load('[training]\noverlong = "drop"\nrefill = 3\n')
     rounds = []
 
-    def sample(planned: Planned, clock: Clock) -> Sampled:
+    def sample(planned, clock):
         rounds.append((planned.cursor, planned.round))
         marks = ".x" if planned.round < 2 else ".."
         groups = tuple(make_group(1, 0, completions=truncated(marks)) for _ in range(2))
@@ -184,9 +169,7 @@ def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(
     assert joined_fields({}, second) == second
 
 
-def test_a_run_counts_and_records_what_it_masks_drops_and_punishes(
-    command: Any, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
-) -> None:
+def test_a_run_counts_and_records_what_it_masks_drops_and_punishes(command, distribution, toy_arguments, tmp_path):
     distribution("retrain-watching", {"watching": WATCHING})
     base = [*toy_arguments, "--reward-type", "watching.Odd", "--scoring-audit", "off", "--max-steps", "1"]
     base += ["--batch-size", "6", "--group-size", "6", "--max-tokens", "12", "--save-every", "0"]

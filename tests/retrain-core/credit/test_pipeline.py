@@ -1,10 +1,6 @@
 """The pipeline with toy parts: order of the stages, forms of their output, advantages by step and by token."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose, assert_array_equal
 
-from retrain.advantages import TokenAdvantageContext
 from retrain.api import StopReason
 from retrain.credit import specs
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.flow import build_flow
 from retrain.credit.overlong import MaskedOverlong
-from retrain.credit.pipeline import CreditGroup, assign_credit, named_rewards, normalised
+from retrain.credit.pipeline import assign_credit, named_rewards, normalised
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.types import Group, GroupStatus, Score
@@ -29,26 +24,26 @@ from tests.kit.credit_parts import make_credit_group, make_flow
 from tests.kit.problems import refused
 
 
-def test_stages_run_in_their_documented_order() -> None:
-    seen: list[str] = []
+def test_stages_run_in_their_documented_order():
+    seen = []
 
-    def advantage(ctx: Any) -> Any:
+    def advantage(ctx):
         seen.append("advantage")
         assert ctx.params == {"scale": 2.0}
         return ctx.params["scale"] * ctx.rewards_G
 
-    def uncertainty(ctx: Any) -> Any:
+    def uncertainty(ctx):
         seen.append("uncertainty")
         assert ctx.params == {"p": 1}
         assert_array_equal(ctx.planning_T, [True, False, False])
         return -ctx.logprobs_T
 
-    def pool(uncertainty_T: Any, planning_T: Any, sepa_lambda: float) -> Any:
+    def pool(uncertainty_T, planning_T, sepa_lambda):
         seen.append(f"pool {sepa_lambda}")
         assert_array_equal(uncertainty_T, [1, 2, 3])
         return [3.0, 1.0, 2.0]
 
-    def post(advs_T: Any, planning_T: Any, params: Any) -> Any:
+    def post(advs_T, planning_T, params):
         seen.append("post")
         assert params == {"p": 1}
         # 2 (advantage) x [1.5, .5, 1] (weight of the pooled), then HICRA 1.5 x on the planning token
@@ -81,7 +76,7 @@ def test_stages_run_in_their_documented_order() -> None:
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: np.array(v, dtype=np.float32)])
-def test_lists_tuples_and_arrays_are_the_same(form: Callable[[Any], Any]) -> None:
+def test_lists_tuples_and_arrays_are_the_same(form):
     flow = make_flow(
         advantage=specs.AdvantageSpec(name="a", compute=lambda ctx: form((2.0 * ctx.rewards_G).tolist())),
         uncertainty=specs.UncertaintySpec(name="u", compute=lambda ctx: form((-ctx.logprobs_T).tolist())),
@@ -100,8 +95,8 @@ def test_lists_tuples_and_arrays_are_the_same(form: Callable[[Any], Any]) -> Non
 
 
 @pytest.mark.parametrize("as_output", [True, False])
-def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(as_output: bool) -> None:
-    def whole(ctx: Any) -> Any:
+def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(as_output):
+    def whole(ctx):
         assert (ctx.sepa_lambda, ctx.gtpo_beta, ctx.hicra_alpha, ctx.params) == (0.5, 0.3, 0.4, {"p": 1})
         advs = [[a] * len(u) for a, u in zip(ctx.advantages_G, ctx.uncertainties_G, strict=True)]
         return specs.TransformOutput(token_advs=advs, metrics={"size": len(ctx.rewards_G)}) if as_output else advs
@@ -115,11 +110,11 @@ def test_a_whole_transform_sees_one_group_and_its_metrics_are_averaged(as_output
     assert result.metrics == ({"size": 3.0} if as_output else {})
 
 
-def test_an_algorithm_replaces_everything_and_sees_raw_rewards() -> None:
-    def refuse(*_: Any) -> Any:
+def test_an_algorithm_replaces_everything_and_sees_raw_rewards():
+    def refuse(*_):
         raise AssertionError("the algorithm replaces this stage")
 
-    def algorithm(ctx: Any) -> Any:
+    def algorithm(ctx):
         assert_array_equal(ctx.advantages_G, [3.0, 0.0])
         assert ctx.params == {"alpha": 7}
         return [r + 0.0 * lp for r, lp in zip(ctx.rewards_G, ctx.logprobs_G, strict=True)]
@@ -135,7 +130,7 @@ def test_an_algorithm_replaces_everything_and_sees_raw_rewards() -> None:
     assert flow.condition == "my_algorithm"
 
 
-def test_the_mask_is_taken_over_all_trained_tokens_of_the_step() -> None:
+def test_the_mask_is_taken_over_all_trained_tokens_of_the_step():
     groups = [
         make_credit_group([1, 0], [[-1, -2], [-3]]),
         make_credit_group([1, 1], [[-100.0], [-200.0]]),  # not trained: takes no part in the threshold
@@ -167,11 +162,11 @@ TEACHES = specs.AdvantageSpec(
 
 
 @pytest.fixture
-def group() -> CreditGroup:
+def group():
     return make_credit_group([1, 0], [[-1, -2, -3], [-2]], token_rewards_G=REWARDS)
 
 
-def test_each_token_keeps_its_own_number(group: CreditGroup) -> None:
+def test_each_token_keeps_its_own_number(group):
     (advs_G,) = assign_credit([group], make_flow(advantage=TEACHES)).token_advs
     assert [advs_T.tolist() for advs_T in advs_G] == [[1.0, -2.0, 6.0], [4.0]]
     clipped = assign_credit([group], make_flow(advantage=TEACHES, advantage_clip=3.0)).token_advs[0]
@@ -181,7 +176,7 @@ def test_each_token_keeps_its_own_number(group: CreditGroup) -> None:
     assert_allclose(np.concatenate(normed), (flat - flat.mean()) / flat.std(), atol=1e-6)
 
 
-def test_stages_weigh_each_tokens_own_number() -> None:
+def test_stages_weigh_each_tokens_own_number():
     planning = [[True, False, False], [False]]
     group = make_credit_group([1, 0], [[-1, -2, -3], [-2]], token_rewards_G=REWARDS, planning=planning)
     weighed = make_flow(advantage=TEACHES, transform=specs.TransformSpec(name="t", use_gtpo=True), gtpo_beta=1.0)
@@ -194,10 +189,10 @@ def test_stages_weigh_each_tokens_own_number() -> None:
     assert [advs_T.tolist() for advs_T in masked] == [[0.0, 0.0, 6.0], [0.0]]
 
 
-def test_untrained_groups_get_nothing_where_a_verdict_is_needed(group: CreditGroup) -> None:
-    seen: list[Any] = []
+def test_untrained_groups_get_nothing_where_a_verdict_is_needed(group):
+    seen = []
 
-    def compute(ctx: TokenAdvantageContext) -> Any:
+    def compute(ctx):
         seen.append(ctx.rewards_G)
         return ctx.token_rewards_G
 
@@ -207,7 +202,7 @@ def test_untrained_groups_get_nothing_where_a_verdict_is_needed(group: CreditGro
     assert [rewards_G.tolist() for rewards_G in seen] == [[1.0, 0.0]]
 
 
-def unjudged(group: CreditGroup, *scores: Score) -> Group:
+def unjudged(group, *scores):
     (scored,) = scored_groups([group])
     rewarded = [
         replace(c, rewards_T=np.concatenate([np.zeros(2), rewards_A]))
@@ -226,7 +221,7 @@ def unjudged(group: CreditGroup, *scores: Score) -> Group:
         (Score.failed("broken"), Score.of(1.0)),
     ],
 )
-def test_every_group_teaches_where_no_verdict_is_needed(group: CreditGroup, scores: tuple[Score, ...]) -> None:
+def test_every_group_teaches_where_no_verdict_is_needed(group, scores):
     algorithm = CreditAlgorithm(flow=make_flow(advantage=TEACHES))
     given = unjudged(group, *scores)
     credit = algorithm.assign(0, [given])
@@ -237,7 +232,7 @@ def test_every_group_teaches_where_no_verdict_is_needed(group: CreditGroup, scor
     assert judging.assign(0, [given]).rows == ()
 
 
-def test_a_truncated_completion_without_a_verdict_is_masked_too(group: CreditGroup) -> None:
+def test_a_truncated_completion_without_a_verdict_is_masked_too(group):
     given = unjudged(group)
     cut = replace(given.completions[0], stop_reason=StopReason.LENGTH)
     given = replace(given, completions=(cut, given.completions[1]))
@@ -248,7 +243,7 @@ def test_a_truncated_completion_without_a_verdict_is_masked_too(group: CreditGro
     assert not credit.tokens_PG[0][0].advantages_A.any()
 
 
-def test_a_transform_that_is_one_function_is_refused(tables: Any) -> None:
+def test_a_transform_that_is_one_function_is_refused(tables):
     flags = ["--advantage-mode", "distillation", "--transform-mode", "json.dumps"]
     config, problems = load_config(None, tables=tables, arguments=flags)
     assert problems == []
@@ -258,7 +253,7 @@ def test_a_transform_that_is_one_function_is_refused(tables: Any) -> None:
 steps = st.lists(arrays(np.float64, st.integers(0, 5), elements=st.floats(-9, 9)), max_size=4)
 
 
-def over_the_step(step: specs.StepAdvantageContext) -> list[Any]:
+def over_the_step(step):
     """Reward minus the mean of the step."""
     mean = np.concatenate([np.zeros(0), *step.rewards_PG]).mean()
     return [rewards_G - mean for rewards_G in step.rewards_PG]
@@ -267,10 +262,10 @@ def over_the_step(step: specs.StepAdvantageContext) -> list[Any]:
 STEP_SPEC = specs.AdvantageSpec(name="over_the_step", compute_step=over_the_step)
 
 
-def test_an_advantage_of_steps_sees_every_judged_completion() -> None:
-    seen: list[specs.StepAdvantageContext] = []
+def test_an_advantage_of_steps_sees_every_judged_completion():
+    seen = []
 
-    def advantage(step: specs.StepAdvantageContext) -> Any:
+    def advantage(step):
         seen.append(step)
         return [rewards_G.tolist() for rewards_G in step.rewards_PG]
 
@@ -291,7 +286,7 @@ def test_an_advantage_of_steps_sees_every_judged_completion() -> None:
     assert_array_equal(result.token_advs[1][1], [1, 1, 1])
 
 
-def test_a_group_is_trained_when_the_step_gives_it_credit() -> None:
+def test_a_group_is_trained_when_the_step_gives_it_credit():
     given_groups = scored_groups([make_credit_group([1, 1], [[-1, -2], [-1]]), make_credit_group([0, 1], [[-1], [-1]])])
     credit = CreditAlgorithm(flow=make_flow(advantage=STEP_SPEC)).assign(0, given_groups)
     assert credit.statuses_P == (GroupStatus.ALL_RIGHT, GroupStatus.INFORMATIVE)  # the rule for raw scores stays
@@ -303,9 +298,9 @@ def test_a_group_is_trained_when_the_step_gives_it_credit() -> None:
     assert trained(given_groups, plain) == [False, False, True, True]
 
 
-def trained(groups: list[Group], credit: Any) -> list[bool]:
+def trained(groups, credit):
     class Tokenizer:
-        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        def convert_ids_to_tokens(self, ids):
             return [str(number) for number in ids]
 
     prompts = [type("Prompt", (), {"example": group.example})() for group in groups]
@@ -315,7 +310,7 @@ def trained(groups: list[Group], credit: Any) -> list[bool]:
 
 @settings(max_examples=50)
 @given(steps)
-def test_normalised_has_mean_0_and_deviation_1(values_PG: list[Any]) -> None:
+def test_normalised_has_mean_0_and_deviation_1(values_PG):
     result = np.concatenate([np.zeros(0), *normalised(values_PG)])
     flat = np.concatenate([np.zeros(0), *values_PG])
     if not flat.size or flat.std() < 1e-3:
@@ -323,7 +318,7 @@ def test_normalised_has_mean_0_and_deviation_1(values_PG: list[Any]) -> None:
     assert_allclose(result, (flat - flat.mean()) / (flat.std() + 1e-8), atol=1e-8)
 
 
-def test_batch_norm_and_clip_follow_any_advantage() -> None:
+def test_batch_norm_and_clip_follow_any_advantage():
     """The three groups of the published vector; a fourth without information keeps exact zeros and is counted."""
     step = [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
     groups = [make_credit_group(rewards, [[-1]] * 4) for rewards in step]
@@ -345,11 +340,11 @@ def test_batch_norm_and_clip_follow_any_advantage() -> None:
     assert (result.trained, np.concatenate(result.token_advs[1]).any()) == ((True, False), False)
 
 
-def test_a_score_keeps_its_parts_for_the_advantage() -> None:
-    seen: list[Any] = []
-    shapings: list[Any] = []
+def test_a_score_keeps_its_parts_for_the_advantage():
+    seen = []
+    shapings = []
 
-    def advantage(step: specs.StepAdvantageContext) -> Any:
+    def advantage(step):
         seen.extend(step.named_rewards_PG)
         shapings.extend(step.shaping_PG)
         return step.rewards_PG

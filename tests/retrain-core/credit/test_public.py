@@ -1,11 +1,6 @@
 """The public functions: the same pipeline, with whatever is installed; a stage of another distribution will do."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +8,17 @@ from numpy.testing import assert_allclose
 
 from retrain import advantages
 from retrain.advantages import compute_composable_advantages
-from retrain.credit.flow import CreditFlow, build_flow
-from retrain.credit.pipeline import CreditGroup, assign_credit
-from retrain.kernel.config.load import TableEntry, load_config
+from retrain.credit.flow import build_flow
+from retrain.credit.pipeline import assign_credit
+from retrain.kernel.config.load import load_config
 from retrain.kernel.errors import ConfigError, CreditError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.missing import install_line
-from retrain.kernel.registry import Plugins
 from tests.kit.credit_parts import make_credit_group
 from tests.kit.problems import codes_in, refused
 
 
-def test_toys_lists_and_missing_masks(toys: Path) -> None:
+def test_toys_lists_and_missing_masks(toys):
     result = compute_composable_advantages(
         [1, 0], [[-1, -1], [-1]], advantage_mode="toy_raw", transform_mode="toy_index", uncertainty_kind="toy_nll"
     )
@@ -44,7 +38,6 @@ def test_toys_lists_and_missing_masks(toys: Path) -> None:
     assert refused(compute_composable_advantages, [1, 0], [[-1]], [[False], [False]]) == ["credit.wrong-count"]
 
 
-BuildFlow = Callable[..., CreditFlow]
 STRANGE = """
 from retrain.advantages import CreditStage, TransformSpec
 from retrain.api import PluginSpec, hookimpl
@@ -75,10 +68,10 @@ def retrain_register_transforms(register):
 
 
 @pytest.fixture
-def strangers(distribution: Callable[..., Path], toys: Path) -> Callable[..., Plugins]:
+def strangers(distribution, toys):
     """`strangers("gtpo", "weighted")`: these transforms and the toys are installed, retrain-sepa is not."""
 
-    def install(*names: str, more: str = "") -> Plugins:
+    def install(*names, more=""):
         distribution("retrain-strange", {"strange": f"{STRANGE}\nNAMES = {names!r}\n{more}"})
         plugins = load_plugins({"RETRAIN_BLOCK": "retrain-sepa"})
         assert [failure for failure in plugins.failures if "strange" in failure.owner.distribution] == []
@@ -89,10 +82,10 @@ def strangers(distribution: Callable[..., Path], toys: Path) -> Callable[..., Pl
 
 
 @pytest.fixture
-def flow(tables: Mapping[str, TableEntry]) -> BuildFlow:
+def flow(tables):
     """`flow(plugins, "--transform-mode weighted")`: what the command line names, on top of toy parts."""
 
-    def build(plugins: Plugins, arguments: str) -> CreditFlow:
+    def build(plugins, arguments):
         base = ["--advantage-mode", "toy_raw", "--uncertainty-kind", "toy_nll"]
         config, problems = load_config(None, tables=tables, arguments=[*base, *arguments.split()])
         assert problems == []
@@ -101,7 +94,7 @@ def flow(tables: Mapping[str, TableEntry]) -> BuildFlow:
     return build
 
 
-def one_group() -> CreditGroup:
+def one_group():
     return make_credit_group([1.0, 0.5], [[-1.0, -2.0], [-3.0]], planning=[[True, False], [True]])
 
 
@@ -113,9 +106,7 @@ def one_group() -> CreditGroup:
         ("--transform-mode toy_flat --surprisal-mask-rho 0.5", "--surprisal-mask-rho", "the top-rho mask", "top_rho"),
     ],
 )
-def test_a_stage_that_nobody_provides_is_a_missing_plugin(
-    arguments: str, place: str, user: str, stage: str, strangers: Callable[..., Plugins], flow: BuildFlow
-) -> None:
+def test_a_stage_that_nobody_provides_is_a_missing_plugin(arguments, place, user, stage, strangers, flow):
     with pytest.raises(ConfigError) as caught:
         flow(plugins := strangers("weighted", "amplified"), arguments)
     (problem,) = caught.value.problems
@@ -127,9 +118,7 @@ def test_a_stage_that_nobody_provides_is_a_missing_plugin(
     assert [stage in problem.what for problem in caught.value.problems] == [False, True], "all are reported at once"
 
 
-def test_a_faulty_transform_is_reported_with_the_other_problems(
-    strangers: Callable[..., Plugins], flow: BuildFlow
-) -> None:
+def test_a_faulty_transform_is_reported_with_the_other_problems(strangers, flow):
     plugins = strangers("weighted", more="SPECS['weighted'] = 3")
     with pytest.raises(PluginError) as alone:
         flow(plugins, "--transform-mode weighted")
@@ -139,23 +128,19 @@ def test_a_faulty_transform_is_reported_with_the_other_problems(
     assert codes_in(caught)[1:] == ["plugin.wrong-shape"]
 
 
-def test_another_distribution_may_provide_the_stage_and_is_checked(
-    strangers: Callable[..., Plugins], flow: BuildFlow
-) -> None:
+def test_another_distribution_may_provide_the_stage_and_is_checked(strangers, flow):
     plugins = strangers("gtpo", "weighted")
     built = flow(plugins, "--transform-mode weighted --gtpo-beta 0.3")
     assert built.gtpo_beta == 7.0  # the owner of the stage says how strong it is
     result = assign_credit([one_group()], built)
     assert [advs_T.tolist() for advs_T in result.token_advs[0]] == [[7.0, 7.0], [3.5]]
-    importlib.import_module("strange").SHORT = 1  # type: ignore[attr-defined]
+    importlib.import_module("strange").SHORT = 1
     with pytest.raises(CreditError, match="group 0 completion 0: stage 'gtpo'") as caught:
         assign_credit([one_group()], built)
     assert codes_in(caught) == ["credit.wrong-length"]
 
 
-def test_a_transform_of_that_name_without_the_stage_and_two_owners_are_named(
-    strangers: Callable[..., Plugins], flow: BuildFlow
-) -> None:
+def test_a_transform_of_that_name_without_the_stage_and_two_owners_are_named(strangers, flow):
     plugins = strangers("gtpo", "weighted", more="SPECS['gtpo'] = TransformSpec(name='gtpo')")
     with pytest.raises(ConfigError, match=r"of retrain-strange 1\.0 carries no stage") as caught:
         flow(plugins, "--transform-mode weighted")
@@ -167,8 +152,8 @@ def test_a_transform_of_that_name_without_the_stage_and_two_owners_are_named(
     assert all(name in problem.what for name in ("retrain-sepa", "retrain-strange"))
 
 
-def test_the_public_functions_are_those_of_the_installed_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Callable[[], Any]] = [
+def test_the_public_functions_are_those_of_the_installed_distribution(monkeypatch):
+    calls = [
         lambda: advantages.gtpo_weights(np.array([1.0, 3.0]), 1.0).tolist(),
         lambda: advantages.amplify_planning(np.array([1.0, -1.0]), np.array([True, True]), 0.5).tolist(),
         lambda: advantages.top_rho_threshold([np.array([1.0, 2.0])], 0.5),
@@ -182,12 +167,10 @@ def test_the_public_functions_are_those_of_the_installed_distribution(monkeypatc
     assert calls[2]() == 2.0
 
 
-def test_plugins_are_discovered_once_until_something_changes(
-    monkeypatch: pytest.MonkeyPatch, distribution: Callable[..., Path], toys: Path
-) -> None:
-    discovered: list[None] = []
+def test_plugins_are_discovered_once_until_something_changes(monkeypatch, distribution, toys):
+    discovered = []
 
-    def counted() -> Plugins:
+    def counted():
         discovered.append(None)
         return load_plugins()
 

@@ -1,9 +1,7 @@
 """From a configuration, or a recipe, to a credit flow in every form; text and rewards of single tokens."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,22 @@ import pytest
 from retrain.advantages import compute_composable_advantages
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.checks import as_advantage, as_algorithm, as_transform, as_uncertainty
-from retrain.credit.flow import CreditFlow, build_flow
+from retrain.credit.flow import build_flow
 from retrain.credit.specs import (
     AdvantageContext,
     AdvantageSpec,
     AlgorithmSpec,
-    TransformContext,
     TransformSpec,
     UncertaintySpec,
 )
 from retrain.inspect.credit_command import replay
-from retrain.kernel.config.load import Setting, TableEntry, load_config
-from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.config.load import Setting, load_config
+from retrain.kernel.config.resolved import Layer, Origin
 from retrain.kernel.contracts.algorithm import Needs
 from retrain.kernel.declared import Kind, PluginSpec
-from retrain.kernel.errors import ConfigError, PluginError, Problem
+from retrain.kernel.errors import ConfigError, PluginError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.kernel.registry import Owner, Plugins
-from retrain.kernel.types import Group
+from retrain.kernel.registry import Owner
 from retrain.records.manifest import config_toml
 from retrain.records.run import StoredStep
 from retrain.run.check import check
@@ -61,11 +57,10 @@ FAULTY: Mapping[str, Mapping[str, Any]] = {
     "nested": {"algorithm.recipe": "bold"},
 }
 PARTIAL = {"algorithm.clip_eps": 0.1, "algorithm.params": {"a": 1}}
-Read = Callable[..., tuple[Config, list[Problem]]]
 
 
 @pytest.fixture(scope="module")
-def plugins() -> Plugins:
+def plugins():
     """Ours, and a distribution with a sound recipe and faulty ones."""
     found = load_plugins({})
     owner = Owner(distribution="retrain-bold", version="2.1")
@@ -77,10 +72,10 @@ def plugins() -> Plugins:
 
 
 @pytest.fixture
-def read(plugins: Plugins, tmp_path: Path) -> Read:
+def read(plugins, tmp_path):
     """`read(toml, *flags, environ=..., settings=...)`: the configuration and every problem, as a run finds them."""
 
-    def make(toml: str = "", *flags: str, **more: Any) -> tuple[Config, list[Problem]]:
+    def make(toml="", *flags, **more):
         file = tmp_path / "r.toml"
         file.write_text(toml)
         tables = registered_tables(plugins)
@@ -90,7 +85,7 @@ def read(plugins: Plugins, tmp_path: Path) -> Read:
     return make
 
 
-def test_a_recipe_stands_between_the_defaults_and_everything_else(read: Read, plugins: Plugins) -> None:
+def test_a_recipe_stands_between_the_defaults_and_everything_else(read, plugins):
     setting = Setting(path="training.temperature", value=0.5, origin=Origin(layer=Layer.FILE, place="condition 1"))
     config, problems = read(
         '[algorithm]\nrecipe = "bold"\nloss = "cispo"\n[algorithm.advantage_params]\nddof = 1\n',
@@ -128,9 +123,7 @@ def test_a_recipe_stands_between_the_defaults_and_everything_else(read: Read, pl
         ('advantage_params = {scale = ""}\n', "bold~advantage_params.scale="),
     ],
 )
-def test_the_label_shows_every_departure_and_survives_a_repetition(
-    read: Read, plugins: Plugins, toml: str, label: str
-) -> None:
+def test_the_label_shows_every_departure_and_survives_a_repetition(read, plugins, toml, label):
     config, problems = read(f'[algorithm]\nrecipe = "bold"\n{toml}[training]\nlr = 1e-3\n')
     assert not problems
     assert build_flow(config, plugins).condition == label
@@ -155,16 +148,14 @@ def test_the_label_shows_every_departure_and_survives_a_repetition(
         ("listed", "[algorithm] recipe", "recipe.not-a-mapping"),
     ],
 )
-def test_a_faulty_recipe_is_one_problem_that_names_its_owner(
-    read: Read, name: str, where: str, code: str | None
-) -> None:
+def test_a_faulty_recipe_is_one_problem_that_names_its_owner(read, name, where, code):
     [problem] = read(f'[algorithm]\nrecipe = "{name}"\n')[1]
     assert where in problem.where
     assert code in (problem.code, None)
     assert "retrain-bold 2.1" in problem.why + problem.what
 
 
-def test_a_recipe_may_be_named_wherever_a_key_is_set(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_may_be_named_wherever_a_key_is_set(read, monkeypatch):
     [problem] = read('[algorithm]\nrecipe = "bolt"\n')[1]
     assert "r.toml:2 [algorithm] recipe" in problem.where
     assert (problem.what, problem.fix) == ("no recipe named 'bolt'", "use 'bold'")
@@ -177,7 +168,7 @@ def test_a_recipe_may_be_named_wherever_a_key_is_set(read: Read, monkeypatch: py
         assert (problems, config.algorithm.loss, config.optimizer.grad_clip_norm) == ([], "ppo", 1.0)
 
 
-def test_a_recipe_beside_an_algorithm_mode_is_refused_unless_it_names_it(read: Read, plugins: Plugins) -> None:
+def test_a_recipe_beside_an_algorithm_mode_is_refused_unless_it_names_it(read, plugins):
     [problem] = read('[algorithm]\nrecipe = "bold"\nalgorithm_mode = "maxrl_gtpo"\n')[1]
     assert problem.code == "recipe.replaced"
     assert "r.toml:3 [algorithm] algorithm_mode" in problem.where
@@ -212,14 +203,14 @@ SPEC = AdvantageSpec(name="mine", compute=lambda ctx: ctx.rewards_G * ctx.params
         functools.partial(lambda factor, rewards: factor * rewards, 2),
     ],
 )
-def test_the_forms_of_an_advantage(target: object) -> None:
+def test_the_forms_of_an_advantage(target):
     spec = as_advantage(found(target))
     assert spec.name == "mine"
     context = AdvantageContext(rewards_G=np.array([1.0, 3.0]), params={"scale": 2.0})
     assert list(spec.compute(context)) == [2.0, 6.0]
 
 
-def test_the_forms_of_the_other_parts() -> None:
+def test_the_forms_of_the_other_parts():
     for convert, spec in (
         (as_transform, TransformSpec(name="mine")),
         (as_uncertainty, UncertaintySpec(name="mine", compute=lambda ctx: ctx.logprobs_T)),
@@ -232,7 +223,7 @@ def test_the_forms_of_the_other_parts() -> None:
         assert whole.compute_context is not None
         assert (whole.needs_planning, whole.uses_sepa_controller) == (True, True)
 
-    def by_step(step: Any) -> Any:
+    def by_step(step):
         return step.rewards_PG
 
     assert as_advantage(found(by_step)).compute_step is by_step
@@ -254,12 +245,12 @@ NOT_ONE = [  # an advantage is one function, and only one by token needs no verd
         *((as_advantage, spec) for spec in NOT_ONE),
     ],
 )
-def test_other_forms_are_refused_with_the_owner(convert: Callable[..., Any], target: object) -> None:
+def test_other_forms_are_refused_with_the_owner(convert, target):
     with pytest.raises(PluginError, match="'mine' of my-dist 1") as caught:
         convert(found(target))
     assert codes_in(caught) == ["plugin.wrong-shape"]
 
-    def make() -> TransformSpec:
+    def make():
         raise ValueError("no such table")
 
     line = make.__code__.co_firstlineno + 1
@@ -269,10 +260,10 @@ def test_other_forms_are_refused_with_the_owner(convert: Callable[..., Any], tar
 
 
 @pytest.fixture
-def flow(tables: Mapping[str, TableEntry], toys: Path) -> Callable[..., CreditFlow]:
+def flow(tables, toys):
     """`flow("--key value")`: the flow that a command line names, with the toys installed."""
 
-    def build(arguments: str) -> CreditFlow:
+    def build(arguments):
         config, problems = load_config(None, tables=tables, arguments=arguments.split())
         assert problems == []
         return build_flow(config, load_plugins({}))
@@ -280,7 +271,7 @@ def flow(tables: Mapping[str, TableEntry], toys: Path) -> Callable[..., CreditFl
     return build
 
 
-def test_names_and_numbers_come_from_the_configuration(flow: Callable[..., CreditFlow]) -> None:
+def test_names_and_numbers_come_from_the_configuration(flow):
     built = flow(
         "--advantage-mode toy_identity --transform-mode toy_flat --uncertainty-kind toy_nll --batch-norm true "
         "--gtpo-beta 0.7 --hicra-alpha 0.3 --surprisal-mask-rho 0.2 --transform-param cap=1 --advantage-clip 2.5"
@@ -298,7 +289,7 @@ def test_names_and_numbers_come_from_the_configuration(flow: Callable[..., Credi
         assert (built.uncertainty.name, built.needs_entropy, built.transform_params) == ("toy_entropy", True, {})
 
 
-def test_parameters_are_checked_against_the_part_that_declared_them(flow: Callable[..., CreditFlow]) -> None:
+def test_parameters_are_checked_against_the_part_that_declared_them(flow):
     with pytest.raises(ConfigError, match="unknown option 'scael'"):
         flow("--advantage-mode grpo --advantage-param scael=std")
     assert flow("--advantage-mode toy_raw --advantage-param anything=1").advantage_params == {"anything": 1}
@@ -310,11 +301,11 @@ WORDS = {1: "\\bo", 2: "xed{4", 3: "2}", 4: " so", 5: "é"}
 class Tokenizer:
     """Decodes a word per id; an id outside its vocabulary is an error."""
 
-    def decode(self, tokens: Any, **_: Any) -> str:
+    def decode(self, tokens, **_):
         return "".join(WORDS[int(token)] for token in tokens)
 
 
-def group_of(*ids_G: list[int]) -> Group:
+def group_of(*ids_G):
     """A group with these sampled tokens and rewards 1, 0, 1, ..."""
     rewards = [float(number % 2 == 0) for number in range(len(ids_G))]
     (group,) = scored_groups([make_credit_group(rewards, [[-1.0] * len(ids) for ids in ids_G])])
@@ -323,10 +314,10 @@ def group_of(*ids_G: list[int]) -> Group:
     return replace(group, completions=completions)
 
 
-def seen_by(flow: CreditFlow, group: Group, tokenizer: Any) -> list[TransformContext]:
-    seen: list[TransformContext] = []
+def seen_by(flow, group, tokenizer):
+    seen = []
 
-    def credit(ctx: TransformContext) -> Any:
+    def credit(ctx):
         seen.append(ctx)
         return [np.zeros(len(lp)) for lp in ctx.logprobs_G]
 
@@ -339,7 +330,7 @@ def seen_by(flow: CreditFlow, group: Group, tokenizer: Any) -> list[TransformCon
 
 
 @pytest.mark.parametrize("spec", [TransformSpec, AlgorithmSpec])
-def test_a_part_that_asks_sees_the_sampled_tokens_and_their_texts(spec: Any) -> None:
+def test_a_part_that_asks_sees_the_sampled_tokens_and_their_texts(spec):
     part = spec(name="t", needs_text=True)
     flow = make_flow(**({"transform": part} if spec is TransformSpec else {"algorithm": part}))
     (ctx,) = seen_by(flow, group_of([1, 2, 3], [4]), Tokenizer())
@@ -349,7 +340,7 @@ def test_a_part_that_asks_sees_the_sampled_tokens_and_their_texts(spec: Any) -> 
     assert ctx.token_rewards_G is None
 
 
-def test_rewards_of_single_tokens_reach_a_part_that_asks() -> None:
+def test_rewards_of_single_tokens_reach_a_part_that_asks():
     group = group_of([1, 2], [3])
     first = replace(group.completions[0], rewards_T=np.array([7.0, 7.0, 0.5, -0.25]))
     flow = make_flow(transform=TransformSpec(name="t", needs_token_rewards=True))
@@ -375,9 +366,7 @@ PLUGIN = PluginSpec(name="digits", summary="Four times the credit for tokens wit
 """
 
 
-def test_a_transform_that_reads_the_text_conforms_and_credits_what_it_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transform_that_reads_the_text_conforms_and_credits_what_it_reads(tmp_path, monkeypatch):
     (tmp_path / "credit_for_digits.py").write_text(DIGITS, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     checks = conformance("transform", "credit_for_digits.PLUGIN")

@@ -1,10 +1,6 @@
 """Shapers of a run: the KL and a teacher, and what tables they refuse; whole runs that measure the KL."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from retrain import api
 from retrain.credit.algorithm import train_rows
-from retrain.credit.kl import KlShaper, k1, k3, shaper_of, steered
+from retrain.credit.kl import k1, k3, shaper_of, steered
 from retrain.credit.teacher import TeacherShaper, open_teacher
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import KlTable, TeacherTable
@@ -40,10 +36,10 @@ class Backend:
     asked: list[int] = field(default_factory=list)
 
     @property
-    def capabilities(self) -> Any:
+    def capabilities(self):
         return SimpleNamespace(regularisers=self.regularisers)
 
-    def reference_logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+    def reference_logprobs(self, rows, temperature):
         assert temperature == 0.7
         self.asked.append(len(rows))
         found = []
@@ -54,35 +50,35 @@ class Backend:
 
 
 @pytest.fixture
-def backend() -> Backend:
+def backend():
     return Backend(by_token=dict(enumerate(REFERENCE)))
 
 
 @pytest.fixture
-def pair() -> api.Group:
+def pair():
     """Two completions of tokens 0, 1, 2: one as in the documented vectors, one on the reference."""
     near = completion([99, 0, 1, 2], REFERENCE.tolist())
     return group(completion([99, 0, 1, 2], LOGPROBS.tolist()), near, scores=(1.0, 0.0))
 
 
-def shapers(backend: Any, by_token: bool = False, **keys: Any) -> list[KlShaper]:
+def shapers(backend, by_token=False, **keys):
     tables = {"kl": KlTable(**keys), "training": TrainingTable(temperature=0.7)}
-    origins: Any = {f"kl.{name}": object() for name in keys}
+    origins = {f"kl.{name}": object() for name in keys}
     return shaper_of(Config(tables=tables, origins=origins), backend, by_token=by_token)
 
 
-def shaper(backend: Backend, **keys: Any) -> KlShaper:
+def shaper(backend, **keys):
     (made,) = shapers(backend, **keys)
     return made
 
 
-def test_documented_vectors() -> None:
+def test_documented_vectors():
     assert k1(REFERENCE - LOGPROBS) == pytest.approx([-0.2, 0.4, 0.0])
     assert k3(REFERENCE - LOGPROBS) == pytest.approx([0.021403, 0.07032, 0.0], abs=1e-6)
     assert k3(np.array([1e4, -1e4])) == pytest.approx([np.exp(20) - 21, 19.0], rel=1e-6)
 
 
-def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: api.Group) -> None:
+def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend, pair):
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [pair])
     assert [score.value for score in shaped.scores] == pytest.approx([1.0 - 0.5 * 0.2, 0.0])
     assert fields == pytest.approx(
@@ -99,11 +95,11 @@ def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: 
     (shaped,), fields = shapers(backend, by_token=True, coef=0.5, where="reward")[0].shape(3, [given])
     assert shaped.scores == pair.scores, "credit that takes rewards of single tokens gets those"
     assert shaped.completions[0].rewards_T == pytest.approx(np.array([0.0, 1.1, -0.2, 0.0]))
-    assert earned.rewards_T.tolist() == [0.0, 1.0, 0.0, 0.0]  # type: ignore[union-attr]
+    assert earned.rewards_T.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert fields["kl_penalty_mean"] == pytest.approx(0.05)
 
 
-def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: Backend, pair: api.Group) -> None:
+def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend, pair):
     (shaped,), fields = shaper(backend, coef=0.5).shape(3, [pair])
     assert shaped.scores == pair.scores
     assert "kl_penalty_mean" not in fields
@@ -116,12 +112,12 @@ def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: B
     (shaped,), _ = shaper(backend, coef=1.0).shape(0, [group(episode, scores=(1.0,))])
     assert backend.asked == [2], "every context of an episode is a row"
     references = [row.reference_logprobs_T for row in train_rows(shaped.completions[0], np.ones(3))]
-    assert np.concatenate(references).tolist() == [0.0, REFERENCE[0], 0.0, *REFERENCE[1:]]  # type: ignore[arg-type]
+    assert np.concatenate(references).tolist() == [0.0, REFERENCE[0], 0.0, *REFERENCE[1:]]
     with pytest.raises(api.BackendError, match=r"reference is not finite .*\[model.not-finite\]"):
         shaper(Backend(by_token={1: -np.inf}), coef=1.0, where="reward").shape(0, [pair])
 
 
-def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: api.Group) -> None:
+def test_a_completion_without_a_verdict_is_left_alone(backend, pair):
     undecided = group(*pair.completions, scores=(api.Score.no_verdict("?"), 1.0))
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [undecided])
     assert shaped.scores[0].outcome is api.Outcome.NO_VERDICT
@@ -131,7 +127,7 @@ def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: ap
     assert fields == {"kl_coef": 0.5}
 
 
-def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Backend, pair: api.Group) -> None:
+def test_surplus_groups_are_measured_only_where_their_rewards_count(backend, pair):
     others = tuple(map(replace, pair.completions))
     groups = (pair, replace(pair, completions=others, is_surplus=True))
     shaped, fields = shaper(backend, coef=0.5).shape(3, groups)
@@ -144,7 +140,7 @@ def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Bac
     assert [each.scores[0].value for each in shaped] == pytest.approx([0.9, 0.9])
 
 
-def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: Backend, pair: api.Group) -> None:
+def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend, pair):
     groups = tuple(group(*[pair.completions[0]] * 8, scores=[1.0] * 8) for _ in range(4))
     made = shaper(backend)
     assert made.shape(0, groups) == (groups, {})
@@ -155,7 +151,7 @@ def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: B
     assert made.retrain_extra_metrics(GroupsView(step=0, groups=groups), None) == {}
 
 
-def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: api.Group) -> None:
+def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair):
     """A run's own config.toml writes `log = true` out, which asks for nothing."""
     step = GroupsView(step=0, groups=(pair,))
     dear = Backend(by_token=dict(enumerate(REFERENCE)), regularisers=frozenset({"kl_reward"}))
@@ -171,11 +167,11 @@ def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_ev
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.11, 0.1 * 1.01), (10.0, 0.1 * 1.02), (0.0, 0.1 * 0.98)])
-def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl: float, expected: float) -> None:
+def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl, expected):
     assert steered(0.1, kl, target=0.1, count=10, horizon=100) == pytest.approx(expected)
 
 
-def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backend, pair: api.Group) -> None:
+def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend, pair):
     made, view = shaper(backend, coef=0.1, target=1.0, horizon=10), GroupsView(step=0, groups=(pair,))
     for _ in range(2):  # the second time because memory ran out
         assert made.shape(0, [pair])[1]["kl_coef"] == 0.1
@@ -201,7 +197,7 @@ class Toy:
     wrong: float | None = None
     is_closed: bool = False
 
-    def logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+    def logprobs(self, rows, temperature):
         assert temperature == 0.7
         self.asked += [row.tokens_T.tolist() for row in rows]
         found = [np.where(row.action_T, -row.tokens_T / 10, 0.0) for row in rows]
@@ -209,17 +205,17 @@ class Toy:
             found[0][-1] = self.wrong
         return found
 
-    def state(self) -> dict[str, int]:
+    def state(self):
         return self.limits
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state):
         self.limits = {name: int(value) for name, value in state.items()}
 
-    def close(self) -> None:
+    def close(self):
         self.is_closed = True
 
 
-def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None:
+def test_every_completion_gets_the_difference_as_rewards_of_its_tokens():
     toy = Toy()
     before = np.array([0.0, 1.0, 0.0, 0.0])
     judged = completion([99, 1, 2, 3], [-0.2, -0.2, -0.2], rewards_T=before)
@@ -241,7 +237,7 @@ def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None
     ((shaped,), _) = TeacherShaper(toy, 0.7).shape(0, [group(episode, scores=[1.0])])
     assert toy.asked == [[99, 1], [99, 2, 3]], "it sees every context of an episode"
     assert_allclose(shaped.completions[0].rewards_T, [0, 0.9, 0, 0.8, 0.7])
-    silent: Any = SimpleNamespace(logprobs=lambda rows, temperature: [])
+    silent = SimpleNamespace(logprobs=lambda rows, temperature: [])
     faults = (
         (Toy(wrong=np.nan), "model.not-finite"),
         (Toy(wrong=-np.inf), "model.not-finite"),
@@ -251,7 +247,7 @@ def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None
         assert refused(TeacherShaper(wrong, 0.7).shape, 0, [group(completion([99, 1], [-1.0]), scores=[0.0])]) == [code]
 
 
-def test_what_a_teacher_settled_on_survives_a_resume() -> None:
+def test_what_a_teacher_settled_on_survives_a_resume():
     shaper, resumed = TeacherShaper(Toy(limits={"pack_tokens": 512}), 0.7), TeacherShaper(other := Toy(), 0.7)
     resumed.retrain_load_state(shaper.retrain_save_state() | {"health": {}})
     assert other.limits == {"pack_tokens": 512}
@@ -262,16 +258,16 @@ def test_what_a_teacher_settled_on_survives_a_resume() -> None:
     assert other.is_closed
 
 
-def context(student: dict[str, int], answer: object = None, **teacher: Any) -> api.PluginContext:
+def context(student, answer=None, **teacher):
     tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
     engine = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits(open_teacher=lambda context: answer)))
-    plugins: Any = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
+    plugins = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
     tokenizer = SimpleNamespace(get_vocab=lambda: student)
     return api.PluginContext(config=Config(tables=tables), seeds=api.Seeds(1), plugins=plugins, tokenizer=tokenizer)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(config: Config, plugins: Any) -> Any:
+def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch):
+    def load(config, plugins):
         assert config.model.model == "big"
         return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": 2})
 
@@ -310,14 +306,12 @@ def retrain_register_backends(register):
 
 
 @pytest.fixture
-def run(
-    command: Any, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
-) -> Callable[..., tuple[Any, ...]]:
+def run(command, distribution, toy_arguments, tmp_path):
     """`run("name", "--kl-coef", "0.1")`: what a run leaves."""
     distribution("retrain-anchored", {"anchored": BACKEND})
     own = [*toy_arguments, "--backend", "anchored", "--save-every", "2", "--batch-size", "6", "--group-size", "8"]
 
-    def train(name: str, *arguments: str) -> tuple[Any, ...]:
+    def train(name, *arguments):
         result = command(*own, "--log-dir", name, *arguments)
         assert result.code == 0, result.err
         return outcome(tmp_path / name)
@@ -325,7 +319,7 @@ def run(
     return train
 
 
-def test_measuring_it_changes_nothing(run: Callable[..., tuple[Any, ...]]) -> None:
+def test_measuring_it_changes_nothing(run):
     (measured, *with_it), (plain, *without) = (
         run("a", "--max-steps", "3"),
         run("b", "--max-steps", "3", "--kl-log=false"),
@@ -336,9 +330,7 @@ def test_measuring_it_changes_nothing(run: Callable[..., tuple[Any, ...]]) -> No
 
 
 @pytest.mark.long
-def test_a_steered_coefficient_is_the_same_after_a_resume(
-    run: Callable[..., tuple[Any, ...]], command: Any, tmp_path: Path
-) -> None:
+def test_a_steered_coefficient_is_the_same_after_a_resume(run, command, tmp_path):
     keys = ("--kl-coef", "0.1", "--kl-target", "1e-6", "--kl-horizon", "64")
     straight = run("straight", *keys, "--max-steps", "4")
     coefs = [line["kl_coef"] for line in straight[0] if line["step"] >= 0]

@@ -1,11 +1,6 @@
 """A warm-up with [sft]: examples with answers as rows, and a run on the toy policy that resumes in the middle."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +11,6 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ModelTable, TrainingTable
 from retrain.kernel.contracts.tasks import Prompt
 from retrain.kernel.errors import ConfigError, NonFiniteError, Problem
-from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Example
 from tests.kit.overlapped import lines, outcome
 from tests.kit.problems import refused
@@ -30,23 +24,23 @@ CHATML = (
 
 
 @pytest.fixture
-def tokenizer(tokenizer_folder: Path) -> Any:
+def tokenizer(tokenizer_folder):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
-def configured(answer: str = "reference", *, max_tokens: int = 4, model: str = "nowhere") -> Config:
+def configured(answer="reference", *, max_tokens=4, model="nowhere"):
     tables = {"sft": SftTable(answer=answer), "training": TrainingTable(max_tokens=max_tokens)}
     return Config(tables={**tables, "model": ModelTable(model=model)})
 
 
-def prompt(name: str, reference: str = "", **info: object) -> Prompt:
+def prompt(name, reference="", **info):
     example = Example(id=name, prompt="what is 1", reference=reference, info=info)
     return Prompt(example=example, tokens_T=np.array([12, 13, 3]))
 
 
-def test_answers_that_sampling_could_not_give_are_left_out_and_counted(tokenizer: Any) -> None:
+def test_answers_that_sampling_could_not_give_are_left_out_and_counted(tokenizer):
     row = solve([prompt("a", " 1 2 ")], configured(), tokenizer, end_of_turn=EOS, context_length=6).rows["a"]
     assert row.tokens_T.tolist() == [12, 13, 3, *tokenizer("1 2")["input_ids"], EOS]
     assert row.action_T.tolist() == [False] * 3 + [True] * 3, "the answer and its end are trained"
@@ -60,7 +54,7 @@ def test_answers_that_sampling_could_not_give_are_left_out_and_counted(tokenizer
     assert narrow.left_out["beyond the model's context"] == 1
 
 
-def test_a_column_may_hold_the_worked_solution(tokenizer: Any) -> None:
+def test_a_column_may_hold_the_worked_solution(tokenizer):
     prompts = [
         prompt("text", "7", steps="so 7 ."),
         prompt("number", "7", steps=7),
@@ -78,9 +72,7 @@ def test_a_column_may_hold_the_worked_solution(tokenizer: Any) -> None:
     assert (problem.code, problem.why) == ("sft.no-answers", "1 without an answer; columns: at, by, steps, work")
 
 
-def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(
-    tokenizer: Any, plugins: Plugins, tmp_path: Path
-) -> None:
+def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(tokenizer, plugins, tmp_path):
     config = configured(model=str(tmp_path))
     assert end_of_turn(tokenizer, config, plugins) == EOS, "no template"
     tokenizer.add_tokens(["<turn>", "<end>"], special_tokens=True)
@@ -99,19 +91,18 @@ def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(
     assert refused(end_of_turn, tokenizer, config, plugins) == ["model.no-end-token"]
 
 
-Run = Callable[..., Any]
 EVALS = ("--eval-examples", "2", "--eval-samples", "2", "--eval-every", "1")
 
 
 @pytest.fixture
-def run(command: Callable[..., Any], toy_arguments: list[str]) -> Run:
+def run(command, toy_arguments):
     """`run("--log-dir", "a")`: three supervised steps, then two others."""
     steps = ("--max-steps", "2", "--save-every", "1", "--sft-steps", "3", "--sft-batch-size", "3")
     base = [*toy_arguments, *steps, *EVALS]
     return lambda *arguments: command(*base, *arguments)
 
 
-def test_supervised_steps_come_first_and_their_lines_say_so(run: Run, tmp_path: Path) -> None:
+def test_supervised_steps_come_first_and_their_lines_say_so(run, tmp_path):
     done = run("--log-dir", "a", "--sft-lr", "0.5", "--sft-source", "toy")
     assert done.code == 0, done.err
     assert "[sft] 2 examples left out: they are held out" in done.err + done.out
@@ -131,13 +122,11 @@ def test_supervised_steps_come_first_and_their_lines_say_so(run: Run, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", first_or_long([-4, -2]))
-def test_a_run_that_breaks_off_in_between_resumes_to_the_same_bytes(
-    step: int, run: Run, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_breaks_off_in_between_resumes_to_the_same_bytes(step, run, command, tmp_path, monkeypatch):
     assert run("--log-dir", "whole").code == 0
     take = SupervisedSteps.take
 
-    def broken(self: SupervisedSteps, number: int, train: Any) -> Any:
+    def broken(self, number, train):
         if number == step:
             raise RuntimeError("power failure")
         return take(self, number, train)
@@ -152,12 +141,10 @@ def test_a_run_that_breaks_off_in_between_resumes_to_the_same_bytes(
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-def test_a_step_that_is_not_finite_is_rejected_and_three_in_a_row_end_the_run(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_not_finite_is_rejected_and_three_in_a_row_end_the_run(run, tmp_path, monkeypatch):
     take = SupervisedSteps.take
 
-    def refuse(batch: Any) -> Any:
+    def refuse(batch):
         raise NonFiniteError(Problem(what="the loss is nan", fix="lower lr"))
 
     monkeypatch.setattr(SupervisedSteps, "take", lambda self, step, train: take(self, step, refuse))

@@ -1,10 +1,8 @@
 """Episodes turn by turn; rewards and environments are one thing to whoever uses a verifier."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +20,8 @@ from retrain.kernel.contracts.context import PhaseProgress, PluginContext
 from retrain.kernel.contracts.tasks import (
     Action,
     EpisodeResult,
-    LoadedData,
-    Observation,
     Prompt,
     Streams,
-    TimedScore,
-    Verifier,
 )
 from retrain.kernel.errors import BackendError, ConfigError, NonFiniteError, Problem, RewardError
 from retrain.kernel.plugins.discover import load_plugins
@@ -47,7 +41,7 @@ Words = Callable[[int, str], str]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     transformers = pytest.importorskip("transformers")
     local = pytest.importorskip("retrain_local")
     return transformers.AutoTokenizer.from_pretrained(Path(local.__file__).parent / "tiny")
@@ -62,11 +56,11 @@ class Scripted:
     calls: list[list[types.SampleRequest]] = field(default_factory=list)
     spoilt: bool = False
 
-    def sample(self, requests: Sequence[types.SampleRequest], params: types.SamplingParams) -> list[list[types.Sample]]:
+    def sample(self, requests, params):
         self.calls.append(list(requests))
         return [[self._say(request) for _ in request.seeds_G] for request in requests]
 
-    def _say(self, request: types.SampleRequest) -> types.Sample:
+    def _say(self, request):
         text = self.words(len(self.calls) - 1, self.tokenizer.decode(request.prompt_T))
         ids = np.array(self.tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"])
         return types.Sample(
@@ -78,33 +72,31 @@ class Scripted:
         )
 
 
-def prompts(environment: Counting, tokenizer: Any) -> list[Prompt]:
+def prompts(environment, tokenizer):
     return [
         Prompt(example=e, tokens_T=np.array(tokenizer.apply_chat_template(list(e.prompt))["input_ids"]))
         for e in environment.load().examples
     ]
 
 
-def context_of(tokenizer: Any, config: Config, progress: PhaseProgress | None = None) -> Any:
+def context_of(tokenizer, config, progress=None):
     """What a run's parts are built with, as far as episodes use it."""
     return SimpleNamespace(tokenizer=tokenizer, config=config, sampling_progress=progress or PhaseProgress())
 
 
-def play(
-    environment: Any, backend: Scripted, *, group_size: int = 2, context_length: int | None = None, **more: Any
-) -> Any:
+def play(environment, backend, *, group_size=2, context_length=None, **more):
     context = context_of(backend.tokenizer, Config(tables={}), **more)
-    owner = Episodes(backend, context, environment, PARAMS, context_length)  # type: ignore[arg-type]
+    owner = Episodes(backend, context, environment, PARAMS, context_length)
     with owner.batch("step_0") as batch:
         streams = Streams(seeds=Seeds(1), purpose="sample")
         return batch.sample(prompts(environment, backend.tokenizer), group_size, streams), batch
 
 
-def actions(backend: Scripted, completion: types.Completion) -> str:
+def actions(backend, completion):
     return str(backend.tokenizer.decode(completion.tokens_T[completion.action_T]))
 
 
-def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
+def test_all_that_wait_are_sampled_together_each_turn(tokenizer):
     backend = Scripted(tokenizer, lambda call, context: str(call))
     groups, batch = play(Counting(turns=2), backend)
     assert [len(group) for group in groups] == [2, 2, 2]
@@ -137,11 +129,11 @@ def test_all_that_wait_are_sampled_together_each_turn(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool) -> None:
+def test_each_turn_says_how_many_episodes_have_ended(tokenizer, early):
     class Delivering(Scripted):
         delivers_early = early
 
-        def sample(self, requests: Any, params: types.SamplingParams, deliver: Any = None) -> list[list[types.Sample]]:
+        def sample(self, requests, params, deliver=None):
             assert (deliver is not None) is early
             found = super().sample(requests, params)
             if deliver is not None:
@@ -149,7 +141,7 @@ def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool
             seen.append((progress.done, progress.total, progress.tokens))
             return found
 
-    seen: list[tuple[int, int, int]] = []
+    seen = []
     progress = PhaseProgress()
     groups, _ = play(Counting(turns=2), Delivering(tokenizer, lambda call, context: str(call)), progress=progress)
     length = len(tokenizer("0<|im_end|>")["input_ids"])
@@ -157,7 +149,7 @@ def test_each_turn_says_how_many_episodes_have_ended(tokenizer: Any, early: bool
     assert (progress.done, progress.tokens) == (6, sum(int(c.action_T.sum()) for group in groups for c in group))
 
 
-def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> None:
+def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer):
     backend = Scripted(tokenizer, lambda call, context: "one" if call else "zero")
     groups, batch = play(Counting(turns=2, rewrites=True), backend, group_size=2)
     completion = groups[1][0]
@@ -177,7 +169,7 @@ def test_a_rewritten_history_is_trained_as_rows_of_its_own(tokenizer: Any) -> No
         assert not row.action_T[0]
 
 
-def rows_of(group: tuple[types.Completion, ...], tokenizer: Any) -> tuple[types.TrainRow, ...]:
+def rows_of(group, tokenizer):
     from retrain.credit.flow import build_flow
     from retrain.kernel.plugins.discover import load_plugins
     from retrain.run.configure import load_checked
@@ -191,7 +183,7 @@ def rows_of(group: tuple[types.Completion, ...], tokenizer: Any) -> tuple[types.
     return CreditAlgorithm(flow=flow).assign(0, groups).rows
 
 
-def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(tokenizer: Any) -> None:
+def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(tokenizer):
     environment = Counting(turns=50)
     backend = Scripted(tokenizer, lambda call, context: "x")
     groups, _ = play(environment, backend, context_length=120)
@@ -203,13 +195,13 @@ def test_an_episode_whose_context_is_full_gets_one_empty_action_and_no_more(toke
     assert all(stops[-1] == "length" and stops.count("length") == 1 for stops in environment.stops.values())
 
 
-def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer: Any) -> None:
+def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokenizer):
     backend = Scripted(tokenizer, lambda call, context: "1")
     with pytest.raises(BackendError, match="5 results for 6 episodes"):
         play(Counting(fault="forgets one"), backend)
 
     class Failing(Counting):
-        def results(self) -> list[EpisodeResult]:
+        def results(self):
             return [EpisodeResult(score=types.Score.failed("KeyError: 'x'")) for _ in super().results()]
 
     _, batch = play(Failing(), backend)
@@ -219,7 +211,7 @@ def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokeni
         play(Counting(), Scripted(tokenizer, lambda call, context: "1", spoilt=True))
 
     class Measuring(Counting):
-        def results(self) -> list[EpisodeResult]:
+        def results(self):
             parts = [{"tool_calls": float(number)} if number % 2 else {} for number in range(6)]
             given = zip(super().results(), parts, strict=True)
             return [replace(result, score=replace(result.score, parts=part)) for result, part in given]
@@ -229,12 +221,12 @@ def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokeni
     assert eval_metrics(batch.scores())["eval_reward_tool_calls_mean"] == 3.0
 
 
-def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_an_action(tokenizer: Any) -> None:
+def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_an_action(tokenizer):
     class Late(Counting):
-        def _observations(self) -> dict[int, Observation]:
+        def _observations(self):
             return {number: seen for number, seen in super()._observations().items() if number != 1}
 
-        def results(self) -> list[EpisodeResult]:
+        def results(self):
             found = super().results()
             found[1] = EpisodeResult(score=types.Score.failed("OSError: no tools"))
             return found
@@ -252,7 +244,7 @@ def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_
 class Answering(Counting):
     """Plays the tasks of `[data]`: the last action is the answer, and the first episode breaks."""
 
-    def results(self) -> list[EpisodeResult]:
+    def results(self):
         broken = EpisodeResult(score=types.Score.failed("the tool broke"))
         return [EpisodeResult(answer=said[-1]) if n else broken for n, said in self.said.items()]
 
@@ -260,24 +252,24 @@ class Answering(Counting):
 class Said:
     """1 for the answer "yes", and no score of another than these two."""
 
-    def score(self, example: Any, text: str) -> float:
+    def score(self, example, text):
         return {"yes": 1.0, "no": 0.0}[text]
 
 
-def judged(tokenizer: Any, tmp_path: Path, words: Words, max_failed_frac: float) -> tuple[list[list[types.Score]], Any]:
+def judged(tokenizer, tmp_path, words, max_failed_frac):
     """Scores by group, and metrics, of a batch in which rewards judge the answers."""
     settings = ScoringTable(workers=1, memory_gb=4.0, retries=0, max_failed_frac=max_failed_frac)
     backend, environment = Scripted(tokenizer, words), Answering(turns=1)
     with ScoringService([NamedReward(name="said", reward=Said(), weight=2.0)], settings) as service:
         context = context_of(tokenizer, Config(tables={"scoring": settings}))
-        owner = Episodes(backend, context, environment, PARAMS, scoring=service)  # type: ignore[arg-type]
+        owner = Episodes(backend, context, environment, PARAMS, scoring=service)
         with owner.batch("step_0", tmp_path) as batch:
             batch.sample(prompts(environment, tokenizer), 2, Streams(seeds=Seeds(1), purpose="sample"))
             return [list(group) for group in batch.scores()], batch.metrics()
 
 
-def test_the_rewards_of_a_run_judge_the_answers_of_its_episodes(tokenizer: Any, tmp_path: Path) -> None:
-    def words(call: int, context: str) -> str:
+def test_the_rewards_of_a_run_judge_the_answers_of_its_episodes(tokenizer, tmp_path):
+    def words(call, context):
         return "yes" if "from 1" in context else "perhaps" if "from 2" in context else "no"
 
     scores, metrics = judged(tokenizer, tmp_path, words, 0.4)
@@ -295,40 +287,40 @@ REFUSED = ConfigError(Problem(code="a.b", where="[environment] id", what="is for
 
 
 class Refusing(Counting):
-    def load(self) -> LoadedData:
+    def load(self):
         raise REFUSED
 
 
 class Dying(Counting):
-    def load(self) -> LoadedData:
+    def load(self):
         os._exit(3)
 
 
 class Serving(Counting):
     """Starts a process in `load` and in each `reset`; an observation tells which of them are alive."""
 
-    def load(self) -> LoadedData:
+    def load(self):
         self.servers = [subprocess.Popen(["sleep", "60"])]
         return super().load()
 
-    def reset(self, examples: list[Example]) -> dict[int, Observation]:
+    def reset(self, examples):
         self.servers.append(subprocess.Popen(["sleep", "60"]))
         return super().reset(examples)
 
-    def _messages(self, number: int) -> list[dict[str, str]]:
+    def _messages(self, number):
         alive = [server.poll() is None for server in self.servers]
         return [{"role": "user", "content": str(alive)}]
 
 
-def said(text: str) -> Action:
+def said(text):
     return Action(text=text, stop_reason=StopReason.EOS)
 
 
 @pytest.fixture
-def host() -> Iterator[Any]:
-    hosted: list[EnvironmentProcess] = []
+def host():
+    hosted = []
 
-    def make(environment: Any, timeout_s: float = 20.0) -> EnvironmentProcess:
+    def make(environment, timeout_s=20.0):
         made = EnvironmentProcess(environment, name="counting", timeout_s=timeout_s, memory_gb=4.0)
         hosted.append(made)
         return made
@@ -339,7 +331,7 @@ def host() -> Iterator[Any]:
         each.close()
 
 
-def test_episodes_are_played_in_another_process(host: Any) -> None:
+def test_episodes_are_played_in_another_process(host):
     environment = Counting()
     hosted = host(environment)
     data = hosted.load()
@@ -355,7 +347,7 @@ def test_episodes_are_played_in_another_process(host: Any) -> None:
     assert environment.said == {}, "nothing happened here"
 
 
-def test_what_load_refuses_arrives_whole_and_a_process_that_dies_while_loading_is_an_error(host: Any) -> None:
+def test_what_load_refuses_arrives_whole_and_a_process_that_dies_while_loading_is_an_error(host):
     with pytest.raises(ConfigError) as refused:
         host(Refusing()).load()
     assert refused.value.problems == REFUSED.problems
@@ -364,7 +356,7 @@ def test_what_load_refuses_arrives_whole_and_a_process_that_dies_while_loading_i
     assert codes_in(caught) == ["environment.cannot-load"]
 
 
-def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_them(host: Any) -> None:
+def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_them(host):
     hosted = host(Serving())
     example = hosted.load().examples[0]
     assert hosted.reset([example])[0].prompt[0]["content"] == "[True, True]"
@@ -372,9 +364,7 @@ def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_
 
 
 @pytest.mark.parametrize("fault", ["dies", "hangs", "raises"])
-def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
-    host: Any, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(host, fault, monkeypatch):
     monkeypatch.setattr("retrain.tasks.environment.GRACE_S", 0.5 if fault == "hangs" else 20.0)
     hosted = host(Counting(fault=fault), timeout_s=0.0)
     data = hosted.load()
@@ -389,16 +379,16 @@ def test_lost_episodes_end_as_failed_and_the_next_ones_are_played(
 class Length:
     """A text's length; it cannot score "boom"."""
 
-    def score(self, example: Example, text: str) -> float:
+    def score(self, example, text):
         if text == "boom":
             raise ValueError(text)
         return float(len(text))
 
 
-def check(verifier: Verifier, pairs: list[tuple[Example, str]]) -> list[TimedScore]:
+def check(verifier, pairs):
     """Start, make rollouts and score; everything may be called twice."""
     context = PluginContext(config=Config(tables={}), seeds=Seeds(0), plugins=load_plugins({}))
-    backend: Any = object()  # nothing is sampled here
+    backend = object()  # nothing is sampled here
     with closing(verifier):
         verifier.start()
         verifier.start()
@@ -412,7 +402,7 @@ def check(verifier: Verifier, pairs: list[tuple[Example, str]]) -> list[TimedSco
     return found
 
 
-def test_rewards_score_each_text_as_a_completion_and_an_environment_plays_an_episode_of_each() -> None:
+def test_rewards_score_each_text_as_a_completion_and_an_environment_plays_an_episode_of_each():
     settings = ScoringTable(workers=1, memory_gb=4.0, retries=0, timeout_s=7.0)
     rewards = RewardVerifier(ScoringService([NamedReward(name="length", reward=Length())], settings))
     assert (rewards.names, rewards.timeout_s) == (("length",), 7.0)

@@ -1,12 +1,8 @@
 """Which examples of a source are used, held out and trained on, in which order, and how a task becomes tokens."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +21,7 @@ from retrain.tasks.scoring.build import uses_own_verifier
 from tests.kit.problems import codes_in, refused
 
 
-def drawn_from(size: int, root: int, cursor: int, count: int) -> list[tuple[str, int]]:
+def drawn_from(size, root, cursor, count):
     """Id and epoch of `count` prompts of a pool of `size`."""
     pool = PromptPool(train=PROMPTS[:size], held_out=(), seeds=Seeds(root))
     return [(prompt.example.id, prompt.epoch) for prompt in pool.draw(cursor, count)]
@@ -36,9 +32,7 @@ PROMPTS = [Prompt(example=Example(id=f"e{i}", prompt="p", reference=""), tokens_
 
 @settings(max_examples=40)
 @given(st.integers(1, 12), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 99), st.integers(0, 50))
-def test_the_order_does_not_depend_on_the_batch_size_and_every_epoch_holds_each_task_once(
-    size: int, batches: list[int], root: int, epoch: int
-) -> None:
+def test_the_order_does_not_depend_on_the_batch_size_and_every_epoch_holds_each_task_once(size, batches, root, epoch):
     cursor, drawn = 0, []
     for count in batches:
         drawn += drawn_from(size, root, cursor, count)
@@ -50,26 +44,24 @@ def test_the_order_does_not_depend_on_the_batch_size_and_every_epoch_holds_each_
     assert len(orders) == 6, "every epoch and every seed has its own"
 
 
-def examples(*prompts: str) -> list[Example]:
+def examples(*prompts):
     """Tasks with these prompts and ids e0, e1, ..."""
     return [Example(id=f"e{i}", prompt=prompt, reference="") for i, prompt in enumerate(prompts)]
 
 
-def split(
-    tasks: list[Example], held_out: int = 0, *, seed: int = 0, root: int = 0, limit: int = 0
-) -> tuple[list[Example], list[Example]]:
+def split(tasks, held_out=0, *, seed=0, root=0, limit=0):
     tables = {"eval": EvalTable(examples=held_out, seed=seed), "training": TrainingTable(max_examples=limit)}
     train, held = split_examples(tasks, Config(tables=tables), Seeds(root))
     return list(train), list(held)
 
 
-def ids(tasks: list[Example]) -> list[str]:
+def ids(tasks):
     return [each.id for each in tasks]
 
 
 @settings(max_examples=50)
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=3, max_size=20), st.data())
-def test_no_task_and_no_prompt_text_is_on_both_sides(prompts: list[str], data: st.DataObject) -> None:
+def test_no_task_and_no_prompt_text_is_on_both_sides(prompts, data):
     tasks = examples(*prompts)
     wanted = data.draw(st.integers(1, len(tasks) - 1))
     try:
@@ -85,12 +77,12 @@ def test_no_task_and_no_prompt_text_is_on_both_sides(prompts: list[str], data: s
 
 @settings(max_examples=30)
 @given(st.permutations(range(12)), st.integers(0, 3), st.integers(0, 2**31 - 1))
-def test_held_out_tasks_depend_on_ids_and_the_seed_of_the_split_alone(order: list[int], seed: int, root: int) -> None:
+def test_held_out_tasks_depend_on_ids_and_the_seed_of_the_split_alone(order, seed, root):
     tasks = examples(*"abcdefghijkl")
     assert ids(split([tasks[i] for i in order], 4, seed=seed, root=root)[1]) == ids(split(tasks, 4, seed=seed)[1])
 
 
-def test_max_examples_keeps_a_seeded_sample() -> None:
+def test_max_examples_keeps_a_seeded_sample():
     tasks = examples(*map(str, range(100)))
     (first, held_out), (again, _), (other, held_out_too) = (split(tasks, 5, root=root, limit=10) for root in (1, 1, 2))
     assert len(first) == 10
@@ -118,7 +110,7 @@ CHAT = [{"role": "user", "content": "same"}]
         ([Example(id=n, prompt=[*CHAT], reference="") for n in "ab"], 1, "eval.too-many-examples", "[eval] examples"),
     ],
 )
-def test_too_little_data_is_a_config_error(tasks: list[Example], held_out: int, code: str, key: str) -> None:
+def test_too_little_data_is_a_config_error(tasks, held_out, code, key):
     with pytest.raises(ConfigError) as caught:
         split(tasks, held_out)
     assert codes_in(caught) == [code]
@@ -126,19 +118,19 @@ def test_too_little_data_is_a_config_error(tasks: list[Example], held_out: int, 
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder: Path) -> Any:
+def tokenizer(tokenizer_folder):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
-def decoded(tokenizer: Any, example: Example, **data: Any) -> str:
+def decoded(tokenizer, example, **data):
     """The prompt of an example, back as text."""
     (tokens_T,) = encode_prompts([example], tokenizer, Config(tables={"data": DataTable(**data)}))
     return str(tokenizer.decode(tokens_T))
 
 
-def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer, monkeypatch):
     example = Example(id="e", prompt="what is 1 plus 2 ?", reference="3")
     assert decoded(tokenizer, example, instruction="") == "what is 1 plus 2 ?"
     assert decoded(tokenizer, example, instruction="so 7 .") == "what is 1 plus 2 ? so 7 ."
@@ -149,19 +141,19 @@ def test_a_prompt_without_a_chat_template_is_plain_text(tokenizer: Any, monkeypa
     assert decoded(tokenizer, chat, instruction="7", system_prompt="ok") == "wait . 2 . so"
 
 
-def tasks_of_words(*lengths: int) -> LoadedData:
+def tasks_of_words(*lengths):
     """Prompts of so many tokens, all different."""
     digits = (f"{i:0>8b}".replace("", " ").split() for i in range(len(lengths)))
     prompts = [" ".join((word * length)[:length]) for word, length in zip(digits, lengths, strict=True)]
     return LoadedData(examples=tuple(replace(each, reference="1") for each in examples(*prompts)))
 
 
-def pool_of(loaded: LoadedData, tokenizer: Any, context_length: int | None = None, **tables: Any) -> Any:
+def pool_of(loaded, tokenizer, context_length=None, **tables):
     tables = {"data": DataTable(instruction=""), "training": TrainingTable(batch_size=2, max_tokens=4)} | tables
     return build_pool(loaded, Config(tables=tables), tokenizer, Seeds(0), context_length=context_length)
 
 
-def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any) -> None:
+def test_prompts_without_room_are_left_out_before_the_split(tokenizer):
     data = tasks_of_words(8, 30, 9, 30, 10, 31)
     for seed in range(6):
         pool, notes = pool_of(data, tokenizer, 30, eval=EvalTable(examples=2, seed=seed))
@@ -173,7 +165,7 @@ def test_prompts_without_room_are_left_out_before_the_split(tokenizer: Any) -> N
         pool_of(data, tokenizer, 8)
 
 
-def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer: Any) -> None:
+def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer):
     pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
     assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)
     drawn = pool.draw(0, 8)
@@ -181,7 +173,7 @@ def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer: Any) -> None
     assert len({(p.example.id, p.epoch) for p in drawn}) == 8
 
 
-def test_what_is_left_out_is_told(tokenizer: Any) -> None:
+def test_what_is_left_out_is_told(tokenizer):
     empty = Example(id="empty", prompt=" ", reference="1")
     pool, notes = pool_of(LoadedData(examples=(empty, *tasks_of_words(8, 8).examples)), tokenizer)
     assert ([p.example.id for p in pool.train], notes) == (["e0", "e1"], ("1 prompts without a token left out",))
@@ -210,32 +202,32 @@ class RewardTable(plugin_tables.RewardTable):
 
 
 class Verifier:
-    def score(self, example: Example, text: str) -> Score:
+    def score(self, example, text):
         return Score.of(1.0)
 
 
-def config(**reward: Any) -> Config:
+def config(**reward):
     """A configuration whose `[reward]` was written in a file."""
     origins = {f"reward.{name}": Origin(layer=Layer.FILE, place="retrain.toml:3") for name in reward}
     return Config(tables={"reward": RewardTable(**reward), "data": DataTable(source="math")}, origins=origins)
 
 
-def usable(data: LoadedData, config: Config, **more: Any) -> Any:
+def usable(data, config, **more):
     """The usable examples where `match` and `math`, and they alone, compare with the reference."""
     names = set(config.reward.weights) or {config.reward.type}
     return usable_examples(data, config, comparing=names & {"match", "math"}, **more)
 
 
-def task(name: str, reference: str = "1", prompt: Any = "p", **more: Any) -> Example:
+def task(name, reference="1", prompt="p", **more):
     return Example(id=name, prompt=prompt, reference=reference, **more)
 
 
-def data(*examples: Any, reward: Any = None) -> LoadedData:
+def data(*examples, reward=None):
     return LoadedData(examples=tuple(examples), reward=reward)
 
 
 @pytest.mark.parametrize("other", [{"reference": "2"}, {"prompt": "q\x1b"}, {"info": {"k": 1}}, {"task": "t"}])
-def test_one_id_for_two_tasks_is_an_error_that_shows_both(other: dict[str, Any]) -> None:
+def test_one_id_for_two_tasks_is_an_error_that_shows_both(other):
     with pytest.raises(ConfigError) as caught:
         usable(data(task("a"), task("a", **other)), config())
     (problem,) = caught.value.problems
@@ -249,14 +241,14 @@ def test_one_id_for_two_tasks_is_an_error_that_shows_both(other: dict[str, Any])
 
 
 @pytest.mark.parametrize("reward", [{}, {"type": "match"}, {"type": "math"}, {"weights": {"math": 1.0, "len": 0.1}}])
-def test_silence_must_not_become_correct(reward: dict[str, Any]) -> None:
+def test_silence_must_not_become_correct(reward):
     kept, notes = usable(data(task("a"), task("b", ""), task("c", " \n")), config(**reward))
     assert [e.id for e in kept] == ["a"]
     assert "2 of 3 examples have no reference answer (first: b): left out" in notes[0]
     assert refused(usable, data(task("b", ""), task("c", "")), config(**reward)) == ["data.no-references"]
 
 
-def test_a_verifier_of_the_sources_own_needs_no_reference() -> None:
+def test_a_verifier_of_the_sources_own_needs_no_reference():
     judged = data(task("a", ""), task("b"), reward=Verifier())
     assert usable(judged, config()) == (list(judged.examples), ())
     assert uses_own_verifier(judged, config())
@@ -271,9 +263,7 @@ def test_a_verifier_of_the_sources_own_needs_no_reference() -> None:
 
 
 @pytest.mark.parametrize(("reward", "key"), [({"type": "match"}, "type"), ({"weights": {"math": 1.0}}, "weights")])
-def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scoring(
-    reward: dict[str, Any], key: str
-) -> None:
+def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scoring(reward, key):
     with pytest.raises(ConfigError) as caught:
         usable(data(task("a"), task("b", ""), reward=Verifier()), config(**reward))
     (problem,) = caught.value.problems
@@ -286,16 +276,16 @@ def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scorin
     "example",
     [
         {"id": "a"},
-        task(5),  # type: ignore[arg-type]
+        task(5),
         task(""),
-        task("a", 7),  # type: ignore[arg-type]
+        task("a", 7),
         task("a", prompt=7),
         task("a", prompt=[]),
         task("a", prompt=["x"]),
         task("a", prompt=[{"role": "user"}]),
     ],
 )
-def test_what_is_no_example_is_the_plugins_fault(example: Any) -> None:
+def test_what_is_no_example_is_the_plugins_fault(example):
     shown = re.escape(repr(example)[:50])
     with pytest.raises(PluginError, match=f"example 1 of .*{shown}") as caught:
         usable(data(task("first"), example), config())
@@ -304,7 +294,7 @@ def test_what_is_no_example_is_the_plugins_fault(example: Any) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["", "1"])), max_size=12))
-def test_what_is_kept_is_unique_in_order_and_has_a_reference(drawn: list[tuple[str, str]]) -> None:
+def test_what_is_kept_is_unique_in_order_and_has_a_reference(drawn):
     tasks = [task(name + reference, reference) for name, reference in drawn]
     if tasks and not any(e.reference for e in tasks):
         return

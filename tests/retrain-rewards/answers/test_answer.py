@@ -1,9 +1,6 @@
 """What counts as an answer: gamed ones, right ones in many forms, near misses, rewrites, units, keys that change it."""
 
-from __future__ import annotations
-
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.answer_pairs import gamed_pairs, right_pairs
-from retrain.api import Config, Example, Kind, LoadedData, PluginContext, Plugins, Reward, Seeds, resolve
+from retrain.api import Config, Example, Kind, PluginContext, Reward, Seeds, resolve
 from retrain_rewards.answers import rewrites
 from retrain_rewards.answers import text as texts
 from retrain_rewards.answers.answer import TOLERANCE, parsed
@@ -27,7 +24,6 @@ from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.math_reward import MathReward
 from tests.kit.tables import cells, pairs
 
-Load = Callable[..., LoadedData]
 GAMED = {
     cause: table["pairs"]
     for cause, table in tomllib.loads(
@@ -36,15 +32,15 @@ GAMED = {
 }
 
 
-def build(plugins: Plugins, name: str = "math", **keys: object) -> Reward:
+def build(plugins, name="math", **keys):
     config = Config(tables={"reward": RewardTable.model_validate(keys)})
     context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins)
-    made: Reward = resolve(plugins, Kind.REWARD, name, where="test").target(context)
+    made = resolve(plugins, Kind.REWARD, name, where="test").target(context)
     return made
 
 
 @pytest.fixture(scope="session")
-def reward(plugins: Plugins) -> MathReward:
+def reward(plugins):
     made = build(plugins)
     assert isinstance(made, MathReward)
     made.prepare()
@@ -57,30 +53,30 @@ class Judge:
 
     reward: Reward
 
-    def __call__(self, reference: str, answer: str, prompt: object = "") -> float | None:
-        example = Example(id="e", prompt=prompt, reference=reference)  # type: ignore[arg-type]
+    def __call__(self, reference, answer, prompt=""):
+        example = Example(id="e", prompt=prompt, reference=reference)
         score = self.reward.score(example, boxed(answer))
         assert not hasattr(score, "__await__")
-        return score.value  # type: ignore[union-attr]
+        return score.value
 
 
 @pytest.fixture(scope="session")
-def judge(reward: MathReward) -> Judge:
+def judge(reward):
     return Judge(reward)
 
 
-def direct(reference: str, answer: str) -> bool:
+def direct(reference, answer):
     from math_verify import parse, verify
 
     return bool(verify(parse(boxed(reference)), parse(boxed(answer))))
 
 
-def answers(cause: str) -> list[tuple[str, str, str]]:
+def answers(cause):
     return [(row["reference"], row["answer"], row.get("prompt", "")) for row in GAMED[cause] if "answer" in row]
 
 
 @pytest.mark.parametrize("cause", GAMED)
-def test_a_gamed_answer_scores_0_and_math_verify_alone_is_fooled(reward: MathReward, cause: str) -> None:
+def test_a_gamed_answer_scores_0_and_math_verify_alone_is_fooled(reward, cause):
     strict = Judge(reward)
     for reference, answer, prompt in answers(cause):
         assert strict(reference, answer, prompt) == 0.0, (reference, answer)
@@ -88,17 +84,17 @@ def test_a_gamed_answer_scores_0_and_math_verify_alone_is_fooled(reward: MathRew
 
 
 @pytest.mark.parametrize("name", ["match", "math"])
-def test_a_box_with_anything_beside_it_is_none(plugins: Plugins, name: str) -> None:
+def test_a_box_with_anything_beside_it_is_none(plugins, name):
     made = build(plugins, name)
     rows = [row for rows in GAMED.values() for row in rows if "completion" in row]
     assert len(rows) >= 6
     for row in rows:
         score = made.score(Example(id="e", prompt="", reference=row["reference"]), row["completion"])
-        assert score.value == 0.0, row  # type: ignore[union-attr]
-    assert made.score(Example(id="e", prompt="", reference="5"), r"\boxed{\boxed{5}}").value == 1.0  # type: ignore[union-attr]
+        assert score.value == 0.0, row
+    assert made.score(Example(id="e", prompt="", reference="5"), r"\boxed{\boxed{5}}").value == 1.0
 
 
-def test_restating_a_prompt_of_our_own_arithmetic_scores_0(reward: MathReward, load: Load) -> None:
+def test_restating_a_prompt_of_our_own_arithmetic_scores_0(reward, load):
     examples = load("arithmetic", options={"size": 96}).examples
     assert len(examples) == 96
     for example in examples:
@@ -109,7 +105,7 @@ def test_restating_a_prompt_of_our_own_arithmetic_scores_0(reward: MathReward, l
     assert reward.score(example, boxed(f"{question} = {example.reference}")).value == 1.0
 
 
-def test_right_answers_score_1_and_gamed_ones_0(judge: Judge) -> None:
+def test_right_answers_score_1_and_gamed_ones_0(judge):
     for pair in gamed_pairs(80, seed=1):
         assert judge(pair.reference, pair.answer, pair.prompt) == 0.0, pair
     for pair in right_pairs(102, seed=1):
@@ -117,7 +113,7 @@ def test_right_answers_score_1_and_gamed_ones_0(judge: Judge) -> None:
 
 
 @pytest.mark.long
-def test_no_right_form_of_1000_is_lost_and_no_gamed_one_of_500_is_won(judge: Judge) -> None:
+def test_no_right_form_of_1000_is_lost_and_no_gamed_one_of_500_is_won(judge):
     right, gamed = list(right_pairs(1000)), list(gamed_pairs(500))
     assert len({(pair.reference, pair.answer) for pair in right}) > 800
     for pair in right:
@@ -151,12 +147,12 @@ ALIKE = {  # right answers that look like gamed ones, by the reason for which th
 
 
 @pytest.mark.parametrize("reason", ALIKE)
-def test_right_answers_that_look_like_gamed_ones(judge: Judge, reason: str) -> None:
+def test_right_answers_that_look_like_gamed_ones(judge, reason):
     for reference, answer in pairs(ALIKE[reason]):
         assert judge(reference, answer) == 1.0, (reference, answer)
 
 
-def test_the_prompt_may_be_a_chat(judge: Judge) -> None:
+def test_the_prompt_may_be_a_chat(judge):
     chat = [{"role": "system", "content": "You factor."}, {"role": "user", "content": "Factor $x^2-1$."}]
     parts = [{"role": "user", "content": [{"type": "text", "text": "Factor $x^2-1$."}]}]
     for prompt in (chat, parts):
@@ -176,7 +172,7 @@ ALLOWED = [
 ]
 
 
-def test_the_prompt_may_hold_the_form_or_the_unit_and_keys_accept_more(judge: Judge, plugins: Plugins) -> None:
+def test_the_prompt_may_hold_the_form_or_the_unit_and_keys_accept_more(judge, plugins):
     assert [judge(reference, answer, prompt) for reference, answer, prompt in ALLOWED] == [1.0] * 6
     assert judge(r"\frac{1}{0}", r"\frac{1}{3}") is None, "a reference without a value still gives no verdict"
     lenient = Judge(build(plugins, unfinished="accept"))
@@ -188,12 +184,12 @@ def test_the_prompt_may_hold_the_form_or_the_unit_and_keys_accept_more(judge: Ju
 
 
 @pytest.mark.parametrize("unit", [r"\(", "$", r"\[ 1.5 ", "1.5 + ", "{", r"\frac{1.5}{", "x 1.5; ", "\x00"])
-def test_a_hostile_prompt_costs_no_more_than_a_bounded_time(judge: Judge, unit: str) -> None:
+def test_a_hostile_prompt_costs_no_more_than_a_bounded_time(judge, unit):
     assert judge(r"\frac{1}{4}", "0.250", unit * (400_000 // len(unit))) in (0.0, 1.0)
 
 
 @pytest.mark.parametrize("exponent", [-5, -19, -34])
-def test_small_numbers_agree_within_the_relative_tolerance(judge: Judge, exponent: int) -> None:
+def test_small_numbers_agree_within_the_relative_tolerance(judge, exponent):
     reference = rf"4 \times 10^{{{exponent}}}"
     inside, outside = 4 * (1 + 0.9 * TOLERANCE), 4 * (1 + 1.1 * TOLERANCE)
     assert judge(reference, rf"{outside:.4f} \times 10^{{{exponent}}}") == 0.0
@@ -211,7 +207,7 @@ OTHER_TEXTS = [
 
 
 @pytest.mark.parametrize("count", [34, pytest.param(170, marks=pytest.mark.long)])
-def test_formulas_are_parsed_as_math_verify_does(reward: MathReward, count: int) -> None:
+def test_formulas_are_parsed_as_math_verify_does(reward, count):
     from math_verify import parse
 
     made = [*right_pairs(count, seed=2), *gamed_pairs(count // 2, seed=2)]
@@ -244,7 +240,7 @@ UNFINISHED = cells(r"""
 
 
 @pytest.mark.parametrize("formula", [*FINISHED, *UNFINISHED])
-def test_what_still_has_to_be_computed_is_not_finished(formula: str) -> None:
+def test_what_still_has_to_be_computed_is_not_finished(formula):
     assert is_finished(form_of(formula)) is (formula in FINISHED)
 
 
@@ -255,7 +251,7 @@ def test_what_still_has_to_be_computed_is_not_finished(formula: str) -> None:
         \left[1, 2\right] => []  x = 5 => =  x \in [1, 2] => =  \{1\} \cup \{2\} => union  x < 1 => <
     """),
 )
-def test_kinds(formula: str, kind: str) -> None:
+def test_kinds(formula, kind):
     assert kind_of(form_of(formula)) == kind
     for literal, is_one in (("-5", True), (r"-2\frac{1}{2}", True), (r"2\pi", False), ("2+3", False)):
         assert is_literal(form_of(literal)) is is_one
@@ -279,7 +275,7 @@ def test_kinds(formula: str, kind: str) -> None:
         ("1, 2", r"\{1, 2\}", False),
     ],
 )
-def test_a_fingerprint_is_that_of_the_form_not_of_the_value(one: str, other: str, equal: bool) -> None:
+def test_a_fingerprint_is_that_of_the_form_not_of_the_value(one, other, equal):
     assert (fingerprint(form_of(one)) == fingerprint(form_of(other))) is equal
     assert fingerprint(reduced(form_of(r"x \cdot x - 1 + 0"))) == fingerprint(reduced(form_of("x^2 - 1")))
     assert reduced(form_of(r"\int x dx")) == form_of(r"\int x dx"), "integrals are left"
@@ -303,7 +299,7 @@ HARMFUL = pairs(r"""
 
 
 @pytest.mark.parametrize(("reference", "answer"), [*HARMLESS, *HARMFUL])
-def test_units_that_agree_or_are_left_out_are_harmless(reference: str, answer: str) -> None:
+def test_units_that_agree_or_are_left_out_are_harmless(reference, answer):
     assert (objection_to_words(reference, answer, "") == "") is ((reference, answer) in HARMLESS)
     assert objection_to_words("5", r"5\text{ floops}", "How many floops are there?") == ""
     assert objection_to_words("5", r"5\text{ million}", "How many million floops are there?")
@@ -315,13 +311,13 @@ def test_units_that_agree_or_are_left_out_are_harmless(reference: str, answer: s
 @given(
     st.sampled_from(sorted(NO_UNIT - {"and", "or", "percent"})), st.sampled_from(["cm", "apples", ""]), st.booleans()
 )
-def test_no_unit_has_a_word_that_changes_the_value(word: str, unit: str, first: bool) -> None:
+def test_no_unit_has_a_word_that_changes_the_value(word, unit, first):
     words = f"{word} {unit}" if first else f"{unit} {word}"
     assert objection_to_words("5", rf"5\text{{ {words}}}", f"How many {word} {unit} are there?")
 
 
 @given(st.text(max_size=40), st.text(max_size=20))
-def test_any_text_is_survived(answer: str, prompt: str) -> None:
+def test_any_text_is_survived(answer, prompt):
     assert isinstance(objection_to_words("5", answer, prompt), str)
 
 
@@ -342,26 +338,26 @@ REWRITES = {
 QUICK = 9  # every ninth pair, where all of them take half a minute
 
 
-def value(reward: MathReward, reference: str, answer: str) -> float | None:
+def value(reward, reference, answer):
     return reward.score(Example(id="e", prompt="", reference=reference), f"So {boxed(answer)}.").value
 
 
-def failures(reward: MathReward, pairs: list[tuple[str, str, float]]) -> list[tuple[str, str, float | None]]:
+def failures(reward, pairs):
     scored = [(reference, answer, value(reward, reference, answer), wanted) for reference, answer, wanted in pairs]
     return [(reference, answer, got) for reference, answer, got, wanted in scored if got != wanted]
 
 
-def test_right_forms_score_1_and_near_misses_0(reward: MathReward) -> None:
+def test_right_forms_score_1_and_near_misses_0(reward):
     assert failures(reward, PAIRS[::QUICK]) == []
 
 
 @pytest.mark.long
-def test_all_right_forms_score_1_and_all_near_misses_0(reward: MathReward) -> None:
+def test_all_right_forms_score_1_and_all_near_misses_0(reward):
     assert failures(reward, PAIRS) == []
 
 
 @pytest.mark.parametrize("each", REWRITES, ids=lambda each: each.example[0])
-def test_each_rewrite_does_what_its_example_says(each: Rewrite) -> None:
+def test_each_rewrite_does_what_its_example_says(each):
     before, after = each.example
     assert each(before) == after != before
 
@@ -373,7 +369,7 @@ def test_each_rewrite_does_what_its_example_says(each: Rewrite) -> None:
         \begin{pmatrix}1\\2\end{pmatrix}  \{1, 2\}  \$5  50\%  f(x) = x^2  3:4  A  10^{-3}
     """),
 )
-def test_plain_mathematics_is_left_as_it_is(formula: str) -> None:
+def test_plain_mathematics_is_left_as_it_is(formula):
     assert plain(formula).replace("{", "").replace("}", "").replace(" ", "") == (
         formula.replace("{", "").replace("}", "").replace(" ", "")
     )
@@ -395,7 +391,7 @@ def test_plain_mathematics_is_left_as_it_is(formula: str) -> None:
         (r"x<1 \text{ or } y>2", ("", "")),
     ],
 )
-def test_inequalities_of_one_letter_are_sets(statement: str, expected: tuple[str, str]) -> None:
+def test_inequalities_of_one_letter_are_sets(statement, expected):
     assert as_set(statement) == expected
 
 
@@ -412,7 +408,7 @@ def test_inequalities_of_one_letter_are_sets(statement: str, expected: tuple[str
         max_size=25,
     )
 )
-def test_any_text_is_rewritten_without_an_error(parts: list[str]) -> None:
+def test_any_text_is_rewritten_without_an_error(parts):
     text = "".join(parts)
     for read in (plain, notation_of, as_set):
         read(text)
@@ -438,7 +434,7 @@ def test_any_text_is_rewritten_without_an_error(parts: list[str]) -> None:
         " of the",
     ],
 )
-def test_a_text_of_the_greatest_length_is_rewritten_at_once(unit: str) -> None:
+def test_a_text_of_the_greatest_length_is_rewritten_at_once(unit):
     text = unit * (1000 // len(unit))  # a pattern that backtracks exponentially would not come back
     for read in (plain, notation_of, as_set):
         read(text)

@@ -1,13 +1,9 @@
 """MCP tools, with servers written with the real library, and tool calls in any text; friendly and hostile."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,10 +20,9 @@ pytest.importorskip("mcp", reason="needs the extra mcp of retrain-rewards")
 pytestmark = pytest.mark.timeout(60)
 CALCULATOR = str(Path(__file__).parents[2] / "kit" / "mcp_calculator.py")
 TASK = Example(id="sum", prompt="What is 2 + 3?", reference="5")
-Says = Callable[[int, int], str]  # episode, turn -> text
 
 
-def environment(*, max_turns: int = 4, instruction: str = "", **table: Any) -> McpEnvironment:
+def environment(*, max_turns=4, instruction="", **table):
     servers = {"calculator": ServerTable(command=[sys.executable, CALCULATOR])}
     settings = McpSettings(
         table=McpTable(**{"servers": servers, "call_timeout_s": 0.5, "max_result_chars": 200, **table}),
@@ -37,19 +32,19 @@ def environment(*, max_turns: int = 4, instruction: str = "", **table: Any) -> M
         timeout_s=20.0,
         instruction=instruction,
     )
-    made: McpEnvironment = pickle.loads(pickle.dumps(McpEnvironment(settings)))
+    made = pickle.loads(pickle.dumps(McpEnvironment(settings)))
     return made
 
 
 @pytest.fixture(scope="module")
-def shared() -> McpEnvironment:
+def shared():
     """One environment with one server for the tests that leave it in order."""
     made = environment()
     made.load()
     return made
 
 
-def play(played: McpEnvironment, count: int, says: Says) -> tuple[list[dict[int, Any]], list[EpisodeResult]]:
+def play(played, count, says):
     """The messages of every observation, turn by turn, and the results."""
     seen = []
     observations = played.reset([TASK] * count)
@@ -61,19 +56,19 @@ def play(played: McpEnvironment, count: int, says: Says) -> tuple[list[dict[int,
     return seen, list(played.results())
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def answer_of(played: McpEnvironment, text: str) -> list[Any]:
+def answer_of(played, text):
     """The messages that follow on one action."""
     seen, results = play(played, 1, lambda episode, turn: "done" if turn else text)
     assert [result.answer for result in results] == ["done"]
     return seen[1][0][2:]
 
 
-def test_the_policy_sees_tools_calls_them_and_answers(shared: McpEnvironment) -> None:
-    def says(episode: int, turn: int) -> str:
+def test_the_policy_sees_tools_calls_them_and_answers(shared):
+    def says(episode, turn):
         return f"Let me see. {call('add', a=episode, b=3)}" if turn == 0 else r"\boxed{5}"
 
     (tools,) = {len(each.tools) for each in shared.reset([TASK] * 2).values()}
@@ -105,16 +100,14 @@ def test_the_policy_sees_tools_calls_them_and_answers(shared: McpEnvironment) ->
         ('<tool_call>{"name": "add"', "error: the text between"),
     ],
 )
-def test_whatever_goes_wrong_with_a_call_is_told_to_the_policy(
-    shared: McpEnvironment, text: str, expected: str
-) -> None:
+def test_whatever_goes_wrong_with_a_call_is_told_to_the_policy(shared, text, expected):
     (message,) = answer_of(shared, text)
     assert message["role"] == "tool"
     assert message["content"].startswith(expected)
     assert "<|im_end|>" not in message["content"]
 
 
-def test_a_server_that_dies_fails_its_episodes_and_is_started_again() -> None:
+def test_a_server_that_dies_fails_its_episodes_and_is_started_again():
     played = environment()
     played.load()
     _, results = play(played, 1, lambda episode, turn: call("die"))
@@ -124,7 +117,7 @@ def test_a_server_that_dies_fails_its_episodes_and_is_started_again() -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_hangs_fails_its_episodes_and_is_replaced() -> None:
+def test_a_server_that_hangs_fails_its_episodes_and_is_replaced():
     played = environment()
     played.load()
     _, results = play(played, 2, lambda episode, turn: call("hang") if episode == 0 or turn else "no call")
@@ -135,14 +128,14 @@ def test_a_server_that_hangs_fails_its_episodes_and_is_replaced() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("isolate", "third"), [(True, "2"), (False, "0 1 2")])
-def test_isolated_episodes_share_no_server(isolate: bool, third: str) -> None:
+def test_isolated_episodes_share_no_server(isolate, third):
     played = environment(isolate=isolate, max_isolated=2)
     played.load()
-    notes: dict[int, str] = {}
+    notes = {}
     observations = played.reset([TASK] * 3)
     while observations:
         for number, each in observations.items():
-            notes[number] = str(each.prompt[-1]["content"])  # type: ignore[index,call-overload]
+            notes[number] = str(each.prompt[-1]["content"])
         if not isolate:  # one after the other, so that the notes have an order
             observations = {number: observations[number] for number in sorted(observations)[:1]}
         texts = {n: call("note", text=str(n)) if "What" in notes[n] else "done" for n in observations}
@@ -152,12 +145,12 @@ def test_isolated_episodes_share_no_server(isolate: bool, third: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_over_http_does_the_same_and_may_die() -> None:
+def test_a_server_over_http_does_the_same_and_may_die():
     with on_a_port(CALCULATOR) as url:
         check_http(environment(servers={"far": ServerTable(url=f"{url}/mcp", tools=["add", "die"])}))
 
 
-def check_http(played: McpEnvironment) -> None:
+def check_http(played):
     assert played.load().notes == ("MCP server 'far': add, die",)
     assert answer_of(played, call("add", a=1, b=1))[0]["content"] == "2"
     _, results = play(played, 1, lambda episode, turn: call("die"))
@@ -173,13 +166,13 @@ def check_http(played: McpEnvironment) -> None:
         ({"url": "http://127.0.0.1:9/mcp"}, "server 'calculator'"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_named_before_anything_is_sampled(server: Any, reason: str) -> None:
+def test_a_server_that_cannot_be_used_is_named_before_anything_is_sampled(server, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         environment(servers={"calculator": ServerTable(**server)}).load()
     assert codes_in(caught) == ["environment.server-unusable"]
 
 
-def test_variables_reach_a_server_only_when_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_reach_a_server_only_when_they_are_named(monkeypatch):
     monkeypatch.setenv("CALCULATOR_KEY", "k-123")
     for named, expected in (([], "nothing"), (["CALCULATOR_KEY"], "k-123")):
         server = ServerTable(command=[sys.executable, CALCULATOR], pass_env=named)
@@ -193,7 +186,7 @@ def test_variables_reach_a_server_only_when_they_are_named(monkeypatch: pytest.M
 plain = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 
 
-def test_calls_are_taken_out_of_the_text_in_order() -> None:
+def test_calls_are_taken_out_of_the_text_in_order():
     one, two = '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', '<tool_call>{"name": "b"}</tool_call>'
     text = f"First {one} then {two}"
     content, calls = parse_tool_calls(text)
@@ -217,12 +210,12 @@ def test_calls_are_taken_out_of_the_text_in_order() -> None:
         "<tool_call>" * 2000,
     ],
 )
-def test_what_is_no_call_stays_text(text: str) -> None:
+def test_what_is_no_call_stays_text(text):
     assert parse_tool_calls(text) == (text, ())
 
 
 @given(st.text(min_size=1), st.dictionaries(st.text(), plain, max_size=3))
-def test_what_is_written_is_read(name: str, arguments: dict[str, object]) -> None:
+def test_what_is_written_is_read(name, arguments):
     body = json.dumps({"name": name, "arguments": arguments})
     if "</tool_call>" in body:
         return
@@ -231,7 +224,7 @@ def test_what_is_written_is_read(name: str, arguments: dict[str, object]) -> Non
     assert (call.name, json.loads(call.arguments)) == (name, arguments)
 
 
-def test_messages_become_plain() -> None:
+def test_messages_become_plain():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     said = plain_messages(
         [

@@ -1,15 +1,12 @@
 """Episodes of an OpenEnv server: the same game by a stand-in of ours and, marked `client`, by the real package."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from retrain.api import Action, ConfigError, EpisodeResult, Example, Outcome, Score, StopReason
+from retrain.api import Action, ConfigError, EpisodeResult, Outcome, Score, StopReason
 from retrain_rewards.environments import openenv
 from retrain_rewards.environments.episode import Cleaner
 
@@ -21,11 +18,10 @@ from tests.kit.problems import codes_in, refused
 pytestmark = pytest.mark.timeout(120)
 GAME = Path(__file__).parents[2] / "kit" / "openenv_game.py"
 CAPACITY = 2
-Says = Callable[[int, int], str]  # episode, turn -> text
 
 
 @pytest.fixture(scope="module", params=["stand-in", pytest.param("real", marks=pytest.mark.client)])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
+def url(request):
     """A server that accepts two sessions at the same time."""
     if request.param == "real":
         pytest.importorskip("openenv", reason="needs openenv: nox -s clients")
@@ -33,7 +29,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield served
 
 
-def environment(url: str, *, max_turns: int = 4, **table: Any) -> openenv.OpenEnvEnvironment:
+def environment(url, *, max_turns=4, **table):
     settings = openenv.OpenEnvSettings(
         table=openenv.OpenEnvTable(
             **{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 5.0, **table}
@@ -43,15 +39,13 @@ def environment(url: str, *, max_turns: int = 4, **table: Any) -> openenv.OpenEn
         max_turns=max_turns,
         timeout_s=20.0,
     )
-    made: openenv.OpenEnvEnvironment = pickle.loads(pickle.dumps(openenv.OpenEnvEnvironment(settings)))
+    made = pickle.loads(pickle.dumps(openenv.OpenEnvEnvironment(settings)))
     return made
 
 
-def play(
-    played: openenv.OpenEnvEnvironment, examples: Sequence[Example], says: Says
-) -> tuple[list[Any], list[EpisodeResult]]:
+def play(played, examples, says):
     """The last conversation of every episode, and the results."""
-    last: dict[int, Any] = {}
+    last = {}
     turns = dict.fromkeys(range(len(examples)), 0)
     observations = played.reset(examples)
     while observations:
@@ -62,7 +56,7 @@ def play(
     return [last[number] for number in sorted(last)], list(played.results())
 
 
-def test_a_game_is_played_and_its_rewards_add_up(url: str) -> None:
+def test_a_game_is_played_and_its_rewards_add_up(url):
     played = environment(url, prompt="A game.")
     examples = played.load().examples
     secrets = [secret_of(seed) for seed in range(3)]
@@ -76,7 +70,7 @@ def test_a_game_is_played_and_its_rewards_add_up(url: str) -> None:
     ]
 
 
-def test_no_more_sessions_are_open_than_the_server_accepts(url: str) -> None:
+def test_no_more_sessions_are_open_than_the_server_accepts(url):
     played = environment(url)
     examples = played.load().examples
     assert len(played.reset(examples * 3)) == CAPACITY
@@ -89,7 +83,7 @@ def test_no_more_sessions_are_open_than_the_server_accepts(url: str) -> None:
     assert "Set args.max_sessions" in failed[0]
 
 
-def test_what_is_no_action_earns_nothing_and_a_server_that_breaks_fails_the_episode(url: str) -> None:
+def test_what_is_no_action_earns_nothing_and_a_server_that_breaks_fails_the_episode(url):
     played = environment(url)
     (example, *_) = played.load().examples
     (talk,), results = play(played, [example], lambda episode, turn: "no idea" if turn else "7.5")
@@ -130,7 +124,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         ("list", '{"a":' * 50_000 + "}", None),
     ],
 )
-def test_how_text_becomes_an_action(schema: str, text: str, expected: Any) -> None:
+def test_how_text_becomes_an_action(schema, text, expected):
     mapping = openenv.ActionMapping.of(SCHEMAS[schema])
     if expected is None:
         with pytest.raises(openenv.NoActionError, match="error: answer with"):
@@ -152,7 +146,7 @@ def test_how_text_becomes_an_action(schema: str, text: str, expected: Any) -> No
         ({}, "", "{}"),
     ],
 )
-def test_how_an_observation_becomes_text(observation: dict[str, Any], field: str, expected: str) -> None:
+def test_how_an_observation_becomes_text(observation, field, expected):
     assert openenv.observation_text(observation, field) == expected
     clean = Cleaner(special=("<|im_end|>",), max_chars=20)
     assert clean("a<|im_end|>\x1b[0m\ud800") == "a< |im_end|>[0m?", "it cannot end its message"

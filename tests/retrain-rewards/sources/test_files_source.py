@@ -1,7 +1,5 @@
 """Tasks from files, from the folders of MATH, and from made-up arithmetic."""
 
-from __future__ import annotations
-
 import decimal
 import json
 import os
@@ -9,9 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,19 +20,16 @@ from tests.kit.problems import codes_in, refused
 from tests.kit.shared import first_or_long
 from tests.kit.tables import pairs
 
-Load = Callable[..., Any]
-Write = Callable[[str, str], str]
 
-
-def lines(*rows: object) -> str:
+def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def task(number: int, **extra: object) -> dict[str, object]:
+def task(number, **extra):
     return {"prompt": f"question {number}", "answer": str(number), **extra}
 
 
-def test_jsonl_keeps_text_and_numbers_as_written(load: Load, write: Write) -> None:
+def test_jsonl_keeps_text_and_numbers_as_written(load, write):
     answers = "2024-01-01", "007", 7, 8.5, 10**30
     rows = [task(number, answer=answer) for number, answer in enumerate(answers, start=1)]
     loaded = load("files", path=write("t.jsonl", lines(*rows)))
@@ -53,7 +45,7 @@ def test_jsonl_keeps_text_and_numbers_as_written(load: Load, write: Write) -> No
         assert [e.reference for e in load("files", path=write("t.json", text)).examples] == ["1"]
 
 
-def test_csv_keeps_text_as_written(load: Load, write: Write) -> None:
+def test_csv_keeps_text_as_written(load, write):
     text = '\ufeffprompt,answer,level\n"two\nlines, and a comma",007,1\nb,1.50,2\nc,NA,3\nd,,4\n'
     loaded = load("files", path=write("t.csv", text))
     assert [e.reference for e in loaded.examples] == ["007", "1.50", "NA"]
@@ -64,7 +56,7 @@ def test_csv_keeps_text_as_written(load: Load, write: Write) -> None:
     )
 
 
-def test_parquet(load: Load, tmp_path: Path) -> None:
+def test_parquet(load, tmp_path):
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     table = pa.table({"q": [chat, chat], "a": [1, 2], "tags": [["x"], None]})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -77,7 +69,7 @@ def test_parquet(load: Load, tmp_path: Path) -> None:
     assert [e.reference for e in load("files", path=str(tmp_path / "t.parquet")).examples] == ["1.50", "-0.05"]
 
 
-def test_folder_pattern_and_file_give_the_same_ids(load: Load, write: Write, tmp_path: Path) -> None:
+def test_folder_pattern_and_file_give_the_same_ids(load, write, tmp_path):
     write("set [1]/a.jsonl", lines(task(1)))
     write("set [1]/b.csv", "prompt,answer\nquestion 2,2\n")
     write("set [1]/README.md", "not data")
@@ -93,7 +85,7 @@ def test_folder_pattern_and_file_give_the_same_ids(load: Load, write: Write, tmp
     assert changed.examples[0].id not in {e.id for e in one.examples}
 
 
-def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, write: Write) -> None:
+def test_rows_without_prompt_or_reference_are_left_out_and_counted(load, write):
     blank = [{"role": "system", "content": ""}, {"role": "user", "content": " \u200b"}]
     rows = [task(1), task(2, answer=""), task(3, answer=None), {"prompt": "q"}, task(5, prompt=" "), task(6, prompt=[])]
     rows += [task(7, answer=float("nan")), task(8, answer="\x00"), task(9, answer="\u200b\n"), task(10, prompt=blank)]
@@ -111,7 +103,7 @@ def test_rows_without_prompt_or_reference_are_left_out_and_counted(load: Load, w
     assert note.startswith("files: 1 prompts have several references (first: ")
 
 
-def chat(*messages: object) -> str:
+def chat(*messages):
     return lines(task(1, prompt=messages))
 
 
@@ -142,9 +134,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("name", "text", "code", "place"), BAD_FILES)
-def test_a_bad_file_is_one_clear_error(
-    load: Load, write: Write, name: str, text: str, code: str, place: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_one_clear_error(load, write, name, text, code, place, capfd):
     with pytest.raises(ConfigError) as caught:
         load("files", path=write(name, text))
     assert codes_in(caught) == [code]
@@ -164,15 +154,13 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("name", "text", "keys", "named"), MISSING)
-def test_a_missing_column_is_named_with_those_that_exist(
-    load: Load, write: Write, name: str, text: str, keys: Any, named: str
-) -> None:
+def test_a_missing_column_is_named_with_those_that_exist(load, write, name, text, keys, named):
     with pytest.raises(ConfigError, match=rf"(?s)no column {named}"):
         load("files", path=write(name, text), **keys)
     assert refused(load, "files", path=write("p.jsonl", lines(task(1))), answer_key="prompt") == ["data.same-column"]
 
 
-def test_text_that_is_not_utf8(load: Load, tmp_path: Path) -> None:
+def test_text_that_is_not_utf8(load, tmp_path):
     for name in ("t.jsonl", "t.csv", "t.json"):
         (tmp_path / name).write_bytes(b'{"prompt": "\xff", "answer": "1"}')
         code = "data.bad-header" if name == "t.csv" else "data.not-text"
@@ -186,7 +174,7 @@ def test_text_that_is_not_utf8(load: Load, tmp_path: Path) -> None:
         *.parquet => data.path-missing  empty => data.empty-folder  https://example.org/t.jsonl => data.remote-path
     """),
 )
-def test_a_path_without_data_is_refused(load: Load, write: Write, tmp_path: Path, path: str, code: str) -> None:
+def test_a_path_without_data_is_refused(load, write, tmp_path, path, code):
     write("tasks.jsonl", lines(task(1)))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError) as caught:
@@ -195,7 +183,7 @@ def test_a_path_without_data_is_refused(load: Load, write: Write, tmp_path: Path
     assert path != "task.jsonl" or "tasks.jsonl" in caught.value.problems[0].fix
 
 
-def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: Write) -> None:
+def test_messages_key_names_chats_with_or_without_an_answer(load, write):
     ask = [{"role": "user", "content": "1 + 1?"}]
     answered = [*ask, {"role": "assistant", "content": "two"}]
     path = write("t.jsonl", lines({"log": {"turns": answered}}, {"log": {"turns": answered}, "answer": "2"}))
@@ -214,13 +202,13 @@ def test_messages_key_names_chats_with_or_without_an_answer(load: Load, write: W
 SUBJECTS = ["intermediate_algebra", "precalculus", "number_theory", "counting_and_probability", "geometry"]
 
 
-def row(subject: str, number: int, solution: str | None = None) -> dict[str, str]:
+def row(subject, number, solution=None):
     text = rf"Thus \boxed{{\frac{{{number}}}{{2}}}}." if solution is None else solution
     return {"problem": f"{subject} {number}?", "level": "Level 5", "type": subject.title(), "solution": text}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Each default subject in another of the accepted layouts, with a test split beside some."""
     root = tmp_path / "math"
     rows = {subject: [row(subject, 1), row(subject, 2)] for subject in SUBJECTS}
@@ -236,7 +224,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_local_folder_of_the_default_subjects(load: Load, folder: Path) -> None:
+def test_a_local_folder_of_the_default_subjects(load, folder):
     loaded = load("math", path=str(folder))
     assert [e.task for e in loaded.examples] == [s for s in SUBJECTS for _ in range(2)]
     assert loaded.examples[0].reference == r"\frac{1}{2}"
@@ -250,7 +238,7 @@ def test_a_local_folder_of_the_default_subjects(load: Load, folder: Path) -> Non
             load("math", options=options)
 
 
-def test_solutions_without_a_box_are_left_out_and_counted(load: Load, tmp_path: Path) -> None:
+def test_solutions_without_a_box_are_left_out_and_counted(load, tmp_path):
     rows = [row("geometry", number, text) for number, text in ((1, None), (2, "no"), (3, r"\boxed{}"), (4, r"\boxed{"))]
     (tmp_path / "geometry.jsonl").write_text(lines(*rows, row("geometry", 1)))
     loaded = load("math", path=str(tmp_path), options={"subjects": ["geometry"]})
@@ -268,16 +256,16 @@ def test_solutions_without_a_box_are_left_out_and_counted(load: Load, tmp_path: 
         ("keys", "data.unread-key"),
     ],
 )
-def test_a_bad_folder_is_one_clear_error(load: Load, tmp_path: Path, subject: str, code: str) -> None:
+def test_a_bad_folder_is_one_clear_error(load, tmp_path, subject, code):
     (tmp_path / "prealgebra.jsonl").write_text(lines(row("prealgebra", 1, "nothing boxed")))
-    keys: dict[str, Any] = {"prompt_key": "problem"} if subject == "keys" else {"options": {"subjects": [subject]}}
+    keys = {"prompt_key": "problem"} if subject == "keys" else {"options": {"subjects": [subject]}}
     if subject == "nowhere":
         keys = {}
     assert refused(load, "math", path=str(tmp_path / "nowhere" if subject == "nowhere" else tmp_path), **keys) == [code]
 
 
 @pytest.mark.parametrize("environ", first_or_long([{}, {"HF_HUB_OFFLINE": "1"}, {"HF_DATASETS_OFFLINE": "1"}]))
-def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path, environ):
     code = (
         "from retrain_rewards.sources.rows import hub_rows\nfrom retrain.api import ConfigError\n"
         "try: list(hub_rows('EleutherAI/hendrycks_math', 'geometry', 'train', where=''))\n"
@@ -294,7 +282,7 @@ def test_an_unreachable_hub_is_one_quick_error_without_retries(tmp_path: Path, e
 QUESTION = re.compile(r"What is (\d+) ([+*-]) (\d+)\?")
 
 
-def test_the_home_task(load: Load) -> None:
+def test_the_home_task(load):
     loaded = load("arithmetic")
     assert len(loaded.examples) == 4000
     assert len({e.id for e in loaded.examples}) == 4000
@@ -320,7 +308,7 @@ def test_the_home_task(load: Load) -> None:
     assert Counter(QUESTION.fullmatch(e.prompt)[2] for e in loaded.examples[:300]) == {"+": 100, "-": 100, "*": 100}
 
 
-def test_a_range_of_operands_holds_for_every_operation(load: Load) -> None:
+def test_a_range_of_operands_holds_for_every_operation(load):
     loaded = load("arithmetic", options={"size": 27, "operands": [7, 9]})
     problems = {QUESTION.fullmatch(example.prompt).groups() for example in loaded.examples}
     assert problems == {(left, sign, right) for left in "789" for sign in "+-*" for right in "789"}
@@ -341,19 +329,19 @@ def test_a_range_of_operands_holds_for_every_operation(load: Load) -> None:
         {"operands": [2, 12], "digits": 2},
     ],
 )
-def test_bad_options_are_refused(load: Load, options: dict[str, object]) -> None:
+def test_bad_options_are_refused(load, options):
     with pytest.raises(AssertionError, match="Problem"):
         load("arithmetic", options=options)
 
 
 @given(st.sampled_from("+-*"), st.integers(1, 2))
-def test_pairs_are_distinct(sign: str, digits: int) -> None:
+def test_pairs_are_distinct(sign, digits):
     count = count_pairs(sign, digits)
     assert len({pair(sign, index, digits) for index in range(count)}) == count
 
 
 @given(st.dictionaries(st.sampled_from("+-*"), st.integers(1, 50), min_size=1), st.data())
-def test_shares_use_what_there_is(counts: dict[str, int], data: st.DataObject) -> None:
+def test_shares_use_what_there_is(counts, data):
     size = data.draw(st.integers(1, sum(counts.values())))
     taken = shares(size, counts)
     assert sum(taken.values()) == size

@@ -1,21 +1,16 @@
 """Data sets by id, local or cached: splits, subsets, filters, presets; every source passes the audit of a run."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from retrain.api import Config, ConfigError, Example, Kind, PluginContext, Plugins, Reward, Seeds, resolve
+from retrain.api import Config, ConfigError, Kind, PluginContext, Seeds, resolve
 from retrain.kernel.contracts.tasks import TimedScore
 from retrain.tasks.audit.probes import gold_of
-from retrain.tasks.audit.report import AuditReport
 from retrain.tasks.audit.verifier_audit import audit
 from retrain.tasks.scoring.verdict import verdict
 from retrain_rewards.sources.files import split_of
@@ -26,7 +21,6 @@ from tests.kit.problems import codes_in, refused
 from tests.kit.shared import first_or_long
 from tests.kit.tables import cells
 
-Load = Callable[..., Any]
 GSM8K = [
     {"question": "How many?", "answer": "She has <<3*4=12>>12.\n#### 12"},
     {"question": "How much?", "answer": "It costs $1,250.\n#### 1,250"},
@@ -46,11 +40,11 @@ DAPO = {
 }
 
 
-def task(number: int, **extra: object) -> dict[str, object]:
+def task(number, **extra):
     return {"prompt": f"question {number}", "answer": str(number), **extra}
 
 
-def put(root: Path, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def put(root, files):
     """Write each file by its suffix; returns the folder."""
     for name, rows in files.items():
         file = root / name
@@ -72,7 +66,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_local_copy_gives_the_split_that_is_asked_for(load: Load, tmp_path: Path, layout: str) -> None:
+def test_a_local_copy_gives_the_split_that_is_asked_for(load, tmp_path, layout):
     rows = {name: [task(number)] for number, name in enumerate(LAYOUTS[layout], start=1)}
     path = put(tmp_path, rows)
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
@@ -95,7 +89,7 @@ def test_a_local_copy_gives_the_split_that_is_asked_for(load: Load, tmp_path: Pa
     assert refused(load, "hub", path=path, options={"subset": "harder"}) == ["data.unknown-subset"]
 
 
-def test_what_save_to_disk_wrote(load: Load, tmp_path: Path) -> None:
+def test_what_save_to_disk_wrote(load, tmp_path):
     import datasets
 
     train, test = (datasets.Dataset.from_list([task(n)]) for n in (1, 2))
@@ -108,7 +102,7 @@ def test_what_save_to_disk_wrote(load: Load, tmp_path: Path) -> None:
     assert refused(load, "hub", path=str(tmp_path / "both"), options={"split": "dev"}) == ["data.unknown-split"]
 
 
-def test_a_folder_of_mixed_columns_is_refused_with_both_files(load: Load, tmp_path: Path) -> None:
+def test_a_folder_of_mixed_columns_is_refused_with_both_files(load, tmp_path):
     path = put(tmp_path, {"a.jsonl": [task(1)], "b.parquet": [{"question": "q", "solution": "1"}]})
     with pytest.raises(ConfigError) as caught:
         load("files", path=path)
@@ -119,7 +113,7 @@ def test_a_folder_of_mixed_columns_is_refused_with_both_files(load: Load, tmp_pa
     assert str(tmp_path / "a.jsonl") in told
 
 
-def test_rows_are_chosen_by_the_values_of_columns(load: Load, tmp_path: Path) -> None:
+def test_rows_are_chosen_by_the_values_of_columns(load, tmp_path):
     rows = [task(1, level=4, kind={"name": "x"}), task(2, level=5, kind={"name": "y"}), task(3, level=6, kind=None)]
     path = put(tmp_path, {"t.jsonl": rows})
     chosen = load("files", path=path, options={"where": {"level": [5, "6"], "kind.name": "y"}})
@@ -127,7 +121,7 @@ def test_rows_are_chosen_by_the_values_of_columns(load: Load, tmp_path: Path) ->
     assert any("2 rows left out: not chosen by [data.options] where (first:" in note for note in chosen.notes)
 
 
-def test_answers_inside_columns_chats_and_solutions(load: Load, tmp_path: Path) -> None:
+def test_answers_inside_columns_chats_and_solutions(load, tmp_path):
     chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": r"It is \boxed{4}."}]
     path = put(tmp_path, {"t.jsonl": [{"messages": chat, "gold": {"answer": "four"}}]})
     options = {"answer_in_chat": True, "extract": "boxed"}
@@ -142,11 +136,11 @@ def test_answers_inside_columns_chats_and_solutions(load: Load, tmp_path: Path) 
         *(("(1, 2)", "whole", "(1, 2)"), (r"\boxed{1}, no, \boxed{2}", "boxed", "2")),
         *(("none of it", how, "") for how in ("hashes", "boxed")),
     ):
-        assert extracted(text, how) == answer  # type: ignore[arg-type]
+        assert extracted(text, how) == answer
     assert refused(load, "files", path=path, prompt_key="q.text", options=options) == ["data.chat-without-answer"]
 
 
-def test_gsm8k_from_copies_of_both_layouts(load: Load, tmp_path: Path) -> None:
+def test_gsm8k_from_copies_of_both_layouts(load, tmp_path):
     hub = put(tmp_path / "hub", {"main/train-00000-of-00001.parquet": GSM8K, "socratic/train-0.parquet": [task(1)]})
     github = put(tmp_path / "github", {"train.jsonl": GSM8K, "test.jsonl": GSM8K[:1]})
     for path in (hub, github):
@@ -159,7 +153,7 @@ def test_gsm8k_from_copies_of_both_layouts(load: Load, tmp_path: Path) -> None:
     assert load("gsm8k", path=changed, prompt_key="problem", answer_key="result").examples[0].reference == "1"
 
 
-def test_dapo_math_loses_its_own_instruction_and_its_copies(load: Load, tmp_path: Path) -> None:
+def test_dapo_math_loses_its_own_instruction_and_its_copies(load, tmp_path):
     path = put(tmp_path, {"data/dapo-math-17k.parquet": [DAPO, DAPO]})
     loaded = load("dapo-math", path=path)
     assert [(e.prompt, e.reference) for e in loaded.examples] == [("Find $n$.\nIt is even.", "34")]
@@ -169,7 +163,7 @@ def test_dapo_math_loses_its_own_instruction_and_its_copies(load: Load, tmp_path
     assert (example.prompt, example.reference) == ("Find $x$.", r"\frac{1}{2}")
 
 
-def test_countdown_asks_for_an_expression_and_brings_its_verifier(load: Load, tmp_path: Path) -> None:
+def test_countdown_asks_for_an_expression_and_brings_its_verifier(load, tmp_path):
     path = put(tmp_path, {"data/train-00000-of-00001.parquet": [{"target": 98, "nums": [44, 19, 35]}]})
     loaded = load("countdown", path=path)
     example = loaded.examples[0]
@@ -182,7 +176,7 @@ def test_countdown_asks_for_an_expression_and_brings_its_verifier(load: Load, tm
 
 
 @pytest.fixture
-def cached_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cached_toy(tmp_path, monkeypatch):
     """The cache of `datasets` holds org/toy, and nothing else can be reached."""
     import datasets
 
@@ -205,9 +199,7 @@ def cached_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cached_toy")
 @pytest.mark.parametrize("is_offline", [False, True])
-def test_a_data_set_that_was_downloaded_is_read_without_the_hub(
-    load: Load, monkeypatch: pytest.MonkeyPatch, is_offline: bool
-) -> None:
+def test_a_data_set_that_was_downloaded_is_read_without_the_hub(load, monkeypatch, is_offline):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", is_offline)
@@ -227,10 +219,10 @@ ANSWERS = cells(r"""
 """)
 
 
-def audited(reward: Reward, examples: Sequence[Example], limit: int = 16) -> AuditReport:
+def audited(reward, examples, limit=16):
     """As a run does it, but in this process; the prompt stands in a chat."""
 
-    def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+    def scorer(pairs):
         scores = []
         for example, text in pairs:
             started = time.perf_counter()
@@ -238,19 +230,19 @@ def audited(reward: Reward, examples: Sequence[Example], limit: int = 16) -> Aud
             scores.append(TimedScore(score=score, seconds=time.perf_counter() - started))
         return scores
 
-    def rendered(example: Example) -> str:
+    def rendered(example):
         return f"user\n{example.prompt}\nPut your final answer in \\boxed{{}}.\nassistant\n"
 
     return audit(examples, scorer, limit=limit, gold=gold_of([reward]), rendered=rendered)
 
 
 @pytest.fixture
-def make(plugins: Plugins) -> Callable[[str], Reward]:
+def make(plugins):
     """`make("match")`: a reward of this distribution with its default settings."""
 
-    def build(name: str) -> Reward:
+    def build(name):
         found = resolve(plugins, Kind.REWARD, name, where="test")
-        reward: Reward = found.target(PluginContext(config=Config(tables={}), seeds=Seeds(0), plugins=plugins))
+        reward = found.target(PluginContext(config=Config(tables={}), seeds=Seeds(0), plugins=plugins))
         prepare = getattr(reward, "prepare", None)
         if prepare is not None:
             prepare()
@@ -260,7 +252,7 @@ def make(plugins: Plugins) -> Callable[[str], Reward]:
 
 
 @pytest.fixture
-def math_folder(tmp_path: Path) -> Path:
+def math_folder(tmp_path):
     rows = [
         {"problem": f"Problem {i}: find it.", "solution": rf"It is $\boxed{{{a}}}$."} for i, a in enumerate(ANSWERS)
     ]
@@ -270,9 +262,7 @@ def math_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("reward", first_or_long(["match", "math"]))
 @pytest.mark.parametrize("source", first_or_long(["arithmetic", "math", "files"]))
-def test_match_and_math_on_the_sources(
-    load: Load, make: Callable[[str], Reward], math_folder: Path, source: str, reward: str
-) -> None:
+def test_match_and_math_on_the_sources(load, make, math_folder, source, reward):
     tasks = {"prompt": "Which number follows 6?", "answer": 7}, {"prompt": "And 007?", "answer": "008"}
     (math_folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), encoding="utf-8")
     given = {
@@ -285,7 +275,7 @@ def test_match_and_math_on_the_sources(
     assert report.gold_correct == report.examples
 
 
-def test_countdown_with_its_own_verifier(load: Load, tmp_path: Path) -> None:
+def test_countdown_with_its_own_verifier(load, tmp_path):
     rows = [{"nums": [44, 19, 35], "target": 98}, {"nums": [3, 3, 8, 8], "target": 24}, {"nums": [1, 2], "target": 99}]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     loaded = load("countdown", path=str(tmp_path))
@@ -294,7 +284,7 @@ def test_countdown_with_its_own_verifier(load: Load, tmp_path: Path) -> None:
     assert (report.gold_correct, report.gold_unknown) == (2, 1)  # nobody can make 99 of 1 and 2
 
 
-def test_math_verify_alone_is_stopped(load: Load, plugins: Plugins) -> None:
+def test_math_verify_alone_is_stopped(load, plugins):
     tables = {"reward": RewardTable.model_validate({"strict": False})}
     reward = make_math(PluginContext(config=Config(tables=tables), seeds=Seeds(0), plugins=plugins))
     reward.prepare()
@@ -307,7 +297,7 @@ def test_math_verify_alone_is_stopped(load: Load, plugins: Plugins) -> None:
 @pytest.mark.usefixtures("one_entries_process")
 @pytest.mark.parametrize("name", ["chain_sum", "intermediate_integration", "graph_color"])
 @pytest.mark.slow
-def test_reasoning_gym_with_its_own_verifiers(load: Load, name: str) -> None:
+def test_reasoning_gym_with_its_own_verifiers(load, name):
     loaded = load("reasoning_gym", options={"name": name, "size": 24})
     report = audited(loaded.reward, loaded.examples)
     assert not report.findings

@@ -1,14 +1,9 @@
-from __future__ import annotations
-
 import inspect
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,11 +16,10 @@ from retrain_rewards.sources.reasoning_gym_library import from_plain, to_plain
 from tests.kit.problems import refused
 from tests.kit.tables import cells, pairs
 
-Load = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("one_entries_process")
 
 
-def boxed(answer: str) -> str:
+def boxed(answer):
     return rf"I think it is \boxed{{{answer}}}"
 
 
@@ -41,7 +35,7 @@ def boxed(answer: str) -> str:
         ("composite", {"datasets": [{"name": "gcd"}, {"name": "lcm", "weight": 2.0, "config": {"max_numbers": 2}}]}),
     ],
 )
-def test_right_answers_score_one_and_wrong_ones_do_not(load: Load, name: str, config: dict[str, object]) -> None:
+def test_right_answers_score_one_and_wrong_ones_do_not(load, name, config):
     loaded = load("reasoning_gym", options={"name": name, "size": 6, "config": config})
     assert loaded.reward is not None
     for each in loaded.examples:
@@ -53,7 +47,7 @@ def test_right_answers_score_one_and_wrong_ones_do_not(load: Load, name: str, co
 
 
 @pytest.mark.long
-def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+def test_entries_do_not_depend_on_the_hash_seed(monkeypatch, load):
     kept_alive = [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples]
     monkeypatch.setattr(entries, "subprocess", subprocess)  # from here on each is made in a process of its own
     monkeypatch.setenv("PYTHONHASHSEED", "1")
@@ -65,7 +59,7 @@ def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch,
     assert [e.id for e in first.examples] == kept_alive
 
 
-def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load: Load) -> None:
+def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load):
     loaded = load("reasoning_gym", options={"name": "graph_color", "size": 2})
     example = loaded.examples[0]
     assert example.reference == ""
@@ -89,20 +83,20 @@ def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load: Load
         ("no-levels", {"name": "gsm_symbolic", "level": 1}),
     ],
 )
-def test_bad_options_are_one_clear_error(load: Load, code: str, options: dict[str, Any]) -> None:
+def test_bad_options_are_one_clear_error(load, code, options):
     assert refused(load, "reasoning_gym", options={"name": "chain_sum", "size": 2} | options) == [f"data.{code}"]
     for refused_by_keys in ({}, {"name": ""}, {"name": "gcd", "size": 0}, {"name": "gcd", "conf": {}}):
         with pytest.raises(AssertionError, match="Problem"):
             load("reasoning_gym", options=refused_by_keys)
 
 
-def test_a_missing_library_says_how_to_install_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_says_how_to_install_it(load, monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "reasoning-gym"))):
         load("reasoning_gym", options={"name": "gcd"})
 
 
-def evaluating() -> set[str]:
+def evaluating():
     """Data sets of the installed library whose verifier mentions an evaluator."""
     import reasoning_gym  # noqa: F401
     from reasoning_gym.factory import DATASETS
@@ -111,7 +105,7 @@ def evaluating() -> set[str]:
     return {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
 
 
-def test_every_verifier_that_evaluates_answers_is_guarded() -> None:
+def test_every_verifier_that_evaluates_answers_is_guarded():
     # number_sorting evaluates its own entry only, never the answer
     assert evaluating() - {"number_sorting"} <= GUARDS.keys()
 
@@ -136,7 +130,7 @@ RUNAWAY += [
 
 
 @pytest.mark.parametrize("name", sorted(GUARDS))
-def test_no_verifier_runs_model_output_and_honest_answers_still_count(load: Load, name: str, tmp_path: Path) -> None:
+def test_no_verifier_runs_model_output_and_honest_answers_still_count(load, name, tmp_path):
     path = tmp_path / "planted"
     loaded = load("reasoning_gym", options={"name": name, "size": 8})
     for code in CODE:
@@ -167,7 +161,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_data_comes_back_as_it_was(value: object) -> None:
+def test_plain_data_comes_back_as_it_was(value):
     back = from_plain(json.loads(json.dumps(to_plain(value))))
     assert back == value
     assert repr(back) == repr(value) or isinstance(value, set | frozenset) or "{" in repr(value)
@@ -176,7 +170,7 @@ def test_plain_data_comes_back_as_it_was(value: object) -> None:
 
 
 @pytest.mark.slow
-def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load: Load) -> None:
+def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load):
     loaded = load("reasoning_gym", options={"name": "intermediate_integration", "size": 60})
     assert not any("Integral" in e.reference for e in loaded.examples)
     (note,) = [note for note in loaded.notes if "left out" in note]
@@ -208,7 +202,7 @@ HONEST = [
 
 
 @pytest.mark.parametrize("name", ["gsm_symbolic", "knights_knaves"])
-def test_a_lenient_verifier_of_the_library_gets_no_hedge_and_honest_answers_reach_it(load: Load, name: str) -> None:
+def test_a_lenient_verifier_of_the_library_gets_no_hedge_and_honest_answers_reach_it(load, name):
     for answer, right in (*HEDGED, *PLAINLY):
         assert affirms_one(answer, right) is ((answer, right) in PLAINLY), answer
     assert all(harmless(verifier, answer) for verifier, answer in HONEST)
@@ -220,7 +214,7 @@ def test_a_lenient_verifier_of_the_library_gets_no_hedge_and_honest_answers_reac
             assert loaded.reward.score(example, rf"\boxed{{{wrong}}}") == Score.of(0.0), wrong
 
 
-def test_difficulty_by_the_data_sets_own_levels(load: Load) -> None:
+def test_difficulty_by_the_data_sets_own_levels(load):
     levels = (
         {"level": 0},
         {"level": 4},

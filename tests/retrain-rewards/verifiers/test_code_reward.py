@@ -3,21 +3,17 @@
 Where no sandbox works, the same programs run without one, except those that would reach out of it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retrain.api import Config, ConfigError, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Seeds, resolve
+from retrain.api import Config, ConfigError, Example, Kind, Outcome, PluginContext, RewardError, Seeds, resolve
 from retrain.kernel.config.schema import DataTable, ScoringTable
 from retrain.tasks.child.system import descendants
 from retrain.tasks.scoring.pool import NamedReward
@@ -35,7 +31,7 @@ SECRET = 7919
 HUMANEVAL = f"def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + {SECRET}\n"
 
 
-def having(tests: Any, name: str = "e", **info: Any) -> Example:
+def having(tests, name="e", **info):
     return Example(id=name, prompt="", reference="", info={"tests": tests, **info})
 
 
@@ -49,17 +45,17 @@ PROGRAMS = tomllib.loads(Path(__file__).with_name("greedy_programs.toml").read_t
 GREEDY, REACHING = PROGRAMS["greedy"], PROGRAMS["reaching"]
 
 
-def fenced(program: str) -> str:
+def fenced(program):
     return f"Here it is:\n```python\n{program}\n```\n"
 
 
 @pytest.fixture
-def reward() -> CodeReward:
+def reward():
     return CodeReward(sandbox=SANDBOX or NO_SANDBOX, test_timeout_s=1.0, limits=Limits(memory_bytes=2**27, cpu_s=2))
 
 
 @pytest.mark.parametrize("example", ALL, ids=lambda example: example.id)
-def test_a_right_program_passes_and_a_wrong_one_does_not(reward: CodeReward, example: Example) -> None:
+def test_a_right_program_passes_and_a_wrong_one_does_not(reward, example):
     assert reward.score(example, fenced(RIGHT)).value == 1.0
     wrong = reward.score(example, fenced(RIGHT.replace("7919", "7918 + n % 2")))  # right for 1 alone
     assert wrong.value == 0.0
@@ -70,7 +66,7 @@ def test_a_right_program_passes_and_a_wrong_one_does_not(reward: CodeReward, exa
     assert codes_in(caught) == ["reward.sandbox-failed"]
 
 
-def test_a_script_begins_again_for_every_test_and_partial_counts_the_share(reward: CodeReward) -> None:
+def test_a_script_begins_again_for_every_test_and_partial_counts_the_share(reward):
     ways = "import atexit, sys\nseen = globals().setdefault('seen', [])\nseen.append(1)\nassert len(seen) == 1\n"
     ways += f"n = int(open(0).read())\natexit.register(lambda: sys.stdout.write(str(n + {SECRET}) + '  \\n\\n'))"
     assert reward.score(PAIRS, fenced(ways)).value == 1.0
@@ -81,7 +77,7 @@ def test_a_script_begins_again_for_every_test_and_partial_counts_the_share(rewar
 
 
 @pytest.mark.parametrize("name", GREEDY)
-def test_a_greedy_program_is_wrong(reward: CodeReward, name: str) -> None:
+def test_a_greedy_program_is_wrong(reward, name):
     quick = replace(reward, test_timeout_s=0.3)
     for example in (CALLS, CODE) if "f = " in GREEDY[name] or "def f" in GREEDY[name] else (PAIRS,):
         score = quick.score(example, fenced(GREEDY[name]))
@@ -90,7 +86,7 @@ def test_a_greedy_program_is_wrong(reward: CodeReward, name: str) -> None:
 
 @needs_sandbox
 @pytest.mark.parametrize("name", REACHING)
-def test_nothing_outside_of_the_sandbox_can_be_reached(reward: CodeReward, name: str) -> None:
+def test_nothing_outside_of_the_sandbox_can_be_reached(reward, name):
     """The program prints the right answer if its attempt fails, and nothing else."""
     attempt = REACHING[name].replace("FILE", str(Path(__file__).resolve()))
     program = f"n = int(input())\ntry:\n    exec({attempt!r})\nexcept (OSError, KeyError, ValueError):\n"
@@ -98,7 +94,7 @@ def test_nothing_outside_of_the_sandbox_can_be_reached(reward: CodeReward, name:
     assert score.value == 1.0, score
 
 
-def test_functions_take_and_return_plain_values(reward: CodeReward) -> None:
+def test_functions_take_and_return_plain_values(reward):
     values = r"[None, True, 1.5, float('inf'), 1j, b'\xff', '\u20ac\ud800', (1, [2]), {1: {2}}, frozenset({3}), 10**40]"
     example = having([f"v = {values}\nassert f(v) == v and type(f(v)[7]) is tuple"])
     assert reward.score(example, fenced("f = lambda v: v")).value == 1.0
@@ -143,11 +139,11 @@ def test_functions_take_and_return_plain_values(reward: CodeReward) -> None:
         ("```c++\nint a;\n```", ""),
     ],
 )
-def test_the_program_is_the_last_block(text: str, program: str) -> None:
+def test_the_program_is_the_last_block(text, program):
     assert last_program(text) == program
 
 
-def test_the_reference_is_the_right_answer() -> None:
+def test_the_reference_is_the_right_answer():
     reward = CodeReward(sandbox=NO_SANDBOX)
     solved = Example(id="e", prompt="def f(n):\n", reference="    return n + 7919\n", info=CALLS.info)
     whole = "def f(n): return n + 7919"
@@ -162,17 +158,15 @@ def test_the_reference_is_the_right_answer() -> None:
     assert refused(reward.score, unused, fenced("def f(n): return n")) == ["reward.unused-program"]
 
 
-def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(
-    plugins: Plugins, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def build(**keys: Any) -> CodeReward:
+def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(plugins, monkeypatch, caplog):
+    def build(**keys):
         tables = {
             "reward": RewardTable(type="code", **keys),
             "scoring": ScoringTable(timeout_s=5.0),
             "data": DataTable(),
         }
         context = PluginContext(config=Config(tables=tables), seeds=Seeds(0), plugins=plugins)
-        made: CodeReward = resolve(plugins, Kind.REWARD, "code", where="test").target(context)
+        made = resolve(plugins, Kind.REWARD, "code", where="test").target(context)
         return made
 
     monkeypatch.setattr(module, "find_sandbox", lambda: (None, "bwrap: setting up uid map: Permission denied"))
@@ -186,7 +180,7 @@ def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(
     assert (reward.time_limit_s, reward.limits.memory_bytes, reward.in_reference) == (4.0, 2**29, True)
 
 
-def test_a_run_scores_programs_beside_each_other_and_leaves_none_behind(reward: CodeReward) -> None:
+def test_a_run_scores_programs_beside_each_other_and_leaves_none_behind(reward):
     """In the scoring service: verdicts in order, a program that is too slow wrong and not failed, a clean end."""
     slow, settings = "while True: pass", ScoringTable(workers=1, retries=0, timeout_s=90.0)
     with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=0.3))], settings) as service:
@@ -202,13 +196,13 @@ def test_a_run_scores_programs_beside_each_other_and_leaves_none_behind(reward: 
     wait_until(lambda: not is_running())
 
 
-def is_running() -> bool:
+def is_running():
     """Whether a program, or the sandbox around one, runs below this process."""
     files = [Path(f"/proc/{pid}/cmdline") for pid in descendants(os.getpid())]
     return any(b"-S\0-P\0-B" in file.read_bytes() for file in files if file.exists())
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
+def wait_until(holds):
     for _ in range(400):
         if holds():
             return
@@ -217,7 +211,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[subprocess.Popen[bytes]]:
+def alone():
     """A process that holds a program which never ends; it prints the id of the program's own process."""
     code = (
         "import sys, time\nfrom retrain_rewards.verifiers.code.reward import *\n"
@@ -231,7 +225,7 @@ def alone() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @needs_sandbox
-def test_a_program_dies_with_the_process_that_scores(alone: subprocess.Popen[bytes]) -> None:
+def test_a_program_dies_with_the_process_that_scores(alone):
     assert alone.stdout is not None
     program = int(alone.stdout.readline())
     alone.kill()

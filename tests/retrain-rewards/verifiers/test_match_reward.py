@@ -1,14 +1,10 @@
 """Boxes, and the rewards that read one: equal text, the last number, number puzzles; functions of the user."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,8 +17,6 @@ from retrain.api import (
     Kind,
     Outcome,
     PluginContext,
-    Plugins,
-    Reward,
     RewardError,
     Score,
     Seeds,
@@ -32,7 +26,7 @@ from retrain.api import resolve as resolved
 from retrain_rewards.boxed import last_boxed
 from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.countdown import CountdownReward, evaluated, question, solution
-from retrain_rewards.verifiers.custom import CustomReward, Style
+from retrain_rewards.verifiers.custom import Style
 from retrain_rewards.verifiers.match import last_number
 from tests.kit.problems import codes_in, refused
 from tests.kit.shared import first_or_long
@@ -57,7 +51,7 @@ from tests.kit.tables import cells, pairs
         ("\\boxed{\x00\u202e5}", "\x00\u202e5"),
     ],
 )
-def test_finds_the_last_box(text: str, answer: str) -> None:
+def test_finds_the_last_box(text, answer):
     assert last_boxed(text) == answer
 
 
@@ -76,7 +70,7 @@ def test_finds_the_last_box(text: str, answer: str) -> None:
         "\\",
     ],
 )
-def test_no_answer(text: str) -> None:
+def test_no_answer(text):
     assert last_boxed(text) is None
 
 
@@ -89,13 +83,13 @@ def test_no_answer(text: str) -> None:
         ]
     ),
 )
-def test_a_megabyte_of_hostile_text_is_read_in_linear_time(unit: str, answer: str | None) -> None:
+def test_a_megabyte_of_hostile_text_is_read_in_linear_time(unit, answer):
     # Anything quadratic would take hours here and run into the suite's time limit.
     assert last_boxed(unit * (1_000_000 // len(unit))) == answer
     assert last_boxed(r"\boxed{" + "{" * 500_000 + "}" * 500_000 + "}") == "{" * 500_000 + "}" * 500_000
 
 
-def _simple_group(text: str, start: int) -> str | None:
+def _simple_group(text, start):
     """What stands between the braces whose first one ends at `start`, one character at a time."""
     depth, index = 1, start
     while index < len(text):
@@ -109,7 +103,7 @@ def _simple_group(text: str, start: int) -> str | None:
     return None
 
 
-def _simple_answer(text: str) -> str | None:
+def _simple_answer(text):
     """The last box, unless one around it holds anything else."""
     starts = [match.end() for match in re.finditer(r"\\boxed\{", text)]
     answer = _simple_group(text, starts[-1]) if starts else None
@@ -125,34 +119,34 @@ def _simple_answer(text: str) -> str | None:
 
 
 @given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "\\{", "\\}", "\\\\", "\\", "a", " ", "\n", "$"]), max_size=30))
-def test_brace_matching_agrees_with_a_simple_reader(pieces: list[str]) -> None:
+def test_brace_matching_agrees_with_a_simple_reader(pieces):
     text = "".join(pieces)
     assert last_boxed(text) == _simple_answer(text)
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\\{}", exclude_categories=["Cs"])), st.text())
-def test_a_box_put_at_the_end_is_found_whatever_stands_before(answer: str, before: str) -> None:
+def test_a_box_put_at_the_end_is_found_whatever_stands_before(answer, before):
     assert last_boxed(f"{before}\\boxed{{{answer}}}") == answer.strip()
     assert (found := last_boxed(before)) is None or found in before
 
 
-def make(plugins: Plugins, **keys: object) -> Reward:
+def make(plugins, **keys):
     context = PluginContext(config=Config(tables={"reward": RewardTable(**keys)}), seeds=Seeds(0), plugins=plugins)
-    made: Reward = resolve(plugins, Kind.REWARD, "match", where="test").target(context)
+    made = resolve(plugins, Kind.REWARD, "match", where="test").target(context)
     return made
 
 
 @pytest.fixture
-def reward(plugins: Plugins) -> Reward:
+def reward(plugins):
     return make(plugins)
 
 
 @pytest.fixture
-def reads_numbers(plugins: Plugins) -> Reward:
+def reads_numbers(plugins):
     return make(plugins, answer="last_number")
 
 
-def example(reference: str) -> Example:
+def example(reference):
     return Example(id="e", prompt="p", reference=reference)
 
 
@@ -163,15 +157,15 @@ OTHER = pairs(
 
 
 @pytest.mark.parametrize(("reference", "text"), [*EQUAL, *OTHER])
-def test_equal_as_text(reward: Reward, reference: str, text: str) -> None:
+def test_equal_as_text(reward, reference, text):
     score = reward.score(example(reference), text)
     assert score == Score.of(float((reference, text) in EQUAL))
-    assert reward.score(example(reference), reward.gold(example(reference))).value == 1.0  # type: ignore[attr-defined]
+    assert reward.score(example(reference), reward.gold(example(reference))).value == 1.0
 
 
 @pytest.mark.parametrize("reference", ["", " \n"])
 @pytest.mark.parametrize("text", ["", r"\boxed{}", "silence"])
-def test_an_empty_reference_is_never_a_free_point(reward: Reward, reference: str, text: str) -> None:
+def test_an_empty_reference_is_never_a_free_point(reward, reference, text):
     assert refused(reward.score, example(reference), text) == ["reward.no-reference"]
 
 
@@ -183,7 +177,7 @@ def test_an_empty_reference_is_never_a_free_point(reward: Reward, reference: str
         v1.2.3 => 3  twelve =>   =>
     """),
 )
-def test_the_last_number(text: str, number: str) -> None:
+def test_the_last_number(text, number):
     assert (last_number(text) or "") == number
     for flood in ("1" * 200_000, "1,111" * 40_000, "1," * 100_000, "-" * 200_000):
         last_number(flood)  # a quadratic search would take minutes
@@ -194,11 +188,9 @@ NOT_SAID = pairs("12 => 12, or 13  12 => 112  12 => -12  12 => 12.0  12 =>")
 
 
 @pytest.mark.parametrize(("reference", "text"), [*SAID, *NOT_SAID])
-def test_the_last_number_counts_where_the_configuration_says_so(
-    reads_numbers: Reward, reference: str, text: str
-) -> None:
+def test_the_last_number_counts_where_the_configuration_says_so(reads_numbers, reference, text):
     assert reads_numbers.score(example(reference), text).value == float((reference, text) in SAID)
-    gold = reads_numbers.gold(example(reference))  # type: ignore[attr-defined]
+    gold = reads_numbers.gold(example(reference))
     assert reads_numbers.score(example(reference), gold).value == 1.0
 
 
@@ -232,16 +224,16 @@ HUGE = [
 
 
 @pytest.mark.parametrize("text", RIGHT)
-def test_a_solution_scores(text: str) -> None:
+def test_a_solution_scores(text):
     assert CountdownReward().score(PUZZLE, text).value == 1.0
 
 
 @pytest.mark.parametrize("text", GREEDY)
-def test_what_is_no_solution_does_not(text: str) -> None:
+def test_what_is_no_solution_does_not(text):
     assert CountdownReward().score(PUZZLE, text).value == 0.0
 
 
-def test_division_is_exact() -> None:
+def test_division_is_exact():
     puzzle = Example(id="e", prompt="", reference="", info={"nums": [3, 3, 8, 8], "target": 24})
     assert CountdownReward().score(puzzle, r"\boxed{8 / (3 - 8 / 3)}").value == 1.0
     assert evaluated("1 / 3") == (Fraction(1, 3), [1, 3])
@@ -251,7 +243,7 @@ def test_division_is_exact() -> None:
 
 
 @given(st.lists(st.integers(1, 100), min_size=3, max_size=4), st.lists(st.sampled_from("+-*"), min_size=3, max_size=3))
-def test_gold_solves_what_can_be_solved(numbers: list[int], signs: list[str]) -> None:
+def test_gold_solves_what_can_be_solved(numbers, signs):
     text = str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=False))
     made = evaluated(text)
     assert made is not None
@@ -261,26 +253,25 @@ def test_gold_solves_what_can_be_solved(numbers: list[int], signs: list[str]) ->
     assert CountdownReward().score(puzzle, gold).value == 1.0
 
 
-Build = Callable[..., CustomReward]
 EXAMPLE = Example(id="e", prompt="p", reference="5", info={"bonus": 0.25})
 
 
 @pytest.fixture
-def build(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+def build(plugins, tmp_path, monkeypatch):
     """`build("def score...")`: the reward of a module with this text, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     number = 0
 
-    def make(text: str, function: str = "score", module: str = "") -> CustomReward:
+    def make(text, function="score", module=""):
         nonlocal number
         number += 1
         name = f"my_reward_{tmp_path.name}_{number}".replace("-", "_")
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
         table = RewardTable(type="custom", custom_module=module or name, custom_function=function)
         context = PluginContext(config=Config(tables={"reward": table}), seeds=Seeds(0), plugins=plugins)
-        made: CustomReward = resolved(plugins, Kind.REWARD, "custom", where="test").target(context)
+        made = resolved(plugins, Kind.REWARD, "custom", where="test").target(context)
         return made
 
     yield make
@@ -311,20 +302,20 @@ def build(plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("import functools\ndef f(k, a, b): return k\nscore = functools.partial(f, 7)", Style.TEXTS, 7.0),
     ],
 )
-def test_both_signatures_plain_and_async(build: Build, text: str, style: Style, value: float) -> None:
+def test_both_signatures_plain_and_async(build, text, style, value):
     reward = build(text)
     assert reward.style is style
     assert [reward.score(EXAMPLE, "5") for _ in range(3)] == [Score.of(value)] * 3
 
 
 @pytest.mark.parametrize("value", ["'1.0'", "b'1'", "[1.0]", "{}", "object()", "1j", "float"])
-def test_what_is_no_score_is_refused(build: Build, value: str) -> None:
+def test_what_is_no_score_is_refused(build, value):
     with pytest.raises(RewardError) as caught:
         build(f"def score(response, reference): return {value}").score(EXAMPLE, "5")
     assert codes_in(caught) == ["reward.bad-result"]
 
 
-def test_an_exit_is_an_error_and_other_exceptions_go_through(build: Build) -> None:
+def test_an_exit_is_an_error_and_other_exceptions_go_through(build):
     plain = build("import sys\ndef score(a, b): sys.exit(3)")
     waiting = build("import sys\nasync def score(a, b): sys.exit(3)")
     for reward in (plain, waiting, waiting):
@@ -341,7 +332,7 @@ def test_an_exit_is_an_error_and_other_exceptions_go_through(build: Build) -> No
         build("def score(a, b): raise KeyError('mine')").score(EXAMPLE, "5")
 
 
-def test_gold_is_taken_from_the_same_module(build: Build) -> None:
+def test_gold_is_taken_from_the_same_module(build):
     reward = build("def score(a, b): return a == b\ndef gold(example): return example.reference")
     assert reward.gold(EXAMPLE) == "5"
     assert build("def score(a, b): return a == b").gold(EXAMPLE) is None
@@ -365,7 +356,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("code", "text"), [(code, text) for code, texts in FAULTS.items() for text in texts])
-def test_faults_of_the_function_are_found_before_training(build: Build, code: str, text: str) -> None:
+def test_faults_of_the_function_are_found_before_training(build, code, text):
     with pytest.raises(ConfigError) as caught:
         build(text)
     assert codes_in(caught) == [f"reward.{code}"]
@@ -384,14 +375,14 @@ def test_faults_of_the_function_are_found_before_training(build: Build, code: st
         *((name, "bad-module-name") for name in ("a/b", "a-b", "..")),
     ],
 )
-def test_a_module_that_is_not_there(build: Build, module: str, code: str) -> None:
+def test_a_module_that_is_not_there(build, module, code):
     with pytest.raises(ConfigError, match=r"\[reward\] custom_module") as caught:
         build("", module=module)
     assert codes_in(caught) == [f"reward.{code}"]
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
-def test_a_path_to_a_file_is_a_module_too(build: Build, tmp_path: Path, is_absolute: bool) -> None:
+def test_a_path_to_a_file_is_a_module_too(build, tmp_path, is_absolute):
     folder = tmp_path / "my rewards"
     folder.mkdir()
     (folder / "beside_my_reward.py").write_text("VALUE = 0.5", encoding="utf-8")
@@ -402,7 +393,7 @@ def test_a_path_to_a_file_is_a_module_too(build: Build, tmp_path: Path, is_absol
     assert reward.score(EXAMPLE, "5").value == 0.5
 
 
-def test_it_scores_in_a_fresh_process_in_another_folder(build: Build, tmp_path: Path) -> None:
+def test_it_scores_in_a_fresh_process_in_another_folder(build, tmp_path):
     reward = build("async def score(response, reference): return len(response)\ndef gold(example): return 'x'")
     file = tmp_path / "reward.pickle"
     file.write_bytes(pickle.dumps(reward))

@@ -1,7 +1,5 @@
 """Programs in the layouts of well-known data sets; right, wrong and hostile programs and replies; the sandbox."""
 
-from __future__ import annotations
-
 import decimal
 import errno
 import json
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from retrain.api import Config, Example, Kind, LoadedData, PluginContext, Plugins, RewardError, Seeds
+from retrain.api import Config, Example, Kind, PluginContext, RewardError, Seeds
 from retrain.kernel.config.schema import DataTable
 from retrain.kernel.plugins.resolve import build_part
 from retrain_rewards.sandbox import sandbox as box
@@ -33,17 +31,17 @@ TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("programs.toml").
 needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
 
 
-def fenced(program: str) -> str:
+def fenced(program):
     return f"```python\n{program}\n```"
 
 
-def example_of(name: str) -> Example:
-    tests: Any = TABLE[name]["tests"].replace("LONG", str(decimal.Context(prec=7000).power(2, 20_000)))
+def example_of(name):
+    tests = TABLE[name]["tests"].replace("LONG", str(decimal.Context(prec=7000).power(2, 20_000)))
     tests = json.loads(tests) if tests.startswith('"') else tests  # the other layouts are read from JSON
     return Example(id=name, prompt="", reference="", info={**TABLE[name].get("info", {}), "tests": tests})
 
 
-def reward_for(sandbox: box.Sandbox, **keys: Any) -> CodeReward:
+def reward_for(sandbox, **keys):
     has_numpy = keys.get("numpy", False)
     limits = Limits(memory_bytes=2**31 if has_numpy else 2**29, cpu_s=4)
     return CodeReward(
@@ -51,7 +49,7 @@ def reward_for(sandbox: box.Sandbox, **keys: Any) -> CodeReward:
     )
 
 
-def verdicts(name: str, sandbox: box.Sandbox) -> dict[str, str]:
+def verdicts(name, sandbox):
     """The programs of a group that are judged wrongly, with the reasons."""
     if TABLE[name].get("keys", {}).get("numpy"):
         pytest.importorskip("numpy")
@@ -69,14 +67,14 @@ GROUPS = [pytest.param(name, marks=pytest.mark.slow if "numpy" in name else ()) 
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_right_programs_pass_and_wrong_or_hostile_ones_do_not(name: str) -> None:
+def test_right_programs_pass_and_wrong_or_hostile_ones_do_not(name):
     assert verdicts(name, SANDBOX or box.NO_SANDBOX) == {}
 
 
 @pytest.mark.long
 @needs_sandbox
 @pytest.mark.parametrize("name", TABLE)
-def test_without_a_sandbox_the_verdicts_are_the_same(name: str) -> None:
+def test_without_a_sandbox_the_verdicts_are_the_same(name):
     assert verdicts(name, box.NO_SANDBOX) == {}
 
 
@@ -102,7 +100,7 @@ def f(n):
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_reply_costs_the_scoring_process_next_to_nothing(name: str) -> None:
+def test_a_forged_reply_costs_the_scoring_process_next_to_nothing(name):
     """The reply is written to the channel directly, past all bounds inside."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     reward = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=5.0)
@@ -118,7 +116,7 @@ def test_a_forged_reply_costs_the_scoring_process_next_to_nothing(name: str) -> 
     [{*MANY}, dict.fromkeys(MANY, 0), [frozenset(MANY)], {frozenset(MANY)}, {(n,) for n in MANY}],
     ids=["set", "dict", "frozenset", "set-of-frozenset", "set-of-tuples"],
 )
-def test_values_that_collide_are_never_put_into_a_table(expected: Any) -> None:
+def test_values_that_collide_are_never_put_into_a_table(expected):
     text = Encoder().encode(expected)
     hostile = re.sub(r"\d+", lambda found: str(int(found[0]) * (2**61 - 1)), text)  # all of the same hash
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
@@ -138,7 +136,7 @@ def test_values_that_collide_are_never_put_into_a_table(expected: Any) -> None:
         *(["object", 1, ["class", 1]], ["yours", 0], ["error"], ["deque", "x"], ["defaultdict"], ["array", "i", "x"]),
     ],
 )
-def test_forged_values_are_refused(forged: Any) -> None:
+def test_forged_values_are_refused(forged):
     with pytest.raises(ValueError, match="no plain value"):
         decoded(forged)
     for text in NO_REPLIES:
@@ -171,7 +169,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("tolerance", PRINTED)
-def test_printed_lines_agree_within_the_tolerance(tolerance: float) -> None:
+def test_printed_lines_agree_within_the_tolerance(tolerance):
     for text, same in zip(PRINTED[tolerance], (True, False), strict=True):
         for output, expected in pairs(text):
             assert printed_as_expected(output, expected, tolerance=tolerance) is same, (output, expected)
@@ -190,7 +188,7 @@ def test_printed_lines_agree_within_the_tolerance(tolerance: float) -> None:
         "import subprocess\nprint(subprocess.check_output(['echo', '3'], text=True))",
     ],
 )
-def test_a_program_that_wants_processes_gets_a_reason(program: str) -> None:
+def test_a_program_that_wants_processes_gets_a_reason(program):
     score = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=2.0).score(
         example_of("stdin-sum"), fenced(program)
     )
@@ -199,7 +197,7 @@ def test_a_program_that_wants_processes_gets_a_reason(program: str) -> None:
 
 
 @needs_sandbox
-def test_threads_are_counted_from_outside() -> None:
+def test_threads_are_counted_from_outside():
     program = TABLE["stdin-sum"]["wrong"]["ten thousand threads"]
     limits = Limits(memory_bytes=2**32)  # room for all of them
     reward = replace(reward_for(SANDBOX or box.NO_SANDBOX), test_timeout_s=5.0, limits=limits)
@@ -211,12 +209,12 @@ APPS = {"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}
 HUMANEVAL = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\n"
 
 
-def read(tests: Any, column: str = "tests", **info: Any) -> tuple[Any, ...]:
+def read(tests, column="tests", **info):
     example = Example(id="e", prompt="p", reference="", info={**info, "tests": tests})
     return read_tests(example, column, in_reference=False)
 
 
-def test_pairs_of_input_and_output() -> None:
+def test_pairs_of_input_and_output():
     wanted = (StdinTest(stdin="1 2\n", stdout="3\n"), StdinTest(stdin="3\n4", stdout="7"))
     assert read([{"input": "1 2\n", "output": "3\n"}, {"input": ["3", "4"], "output": 7}]) == wanted
     assert read(APPS) == read(json.dumps(APPS)) == wanted
@@ -226,7 +224,7 @@ def test_pairs_of_input_and_output() -> None:
     assert read(json.dumps([stdin])) == (StdinTest(stdin="1", stdout="2"),)
 
 
-def test_calls_of_a_function() -> None:
+def test_calls_of_a_function():
     wanted = CallTest(function="add", arguments=[1, [2]], expected=3, is_json=True)
     assert read({"fn_name": "add", "inputs": [[1, [2]]], "outputs": [[3]]}) == (wanted,)
     assert read(
@@ -237,7 +235,7 @@ def test_calls_of_a_function() -> None:
     assert read([livecode], metadata='{"func_name": "add"}') == (wanted,)
 
 
-def test_statements_and_code() -> None:
+def test_statements_and_code():
     simple, more = read(["assert add(1, b=-2) == [(3,)]", "assert abs(add(1, 2) - 3) < 1e-9"])
     assert simple == CallTest(function="add", arguments=[1], keywords={"b": -2}, expected=[(3,)])
     assert isinstance(more, CodeTest)
@@ -259,22 +257,22 @@ def test_statements_and_code() -> None:
         *(("unreadable-tests", tests) for tests in (["assert f(1 == 2"], ["assert True"], "def check(f):\n    pass\n")),
     ],
 )
-def test_tests_that_any_program_would_pass_or_none_are_no_tests(code: str, tests: Any) -> None:
+def test_tests_that_any_program_would_pass_or_none_are_no_tests(code, tests):
     with pytest.raises(RewardError, match="example e") as caught:
         read(tests)
     assert codes_in(caught) == [f"reward.{code}"]
 
 
-def test_tests_may_stand_in_the_answer_column(plugins: Plugins, tmp_path: Path) -> None:
+def test_tests_may_stand_in_the_answer_column(plugins, tmp_path):
     """Reward `code` reads them; for any other reward a list is no reference."""
     tests = [{"input": "1", "output": "2"}]
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "Add one.", "tests": tests}), encoding="utf-8")
     data = DataTable(source="files", path=str(tmp_path / "p.jsonl"), answer_key="tests")
 
-    def load(reward: str) -> LoadedData:
+    def load(reward):
         config = Config(tables={"data": data, "reward": RewardTable(type=reward)})
         context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins)
-        loaded: LoadedData = build_part(Kind.DATA_SOURCE, "files", "test", context, config.data.options, "test").load()
+        loaded = build_part(Kind.DATA_SOURCE, "files", "test", context, config.data.options, "test").load()
         return loaded
 
     (example,) = load("code").examples
@@ -286,7 +284,7 @@ REFUSED = box.DENY | errno.EPERM
 READ = {"x86_64": 0, "aarch64": 63}
 
 
-def played(filtered: bytes, architecture: int, number: int, flags: int = 0) -> int:
+def played(filtered, architecture, number, flags=0):
     """What the kernel would do with a call."""
     data = {0: number, 4: architecture, 16: flags}
     steps = list(struct.iter_unpack("=HBBI", filtered))
@@ -304,7 +302,7 @@ def played(filtered: bytes, architecture: int, number: int, flags: int = 0) -> i
 
 
 @pytest.mark.parametrize("machine", box.AUDIT)
-def test_it_denies_what_a_program_does_not_need(machine: str) -> None:
+def test_it_denies_what_a_program_does_not_need(machine):
     filtered, here = box.system_call_filter(machine), box.AUDIT[machine]
     assert played(filtered, here, READ[machine]) == box.ALLOW
     assert played(filtered, here, box.CLONE[machine], box.CLONE_THREAD | 0x100) == box.ALLOW  # a thread

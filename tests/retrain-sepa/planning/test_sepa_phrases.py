@@ -1,14 +1,11 @@
 """Token ids as text; planning phrases and the tokens that they mark; windows and margins of the semantic detector."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -371,19 +368,17 @@ WORK = "Three times four is twelve and twelve plus thirty is forty two, so the s
 class StandIn:
     """Windows with `check` in them are planning by 0.8 to 0.6, others execution; `dull` ones are like neither."""
 
-    def encode(self, texts: list[str], **_: Any) -> np.ndarray:
+    def encode(self, texts, **_):
         like = {True: [0.8, 0.6, 0.0], False: [0.0, 1.0, 0.0]}
         return np.array([[0.24, 0.0, 0.97] if "dull" in t else like["check" in t] for t in texts], dtype=np.float32)
 
 
-def ids(tokenizer: Any, text: str) -> np.ndarray:
+def ids(tokenizer, text):
     return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
 
 
 @pytest.mark.parametrize(("margin", "marks"), [(0.1, True), (0.3, False)])
-def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(
-    margin: float, marks: bool, families: Any
-) -> None:
+def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(margin, marks, families):
     tokenizer = families["byte_level"]
     detector = planning.SemanticPlanningDetector(
         decoder=token_decoder(tokenizer),
@@ -404,7 +399,7 @@ def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(
 
 
 @pytest.mark.slow
-def test_minilm_marks_planning_and_not_execution(families: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minilm_marks_planning_and_not_execution(families, monkeypatch):
     pytest.importorskip("sentence_transformers", reason="the extra `semantic` of retrain-sepa is not installed")
     spec = importlib.util.find_spec(CARRIER)
     if spec is None or not spec.submodule_search_locations:
@@ -427,7 +422,7 @@ def test_minilm_marks_planning_and_not_execution(families: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     "count", [0, 2, planning.MIN_WORDS, planning.WINDOW_WORDS, planning.WINDOW_WORDS + 1, 18, 19, 100]
 )
-def test_windows_cover_every_word_and_end_with_the_text(count: int) -> None:
+def test_windows_cover_every_word_and_end_with_the_text(count):
     words = [f"w{i}" for i in range(count)]
     text = "  ".join(words)
     windows = planning.word_windows(text)

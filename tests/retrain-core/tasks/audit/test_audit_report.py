@@ -1,13 +1,8 @@
 """The texts that an audit tries, and what it reports: a line, data, an error, the log; the command."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,20 +12,19 @@ from retrain.kernel.errors import RewardError
 from retrain.kernel.types import Example
 from retrain.tasks.audit import probes
 from retrain.tasks.audit.findings import head, raise_on_failure, report_data
-from retrain.tasks.audit.probes import Severity
 from retrain.tasks.audit.report import AuditFinding, AuditReport, Tally
 from tests.kit.problems import codes_in
 
 COUNTS = {"gold": {"tried": 8, "correct": 8}, "echo": {"tried": 16}, "hack": {"tried": 24, "correct": 2, "failed": 1}}
 
 
-def finding(number: int, check: str = "echo", severity: Severity = "error") -> AuditFinding:
+def finding(number, check="echo", severity="error"):
     message, cause = f"{check} counts (scored {number})", f"{check} counts"
     told = {"text": f"t{number}", "message": message, "fix": "mend", "cause": cause}
     return AuditFinding(severity=severity, check=check, example_id=f"e{number}", **told)
 
 
-def report(*findings: AuditFinding, gold_tried: int = 8, gold_unknown: int = 0) -> AuditReport:
+def report(*findings, gold_tried=8, gold_unknown=0):
     return AuditReport(
         examples=8,
         gold_tried=gold_tried,
@@ -45,7 +39,7 @@ def report(*findings: AuditFinding, gold_tried: int = 8, gold_unknown: int = 0) 
     )
 
 
-def test_the_line() -> None:
+def test_the_line():
     head_of_all = "Reward audit: 8 examples, gold 8/8 correct, 2 of 40 others correct, 0.3 ms a score: "
     assert report().line() == f"{head_of_all}ok"
     assert report(finding(0, severity="warning")).line() == f"{head_of_all}ok, 1 warning"
@@ -55,7 +49,7 @@ def test_the_line() -> None:
     assert "gold not tried (8 without a known answer)" in report(gold_tried=0, gold_unknown=8).line()
 
 
-def test_the_data_is_json_and_reports_each_cause_once_errors_first() -> None:
+def test_the_data_is_json_and_reports_each_cause_once_errors_first():
     found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
     content = json.loads(json.dumps(report_data(report(*found)), allow_nan=False))
     assert content["ok"] is False
@@ -69,7 +63,7 @@ def test_the_data_is_json_and_reports_each_cause_once_errors_first() -> None:
     ]
 
 
-def test_stop_raises_and_warn_tells_each_cause_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_stop_raises_and_warn_tells_each_cause_once(caplog):
     many = [finding(n) for n in range(8)] + [finding(n, "hack") for n in range(8)] + [finding(4, "gold")]
     with pytest.raises(RewardError) as caught:
         raise_on_failure(report(*many), "stop", place="retrain.toml:7 [scoring] audit")
@@ -96,7 +90,6 @@ def test_stop_raises_and_warn_tells_each_cause_once(caplog: pytest.LogCaptureFix
     assert len(caught.value.problems) == 1 + 5
 
 
-Command = Callable[..., Any]
 LIARS = """
 import os
 from retrain.api import PluginSpec
@@ -123,19 +116,19 @@ def score(response, reference):
 
 
 @pytest.fixture
-def audit(command: Command, toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Command:
+def audit(command, toys, tokenizer_folder, tmp_path):
     """`audit("--json")`: the toy data and the toy reward, unless another is named."""
     (tmp_path / "liars.py").write_text(LIARS, encoding="utf-8")
     base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--set", "scoring.retries=0"]
 
-    def call(*arguments: str) -> Any:
+    def call(*arguments):
         reward = [] if any(word.startswith("--reward") for word in arguments) else ["--reward-type", "toy"]
         return command("audit", *base, *reward, *arguments)
 
     return call
 
 
-def test_an_honest_reward_passes_on_at_most_all_examples(audit: Command) -> None:
+def test_an_honest_reward_passes_on_at_most_all_examples(audit):
     result = audit("--set", "scoring.audit_examples=500")
     assert result.code == 0, result.err + result.out
     assert result.out.endswith("ok\nPASS\n")
@@ -145,7 +138,7 @@ def test_an_honest_reward_passes_on_at_most_all_examples(audit: Command) -> None
     assert (content["checks"]["gold"]["correct"], content["timeout_s"]) == (3, 10.0)
 
 
-def test_a_reward_that_lies_fails_with_every_cause_once(audit: Command) -> None:
+def test_a_reward_that_lies_fails_with_every_cause_once(audit):
     result = audit("--reward-type", "liars.Lenient", "--examples", "2")
     assert result.code == 1
     assert result.out.endswith("FAIL\n")
@@ -157,7 +150,7 @@ def test_a_reward_that_lies_fails_with_every_cause_once(audit: Command) -> None:
 
 
 @pytest.mark.parametrize("name", ["Exits", "Strange"])
-def test_a_reward_that_breaks_is_reported_not_raised(audit: Command, name: str) -> None:
+def test_a_reward_that_breaks_is_reported_not_raised(audit, name):
     result = audit("--reward-type", f"liars.{name}")
     assert result.code == 1
     assert "scoring failed" in result.out
@@ -179,7 +172,7 @@ def test_a_reward_that_breaks_is_reported_not_raised(audit: Command, name: str) 
         ("--data-opt count=0", "data.no-examples"),
     ],
 )
-def test_nothing_that_is_typed_is_ignored(audit: Command, arguments: str, place: str) -> None:
+def test_nothing_that_is_typed_is_ignored(audit, arguments, place):
     result = audit(*arguments.split())
     assert result.code == 2
     assert place in result.err
@@ -191,16 +184,16 @@ FIVE = (r"\boxed{5}", "5", "#### 5", "<answer>5</answer>")
 class Says:
     """A reward whose `gold` returns, or raises, one thing."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer):
         self.answer = answer
 
-    def gold(self, example: Example) -> Any:
+    def gold(self, example):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
 
-def task(reference: str, prompt: str = "p") -> Example:
+def task(reference, prompt="p"):
     return Example(id="e", prompt=prompt, reference=reference)
 
 
@@ -218,9 +211,7 @@ def task(reference: str, prompt: str = "p") -> Example:
         ([Says(5)], "5", probes.Gold(fault="gold() returned a int, not text or None")),
     ],
 )
-def test_the_right_answer_is_what_the_rewards_say_or_else_the_reference(
-    rewards: list[object], reference: str, gold: probes.Gold
-) -> None:
+def test_the_right_answer_is_what_the_rewards_say_or_else_the_reference(rewards, reference, gold):
     assert probes.gold_of(rewards)(task(reference)) == gold
 
 
@@ -230,7 +221,7 @@ OTHER = [("1", "11"), (r"\boxed{}", "1"), ("True", "no"), ("1", "")]
 
 @settings(max_examples=40)
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_no_wrong_text_is_the_answer_alone(prompt: str, reference: str) -> None:
+def test_no_wrong_text_is_the_answer_alone(prompt, reference):
     example = task(reference, prompt)
     for gold in (
         probes.gold_from_reference(example),
@@ -243,16 +234,14 @@ def test_no_wrong_text_is_the_answer_alone(prompt: str, reference: str) -> None:
         assert all(probe.message and probe.fix for probe in made)
 
 
-def texts_of(
-    gold: probes.Gold, reference: str, prompt: str = "p", plausible: tuple[str, ...] = ()
-) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def texts_of(gold, reference, prompt="p", plausible=()):
+    found = {}
     for probe in probes.wrong_texts(task(reference, prompt), gold, [prompt], plausible):
         found.setdefault(probe.check, []).append(probe.text)
     return found
 
 
-def test_what_is_no_falsehood_or_has_no_form_is_not_tried() -> None:
+def test_what_is_no_falsehood_or_has_no_form_is_not_tried():
     for gold, severity in (
         (probes.Gold(texts=(r"\boxed{5}",), is_declared=True), "error"),
         (probes.Gold(texts=(r"\boxed{5}", "5")), "warning"),
@@ -269,7 +258,7 @@ def test_what_is_no_falsehood_or_has_no_form_is_not_tried() -> None:
 
 @settings(max_examples=40)
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=9), max_size=5), st.text(max_size=30))
-def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], prompt: str) -> None:
+def test_no_wrong_answer_is_the_right_one(reference, plausible, prompt):
     gold = probes.gold_from_reference(task(reference))
     for form in gold.texts:
         found = texts_of(gold.confirmed([form]), reference.strip(), prompt, tuple(plausible))
@@ -297,9 +286,7 @@ def test_no_wrong_answer_is_the_right_one(reference: str, plausible: list[str], 
         ("", "5", []),
     ],
 )
-def test_expressions_of_a_prompt_in_which_something_is_left_to_compute(
-    prompt: str, reference: str, found: list[str]
-) -> None:
+def test_expressions_of_a_prompt_in_which_something_is_left_to_compute(prompt, reference, found):
     assert probes.expressions(prompt, reference) == found
     for text, meant in SAME + OTHER:
         assert probes.says_the_same(text, meant) == ((text, meant) in SAME)
@@ -307,7 +294,7 @@ def test_expressions_of_a_prompt_in_which_something_is_left_to_compute(
 
 @settings(max_examples=40)
 @given(st.text(alphabet="1 2+-*/()$\\[]{}x^=.,frac", max_size=60), st.text(alphabet="0123456789abcx+ ", max_size=12))
-def test_any_prompt_gives_few_and_never_the_reference(prompt: str, reference: str) -> None:
+def test_any_prompt_gives_few_and_never_the_reference(prompt, reference):
     found = probes.expressions(prompt, reference)
     assert len(found) <= probes.MOST
     assert "".join(reference.split()) not in ["".join(text.split()) for text in found]

@@ -1,13 +1,8 @@
 """Held-out examples in the training data, and prompts that a model knows by heart."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.contracts.tasks import TimedScore
-from retrain.kernel.types import Example, Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.kernel.types import Example, Sample, SamplingParams, Score, StopReason
 from retrain.tasks.audit import contamination
 from tests.kit.problems import codes_in
 
@@ -26,11 +21,11 @@ STORY = (
 OTHER = "A baker sells 12 loaves to the school on the corner before noon, then 30 more to the hotel. How many in all?"
 
 
-def examples(*texts: str) -> list[Example]:
+def examples(*texts):
     return [Example(id=f"e{number}", prompt=text, reference="8") for number, text in enumerate(texts)]
 
 
-def against(held_out: Sequence[str], training: Sequence[str], *, words: int = 8) -> contamination.Contamination:
+def against(held_out, training, *, words=8):
     index = contamination.HeldOutIndex.of("held_out", examples(*held_out), words=words)
     (found,) = contamination.contamination(
         [index], (Example(id=f"t{e.id}", prompt=e.prompt, reference="") for e in examples(*training))
@@ -49,14 +44,14 @@ def against(held_out: Sequence[str], training: Sequence[str], *, words: int = 8)
         (STORY.replace("17", "\uff11\uff17"), contamination.Match.EXACT),  # full-width digits
     ],
 )
-def test_a_planted_example_is_found(planted: str, match: contamination.Match) -> None:
+def test_a_planted_example_is_found(planted, match):
     found = against([OTHER, STORY], [OTHER.replace("loaves", "rolls").replace("12", "4"), planted])
     (overlap,) = found.overlaps
     assert (overlap.example_id, overlap.training_id, overlap.match) == ("e1", "te1", match)
     assert (found.rate, found.training) == (0.5, 2)
 
 
-def test_other_numbers_are_a_template_and_no_contamination() -> None:
+def test_other_numbers_are_a_template_and_no_contamination():
     found = against([STORY], [STORY.replace("17", "23"), STORY.replace("9", "6")])
     assert (found.overlaps, found.templates, found.touched) == ((), 1, 1)
     beginning = " ".join(STORY.split()[:17])  # ten runs of eight words, a quarter of them, and both numbers
@@ -64,7 +59,7 @@ def test_other_numbers_are_a_template_and_no_contamination() -> None:
     assert (found.overlaps, found.templates, found.touched) == ((), 0, 1)
 
 
-def test_clean_arithmetic_passes() -> None:
+def test_clean_arithmetic_passes():
     """A fixed wording around changing numbers, an instruction on every prompt, and the signs of arithmetic count."""
     asked = [
         f"What is {a} {sign} {b}? Put your final answer in a box, and nothing else."
@@ -84,7 +79,7 @@ def test_clean_arithmetic_passes() -> None:
     assert [(each.training_id, each.share) for each in found.overlaps] == [("te0", 1.0)], "short texts only as a whole"
 
 
-def test_training_streams_past() -> None:
+def test_training_streams_past():
     """Nothing of the training data is kept: the index is as large after a thousand examples as before."""
     index = contamination.HeldOutIndex.of("s", examples(STORY, OTHER))
     before = len(pickle.dumps(index))
@@ -102,7 +97,7 @@ def test_training_streams_past() -> None:
 
 @settings(max_examples=40)
 @given(st.text(max_size=80) | st.text(alphabet="ab 1\n", max_size=60))
-def test_words_do_not_depend_on_case_and_punctuation(text: str) -> None:
+def test_words_do_not_depend_on_case_and_punctuation(text):
     assert contamination.words_of(f"  {text}\n") == contamination.words_of(text)
     assert contamination.words_of(words := " ".join(contamination.words_of(text))) == contamination.words_of(words)
     if found := contamination.parted(text):
@@ -113,8 +108,8 @@ def test_words_do_not_depend_on_case_and_punctuation(text: str) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
-def test_rouge_l_is_that_of_the_longest_common_subsequence(one: list[str], other: list[str]) -> None:
-    def longest(a: Sequence[str], b: Sequence[str]) -> int:
+def test_rouge_l_is_that_of_the_longest_common_subsequence(one, other):
+    def longest(a, b):
         if not a or not b:
             return 0
         if a[-1] == b[-1]:
@@ -127,14 +122,14 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence(one: list[str], other
 class Parrot:
     """A backend that has read some texts, and goes on with the one that begins as the prompt does; 0 otherwise."""
 
-    def __init__(self, *known: str) -> None:
+    def __init__(self, *known):
         self.known, self.asked = known, list[SamplingParams]()
 
-    def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
+    def sample(self, requests, params):
         self.asked.append(params)
         return [[self._continued("".join(map(chr, request.prompt_T)))] for request in requests]
 
-    def _continued(self, begun: str) -> Sample:
+    def _continued(self, begun):
         text = next((each.removeprefix(begun) for each in self.known if each.startswith(begun)), " 0")
         ids = np.array([ord(character) for character in text])
         return Sample(tokens_T=ids, logprobs_T=np.zeros(len(ids)), stop_reason=StopReason.EOS, policy_version=0)
@@ -143,18 +138,18 @@ class Parrot:
 class Characters:
     """A tokenizer of characters."""
 
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+    def __call__(self, texts, **_):
         return {"input_ids": [[ord(character) for character in text] for text in texts]}
 
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
+    def decode(self, ids, **_):
         return "".join(map(chr, ids))
 
 
-def scored(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+def scored(pairs):
     return [TimedScore(score=Score.of(float(text.strip().endswith(e.reference))), seconds=0.0) for e, text in pairs]
 
 
-def test_a_model_that_knows_a_prompt_by_heart_is_found() -> None:
+def test_a_model_that_knows_a_prompt_by_heart_is_found():
     backend = Parrot(STORY + " 8")
     found = contamination.probe(
         examples(STORY, OTHER, "Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5
@@ -170,10 +165,10 @@ def test_a_model_that_knows_a_prompt_by_heart_is_found() -> None:
 
 
 @pytest.fixture
-def audit(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Callable[..., Any]:
+def audit(command, toys, tokenizer_folder, tmp_path):
     """`audit(training, set)`: the contamination of a set of texts by a file of texts."""
 
-    def call(training: Sequence[str], held_out: Sequence[str], *arguments: str) -> Any:
+    def call(training, held_out, *arguments):
         for name, texts in (("train", training), ("set", held_out)):
             lines = [json.dumps({"prompt": text, "answer": "8"}) + "\n" for text in texts]
             (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -185,7 +180,7 @@ def audit(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_p
     return call
 
 
-def test_the_command_names_what_it_finds_and_fails(audit: Callable[..., Any]) -> None:
+def test_the_command_names_what_it_finds_and_fails(audit):
     result = audit([STORY.upper(), OTHER], [STORY, OTHER.replace("30", "31")], "--json")
     found = json.loads(result.out)
     assert result.code == 1
@@ -196,7 +191,7 @@ def test_the_command_names_what_it_finds_and_fails(audit: Callable[..., Any]) ->
     assert (result.code, codes_in(result.err)) == (2, ["eval.no-examples"])
 
 
-def test_up_to_the_allowed_share_a_set_passes() -> None:
+def test_up_to_the_allowed_share_a_set_passes():
     found = against([STORY, OTHER], [STORY])
     report = contamination.ContaminationReport(sets=(found,), probes={}, allowed=0.5)
     assert report.ok

@@ -1,7 +1,5 @@
 """A child answers, or ends in one known way, and nothing of it outlives us; values arrive as they were sent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,11 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +29,7 @@ from tests.kit.problems import codes_in
 
 
 @pytest.fixture(scope="module")
-def shared_child() -> Iterator[Child]:
+def shared_child():
     """A child with a hostile target; starting one for every test would take most of the time."""
     child = Child(targets.Hostile(), memory_gb=4, name="scoring")
     yield child
@@ -41,7 +37,7 @@ def shared_child() -> Iterator[Child]:
 
 
 @pytest.fixture
-def child(shared_child: Child) -> Child:
+def child(shared_child):
     """The same child, running."""
     if not shared_child.is_running:
         shared_child.start()
@@ -49,10 +45,10 @@ def child(shared_child: Child) -> Child:
 
 
 @pytest.fixture
-def gone() -> Callable[..., bool]:
+def gone():
     """`gone(pid, ...)`: whether all these processes have ended; waits for it, within reason."""
 
-    def wait(*pids: int) -> bool:
+    def wait(*pids):
         left = set(pids)
         for _ in range(400):
             left = {pid for pid in left if _is_alive(pid)}
@@ -64,7 +60,7 @@ def gone() -> Callable[..., bool]:
     return wait
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid):
     told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return bool(told.stdout.strip()) and not told.stdout.strip().startswith("Z")
 
@@ -85,7 +81,7 @@ child.call("leave_processes_and_hang", sys.argv[1], timeout_s=1000)
 """
 
 
-def test_values_go_there_and_back(child: Child) -> None:
+def test_values_go_there_and_back(child):
     sent = (None, 1.5, float("inf"), "\ud800\0", [1, (2,)], {1: "x"})
     assert child.call("echo", *sent, timeout_s=LONG_S) == sent
     assert child.call("echo", "x" * 5_000_000, timeout_s=LONG_S) == ("x" * 5_000_000,)
@@ -108,7 +104,7 @@ def test_values_go_there_and_back(child: Child) -> None:
     assert len(died.value.output) <= 4096
 
 
-def test_a_child_has_our_surroundings_and_closes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_our_surroundings_and_closes_twice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RETRAIN_SOMETHING", "here")
     child = Child(targets.Target())
@@ -135,7 +131,7 @@ def test_a_child_has_our_surroundings_and_closes_twice(tmp_path: Path, monkeypat
         ("no_such_method", "AttributeError: 'Hostile' object has no attribute 'no_such_method'"),
     ],
 )
-def test_whatever_is_raised_is_reported_and_the_child_goes_on(method: str, text: str, child: Child) -> None:
+def test_whatever_is_raised_is_reported_and_the_child_goes_on(method, text, child):
     with pytest.raises(ChildError) as caught:
         child.call(method, timeout_s=LONG_S)
     assert str(caught.value).startswith(text)
@@ -157,7 +153,7 @@ def test_whatever_is_raised_is_reported_and_the_child_goes_on(method: str, text:
         ("close", "exited with code 1"),
     ],
 )
-def test_a_death_is_reported_and_the_child_can_be_started_again(method: str, end: str, child: Child) -> None:
+def test_a_death_is_reported_and_the_child_can_be_started_again(method, end, child):
     with pytest.raises(ChildDied) as caught:
         child.call(method, timeout_s=LONG_S)
     assert str(caught.value) == f"the scoring process {end}"
@@ -170,16 +166,14 @@ def test_a_death_is_reported_and_the_child_can_be_started_again(method: str, end
 
 
 @pytest.mark.parametrize("method", ["stop", "spin", "tower"])
-def test_what_never_ends_is_killed_at_its_limit(method: str, child: Child, gone: Callable[..., bool]) -> None:
+def test_what_never_ends_is_killed_at_its_limit(method, child, gone):
     pid = child.pid
     with pytest.raises(ChildTimeout, match="timed out after"):
         child.call(method, timeout_s=SHORT_S)
     assert gone(pid)
 
 
-def test_a_child_that_is_stopped_while_idle_is_dead_after_the_limit_of_its_call(
-    child: Child, gone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_is_stopped_while_idle_is_dead_after_the_limit_of_its_call(child, gone, monkeypatch):
     monkeypatch.setattr("retrain.tasks.child.process.HANDOVER_S", (SHORT_S, 60.0))
     (worker,) = descendants(child.pid)
     os.kill(worker, signal.SIGSTOP)
@@ -190,7 +184,7 @@ def test_a_child_that_is_stopped_while_idle_is_dead_after_the_limit_of_its_call(
 
 
 @pytest.mark.parametrize("method", ["terminate", "chatter", "set_alarm", "close_streams", "fork_and_return"])
-def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_returns_has_done_no_harm(method, child, capfd):
     child.start()  # afresh: another test may have closed its outputs
     child.call(method, timeout_s=LONG_S)
     assert child.call("nap", 0.06, timeout_s=LONG_S) == 0.06  # as long as the alarm, and more
@@ -198,14 +192,14 @@ def test_what_returns_has_done_no_harm(method: str, child: Child, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_forked_copies_end_with_the_call(child: Child, gone: Callable[..., bool]) -> None:
+def test_forked_copies_end_with_the_call(child, gone):
     first = child.call("pid_after", "fork_and_return", timeout_s=LONG_S)
     assert child.call("pid_after", "fork_and_return", timeout_s=LONG_S) == first  # the same process answers
     assert gone(child.call("fork_and_hang", timeout_s=LONG_S))
     assert gone(*child.call("leave_processes", timeout_s=LONG_S))
 
 
-def test_a_helper_from_the_beginning_stays_until_the_end(gone: Callable[..., bool]) -> None:
+def test_a_helper_from_the_beginning_stays_until_the_end(gone):
     with closing(Child(targets.Helped())) as child:
         child.start()
         helper = child.call("helper_pid", timeout_s=LONG_S)
@@ -214,7 +208,7 @@ def test_a_helper_from_the_beginning_stays_until_the_end(gone: Callable[..., boo
     assert gone(helper)
 
 
-def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path, gone: Callable[..., bool]) -> None:
+def test_nothing_outlives_a_parent_that_is_killed(tmp_path, gone):
     file = tmp_path / "pids"
     path = os.pathsep.join([str(Path(targets.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     parent = subprocess.Popen(
@@ -234,7 +228,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path, gone: Callable
     os.kill(copy, signal.SIGKILL)
 
 
-def test_a_target_that_cannot_prepare_is_reported() -> None:
+def test_a_target_that_cannot_prepare_is_reported():
     child = Child(targets.Broken())
     with pytest.raises(ChildError, match="ImportError: no module named sympathy"):
         child.start()
@@ -250,7 +244,7 @@ def test_a_target_that_cannot_prepare_is_reported() -> None:
     assert (codes_in(caught), child.is_running, child.pid) == (["plugin.not-picklable"], False, 0)
 
 
-def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> None:
+def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child):
     with interrupted_after(0.05), pytest.raises(Stop):
         child.call("nap", 100.0, timeout_s=LONG_S)
     assert not child.is_running
@@ -263,7 +257,7 @@ def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child: Child) -> 
     timer.join()
 
 
-def test_a_launched_child_prepares_before_it_is_waited_for(tmp_path: Path) -> None:
+def test_a_launched_child_prepares_before_it_is_waited_for(tmp_path):
     """A target sent at the launch is not sent again; one too large for the socket is sent at the start."""
     small, large = tmp_path / "small", tmp_path / "large"
     child, other = Child(targets.Prepared(small)), Child(targets.Prepared(large, ballast=2**16))
@@ -296,7 +290,7 @@ def test_a_launched_child_prepares_before_it_is_waited_for(tmp_path: Path) -> No
         assert not child.is_running
 
 
-def test_a_launched_child_that_dies_is_told_at_its_start() -> None:
+def test_a_launched_child_that_dies_is_told_at_its_start():
     child = Child({"any": "target"}, name="scoring")
     child.launch()
     os.killpg(child.pid, signal.SIGKILL)
@@ -315,19 +309,19 @@ DATA = st.recursive(
 )
 
 
-def same(first: Any, second: Any) -> bool:
+def same(first, second):
     return repr(first) == repr(second)  # NaN equals itself here, and 1, 1.0 and True differ
 
 
 @settings(max_examples=50)
 @given(DATA)
-def test_plain_data_arrives_as_it_was_sent(value: Any) -> None:
+def test_plain_data_arrives_as_it_was_sent(value):
     assert same(wire.loads(wire.dumps(value)), value)
 
 
 @settings(max_examples=25)
 @given(TEXTS, DATA)
-def test_records_arrive_as_they_were_sent(text: str, data: Any) -> None:
+def test_records_arrive_as_they_were_sent(text, data):
     example = Example(id=text, prompt=[{"role": "user", "content": text}], reference=text, info={"data": data})
     score = Score(outcome=Outcome.SCORED, value=0.5, parts={text: 1.0})
     records = [
@@ -346,13 +340,13 @@ def test_records_arrive_as_they_were_sent(text: str, data: Any) -> None:
     assert arrived[4].stop_reason is StopReason.TURNS
 
 
-def test_what_json_has_looks_like_json_and_the_rest_arrives_as_plain_python() -> None:
+def test_what_json_has_looks_like_json_and_the_rest_arrives_as_plain_python():
     assert json.loads(wire.dumps({"a": [1, 2.5, "x", None, True]})) == {"a": [1, 2.5, "x", None, True]}
     assert wire.loads(wire.dumps(MappingProxyType({"!a": 1}))) == {"!a": 1}
     assert wire.loads(wire.dumps(10**6000)) == 10**6000
     for value in (np.float32(1.5), np.float64("nan"), np.int64(7), np.bool_(True), np.str_("x")):
         assert same(wire.loads(wire.dumps(value)), value.item())
-    with_reward = LoadedData(examples=(), reward=object())  # type: ignore[arg-type]
+    with_reward = LoadedData(examples=(), reward=object())
     for value in ({1, 2}, b"x", object(), np.zeros(2), 1j, np.complex64(1), print, [{"a": {3}}], with_reward):
         with pytest.raises(TypeError, match="cannot be sent to another process"):
             wire.dumps(value)
@@ -376,12 +370,12 @@ def test_what_json_has_looks_like_json_and_the_rest_arrives_as_plain_python() ->
         b'{"a":' * 100_000,
     ],
 )
-def test_anything_else_is_an_error_of_the_wire(content: bytes) -> None:
+def test_anything_else_is_an_error_of_the_wire(content):
     with pytest.raises(wire.WireError):
         wire.loads(content)
 
 
-def test_frames_of_any_size_and_the_end() -> None:
+def test_frames_of_any_size_and_the_end():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for content in (b"", b"x", b"y" * 100_000):

@@ -1,10 +1,5 @@
 """Services that are closed again."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 
 from retrain.kernel.config.schema import ScoringTable
@@ -14,11 +9,11 @@ from retrain.tasks.scoring.service import ScoringService
 
 
 @pytest.fixture
-def service() -> Iterator[Callable[..., ScoringService]]:
+def service():
     """`service(reward, other=reward, workers=1, ...)`: a service of rewards by name, of weight 1, and its settings."""
-    made: list[ScoringService] = []
+    made = []
 
-    def make(*only: Any, weights: dict[str, float] | None = None, **given: Any) -> ScoringService:
+    def make(*only, weights=None, **given):
         named = {"the_reward": only[0]} if only else {}
         named |= {name: value for name, value in given.items() if hasattr(value, "score")}
         settings = {name: value for name, value in given.items() if not hasattr(value, "score")}
@@ -36,6 +31,6 @@ def service() -> Iterator[Callable[..., ScoringService]]:
 
 
 @pytest.fixture
-def example() -> Example:
+def example():
     """A task whose answer is 7."""
     return Example(id="e", prompt="p", reference="7")

@@ -1,14 +1,9 @@
 """Which rewards a configuration means, their trial, the event loop; outcomes that are never merged; kept failures."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +23,6 @@ from retrain.tasks.scoring import failures, trial
 from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
 from retrain.tasks.scoring.failures import FailureRecord, next_step, read_failures, write_failures
 from retrain.tasks.scoring.pool import NamedReward
-from retrain.tasks.scoring.service import ScoringService
 from retrain.tasks.scoring.verdict import combined, verdict
 from retrain.tasks.tasks import RewardVerifier
 from tests.kit import user_rewards
@@ -39,15 +33,15 @@ from tests.kit.problems import codes_in, refused
 class Verifier:
     """The data source's own."""
 
-    def score(self, example: Any, text: str) -> float:
+    def score(self, example, text):
         return 1.0
 
 
 @pytest.fixture
-def built(load: Callable[..., Any], toys: Path) -> Callable[..., dict[str, tuple[str, float]]]:
+def built(load, toys):
     """`built(text, own)`: class and weight of every reward by name."""
 
-    def build(text: str, own: Any = None) -> dict[str, tuple[str, float]]:
+    def build(text, own=None):
         config, problems = load(f'[data]\nsource = "toy"\n{text}')
         assert not problems
         context = PluginContext(config=config, seeds=Seeds(0), plugins=load_plugins({}))
@@ -57,7 +51,7 @@ def built(load: Callable[..., Any], toys: Path) -> Callable[..., dict[str, tuple
     return build
 
 
-def test_the_type_or_the_verifier_of_the_source_and_weights_in_place_of_both(built: Callable[..., Any]) -> None:
+def test_the_type_or_the_verifier_of_the_source_and_weights_in_place_of_both(built):
     assert built("") == {"match": ("MatchReward", 1.0)}
     assert built("", Verifier()) == {"toy": ("Verifier", 1.0)}
     assert built('[reward]\ntype = "toy"', Verifier()) == {"toy": ("ToyReward", 1.0)}
@@ -69,7 +63,7 @@ def test_the_type_or_the_verifier_of_the_source_and_weights_in_place_of_both(bui
         built("[reward.weights]\nmtach = 1.0")
 
 
-def test_rewards_that_compare_say_so_themselves() -> None:
+def test_rewards_that_compare_say_so_themselves():
     class Comparing(Verifier):
         needs_reference = True
 
@@ -86,9 +80,7 @@ def test_rewards_that_compare_say_so_themselves() -> None:
         ("[reward.weights]\nmatch = 1.0\nnone = 1.0", False),  # a sum without one of its parts is no verdict
     ],
 )
-def test_whether_anything_is_judged_is_one_answer_by_name_and_by_object(
-    text: str, expected: bool, load: Callable[..., Any], toys: Path
-) -> None:
+def test_whether_anything_is_judged_is_one_answer_by_name_and_by_object(text, expected, load, toys):
     config, problems = load(f'[data]\nsource = "toy"\n{text}')
     assert not [problem for problem in problems if "none" not in str(problem)]
     context = PluginContext(config=config, seeds=Seeds(0), plugins=load_plugins({}))
@@ -97,10 +89,10 @@ def test_whether_anything_is_judged_is_one_answer_by_name_and_by_object(
 
 
 @pytest.fixture
-def try_out(service: Callable[..., ScoringService]) -> Any:
+def try_out(service):
     """`try_out("Sound", audit="warn")`: the trial of one of `user_rewards`; returns reward and service."""
 
-    def run(kind: str, **settings: Any) -> tuple[Any, ScoringService]:
+    def run(kind, **settings):
         reward = getattr(user_rewards, kind)()
         at_work = service(reward, timeout_s=3.0, **settings)
         config = Config(tables={"scoring": ScoringTable(**settings), "data": DataTable(source="some")})
@@ -113,7 +105,7 @@ def try_out(service: Callable[..., ScoringService]) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("Raising", "first: KeyError: 'no such key'"), ("NotANumber", "nan")])
-def test_a_reward_that_fails_on_every_text_is_refused(try_out: Any, kind: str, fault: str) -> None:
+def test_a_reward_that_fails_on_every_text_is_refused(try_out, kind, fault):
     with pytest.raises(RewardError) as refused:
         try_out(kind, audit="warn")
     (problem,) = refused.value.problems
@@ -129,9 +121,7 @@ KINDS = ("Sound", "OnlyEmpty", "ReadsOneFormat", "Slow", "Heavy", "Remote")
     ("kind", "settings"),
     [*((kind, {}) for kind in KINDS), ("Raising", {"audit": "off"}), ("Raising", {"max_failed_frac": 1.0})],
 )
-def test_any_other_reward_is_left_to_the_run_as_it_was(
-    try_out: Any, kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_other_reward_is_left_to_the_run_as_it_was(try_out, kind, settings, monkeypatch):
     monkeypatch.setattr(trial, "TRIAL_S", 0.3)
     before = descendants(os.getpid())
     reward, _ = try_out(kind, **settings)
@@ -139,18 +129,13 @@ def test_any_other_reward_is_left_to_the_run_as_it_was(
     assert descendants(os.getpid()) <= before, "no scoring process was started"
 
 
-def test_a_reward_that_works_in_its_scoring_process_is_not_refused(try_out: Any) -> None:
+def test_a_reward_that_works_in_its_scoring_process_is_not_refused(try_out):
     before = descendants(os.getpid())
     try_out("OnlyInItsProcess")
     assert descendants(os.getpid()) - before
 
 
-Make = Callable[..., ScoringService]
-
-
-def test_whatever_goes_wrong_is_a_failed_score(
-    service: Make, example: Example, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_goes_wrong_is_a_failed_score(service, example, monkeypatch):
     monkeypatch.setattr("retrain.tasks.scoring.event_loop.JOIN_S", 0.2)  # one call ignores its cancellation
     wanted = {
         "busy": "RuntimeError: 429: too many requests",
@@ -175,7 +160,7 @@ def test_whatever_goes_wrong_is_a_failed_score(
 
 
 @pytest.mark.slow
-def test_waiting_for_a_place_is_no_scoring(service: Make, example: Example) -> None:
+def test_waiting_for_a_place_is_no_scoring(service, example):
     acts = service(rewards.AsyncActs(), timeout_s=1.0, retries=0, cache=False, max_failed_frac=0.5)
     with acts.batch() as batch:
         for _ in range(8):  # twice all places
@@ -187,7 +172,7 @@ def test_waiting_for_a_place_is_no_scoring(service: Make, example: Example) -> N
 
 
 @pytest.mark.slow
-def test_a_reward_that_does_not_await_is_found_out(service: Make, example: Example) -> None:
+def test_a_reward_that_does_not_await_is_found_out(service, example):
     acts = service(acts=rewards.AsyncActs(), match=rewards.Match(), timeout_s=0.5, retries=0, max_failed_frac=1.0)
     with acts.batch() as batch:
         batch.submit(example, "block")
@@ -200,9 +185,7 @@ def test_a_reward_that_does_not_await_is_found_out(service: Make, example: Examp
         assert batch.collect()[0].parts == {"acts": 0.5, "match": 1.0}
 
 
-def test_figures_that_are_none_are_passed_over(
-    service: Make, example: Example, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_that_are_none_are_passed_over(service, example, caplog):
     acts = rewards.AsyncActs()
     acts.metrics = lambda: {"cost": float("nan")}
     with service(acts).batch() as batch:
@@ -223,13 +206,13 @@ def test_figures_that_are_none_are_passed_over(
     ("name", "value", "code"),
     [("concurrency", 0, "reward.bad-concurrency"), ("prepare", lambda: 1 / 0, "reward.cannot-prepare")],
 )
-def test_what_cannot_work_is_refused_at_the_start(name: str, value: Any, code: str, service: Make) -> None:
+def test_what_cannot_work_is_refused_at_the_start(name, value, code, service):
     acts = rewards.AsyncActs()
     setattr(acts, name, value)
     assert refused(service(acts).start) == [code]
 
 
-def test_a_number_is_a_score() -> None:
+def test_a_number_is_a_score():
     of_numpy = (np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0))
     for answer in (1, 1.0, True, *of_numpy, Fraction(1), Decimal(1)):
         score = verdict(answer)
@@ -251,13 +234,13 @@ def test_a_number_is_a_score() -> None:
         (10**400, "OverflowError"),
         (Score(outcome=Outcome.SCORED), "Score without a value"),
         (Score(outcome=Outcome.SCORED, value=float("nan")), "finite number"),
-        (Score(outcome=Outcome.SCORED, value="1"), "returned str '1'"),  # type: ignore[arg-type]
+        (Score(outcome=Outcome.SCORED, value="1"), "returned str '1'"),
         (Score(outcome=Outcome.SCORED, value=1.0, parts={"a": float("nan")}), "parts that are not finite"),
-        (Score(outcome=Outcome.SCORED, value=1.0, parts={"a": "b"}), "ValueError"),  # type: ignore[dict-item]
-        (Score(outcome="perfect", value=1.0), "ValueError"),  # type: ignore[arg-type]
+        (Score(outcome=Outcome.SCORED, value=1.0, parts={"a": "b"}), "ValueError"),
+        (Score(outcome="perfect", value=1.0), "ValueError"),
     ],
 )
-def test_anything_else_is_a_failure(answer: Any, detail: str) -> None:
+def test_anything_else_is_a_failure(answer, detail):
     score = verdict(answer)
     assert (score.outcome, score.value) == (Outcome.FAILED, None)
     assert detail in score.detail
@@ -277,13 +260,13 @@ def test_anything_else_is_a_failure(answer: Any, detail: str) -> None:
         ("KeyError: 'x'", ""),
     ],
 )
-def test_each_cause_has_its_next_step(detail: str, step: str) -> None:
+def test_each_cause_has_its_next_step(detail, step):
     found = next_step(detail, "mine")
     assert step in found
     assert bool(found) == bool(step)
 
 
-def test_one_reward_stays_as_it_is_but_for_its_weight() -> None:
+def test_one_reward_stays_as_it_is_but_for_its_weight():
     own = Score(outcome=Outcome.SCORED, value=0.5, detail="d", parts={"a": 1.0})
     assert combined([own], ["math"], [1.0]) is own
     assert combined([own], ["math"], [2.0]) == Score(outcome=Outcome.SCORED, value=1.0, detail="d", parts={"a": 1.0})
@@ -291,7 +274,7 @@ def test_one_reward_stays_as_it_is_but_for_its_weight() -> None:
     assert verdict(Score.no_verdict("x" * 10**6)) == Score.no_verdict("x" * 1000), "a long detail is cut"
 
 
-def test_several_rewards_are_a_weighted_sum_with_parts() -> None:
+def test_several_rewards_are_a_weighted_sum_with_parts():
     scores = [Score.of(1.0), Score(outcome=Outcome.SCORED, value=0.5, detail="so so")]
     whole = combined(scores, ["math", "style"], [1.0, -0.5])
     assert (whole.value, whole.detail, whole.parts) == (0.75, "style: so so", {"math": 1.0, "style": 0.5})
@@ -311,7 +294,7 @@ SCORES = st.one_of(
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(SCORES, st.floats(-10, 10)), min_size=1, max_size=5))
-def test_the_whole_has_exactly_one_outcome(parts: list[tuple[Score, float]]) -> None:
+def test_the_whole_has_exactly_one_outcome(parts):
     scores, weights = zip(*parts, strict=True)
     whole = combined(scores, [f"r{n}" for n in range(len(scores))], weights)
     outcomes = {score.outcome for score in scores}
@@ -320,7 +303,7 @@ def test_the_whole_has_exactly_one_outcome(parts: list[tuple[Score, float]]) -> 
     assert (whole.value is not None) == (worst is Outcome.SCORED)
 
 
-def record(text: str = "x", **more: Any) -> FailureRecord:
+def record(text="x", **more):
     example = Example(id="e", prompt=[{"role": "user", "content": "p"}], reference="7", **more)
     return FailureRecord(
         reward="math", weight=1.0, example=example, text=text, detail="d", attempts=2, seconds=0.1, report="r"
@@ -328,7 +311,7 @@ def record(text: str = "x", **more: Any) -> FailureRecord:
 
 
 @pytest.mark.parametrize("text", ["", "\ud800\0\x1b[2J", "x" * 1_000_000, "漢字"])
-def test_a_record_comes_back_as_it_was(text: str, tmp_path: Path) -> None:
+def test_a_record_comes_back_as_it_was(text, tmp_path):
     own = record(text, task="t", info={"a": [1, (2,)], "b": {3: float("inf")}})
     assert write_failures(tmp_path / "failures", "step_1", [own])
     (file, back) = read_failures(tmp_path / "failures" / "step_1_0.json")[0]
@@ -339,7 +322,7 @@ def test_a_record_comes_back_as_it_was(text: str, tmp_path: Path) -> None:
     assert read_failures(tmp_path)[0][1].example.info == {"a": "{1}", "b": 2}, "what cannot be sent is kept as text"
 
 
-def test_a_step_that_is_tried_again_replaces_its_own(tmp_path: Path) -> None:
+def test_a_step_that_is_tried_again_replaces_its_own(tmp_path):
     write_failures(tmp_path, "step_1", [record("a"), record("b"), record("c")])
     write_failures(tmp_path, "step_10", [record("d")])
     write_failures(tmp_path, "step_1", [record("e")])
@@ -351,9 +334,7 @@ def test_a_step_that_is_tried_again_replaces_its_own(tmp_path: Path) -> None:
     assert [file.name for file, _ in read_failures(tmp_path)] == ["step_10_0.json"]
 
 
-def test_a_full_folder_takes_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_folder_takes_no_more(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(failures, "MAX_FILES", 3)
     assert write_failures(tmp_path, "a", [record()] * 2)
     assert not write_failures(tmp_path, "b", [record()] * 2)
@@ -369,7 +350,7 @@ def test_a_full_folder_takes_no_more(
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"reward": "r"}', "\x00", '{"example": 3}', "[" * 100_000])
-def test_what_is_no_record_is_named(content: str, tmp_path: Path) -> None:
+def test_what_is_no_record_is_named(content, tmp_path):
     (tmp_path / "a.json").write_text(content)
     (tmp_path / "empty").mkdir()
     places = {"": "replay.unreadable", "empty": "replay.empty-folder", "nowhere": "replay.missing"}

@@ -1,7 +1,5 @@
 """Scores in the order of submission, whoever finishes first; limits, budget, retries, weights, cache, hostile texts."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource
@@ -9,10 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,29 +20,25 @@ from retrain.kernel.types import Example, Outcome, Sample, SamplingParams, Score
 from retrain.tasks.child.system import descendants
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.failures import read_failures
-from retrain.tasks.scoring.service import ScoringService, VerdictCache, key_of
+from retrain.tasks.scoring.service import VerdictCache, key_of
 from tests.kit import user_rewards as rewards
 from tests.kit.interrupts import Stop, interrupted_after
 from tests.kit.problems import codes_in
 
-Make = Callable[..., ScoringService]
 
-
-def scored(service: ScoringService, example: Example, *texts: str, **more: Any) -> list[Score]:
+def scored(service, example, *texts, **more):
     with service.batch(**more) as batch:
         assert [batch.submit(example, text) for text in texts] == list(range(len(texts)))
         return batch.collect()
 
 
 @pytest.fixture
-def naps(service: Make) -> ScoringService:
+def naps(service):
     """Two rewards on three workers, each of which is prepared."""
     return service(nap=rewards.Nap(), length=rewards.Length(), ready=rewards.Prepared(), workers=3, cache=False)
 
 
-def test_scores_come_in_order_with_several_workers_whoever_finishes_first(
-    naps: ScoringService, service: Make, example: Example
-) -> None:
+def test_scores_come_in_order_with_several_workers_whoever_finishes_first(naps, service, example):
     delays = ["0.03", "0", "0.001", "0.01"] * 3
     wanted = [{"nap": 1.0, "length": len(delay) / 10, "ready": 1.0} for delay in delays]
     assert [score.parts for score in scored(naps, example, *delays)] == wanted
@@ -56,18 +47,18 @@ def test_scores_come_in_order_with_several_workers_whoever_finishes_first(
     assert scored(naps, example) == []
 
 
-def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, example: Example) -> None:
+def test_rollouts_count_the_scores_that_they_wait_for(naps, example):
     progress = PhaseProgress()
-    seen: list[tuple[str, int, int]] = []
+    seen = []
     add = progress.add
 
-    def watched(done: int = 0, **counts: int) -> None:
+    def watched(done=0, **counts):
         add(done, **counts)
         seen.append((progress.unit, progress.done, progress.total))
 
-    progress.add = watched  # type: ignore[method-assign]
+    progress.add = watched
     sample = Sample(tokens_T=np.array([1]), logprobs_T=np.array([-1.0]), stop_reason=StopReason.EOS, policy_version=0)
-    backend: Any = SimpleNamespace(sample=lambda requests, params: [[sample, sample]])
+    backend = SimpleNamespace(sample=lambda requests, params: [[sample, sample]])
     params = SamplingParams(max_tokens=4, temperature=1.0)
     tokenizer = SimpleNamespace(decode=lambda tokens_T, **how: "0.02")
     rollouts = SingleTurn(backend=backend, tokenizer=tokenizer, scoring=naps, params=params, progress=progress)
@@ -80,7 +71,7 @@ def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, exam
 
 
 @pytest.mark.slow
-def test_queueing_is_no_scoring(service: Make, example: Example) -> None:
+def test_queueing_is_no_scoring(service, example):
     slow = service(rewards.Nap(), workers=1, timeout_s=2.0, retries=0, cache=False)
     with slow.batch() as batch:
         for _ in range(15):  # more in all than one may take
@@ -90,7 +81,7 @@ def test_queueing_is_no_scoring(service: Make, example: Example) -> None:
         assert batch.metrics()["timed_out_score_count"] == 0
 
 
-def test_scoring_begins_while_others_are_still_sampled(service: Make, example: Example, tmp_path: Path) -> None:
+def test_scoring_begins_while_others_are_still_sampled(service, example, tmp_path):
     file = tmp_path / "calls"
     with service(rewards.Counting(str(file))).batch() as batch:
         batch.submit(example, "first")
@@ -103,16 +94,14 @@ def test_scoring_begins_while_others_are_still_sampled(service: Make, example: E
         assert len(batch.collect()) == 2
 
 
-def test_a_failed_score_is_tried_again(service: Make, example: Example, tmp_path: Path) -> None:
+def test_a_failed_score_is_tried_again(service, example, tmp_path):
     flaky = rewards.Flaky(str(tmp_path))
     assert [score.value for score in scored(service(flaky, retries=1), example, "a", "b")] == [1.0, 1.0]
     once = service(flaky, retries=0, max_failed_frac=1.0)
     assert scored(once, example, "c") == [Score.failed("the scoring process exited with code 1")]
 
 
-def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
-    service: Make, example: Example, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service, example, monkeypatch):
     monkeypatch.setattr("retrain.tasks.child.process.HANDOVER_S", (0.5, 0.5))
     before = descendants(os.getpid())
     scoring = service(rewards.Hostile(), timeout_s=10.0, retries=0)
@@ -123,7 +112,7 @@ def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
 
 
-def test_limits_of_one_reward_stand_above_the_others_and_are_named(service: Make, example: Example) -> None:
+def test_limits_of_one_reward_stand_above_the_others_and_are_named(service, example):
     own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
     both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
     assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
@@ -142,9 +131,7 @@ def test_limits_of_one_reward_stand_above_the_others_and_are_named(service: Make
 
 
 @pytest.mark.parametrize(("failures", "stops"), [(0, False), (2, False), (3, True), (20, True)])
-def test_more_failures_than_the_budget_stop_the_run(
-    failures: int, stops: bool, service: Make, example: Example, tmp_path: Path
-) -> None:
+def test_more_failures_than_the_budget_stop_the_run(failures, stops, service, example, tmp_path):
     counting = service(rewards.Counting(str(tmp_path / "calls")), retries=0)
     folder = tmp_path / "failures"
     texts = ["bad"] * failures + [str(n) for n in range(20 - failures)]
@@ -164,7 +151,7 @@ def test_more_failures_than_the_budget_stop_the_run(
         assert "in score" in record.report
 
 
-def test_equal_questions_are_asked_once(service: Make, example: Example, tmp_path: Path) -> None:
+def test_equal_questions_are_asked_once(service, example, tmp_path):
     file = tmp_path / "calls"
     caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
     for _ in range(2):
@@ -177,7 +164,7 @@ def test_equal_questions_are_asked_once(service: Make, example: Example, tmp_pat
     assert len(file.read_text()) == 9
 
 
-def test_weights_and_means_of_each(service: Make, example: Example) -> None:
+def test_weights_and_means_of_each(service, example):
     both = service(match=rewards.Match(), length=rewards.Length(), weights={"match": 2.0, "length": -1.0})
     with both.batch() as batch:
         for text in ("7", "12345", "unclear"):
@@ -206,13 +193,13 @@ def test_weights_and_means_of_each(service: Make, example: Example) -> None:
         ("Locked", "plugin.not-picklable", ""),
     ],
 )
-def test_a_reward_that_cannot_start_is_refused_at_once(name: str, code: str, cause: str, service: Make) -> None:
+def test_a_reward_that_cannot_start_is_refused_at_once(name, code, cause, service):
     with pytest.raises(PluginError, match=cause or None) as caught:
         service(getattr(rewards, name)()).start()
     assert codes_in(caught) == [code]
 
 
-def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_failure(service: Make) -> None:
+def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_failure(service):
     matching, odd = service(rewards.Match()), Example(id="o", prompt="p", reference="7", info={"a": {1, 2}})
     for text in ("\ud800\0\x1b[2J", "x" * 1_000_000, "", "\\boxed{\\boxed{}}"):
         same = Example(id=text[:9], prompt="p", reference=text)
@@ -223,7 +210,7 @@ def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_fail
     assert "a set cannot be sent to another process" in score.detail
 
 
-def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, example: Example) -> None:
+def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service, example):
     slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=60.0)
     with interrupted_after(0.1), pytest.raises(Stop):
         scored(slow, example, *["50"] * 50)
@@ -239,7 +226,7 @@ def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, examp
     assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}
 
 
-def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first() -> None:
+def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first():
     cache, example = VerdictCache(max_entries=2), Example(id="a", prompt="p", reference="r")
     one, two, three, four = (key_of(0, example, text) for text in "1234")
     cache.put(one, Score.of(1.0))
@@ -260,7 +247,7 @@ SLOW_EACH, QUICK_EACH = 2, 4
 
 
 @pytest.mark.long
-def test_a_thousand_hostile_completions(service: Make, example: Example) -> None:
+def test_a_thousand_hostile_completions(service, example):
     quick = [name for name in rewards.ATTACKS if name not in SLOW]
     texts = [f"{name} {n}" for name in SLOW for n in range(SLOW_EACH)]
     texts += [f"{name} {n}" for name in quick for n in range(QUICK_EACH)]
@@ -286,7 +273,7 @@ def test_a_thousand_hostile_completions(service: Make, example: Example) -> None
     assert grown_mb < 1500  # the texts of a step and their frames, nothing of what they make the reward do
 
 
-def test_nothing_is_left_when_the_service_is_closed(service: Make, example: Example) -> None:
+def test_nothing_is_left_when_the_service_is_closed(service, example):
     before = descendants(os.getpid())
     hostile = service(rewards.Hostile(), workers=2, timeout_s=0.1, retries=0, max_failed_frac=1.0)
     hostile.shadow = service(rewards.Match())

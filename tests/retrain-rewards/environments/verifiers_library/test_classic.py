@@ -1,13 +1,9 @@
 """Classic environments, played by a script: real environments of the library, nothing of theirs replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,11 +12,10 @@ from tests.kit.problems import refused
 
 pytestmark = pytest.mark.classic
 
-Sit = Callable[..., Any]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 5}}\n</tool_call>'
 
 
-def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
+def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit):
     import verifiers as vf
     from verifiers.types import RolloutTiming
 
@@ -30,7 +25,7 @@ def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
 
     rubric = vf.load_environment("single-sum").rubric
 
-    def state(text: str) -> Any:
+    def state(text):
         completion = [vf.AssistantMessage(content=text)]
         values = {"prompt": [], "completion": completion, "answer": "1", "trajectory": [{}], "info": {}, "task": {}}
         return vf.State(**values, timing=RolloutTiming())
@@ -43,7 +38,7 @@ def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
     assert [dict(result.score.parts) for result in played.results] == [one["metrics"] for one in direct]
 
 
-def test_tasks_become_examples(sit: Sit) -> None:
+def test_tasks_become_examples(sit):
     data = sit("single-sum", args={"size": 3, "split": "test"}).data
     first = data.examples[0]
     assert len(data.examples) == 3
@@ -57,7 +52,7 @@ def test_tasks_become_examples(sit: Sit) -> None:
     assert set(ids).isdisjoint(example.id for example in sit("single-sum").data.examples)
 
 
-def test_a_guessing_game_over_two_turns(sit: Sit) -> None:
+def test_a_guessing_game_over_two_turns(sit):
     table = sit("guess_number")
     seven = next(example for example in table.data.examples if example.reference == "7")
     game = [[r"\boxed{5}", r"Try another: \boxed{7}"], [r"\boxed{8}", r"\boxed{9}"], [r"\boxed{7}"], ["?", "?"]]
@@ -79,7 +74,7 @@ def test_a_guessing_game_over_two_turns(sit: Sit) -> None:
     assert played.values == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_open_episodes_are_scored_by_their_last_turn_and_dropped_by_a_reset(sit: Sit) -> None:
+def test_open_episodes_are_scored_by_their_last_turn_and_dropped_by_a_reset(sit):
     import signal
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -94,7 +89,7 @@ def test_open_episodes_are_scored_by_their_last_turn_and_dropped_by_a_reset(sit:
     assert other.play([other.data.examples[0]], [[""]]).values == [0.5], "an empty reply is an answer"
 
 
-def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
+def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit):
     table = sit("tool_sum")
     scripts = [[CALL, "6"], ["6"], ["<tool_call>{]</tool_call>"], [f"I compute {CALL} now", "7"]]
     played = table.play([table.data.examples[0]] * 4, scripts)
@@ -111,7 +106,7 @@ def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) ->
     assert table.environment._loop.episodes[0].result["is_truncated"]
 
 
-def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
+def test_a_turn_cap_ends_the_episode_and_scores_it(sit):
     table = sit("guess_number", max_turns=1)
     five = next(example for example in table.data.examples if example.reference == "5")
     played = table.play([five] * 2, [[r"\boxed{5}"], [r"\boxed{4}"]])
@@ -130,7 +125,7 @@ def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
         ("library error", "ToolError: the library's own error"),
     ],
 )
-def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> None:
+def test_a_rollout_that_breaks_fails_alone(sit, word, detail):
     table = sit("trouble")
     played = table.play([table.data.examples[0]] * 3, [["a", "b"], [word], ["a", "cc"]])
     assert played.values == [1.0, None, 2.0]
@@ -147,7 +142,7 @@ def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> 
         ("text", "judged raised ValueError: could not convert string to float"),
     ],
 )
-def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) -> None:
+def test_a_reward_that_breaks_is_never_a_zero(sit, word, detail):
     table = sit("trouble", args={"max_turns": 1})
     played = table.play([table.data.examples[0]] * 2, [["a"], [word]])
     assert (played.values, played.results[1].score.outcome) == ([1.0, None], Outcome.FAILED)
@@ -158,7 +153,7 @@ def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) 
     ("word", "missing"),
     [("metric raises", "measured"), ("metric is nan", "measured"), ("group metric raises", "rank_measured")],
 )
-def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit: Sit, word: str, missing: str) -> None:
+def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit, word, missing):
     table = sit("trouble", args={"max_turns": 1, "metrics": True})
     played = table.play([table.data.examples[0]], [[word]])
     assert played.values == [float(len(word))]
@@ -166,7 +161,7 @@ def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit: Sit, word: str,
     assert measured == {"measured", "rank_measured"} - {missing}
 
 
-def test_a_reward_of_the_group_sees_the_group(sit: Sit) -> None:
+def test_a_reward_of_the_group_sees_the_group(sit):
     table = sit("trouble", args={"max_turns": 1, "grouped": True})
     first, second, _ = table.data.examples
     played = table.play([first, first, second], [["aa"], ["a"], ["a"]])
@@ -177,7 +172,7 @@ def test_a_reward_of_the_group_sees_the_group(sit: Sit) -> None:
 
 
 @pytest.mark.slow
-def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
+def test_what_hangs_is_cut_and_the_others_go_on(sit):
     table = sit("trouble", timeout_s=0.5)
     played = table.play([table.data.examples[0]] * 4, [["hang"], ["a", "b"], ["stubborn"], ["a", "judge hangs"]])
     assert played.values == [None, None, None, None]
@@ -186,8 +181,8 @@ def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
     assert table.play([table.data.examples[0]] * 2, [["a", "b"], ["a", "cc"]]).values == [1.0, 2.0]
 
 
-def test_observations_depend_on_the_actions_alone(sit: Sit) -> None:
-    def observed(table: Any) -> Any:
+def test_observations_depend_on_the_actions_alone(sit):
+    def observed(table):
         played = table.play([table.data.examples[0]] * 20, lambda number, turn, ask: f"{number}")
         return [[(number, each.prompt) for number, each in turn.items()] for turn in played.seen]
 
@@ -198,7 +193,7 @@ def test_observations_depend_on_the_actions_alone(sit: Sit) -> None:
     assert observed(sit("trouble", args={"max_turns": 4}, seed=2)) != first
 
 
-def test_it_pickles_small_after_loading_too(sit: Sit) -> None:
+def test_it_pickles_small_after_loading_too(sit):
     table = sit("guess_number", args={"rounds": 50})
     table.play(table.data.examples[:1], [[r"\boxed{1}"]])
     text = pickle.dumps(table.environment)
@@ -218,11 +213,11 @@ def test_it_pickles_small_after_loading_too(sit: Sit) -> None:
         ("json", {}, "not-an-environment"),
     ],
 )
-def test_an_environment_that_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, code: str) -> None:
+def test_an_environment_that_cannot_be_trained_on_is_refused(sit, name, args, code):
     assert refused(sit, name, args=args) == [f"environment.{code}"]
 
 
-def test_a_mixture_is_played_by_each_of_its_environments(sit: Sit) -> None:
+def test_a_mixture_is_played_by_each_of_its_environments(sit):
     table = sit("mixture")
     played = table.play(table.data.examples, [[r"\boxed{5}", r"\boxed{7}"], [r"\boxed{0.75}"]])
     assert played.values == [1.0, 1.0]

@@ -1,10 +1,6 @@
 """v1 environments, played by a script: real tasksets of the library, nothing of theirs replaced."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,11 +10,10 @@ from tests.kit.problems import refused
 
 pytestmark = pytest.mark.tasksets
 
-Sit = Callable[..., Any]
 CALL = '<tool_call>{"name": "adder_add", "arguments": {"a": 1, "b": 5}}</tool_call>'
 
 
-def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
+def test_a_single_turn_is_scored_by_its_rewards(sit):
     table = sit("taskset-sum")
     first, _, third = table.data.examples
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0 + 1 = ?"}]
@@ -32,7 +27,7 @@ def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
     assert len({one.id for one in more}) == 5
 
 
-def test_a_reward_that_breaks_is_never_a_zero_and_a_measure_that_breaks_is_left_out(sit: Sit) -> None:
+def test_a_reward_that_breaks_is_never_a_zero_and_a_measure_that_breaks_is_left_out(sit):
     table = sit("taskset-sum")
     said = ["judge raises", "nan", "", "measure raises 1", "measure is nan 1"]
     played = table.play([table.data.examples[0]] * 5, [[text] for text in said])
@@ -43,7 +38,7 @@ def test_a_reward_that_breaks_is_never_a_zero_and_a_measure_that_breaks_is_left_
     assert [set(result.score.parts) for result in played.results[3:]] == [{"right"}, {"right"}]
 
 
-def test_an_environment_that_plays_the_user(sit: Sit) -> None:
+def test_an_environment_that_plays_the_user(sit):
     table = sit("taskset_guess", timeout_s=1.0, endless_tasks=12)
     three = table.data.examples[2]
     played = table.play([three] * 4, [["1", "4", "3"], ["3"], ["hang"], ["raise"]])
@@ -66,7 +61,7 @@ def test_an_environment_that_plays_the_user(sit: Sit) -> None:
 
 
 @pytest.mark.slow
-def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
+def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit):
     table = sit("taskset_tools")
     unknown = '<tool_call>{"name": "nope", "arguments": {}}</tool_call>'
     played = table.play([table.data.examples[0]] * 2, [[CALL, "6"], [unknown, "7"]])
@@ -79,7 +74,7 @@ def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) ->
 
 
 @pytest.mark.slow
-def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(sit: Sit) -> None:
+def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(sit):
     table = sit("taskset_tools")
     hosted = EnvironmentProcess(table.environment, name="tools", timeout_s=30.0, memory_gb=4.0)
     try:
@@ -91,7 +86,7 @@ def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [("ends", "tools-failed"), ("away", "remote-tools")])
-def test_tools_that_cannot_be_started_are_refused_at_load(sit: Sit, fault: str, code: str) -> None:
+def test_tools_that_cannot_be_started_are_refused_at_load(sit, fault, code):
     assert refused(sit, "taskset_broken_tools", args={"fault": fault}) == [f"environment.{code}"]
 
 
@@ -105,13 +100,11 @@ def test_tools_that_cannot_be_started_are_refused_at_load(sit: Sit, fault: str, 
         ("json", {}, "not-an-environment"),
     ],
 )
-def test_a_taskset_that_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, code: str) -> None:
+def test_a_taskset_that_cannot_be_trained_on_is_refused(sit, name, args, code):
     assert refused(sit, name, args=args) == [f"environment.{code}"]
 
 
-def test_a_classic_environment_is_refused_by_a_library_without_them(
-    sit: Sit, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_classic_environment_is_refused_by_a_library_without_them(sit, monkeypatch, tmp_path):
     import importlib.util
 
     (tmp_path / "classic_one.py").write_text("def load_environment(): ...")
