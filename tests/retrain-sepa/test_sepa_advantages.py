@@ -149,9 +149,6 @@ def test_reinforce_pp_baseline_vectors():
     by_tokens = [[2.157277] + [-0.196116] * 3, [0.980581] * 3 + [-1.372813], [1.568929] * 2 + [-0.784465] * 2]
     advs_PG = sepa.REINFORCE_PP_BASELINE.compute_step(context(*STEP, weight="tokens"))
     np.testing.assert_allclose(advs_PG, by_tokens, atol=6e-7)
-
-
-def test_a_group_of_equal_rewards_has_what_the_formula_gives_it():
     step = [[1, 1], [0, 0], [1, 0]]
     np.testing.assert_allclose(sepa.reinforce_pp_advantages(rewards(*step)), [[1, 1], [-1, -1], [1, -1]], atol=1e-7)
     assert [a.tolist() for a in sepa.reinforce_pp_baseline_advantages(rewards(*step), [])[:2]] == [
@@ -220,14 +217,6 @@ def test_gdpo_is_as_published(ddof):
     np.testing.assert_allclose(flat(got), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_what_a_shaper_added_counts_in_its_own_size():
-    """A punishment of 0.01 is not blown up to the size of a reward, as a named reward of that spread would be."""
-    right, punishment = np.array([1.0, 0.0, 1.0, 0.0]), np.array([-0.01, 0.0, 0.0, 0.0])
-    plain = sepa.GDPO.compute_step(context(right, named=[{"right": right}], weights={"right": 1.0}))[0]
-    shaped = {"named": [{"right": right}], "shaping": [punishment], "weights": {"right": 1.0}}
-    assert 0.002 < (plain - sepa.GDPO.compute_step(context(right + punishment, **shaped))[0])[0] < 0.01
-
-
 def test_gdpo_names_the_reward_that_a_group_lacks():
     named = [{"a": np.zeros(4)}, {}, {"a": np.zeros(4)}]
     with pytest.raises(CreditError, match=r"group 1 has completions .*\[credit.reward-missing\]"):
@@ -237,6 +226,10 @@ def test_gdpo_names_the_reward_that_a_group_lacks():
     one = flat(sepa.GDPO.compute_step(context(*STEP)))  # the sum where no reward has a name
     np.testing.assert_allclose(one, flat(sepa.GDPO.compute_step(context(*STEP, given={"match": 3.0}))))
     assert one.std(ddof=1) == pytest.approx(1.0, abs=1e-3)
+    right, punishment = np.array([1.0, 0.0, 1.0, 0.0]), np.array([-0.01, 0.0, 0.0, 0.0])
+    plain = sepa.GDPO.compute_step(context(right, named=[{"right": right}], weights={"right": 1.0}))[0]
+    shaped = {"named": [{"right": right}], "shaping": [punishment], "weights": {"right": 1.0}}
+    assert 0.002 < (plain - sepa.GDPO.compute_step(context(right + punishment, **shaped))[0])[0] < 0.01
 
 
 token_rewards = arrays(np.float64, st.integers(0, 12), elements=st.floats(-20, 20))

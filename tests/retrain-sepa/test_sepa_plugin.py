@@ -136,9 +136,6 @@ def test_sepa_and_hicra_vectors():
     bessel = {"advantage_mode": "grpo", "transform_mode": "none", "advantage_params": {"scale": "std", "ddof": 1}}
     firsts = [advs[0] for advs in credit(rewards=[-1, 1, 0, 0.5], **bessel).token_advs]
     assert_allclose(firsts, [-1.317311, 1.024575, -0.146368, 0.439104], atol=5e-7)
-
-
-def test_each_kind_of_uncertainty():
     assert_allclose(credit(transform_mode="gtpo", uncertainty_kind="pred_var").uncertainties[0], BERNOULLI, atol=5e-7)
     weighted = credit(transform_mode="gtpo", uncertainty_kind="entropy", entropies_G=[U] * 4)
     assert_allclose(weighted.token_advs[0], credit(transform_mode="gtpo").token_advs[0])

@@ -170,20 +170,6 @@ def test_the_linear_ramp(settings, step, value):
     assert controller(**settings).value(step) == pytest.approx(value)
 
 
-def test_gate_opens_for_the_next_step_and_stays_open():
-    sepa = controller(correct_rate_gate=0.1, steps=100, delay_steps=0)
-    for step, rate in enumerate([0.05, None, math.nan, 0.099]):
-        assert sepa.value(step) == 0.0
-        sepa.observe(view(step, rate))
-        assert sepa.metrics() == {"sepa_gate_open": False}
-    assert sepa.value(4) == 0.0
-    sepa.observe(view(4, 0.1))
-    assert sepa.metrics() == {"sepa_gate_open": True}
-    assert sepa.value(5) == pytest.approx(0.05)  # the ramp counted on while the gate was shut
-    sepa.observe(view(5, 0.0))
-    assert sepa.value(6) == pytest.approx(0.06)
-
-
 @pytest.mark.parametrize(("ratio", "expected"), [(1, 0), (0.2, 0), (0.15, 0.25), (0.1, 0.5), (0.05, 0.75), (0, 1)])
 def test_auto_is_the_larger_of_variance_rule_and_ramp(ratio, expected):
     for steps in (0, 100):
@@ -207,6 +193,17 @@ def test_auto_fixes_its_start_after_the_warm_up_steps():
     assert (sepa.state()["var_0"], sepa.value(1)) == (1e-8, 0.0)
     sepa.observe(view(1, 0.5, 0.0))
     assert sepa.value(2) == 1.0, "without variance at the start it waits only for the gate"
+    sepa = controller(correct_rate_gate=0.1, steps=100, delay_steps=0)
+    for step, rate in enumerate([0.05, None, math.nan, 0.099]):
+        assert sepa.value(step) == 0.0
+        sepa.observe(view(step, rate))
+        assert sepa.metrics() == {"sepa_gate_open": False}
+    assert sepa.value(4) == 0.0
+    sepa.observe(view(4, 0.1))
+    assert sepa.metrics() == {"sepa_gate_open": True}
+    assert sepa.value(5) == pytest.approx(0.05)  # the ramp counted on while the gate was shut
+    sepa.observe(view(5, 0.0))
+    assert sepa.value(6) == pytest.approx(0.06)
 
 
 observations = st.lists(st.tuples(st.none() | st.floats(0, 1), st.none() | st.floats(0, 10)), min_size=1, max_size=30)

@@ -104,11 +104,18 @@ def test_its_traits_make_it_a_whole_algorithm(install, flow, make_group):
     assert resumed.assign(4, groups).metrics["steps_seen"] == 1
 
 
-def test_it_has_no_stages_to_compute_and_its_parameters_are_checked(install, flow):
+def test_it_has_no_stages_to_compute_and_its_parameters_are_checked(install, flow, command, toy_arguments, tmp_path):
     install()
     assert refused(assign_credit, [], flow()[0]) == ["credit.own-algorithm"]
     with pytest.raises(ConfigError, match="unknown option 'scael'"):
         flow("--algorithm-params", '{"scael": 2.0}')
+    result = command(*toy_arguments, "--max-steps", "3", "--algorithm-mode", "batch_mean")
+    assert (result.code, result.err) == (0, "")
+    folder = tmp_path / "logs" / "train"
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["condition"], line["steps_seen"]) for line in steps] == [("batch_mean", n) for n in range(3)]
+    assert "sepa_lambda" not in steps[0]
+    assert json.loads((folder / "run.json").read_text())["condition"] == "batch_mean"
 
 
 @pytest.mark.parametrize("labels", [{}, {"name": "x"}, {"condition": 1}, "batch_mean"])
@@ -146,17 +153,6 @@ def test_credit_and_rows_of_another_shape_are_named(install, flow, make_group, m
     ):
         monkeypatch.setattr(algorithm.algorithm, "assign", lambda step, groups, a=answer: a)
         assert refused(algorithm.assign, 5, [given]) == [code]
-
-
-def test_a_run_trains_with_it(install, command, toy_arguments, tmp_path):
-    install()
-    result = command(*toy_arguments, "--max-steps", "3", "--algorithm-mode", "batch_mean")
-    assert (result.code, result.err) == (0, "")
-    folder = tmp_path / "logs" / "train"
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["condition"], line["steps_seen"]) for line in steps] == [("batch_mean", n) for n in range(3)]
-    assert "sepa_lambda" not in steps[0]
-    assert json.loads((folder / "run.json").read_text())["condition"] == "batch_mean"
 
 
 def pooling_flow(uncertainty="surprisal"):
@@ -238,9 +234,6 @@ def test_rows_carry_credit_at_action_tokens_only(make_group, make_completion):
         [0.0, 0.0, 0.0, pytest.approx(2 / 3), pytest.approx(2 / 3)],
         [0.0, 0.0, pytest.approx(-1 / 3)],
     ]
-
-
-def test_a_completion_without_a_verdict_takes_no_part(make_group):
     groups = [make_group(1, None, 0, "broken")]
     credit = CreditAlgorithm(flow=pooling_flow()).assign(0, groups)
     assert [tokens.advantages_A.tolist() for tokens in credit.tokens_PG[0]] == [[0.5], [0.0], [-0.5], [0.0]]

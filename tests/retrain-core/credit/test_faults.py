@@ -67,10 +67,14 @@ def test_a_faulty_part_is_named_with_its_place(stage, value, code):
     assert value is not raising or f"test_faults.py:{raising.__code__.co_firstlineno + 1})" in text
 
 
-def test_a_negative_uncertainty_is_refused():
+def test_negative_uncertainties_and_missing_entropies_are_refused():
     flow = make_flow(uncertainty=UncertaintySpec(name="bad", compute=lambda ctx: ctx.logprobs_T))
     text = refused(flow, make_credit_group([1, 0], [[-0.0], [-0.0, -2.0]]), "credit.negative-uncertainty")
     assert "completion 1: uncertainty 'bad' is -2.0 at position 1" in text
+    flow = make_flow(uncertainty=UncertaintySpec(name="h", compute=lambda ctx: ctx.entropies_T, needs_entropy=True))
+    refused(flow, make_credit_group([1, 0], [[-1], [-1]]), "backend.no-entropies")
+    group = make_credit_group([1, 0], [[-1], [-1]], entropies_G=[np.array([0.5]), np.array([0.7])])
+    assert assign_credit([group], flow).uncertainties[0][1].tolist() == [0.7]
 
 
 OF_GROUPS = [  # answers where two and one numbers are wanted
@@ -141,13 +145,6 @@ def test_faulty_inputs_are_named(changes, code, place):
     text = refused(make_flow(), replace(make_credit_group([1, 0], [[-1, -1], [-1]]), **changes), code)
     assert text.startswith("group 0")
     assert place in text
-
-
-def test_missing_entropies_are_reported_before_anything_is_computed():
-    flow = make_flow(uncertainty=UncertaintySpec(name="h", compute=lambda ctx: ctx.entropies_T, needs_entropy=True))
-    refused(flow, make_credit_group([1, 0], [[-1], [-1]]), "backend.no-entropies")
-    group = make_credit_group([1, 0], [[-1], [-1]], entropies_G=[np.array([0.5]), np.array([0.7])])
-    assert assign_credit([group], flow).uncertainties[0][1].tolist() == [0.7]
 
 
 DISTILLING = "--advantage-mode distillation --transform-mode none --teacher-model builtin:tiny"

@@ -174,9 +174,6 @@ def test_each_token_keeps_its_own_number(group):
     normed = assign_credit([group], make_flow(advantage=TEACHES, batch_norm=True)).token_advs[0]
     flat = np.array([1.0, -2.0, 6.0, 4.0])  # over tokens, not over completions
     assert_allclose(np.concatenate(normed), (flat - flat.mean()) / flat.std(), atol=1e-6)
-
-
-def test_stages_weigh_each_tokens_own_number():
     planning = [[True, False, False], [False]]
     group = make_credit_group([1, 0], [[-1, -2, -3], [-2]], token_rewards_G=REWARDS, planning=planning)
     weighed = make_flow(advantage=TEACHES, transform=specs.TransformSpec(name="t", use_gtpo=True), gtpo_beta=1.0)
@@ -200,6 +197,14 @@ def test_untrained_groups_get_nothing_where_a_verdict_is_needed(group):
     result = assign_credit([group, group], flow, trained=[False, True])
     assert [any(advs_T.any() for advs_T in advs_G) for advs_G in result.token_advs] == [False, True]
     assert [rewards_G.tolist() for rewards_G in seen] == [[1.0, 0.0]]
+    given = unjudged(group)
+    cut = replace(given.completions[0], stop_reason=StopReason.LENGTH)
+    given = replace(given, completions=(cut, given.completions[1]))
+    credit = MaskedOverlong(CreditAlgorithm(flow=make_flow(advantage=TEACHES))).assign(0, [given])
+    assert [row.advantages_T.tolist() for row in credit.rows] == [[0, 0, 4.0]]
+    assert (credit.num_masked, credit.metrics["overlong_masked_count"]) == (1, 1)
+    assert [tokens.is_masked for tokens in credit.tokens_PG[0]] == [True, False]
+    assert not credit.tokens_PG[0][0].advantages_A.any()
 
 
 def unjudged(group, *scores):
@@ -230,17 +235,6 @@ def test_every_group_teaches_where_no_verdict_is_needed(group, scores):
     assert [row.advantages_T.tolist() for row in credit.rows] == [[0, 0, 1.0, -2.0, 6.0], [0, 0, 4.0]]
     judging = CreditAlgorithm(flow=make_flow(advantage=replace(TEACHES, needs_verdict=True)))
     assert judging.assign(0, [given]).rows == ()
-
-
-def test_a_truncated_completion_without_a_verdict_is_masked_too(group):
-    given = unjudged(group)
-    cut = replace(given.completions[0], stop_reason=StopReason.LENGTH)
-    given = replace(given, completions=(cut, given.completions[1]))
-    credit = MaskedOverlong(CreditAlgorithm(flow=make_flow(advantage=TEACHES))).assign(0, [given])
-    assert [row.advantages_T.tolist() for row in credit.rows] == [[0, 0, 4.0]]
-    assert (credit.num_masked, credit.metrics["overlong_masked_count"]) == (1, 1)
-    assert [tokens.is_masked for tokens in credit.tokens_PG[0]] == [True, False]
-    assert not credit.tokens_PG[0][0].advantages_A.any()
 
 
 def test_a_transform_that_is_one_function_is_refused(tables):

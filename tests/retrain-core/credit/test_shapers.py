@@ -125,9 +125,7 @@ def test_a_completion_without_a_verdict_is_left_alone(backend, pair):
     nothing = group(*pair.completions, scores=(api.Score.no_verdict("?"), api.Score.failed("!")))
     _, fields = shaper(backend, coef=0.5).shape(3, [nothing])
     assert fields == {"kl_coef": 0.5}
-
-
-def test_surplus_groups_are_measured_only_where_their_rewards_count(backend, pair):
+    backend.asked.clear()
     others = tuple(map(replace, pair.completions))
     groups = (pair, replace(pair, completions=others, is_surplus=True))
     shaped, fields = shaper(backend, coef=0.5).shape(3, groups)
@@ -247,7 +245,7 @@ def test_every_completion_gets_the_difference_as_rewards_of_its_tokens():
         assert refused(TeacherShaper(wrong, 0.7).shape, 0, [group(completion([99, 1], [-1.0]), scores=[0.0])]) == [code]
 
 
-def test_what_a_teacher_settled_on_survives_a_resume():
+def test_what_a_teacher_settled_on_survives_a_resume(monkeypatch):
     shaper, resumed = TeacherShaper(Toy(limits={"pack_tokens": 512}), 0.7), TeacherShaper(other := Toy(), 0.7)
     resumed.retrain_load_state(shaper.retrain_save_state() | {"health": {}})
     assert other.limits == {"pack_tokens": 512}
@@ -257,16 +255,6 @@ def test_what_a_teacher_settled_on_survives_a_resume():
     resumed.retrain_run_end()
     assert other.is_closed
 
-
-def context(student, answer=None, **teacher):
-    tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
-    engine = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits(open_teacher=lambda context: answer)))
-    plugins = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
-    tokenizer = SimpleNamespace(get_vocab=lambda: student)
-    return api.PluginContext(config=Config(tables=tables), seeds=api.Seeds(1), plugins=plugins, tokenizer=tokenizer)
-
-
-def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch):
     def load(config, plugins):
         assert config.model.model == "big"
         return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": 2})
@@ -280,6 +268,14 @@ def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch):
     assert "3 and 3 tokens, 2 of" in caught.value.problems[0].why
     assert open_teacher(context({}, toy, adapter="logs/a")), "the same model has the same tokens"
     assert refused(open_teacher, context({}, engine="vllm")) == ["teacher.not-installed"]
+
+
+def context(student, answer=None, **teacher):
+    tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
+    engine = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits(open_teacher=lambda context: answer)))
+    plugins = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
+    tokenizer = SimpleNamespace(get_vocab=lambda: student)
+    return api.PluginContext(config=Config(tables=tables), seeds=api.Seeds(1), plugins=plugins, tokenizer=tokenizer)
 
 
 BACKEND = """

@@ -220,8 +220,6 @@ def test_results_that_are_missing_and_failures_past_the_budget_are_errors(tokeni
     assert batch.metrics()["reward_tool_calls_mean"] == 3.0
     assert eval_metrics(batch.scores())["eval_reward_tool_calls_mean"] == 3.0
 
-
-def test_an_episode_that_fails_before_its_first_observation_is_its_task_without_an_action(tokenizer):
     class Late(Counting):
         def _observations(self):
             return {number: seen for number, seen in super()._observations().items() if number != 1}
@@ -354,9 +352,6 @@ def test_what_load_refuses_arrives_whole_and_a_process_that_dies_while_loading_i
     with pytest.raises(RewardError) as caught:
         host(Dying()).load()
     assert codes_in(caught) == ["environment.cannot-load"]
-
-
-def test_what_load_has_started_serves_later_calls_and_what_they_start_ends_with_them(host):
     hosted = host(Serving())
     example = hosted.load().examples[0]
     assert hosted.reset([example])[0].prompt[0]["content"] == "[True, True]"

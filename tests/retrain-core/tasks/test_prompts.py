@@ -163,9 +163,6 @@ def test_prompts_without_room_are_left_out_before_the_split(tokenizer):
     assert refused(pool_of, data, tokenizer, 30, eval=EvalTable(examples=3)) == ["eval.too-many-examples"]
     with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
         pool_of(data, tokenizer, 8)
-
-
-def test_a_pool_smaller_than_a_batch_is_allowed_and_told(tokenizer):
     pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
     assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)
     drawn = pool.draw(0, 8)

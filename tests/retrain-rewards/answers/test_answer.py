@@ -152,14 +152,6 @@ def test_right_answers_that_look_like_gamed_ones(judge, reason):
         assert judge(reference, answer) == 1.0, (reference, answer)
 
 
-def test_the_prompt_may_be_a_chat(judge):
-    chat = [{"role": "system", "content": "You factor."}, {"role": "user", "content": "Factor $x^2-1$."}]
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Factor $x^2-1$."}]}]
-    for prompt in (chat, parts):
-        assert judge("(x-1)(x+1)", "x^2-1", prompt) == 0.0
-        assert judge("(x-1)(x+1)", "(x+1)(x-1)", prompt) == 1.0
-
-
 ALLOWED = [
     # the form of the reference, though the prompt has it
     ("x^2 - 1", "x^2-1", "Multiply out (x - 1)(x + 1), or is x^2 - 1 right?"),
@@ -181,6 +173,11 @@ def test_the_prompt_may_hold_the_form_or_the_unit_and_keys_accept_more(judge, pl
     assert lenient("5", "6=5") == lenient("5", r"5\text{ million}") == lenient("5", "5,5") == 0.0
     assert build(plugins) == build(plugins, strict=True, unfinished="refuse")
     assert Judge(build(plugins, strict=False))("565", "348+217", "What is 348 + 217?") == 1.0
+    chat = [{"role": "system", "content": "You factor."}, {"role": "user", "content": "Factor $x^2-1$."}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Factor $x^2-1$."}]}]
+    for prompt in (chat, parts):
+        assert judge("(x-1)(x+1)", "x^2-1", prompt) == 0.0
+        assert judge("(x-1)(x+1)", "(x+1)(x-1)", prompt) == 1.0
 
 
 @pytest.mark.parametrize("unit", [r"\(", "$", r"\[ 1.5 ", "1.5 + ", "{", r"\frac{1.5}{", "x 1.5; ", "\x00"])

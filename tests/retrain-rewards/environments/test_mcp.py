@@ -107,13 +107,21 @@ def test_whatever_goes_wrong_with_a_call_is_told_to_the_policy(shared, text, exp
     assert "<|im_end|>" not in message["content"]
 
 
-def test_a_server_that_dies_fails_its_episodes_and_is_started_again():
+def test_a_server_that_dies_fails_its_episodes_and_is_started_again(monkeypatch):
     played = environment()
     played.load()
     _, results = play(played, 1, lambda episode, turn: call("die"))
     assert results[0].score.outcome is Outcome.FAILED
     assert "server 'calculator' has ended; it said: out of paper" in results[0].score.detail
     assert answer_of(played, call("add", a=1, b=1))[0]["content"] == "2"
+    monkeypatch.setenv("CALCULATOR_KEY", "k-123")
+    for named, expected in (([], "nothing"), (["CALCULATOR_KEY"], "k-123")):
+        server = ServerTable(command=[sys.executable, CALCULATOR], pass_env=named)
+        played = environment(servers={"calculator": server}, instruction="Use a box.")
+        played.load()
+        (observation,) = played.reset([TASK]).values()
+        assert observation.prompt == [{"role": "user", "content": "What is 2 + 3?\nUse a box."}], "as without tools"
+        assert answer_of(played, call("secret"))[0]["content"] == expected
 
 
 @pytest.mark.long
@@ -170,17 +178,6 @@ def test_a_server_that_cannot_be_used_is_named_before_anything_is_sampled(server
     with pytest.raises(ConfigError, match=reason) as caught:
         environment(servers={"calculator": ServerTable(**server)}).load()
     assert codes_in(caught) == ["environment.server-unusable"]
-
-
-def test_variables_reach_a_server_only_when_they_are_named(monkeypatch):
-    monkeypatch.setenv("CALCULATOR_KEY", "k-123")
-    for named, expected in (([], "nothing"), (["CALCULATOR_KEY"], "k-123")):
-        server = ServerTable(command=[sys.executable, CALCULATOR], pass_env=named)
-        played = environment(servers={"calculator": server}, instruction="Use a box.")
-        played.load()
-        (observation,) = played.reset([TASK]).values()
-        assert observation.prompt == [{"role": "user", "content": "What is 2 + 3?\nUse a box."}], "as without tools"
-        assert answer_of(played, call("secret"))[0]["content"] == expected
 
 
 plain = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))

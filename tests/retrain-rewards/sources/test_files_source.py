@@ -29,7 +29,7 @@ def task(number, **extra):
     return {"prompt": f"question {number}", "answer": str(number), **extra}
 
 
-def test_jsonl_keeps_text_and_numbers_as_written(load, write):
+def test_jsonl_and_csv_keep_text_and_numbers_as_written(load, write):
     answers = "2024-01-01", "007", 7, 8.5, 10**30
     rows = [task(number, answer=answer) for number, answer in enumerate(answers, start=1)]
     loaded = load("files", path=write("t.jsonl", lines(*rows)))
@@ -43,9 +43,6 @@ def test_jsonl_keeps_text_and_numbers_as_written(load, write):
     assert load("files", path=write("t.csv", f"prompt,answer\n{long},1\n")).examples[0].prompt == long
     for text in (json.dumps([task(1)], indent=1), lines(task(1)), json.dumps(task(1), indent=1)):
         assert [e.reference for e in load("files", path=write("t.json", text)).examples] == ["1"]
-
-
-def test_csv_keeps_text_as_written(load, write):
     text = '\ufeffprompt,answer,level\n"two\nlines, and a comma",007,1\nb,1.50,2\nc,NA,3\nd,,4\n'
     loaded = load("files", path=write("t.csv", text))
     assert [e.reference for e in loaded.examples] == ["007", "1.50", "NA"]
@@ -83,6 +80,10 @@ def test_folder_pattern_and_file_give_the_same_ids(load, write, tmp_path):
     assert "files: 1 duplicates dropped" in one.notes
     changed = load("files", path=write("c.jsonl", lines(task(1, answer="other"))))
     assert changed.examples[0].id not in {e.id for e in one.examples}
+    for name in ("t.jsonl", "t.csv", "t.json"):
+        (tmp_path / name).write_bytes(b'{"prompt": "\xff", "answer": "1"}')
+        code = "data.bad-header" if name == "t.csv" else "data.not-text"
+        assert refused(load, "files", path=str(tmp_path / name)) == [code]
 
 
 def test_rows_without_prompt_or_reference_are_left_out_and_counted(load, write):
@@ -160,13 +161,6 @@ def test_a_missing_column_is_named_with_those_that_exist(load, write, name, text
     assert refused(load, "files", path=write("p.jsonl", lines(task(1))), answer_key="prompt") == ["data.same-column"]
 
 
-def test_text_that_is_not_utf8(load, tmp_path):
-    for name in ("t.jsonl", "t.csv", "t.json"):
-        (tmp_path / name).write_bytes(b'{"prompt": "\xff", "answer": "1"}')
-        code = "data.bad-header" if name == "t.csv" else "data.not-text"
-        assert refused(load, "files", path=str(tmp_path / name)) == [code]
-
-
 @pytest.mark.parametrize(
     ("path", "code"),
     pairs("""
@@ -224,7 +218,7 @@ def folder(tmp_path):
     return root
 
 
-def test_a_local_folder_of_the_default_subjects(load, folder):
+def test_a_local_folder_of_the_default_subjects(load, folder, tmp_path):
     loaded = load("math", path=str(folder))
     assert [e.task for e in loaded.examples] == [s for s in SUBJECTS for _ in range(2)]
     assert loaded.examples[0].reference == r"\frac{1}{2}"
@@ -236,9 +230,6 @@ def test_a_local_folder_of_the_default_subjects(load, folder):
     for options in ({"subject": ["geometry"]}, {"subjects": ["geometri"]}, {"subjects": []}, {"split": 3}):
         with pytest.raises(AssertionError, match="Problem"):
             load("math", options=options)
-
-
-def test_solutions_without_a_box_are_left_out_and_counted(load, tmp_path):
     rows = [row("geometry", number, text) for number, text in ((1, None), (2, "no"), (3, r"\boxed{}"), (4, r"\boxed{"))]
     (tmp_path / "geometry.jsonl").write_text(lines(*rows, row("geometry", 1)))
     loaded = load("math", path=str(tmp_path), options={"subjects": ["geometry"]})

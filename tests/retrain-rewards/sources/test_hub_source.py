@@ -102,7 +102,12 @@ def test_what_save_to_disk_wrote(load, tmp_path):
     assert refused(load, "hub", path=str(tmp_path / "both"), options={"split": "dev"}) == ["data.unknown-split"]
 
 
-def test_a_folder_of_mixed_columns_is_refused_with_both_files(load, tmp_path):
+def test_rows_are_chosen_by_the_values_of_columns(load, tmp_path):
+    rows = [task(1, level=4, kind={"name": "x"}), task(2, level=5, kind={"name": "y"}), task(3, level=6, kind=None)]
+    path = put(tmp_path, {"t.jsonl": rows})
+    chosen = load("files", path=path, options={"where": {"level": [5, "6"], "kind.name": "y"}})
+    assert [e.reference for e in chosen.examples] == ["2"]
+    assert any("2 rows left out: not chosen by [data.options] where (first:" in note for note in chosen.notes)
     path = put(tmp_path, {"a.jsonl": [task(1)], "b.parquet": [{"question": "q", "solution": "1"}]})
     with pytest.raises(ConfigError) as caught:
         load("files", path=path)
@@ -111,14 +116,6 @@ def test_a_folder_of_mixed_columns_is_refused_with_both_files(load, tmp_path):
     assert len(codes_in(caught)) == 3
     assert str(tmp_path / "b.parquet") in told
     assert str(tmp_path / "a.jsonl") in told
-
-
-def test_rows_are_chosen_by_the_values_of_columns(load, tmp_path):
-    rows = [task(1, level=4, kind={"name": "x"}), task(2, level=5, kind={"name": "y"}), task(3, level=6, kind=None)]
-    path = put(tmp_path, {"t.jsonl": rows})
-    chosen = load("files", path=path, options={"where": {"level": [5, "6"], "kind.name": "y"}})
-    assert [e.reference for e in chosen.examples] == ["2"]
-    assert any("2 rows left out: not chosen by [data.options] where (first:" in note for note in chosen.notes)
 
 
 def test_answers_inside_columns_chats_and_solutions(load, tmp_path):
@@ -173,6 +170,12 @@ def test_countdown_asks_for_an_expression_and_brings_its_verifier(load, tmp_path
     for nums, target in (([1, "2"], 3), ([], 3), ([1] * 9, 9), ([1, 2], None), ("12", 3)):
         put(tmp_path / "bad", {"t.jsonl": [{"nums": nums, "target": target}]})
         assert refused(load, "countdown", path=str(tmp_path / "bad")) == ["data.not-a-puzzle"]
+    rows = [{"nums": [44, 19, 35], "target": 98}, {"nums": [3, 3, 8, 8], "target": 24}, {"nums": [1, 2], "target": 99}]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    loaded = load("countdown", path=str(tmp_path))
+    report = audited(loaded.reward, loaded.examples)
+    assert not report.findings
+    assert (report.gold_correct, report.gold_unknown) == (2, 1)  # nobody can make 99 of 1 and 2
 
 
 @pytest.fixture
@@ -273,15 +276,6 @@ def test_match_and_math_on_the_sources(load, make, math_folder, source, reward):
     report = audited(make(reward), load(source, **given).examples)
     assert not report.findings
     assert report.gold_correct == report.examples
-
-
-def test_countdown_with_its_own_verifier(load, tmp_path):
-    rows = [{"nums": [44, 19, 35], "target": 98}, {"nums": [3, 3, 8, 8], "target": 24}, {"nums": [1, 2], "target": 99}]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    loaded = load("countdown", path=str(tmp_path))
-    report = audited(loaded.reward, loaded.examples)
-    assert not report.findings
-    assert (report.gold_correct, report.gold_unknown) == (2, 1)  # nobody can make 99 of 1 and 2
 
 
 def test_math_verify_alone_is_stopped(load, plugins):

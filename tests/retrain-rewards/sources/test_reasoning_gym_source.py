@@ -90,7 +90,9 @@ def test_bad_options_are_one_clear_error(load, code, options):
             load("reasoning_gym", options=refused_by_keys)
 
 
-def test_a_missing_library_says_how_to_install_it(load, monkeypatch):
+def test_every_verifier_that_evaluates_is_guarded_and_a_missing_library_is_told(load, monkeypatch):
+    # number_sorting evaluates its own entry only, never the answer
+    assert evaluating() - {"number_sorting"} <= GUARDS.keys()
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "reasoning-gym"))):
         load("reasoning_gym", options={"name": "gcd"})
@@ -103,11 +105,6 @@ def evaluating():
 
     pattern = re.compile(r"\beval\(|\bexec\(|\bparse_expr\(|sympify\(|Fraction\(|Decimal\(|pickle|subprocess|compile\(")
     return {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
-
-
-def test_every_verifier_that_evaluates_answers_is_guarded():
-    # number_sorting evaluates its own entry only, never the answer
-    assert evaluating() - {"number_sorting"} <= GUARDS.keys()
 
 
 CODE = [

@@ -74,6 +74,14 @@ def test_a_script_begins_again_for_every_test_and_partial_counts_the_share(rewar
     crashing = "import os\nn = int(input())\nif n == 2: os._exit(0)\nprint(n if n < 4 else 'four')"
     score = CodeReward(sandbox=SANDBOX or NO_SANDBOX, partial=True).score(example, fenced(crashing))
     assert (score.value, score.detail) == (0.5, "test 2 of 4: the program ended early"), "the process is replaced"
+    values = r"[None, True, 1.5, float('inf'), 1j, b'\xff', '\u20ac\ud800', (1, [2]), {1: {2}}, frozenset({3}), 10**40]"
+    example = having([f"v = {values}\nassert f(v) == v and type(f(v)[7]) is tuple"])
+    assert reward.score(example, fenced("f = lambda v: v")).value == 1.0
+    method = "class Solution:\n    def f(self, n: List[int]) -> Optional[int]:\n        return n + 7919"
+    assert reward.score(CALLS, fenced(method)).value == 1.0  # and the names of typing, as the prompt has them
+    raising = having(["try:\n    f(0)\nexcept KeyError:\n    pass\nelse:\n    assert 0"])
+    assert reward.score(raising, fenced("def f(n): raise KeyError(n)")).value == 1.0
+    assert reward.score(raising, fenced("def f(n): raise SystemExit")).value == 0.0
 
 
 @pytest.mark.parametrize("name", GREEDY)
@@ -92,17 +100,6 @@ def test_nothing_outside_of_the_sandbox_can_be_reached(reward, name):
     program = f"n = int(input())\ntry:\n    exec({attempt!r})\nexcept (OSError, KeyError, ValueError):\n"
     score = reward.score(PAIRS, fenced(program + f"    print(n + {SECRET})"))
     assert score.value == 1.0, score
-
-
-def test_functions_take_and_return_plain_values(reward):
-    values = r"[None, True, 1.5, float('inf'), 1j, b'\xff', '\u20ac\ud800', (1, [2]), {1: {2}}, frozenset({3}), 10**40]"
-    example = having([f"v = {values}\nassert f(v) == v and type(f(v)[7]) is tuple"])
-    assert reward.score(example, fenced("f = lambda v: v")).value == 1.0
-    method = "class Solution:\n    def f(self, n: List[int]) -> Optional[int]:\n        return n + 7919"
-    assert reward.score(CALLS, fenced(method)).value == 1.0  # and the names of typing, as the prompt has them
-    raising = having(["try:\n    f(0)\nexcept KeyError:\n    pass\nelse:\n    assert 0"])
-    assert reward.score(raising, fenced("def f(n): raise KeyError(n)")).value == 1.0
-    assert reward.score(raising, fenced("def f(n): raise SystemExit")).value == 0.0
 
 
 @pytest.mark.parametrize(

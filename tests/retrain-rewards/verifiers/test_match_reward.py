@@ -330,9 +330,6 @@ def test_an_exit_is_an_error_and_other_exceptions_go_through(build):
     assert build(text).score(EXAMPLE, "none").outcome is Outcome.NO_VERDICT
     with pytest.raises(KeyError, match="mine"):
         build("def score(a, b): raise KeyError('mine')").score(EXAMPLE, "5")
-
-
-def test_gold_is_taken_from_the_same_module(build):
     reward = build("def score(a, b): return a == b\ndef gold(example): return example.reference")
     assert reward.gold(EXAMPLE) == "5"
     assert build("def score(a, b): return a == b").gold(EXAMPLE) is None

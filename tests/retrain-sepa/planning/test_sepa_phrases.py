@@ -86,6 +86,12 @@ def test_tokens_that_share_a_character_both_cover_it(families):
     assert all(decoded.ends_T[t] == 3 for t in smiley)
     cut = ids_of(tokenizer, "what if \U0001f600")[:-2]
     assert readable(token_text.token_decoder(tokenizer).decode(cut).text) == plain_decode(tokenizer, cut.tolist())
+    starts, ends = np.array([0, 2, 2, 5, 5]), np.array([2, 2, 5, 5, 6])
+    decoded = token_text.DecodedTokens(text="abcdef", starts_T=starts, ends_T=ends)
+    assert decoded.covering([]).tolist() == [False] * 5
+    assert decoded.covering([(2, 5)]).tolist() == [False, False, True, False, False]
+    assert decoded.covering([(0, 1), (4, 6)]).tolist() == [True, False, True, False, True]
+    assert decoded.covering([(0, 6), (1, 3)]).tolist() == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("tokens", [[], [10**9], [10**9, 5, 2**40]])
@@ -144,15 +150,6 @@ def test_a_tokenizer_that_disagrees_is_decoded_incrementally_and_gives_up_on_bro
     decoded = token_text.IncrementalDecoder(lambda ids: plain_decode(tokenizer, ids)).decode(np.full(200, broken))
     assert len(decoded.text) == 200
     check_offsets(decoded, 200)
-
-
-def test_covering_touches_nothing_beside_the_span():
-    starts, ends = np.array([0, 2, 2, 5, 5]), np.array([2, 2, 5, 5, 6])
-    decoded = token_text.DecodedTokens(text="abcdef", starts_T=starts, ends_T=ends)
-    assert decoded.covering([]).tolist() == [False] * 5
-    assert decoded.covering([(2, 5)]).tolist() == [False, False, True, False, False]
-    assert decoded.covering([(0, 1), (4, 6)]).tolist() == [True, False, True, False, True]
-    assert decoded.covering([(0, 6), (1, 3)]).tolist() == [True, False, True, False, True]
 
 
 STEPS = [

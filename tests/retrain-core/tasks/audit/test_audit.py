@@ -96,6 +96,13 @@ def test_what_is_correct_depends_on_the_runs_own_threshold():
     assert lenient.others.correct == lenient.others.tried
     assert fitting.others.correct == 0
     assert fitting.ok
+    leaky = [Example(id=e.id, prompt=f"{e.prompt} (it is {boxed(e.reference)})", reference=e.reference) for e in SUMS]
+    report = audited(Reward(), leaky)
+    assert found(report) == {("error", "echo")}
+    assert "it holds its own answer where the reward looks for one" in report.errors[0].message
+    said = [("user", "a"), ("user", r"\boxed{5}"), ("tool", "t")]  # a chat is echoed by its last user message
+    chat = [{"role": role, "content": content} for role, content in said]
+    assert found(audited(Reward(), [Example(id="c", prompt=chat, reference="5")])) == {("error", "echo")}
 
 
 def substring(example, text):
@@ -185,16 +192,6 @@ def test_every_lie_is_found_and_stops_the_run(liar, check, message):
         assert first.example_id in {example.id for example in SUMS}
 
 
-def test_an_answer_that_the_prompt_gives_away_is_explained():
-    leaky = [Example(id=e.id, prompt=f"{e.prompt} (it is {boxed(e.reference)})", reference=e.reference) for e in SUMS]
-    report = audited(Reward(), leaky)
-    assert found(report) == {("error", "echo")}
-    assert "it holds its own answer where the reward looks for one" in report.errors[0].message
-    said = [("user", "a"), ("user", r"\boxed{5}"), ("tool", "t")]  # a chat is echoed by its last user message
-    chat = [{"role": role, "content": content} for role, content in said]
-    assert found(audited(Reward(), [Example(id="c", prompt=chat, reference="5")])) == {("error", "echo")}
-
-
 def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only():
     report = audited(Reward(lambda e, t: 0.9 if honest(e, t) else 0.1))
     assert found(report) == {("warning", "empty"), ("warning", "gold")}
@@ -203,8 +200,6 @@ def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only()
     assert [finding.severity for finding in report.findings] == ["warning"] * 8
     assert report.line().endswith(": ok, 2 warnings")
 
-
-def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it():
     def share(example, text):
         """The share of the box that is the reference, as reasoning-gym's verifiers give it."""
         return len(example.reference) / len(box(text)) if example.reference in box(text) else 0.0

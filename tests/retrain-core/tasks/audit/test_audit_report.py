@@ -39,7 +39,7 @@ def report(*findings, gold_tried=8, gold_unknown=0):
     )
 
 
-def test_the_line():
+def test_the_line_and_the_data_report_each_cause_once():
     head_of_all = "Reward audit: 8 examples, gold 8/8 correct, 2 of 40 others correct, 0.3 ms a score: "
     assert report().line() == f"{head_of_all}ok"
     assert report(finding(0, severity="warning")).line() == f"{head_of_all}ok, 1 warning"
@@ -47,9 +47,6 @@ def test_the_line():
     assert report(finding(0), finding(1, "hack")).line() == f"{head_of_all}2 errors"
     assert "gold 3/3 correct (5 without a known answer)" in report(gold_tried=3, gold_unknown=5).line()
     assert "gold not tried (8 without a known answer)" in report(gold_tried=0, gold_unknown=8).line()
-
-
-def test_the_data_is_json_and_reports_each_cause_once_errors_first():
     found = [finding(0, "time", "warning"), *(finding(n) for n in range(8)), finding(0)]
     content = json.loads(json.dumps(report_data(report(*found)), allow_nan=False))
     assert content["ok"] is False
@@ -128,7 +125,7 @@ def audit(command, toys, tokenizer_folder, tmp_path):
     return call
 
 
-def test_an_honest_reward_passes_on_at_most_all_examples(audit):
+def test_an_honest_reward_passes_and_one_that_lies_fails_with_every_cause_once(audit):
     result = audit("--set", "scoring.audit_examples=500")
     assert result.code == 0, result.err + result.out
     assert result.out.endswith("ok\nPASS\n")
@@ -136,9 +133,6 @@ def test_an_honest_reward_passes_on_at_most_all_examples(audit):
     content = json.loads(audit("--examples", "3", "--json").out)
     assert (content["ok"], content["examples"], content["rewards"]) == (True, 3, ["toy"])
     assert (content["checks"]["gold"]["correct"], content["timeout_s"]) == (3, 10.0)
-
-
-def test_a_reward_that_lies_fails_with_every_cause_once(audit):
     result = audit("--reward-type", "liars.Lenient", "--examples", "2")
     assert result.code == 1
     assert result.out.endswith("FAIL\n")

@@ -57,10 +57,6 @@ def test_other_numbers_are_a_template_and_no_contamination():
     beginning = " ".join(STORY.split()[:17])  # ten runs of eight words, a quarter of them, and both numbers
     found = against([STORY], [f"{beginning} 9"])
     assert (found.overlaps, found.templates, found.touched) == ((), 0, 1)
-
-
-def test_clean_arithmetic_passes():
-    """A fixed wording around changing numbers, an instruction on every prompt, and the signs of arithmetic count."""
     asked = [
         f"What is {a} {sign} {b}? Put your final answer in a box, and nothing else."
         for a in range(20, 40)
@@ -162,6 +158,18 @@ def test_a_model_that_knows_a_prompt_by_heart_is_found():
         examples("Too short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5
     )
     assert (nothing.exact_rate, nothing.rouge_l, nothing.too_short) == (None, None, 1)
+    found = against([STORY, OTHER], [STORY])
+    report = contamination.ContaminationReport(sets=(found,), probes={}, allowed=0.5)
+    assert report.ok
+    assert "Contaminated: held_out 50.0%; at most 50.0% of a set is allowed" in [*contamination.report_lines(report)]
+    assert not replace(report, allowed=0.49).ok
+    backend = Parrot(STORY)
+    tried = contamination.probe(examples(STORY), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
+    assert not contamination.ContaminationReport(sets=(), probes={"hard": tried}, allowed=0.5).ok
+    short = contamination.probe(examples("Short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
+    unsure = contamination.ContaminationReport(sets=(), probes={"hard": short}, allowed=0.0)
+    assert unsure.ok
+    assert "hard known by heart cannot be told" in [*contamination.report_lines(unsure)][-1]
 
 
 @pytest.fixture
@@ -189,18 +197,3 @@ def test_the_command_names_what_it_finds_and_fails(audit):
     assert (overlap["match"], hard["rate"], hard["templates"]) == ("exact", 0.5, 1)
     result = audit([OTHER], [])
     assert (result.code, codes_in(result.err)) == (2, ["eval.no-examples"])
-
-
-def test_up_to_the_allowed_share_a_set_passes():
-    found = against([STORY, OTHER], [STORY])
-    report = contamination.ContaminationReport(sets=(found,), probes={}, allowed=0.5)
-    assert report.ok
-    assert "Contaminated: held_out 50.0%; at most 50.0% of a set is allowed" in [*contamination.report_lines(report)]
-    assert not replace(report, allowed=0.49).ok
-    backend = Parrot(STORY)
-    tried = contamination.probe(examples(STORY), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
-    assert not contamination.ContaminationReport(sets=(), probes={"hard": tried}, allowed=0.5).ok
-    short = contamination.probe(examples("Short?"), backend, Characters(), scored, max_tokens=9, correct_above=0.5)
-    unsure = contamination.ContaminationReport(sets=(), probes={"hard": short}, allowed=0.0)
-    assert unsure.ok
-    assert "hard known by heart cannot be told" in [*contamination.report_lines(unsure)][-1]

@@ -197,9 +197,6 @@ def test_forked_copies_end_with_the_call(child, gone):
     assert child.call("pid_after", "fork_and_return", timeout_s=LONG_S) == first  # the same process answers
     assert gone(child.call("fork_and_hang", timeout_s=LONG_S))
     assert gone(*child.call("leave_processes", timeout_s=LONG_S))
-
-
-def test_a_helper_from_the_beginning_stays_until_the_end(gone):
     with closing(Child(targets.Helped())) as child:
         child.start()
         helper = child.call("helper_pid", timeout_s=LONG_S)
@@ -242,6 +239,14 @@ def test_a_target_that_cannot_prepare_is_reported():
     with pytest.raises(PluginError, match="scoring: a Locked cannot be sent") as caught:
         child.start()
     assert (codes_in(caught), child.is_running, child.pid) == (["plugin.not-picklable"], False, 0)
+    child = Child({"any": "target"}, name="scoring")
+    child.launch()
+    os.killpg(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="the scoring process"):
+        child.start()
+    assert not child.is_running
+    child.start()
+    child.close()
 
 
 def test_a_call_can_be_interrupted_and_leaves_no_answer_behind(child):
@@ -288,17 +293,6 @@ def test_a_launched_child_prepares_before_it_is_waited_for(tmp_path):
             with pytest.raises(ProcessLookupError):
                 os.killpg(pid, 0)
         assert not child.is_running
-
-
-def test_a_launched_child_that_dies_is_told_at_its_start():
-    child = Child({"any": "target"}, name="scoring")
-    child.launch()
-    os.killpg(child.pid, signal.SIGKILL)
-    with pytest.raises(ChildDied, match="the scoring process"):
-        child.start()
-    assert not child.is_running
-    child.start()
-    child.close()
 
 
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()))

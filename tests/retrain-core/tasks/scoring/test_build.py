@@ -62,8 +62,6 @@ def test_the_type_or_the_verifier_of_the_source_and_weights_in_place_of_both(bui
     with pytest.raises(PluginError, match=r"\[reward\] weights(.|\n)*no reward named 'mtach'"):
         built("[reward.weights]\nmtach = 1.0")
 
-
-def test_rewards_that_compare_say_so_themselves():
     class Comparing(Verifier):
         needs_reference = True
 
@@ -266,15 +264,12 @@ def test_each_cause_has_its_next_step(detail, step):
     assert bool(found) == bool(step)
 
 
-def test_one_reward_stays_as_it_is_but_for_its_weight():
+def test_one_reward_keeps_its_score_and_several_are_a_weighted_sum():
     own = Score(outcome=Outcome.SCORED, value=0.5, detail="d", parts={"a": 1.0})
     assert combined([own], ["math"], [1.0]) is own
     assert combined([own], ["math"], [2.0]) == Score(outcome=Outcome.SCORED, value=1.0, detail="d", parts={"a": 1.0})
     assert combined([Score.failed("f")], ["math"], [2.0]) == Score.failed("f")
     assert verdict(Score.no_verdict("x" * 10**6)) == Score.no_verdict("x" * 1000), "a long detail is cut"
-
-
-def test_several_rewards_are_a_weighted_sum_with_parts():
     scores = [Score.of(1.0), Score(outcome=Outcome.SCORED, value=0.5, detail="so so")]
     whole = combined(scores, ["math", "style"], [1.0, -0.5])
     assert (whole.value, whole.detail, whole.parts) == (0.75, "style: so so", {"math": 1.0, "style": 0.5})

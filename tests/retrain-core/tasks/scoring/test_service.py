@@ -99,6 +99,16 @@ def test_a_failed_score_is_tried_again(service, example, tmp_path):
     assert [score.value for score in scored(service(flaky, retries=1), example, "a", "b")] == [1.0, 1.0]
     once = service(flaky, retries=0, max_failed_frac=1.0)
     assert scored(once, example, "c") == [Score.failed("the scoring process exited with code 1")]
+    file = tmp_path / "calls"
+    caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
+    for _ in range(2):
+        scores = scored(caching, example, "a", "a", "bad", "a")
+        assert [score.outcome.value for score in scores] == ["scored", "scored", "failed", "scored"]
+    assert len(file.read_text()) == 1 + 2 * 2  # a failure is never remembered, and tried twice each time
+    scored(caching, example, "a", "a", fresh=True)
+    assert len(file.read_text()) == 7
+    scored(service(rewards.Counting(str(file)), cache=False), example, "a", "a")
+    assert len(file.read_text()) == 9
 
 
 def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service, example, monkeypatch):
@@ -110,24 +120,6 @@ def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service, example, m
     for worker in descendants(guard):
         os.kill(worker, signal.SIGSTOP)
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
-
-
-def test_limits_of_one_reward_stand_above_the_others_and_are_named(service, example):
-    own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
-    both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
-    assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
-    with both.batch() as batch:
-        batch.submit(example, "100")
-        (score,) = batch.collect()
-        assert score == Score(outcome=Outcome.FAILED, detail="nap: timed out after 0.1 s", parts={"length": 0.3})
-        metrics = batch.metrics()
-    assert (metrics["timed_out_score_count"], metrics["reward_length_mean"]) == (1, 0.3)
-    assert "reward_nap_mean" not in metrics
-    with pytest.raises(RewardError) as caught:
-        scored(service(nap=rewards.Nap(), timeout_s=0.1, retries=0), example, "100")
-    assert codes_in(caught) == ["reward.too-many-failures"]
-    assert f"on example {example.id}" in str(caught.value)
-    assert "[scoring.limits.nap] timeout_s" in str(caught.value)
 
 
 @pytest.mark.parametrize(("failures", "stops"), [(0, False), (2, False), (3, True), (20, True)])
@@ -151,19 +143,6 @@ def test_more_failures_than_the_budget_stop_the_run(failures, stops, service, ex
         assert "in score" in record.report
 
 
-def test_equal_questions_are_asked_once(service, example, tmp_path):
-    file = tmp_path / "calls"
-    caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
-    for _ in range(2):
-        scores = scored(caching, example, "a", "a", "bad", "a")
-        assert [score.outcome.value for score in scores] == ["scored", "scored", "failed", "scored"]
-    assert len(file.read_text()) == 1 + 2 * 2  # a failure is never remembered, and tried twice each time
-    scored(caching, example, "a", "a", fresh=True)
-    assert len(file.read_text()) == 7
-    scored(service(rewards.Counting(str(file)), cache=False), example, "a", "a")
-    assert len(file.read_text()) == 9
-
-
 def test_weights_and_means_of_each(service, example):
     both = service(match=rewards.Match(), length=rewards.Length(), weights={"match": 2.0, "length": -1.0})
     with both.batch() as batch:
@@ -183,6 +162,21 @@ def test_weights_and_means_of_each(service, example):
         assert set(batch.metrics()) == names, "a single reward has no separate mean"
     scores = scored(service(rewards.Length()), example, *["unclear"] * 8)
     assert {score.outcome for score in scores} == {Outcome.NO_VERDICT}, "they never stop the run"
+    own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
+    both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
+    assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
+    with both.batch() as batch:
+        batch.submit(example, "100")
+        (score,) = batch.collect()
+        assert score == Score(outcome=Outcome.FAILED, detail="nap: timed out after 0.1 s", parts={"length": 0.3})
+        metrics = batch.metrics()
+    assert (metrics["timed_out_score_count"], metrics["reward_length_mean"]) == (1, 0.3)
+    assert "reward_nap_mean" not in metrics
+    with pytest.raises(RewardError) as caught:
+        scored(service(nap=rewards.Nap(), timeout_s=0.1, retries=0), example, "100")
+    assert codes_in(caught) == ["reward.too-many-failures"]
+    assert f"on example {example.id}" in str(caught.value)
+    assert "[scoring.limits.nap] timeout_s" in str(caught.value)
 
 
 @pytest.mark.parametrize(

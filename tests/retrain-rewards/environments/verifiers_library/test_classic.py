@@ -115,6 +115,13 @@ def test_a_turn_cap_ends_the_episode_and_scores_it(sit):
     capped = sit("trouble", max_turns=1, args={"max_turns": -1})
     played = capped.play(capped.data.examples, [["a"], ["bb"], ["ccc"]])
     assert (played.values, [result.hit_turn_limit for result in played.results]) == ([1.0, 2.0, 3.0], [True] * 3)
+    table = sit("trouble", args={"max_turns": 1, "grouped": True})
+    first, second, _ = table.data.examples
+    played = table.play([first, first, second], [["aa"], ["a"], ["a"]])
+    assert played.values == [3.0, 1.0, 2.0]
+    played = table.play([first, first, second], [["group raises"], ["a"], ["a"]])
+    assert played.values == [None, None, 2.0]
+    assert "rank raised ZeroDivisionError" in played.details[0]
 
 
 @pytest.mark.parametrize(
@@ -161,16 +168,6 @@ def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit, word, missing):
     assert measured == {"measured", "rank_measured"} - {missing}
 
 
-def test_a_reward_of_the_group_sees_the_group(sit):
-    table = sit("trouble", args={"max_turns": 1, "grouped": True})
-    first, second, _ = table.data.examples
-    played = table.play([first, first, second], [["aa"], ["a"], ["a"]])
-    assert played.values == [3.0, 1.0, 2.0]
-    played = table.play([first, first, second], [["group raises"], ["a"], ["a"]])
-    assert played.values == [None, None, 2.0]
-    assert "rank raised ZeroDivisionError" in played.details[0]
-
-
 @pytest.mark.slow
 def test_what_hangs_is_cut_and_the_others_go_on(sit):
     table = sit("trouble", timeout_s=0.5)
@@ -181,7 +178,14 @@ def test_what_hangs_is_cut_and_the_others_go_on(sit):
     assert table.play([table.data.examples[0]] * 2, [["a", "b"], ["a", "cc"]]).values == [1.0, 2.0]
 
 
-def test_observations_depend_on_the_actions_alone(sit):
+def test_it_pickles_small_after_loading_too(sit):
+    table = sit("guess_number", args={"rounds": 50})
+    table.play(table.data.examples[:1], [[r"\boxed{1}"]])
+    text = pickle.dumps(table.environment)
+    assert len(text) < 2000
+    with pytest.raises(RuntimeError, match="load"):
+        pickle.loads(text).reset(table.data.examples)
+
     def observed(table):
         played = table.play([table.data.examples[0]] * 20, lambda number, turn, ask: f"{number}")
         return [[(number, each.prompt) for number, each in turn.items()] for turn in played.seen]
@@ -191,15 +195,6 @@ def test_observations_depend_on_the_actions_alone(sit):
     random.seed(99)  # numbers drawn elsewhere must not matter
     assert observed(table) == first == observed(sit("trouble", args={"max_turns": 4}, seed=1))
     assert observed(sit("trouble", args={"max_turns": 4}, seed=2)) != first
-
-
-def test_it_pickles_small_after_loading_too(sit):
-    table = sit("guess_number", args={"rounds": 50})
-    table.play(table.data.examples[:1], [[r"\boxed{1}"]])
-    text = pickle.dumps(table.environment)
-    assert len(text) < 2000
-    with pytest.raises(RuntimeError, match="load"):
-        pickle.loads(text).reset(table.data.examples)
 
 
 @pytest.mark.parametrize(
