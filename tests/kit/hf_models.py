@@ -1,7 +1,5 @@
 """Small random models of architectures that transformers computes for the local backend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

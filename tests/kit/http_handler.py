@@ -1,7 +1,5 @@
 """The handler of the tests' HTTP servers: whole answers over kept connections, and no log; programs that listen."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A signal in the middle of a call, as Ctrl-C sends one."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

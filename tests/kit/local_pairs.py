@@ -1,7 +1,5 @@
 """A packed row of three rows, two of which share a prefix, through our decoders and through transformers' models."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Made-up campaigns on disk, in the files that real runs leave; seeded, and fast enough for a thousand runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

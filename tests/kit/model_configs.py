@@ -1,7 +1,5 @@
 """The `config.json` of models of known size."""
 
-from __future__ import annotations
-
 QWEN3_4B = {"model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
 QWEN3_4B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 QWEN3_4B |= {"tie_word_embeddings": True, "max_position_embeddings": 262144}

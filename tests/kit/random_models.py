@@ -1,7 +1,5 @@
 """Small random models of every architecture of the Llama family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each tic is found in a sentence that has it, and the sentence that a native writer would use has none."""
 
-from __future__ import annotations
-
 from tests.kit.prose import TICS, tics
 
 EXAMPLES = {

@@ -1,7 +1,5 @@
 """Samples of a toy Tinker service and the rows that are made of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ It needs FastAPI beside what the tests have. The model is served from a hub cach
 lists nothing else.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

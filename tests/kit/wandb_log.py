@@ -1,7 +1,5 @@
 """Reads the file that wandb writes while it is offline."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What the tests of the core share: configurations, distributions on the path, a toy policy, run folders, campaigns."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging
