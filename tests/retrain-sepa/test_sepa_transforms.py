@@ -241,11 +241,7 @@ def test_state_has_the_documented_fields():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("var_ema", math.nan),
-        ("var_0", -1.0),
-        ("var_0", "1"),
-        ("warmup_seen", 2.5),
-        ("warmup_seen", -1),
+        *(("var_ema", math.nan), ("var_0", -1.0), ("var_0", "1"), ("warmup_seen", 2.5), ("warmup_seen", -1)),
         ("gate_open", 1),
     ],
 )

@@ -36,16 +36,10 @@ def refused(flow, groups, code):
 
 
 OF_NUMBERS = [  # answers where two numbers are wanted
-    ([1.0], "credit.wrong-length"),
-    ([[1.0], [2.0]], "credit.wrong-length"),
-    (1.0, "credit.wrong-length"),
-    ([1.0, NAN], "credit.not-finite"),
-    ([float("-inf"), 1.0], "credit.not-finite"),
-    (None, "credit.not-numbers"),
-    ([None, 1.0], "credit.not-numbers"),
-    (["1.5", 1.0], "credit.not-numbers"),
-    ([[1.0], [1.0, 2.0]], "credit.not-numbers"),
-    (raising, "credit.part-raised"),
+    *(([1.0], "credit.wrong-length"), ([[1.0], [2.0]], "credit.wrong-length"), (1.0, "credit.wrong-length")),
+    *(([1.0, NAN], "credit.not-finite"), ([float("-inf"), 1.0], "credit.not-finite"), (None, "credit.not-numbers")),
+    *(([None, 1.0], "credit.not-numbers"), (["1.5", 1.0], "credit.not-numbers")),
+    *(([[1.0], [1.0, 2.0]], "credit.not-numbers"), (raising, "credit.part-raised")),
 ]
 
 

@@ -191,15 +191,10 @@ SPEC = AdvantageSpec(name="mine", compute=lambda ctx: ctx.rewards_G * ctx.params
 @pytest.mark.parametrize(
     "target",
     [
-        SPEC,
-        lambda: SPEC,
-        lambda rewards: 2 * rewards,
-        lambda rewards, params: params["scale"] * rewards,
+        *(SPEC, lambda: SPEC, lambda rewards: 2 * rewards, lambda rewards, params: params["scale"] * rewards),
         lambda ctx: ctx.params["scale"] * ctx.rewards_G,
-        lambda context: context.params["scale"] * context.rewards_G,
-        lambda rewards, extra=3: 2 * rewards,
-        lambda rewards, *, extra=3, **more: 2 * rewards,
-        lambda: lambda rewards: 2 * rewards,
+        *(lambda context: context.params["scale"] * context.rewards_G, lambda rewards, extra=3: 2 * rewards),
+        *(lambda rewards, *, extra=3, **more: 2 * rewards, lambda: lambda rewards: 2 * rewards),
         functools.partial(lambda factor, rewards: factor * rewards, 2),
     ],
 )

@@ -272,14 +272,8 @@ def test_a_comparing_reward_on_tasks_without_references_is_refused_before_scorin
 @pytest.mark.parametrize(
     "example",
     [
-        {"id": "a"},
-        task(5),
-        task(""),
-        task("a", 7),
-        task("a", prompt=7),
-        task("a", prompt=[]),
-        task("a", prompt=["x"]),
-        task("a", prompt=[{"role": "user"}]),
+        *({"id": "a"}, task(5), task(""), task("a", 7), task("a", prompt=7), task("a", prompt=[])),
+        *(task("a", prompt=["x"]), task("a", prompt=[{"role": "user"}])),
     ],
 )
 def test_what_is_no_example_is_the_plugins_fault(example):

@@ -196,15 +196,10 @@ def test_calls_are_taken_out_of_the_text_in_order():
 @pytest.mark.parametrize(
     "text",
     [
-        "no call at all",
-        "<tool_call>{]</tool_call>",
-        '<tool_call>{"name": "a", "arguments": "text"}</tool_call>',
-        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
-        "<tool_call>[1]</tool_call>",
-        '<tool_call>{"name": "a", "arguments": {}}',
-        "<tool_call>" + "[" * 100_000 + "</tool_call>",
-        '<tool_call>{"name": "a", "arguments": {"x": ' + "9" * 10_000 + "}}</tool_call>",
-        "<tool_call>" * 2000,
+        *("no call at all", "<tool_call>{]</tool_call>", '<tool_call>{"name": "a", "arguments": "text"}</tool_call>'),
+        *('<tool_call>{"name": "", "arguments": {}}</tool_call>', "<tool_call>[1]</tool_call>"),
+        *('<tool_call>{"name": "a", "arguments": {}}', "<tool_call>" + "[" * 100_000 + "</tool_call>"),
+        *('<tool_call>{"name": "a", "arguments": {"x": ' + "9" * 10_000 + "}}</tool_call>", "<tool_call>" * 2000),
     ],
 )
 def test_what_is_no_call_stays_text(text):

@@ -58,13 +58,7 @@ def test_a_passing_fault_is_tried_again(build_judge, fault):
 
 NO_COMPLETIONS = [
     *(
-        b'{"choices": [{"mess',
-        b"",
-        b"null",
-        b"[1, 2]",
-        b"{}",
-        b'{"choices": []}',
-        b'{"choices": [null]}',
+        *(b'{"choices": [{"mess', b"", b"null", b"[1, 2]", b"{}", b'{"choices": []}', b'{"choices": [null]}'),
         b"\xff\xfe\x00",
     ),
     *(b'{"choices": {"a": 1}}', b'{"choices": [{"message": null}]}', b"[" * 100_000),

@@ -155,14 +155,9 @@ def test_a_reward_that_breaks_is_reported_not_raised(audit, name):
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        ("--reward-type toyy", "toyy"),
-        ("--examples 0", "--examples"),
-        ("--batch-siz 3", "--batch-siz"),
-        ("--examples 13", "--examples"),
-        ("--words 9", "--words"),
-        ("--allowed 0.5", "--allowed"),
-        ("--contamination --examples 3", "--examples"),
-        ("nowhere.toml", "nowhere.toml"),
+        *(("--reward-type toyy", "toyy"), ("--examples 0", "--examples"), ("--batch-siz 3", "--batch-siz")),
+        *(("--examples 13", "--examples"), ("--words 9", "--words"), ("--allowed 0.5", "--allowed")),
+        *(("--contamination --examples 3", "--examples"), ("nowhere.toml", "nowhere.toml")),
         ("--data-opt count=0", "data.no-examples"),
     ],
 )

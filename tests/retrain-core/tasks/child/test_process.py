@@ -119,14 +119,10 @@ def test_a_child_has_our_surroundings_and_closes_twice(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("method", "text"),
     [
-        ("exit", "SystemExit: 3"),
-        ("interrupt", "KeyboardInterrupt"),
-        ("base", "BaseException: base"),
-        ("generator_exit", "GeneratorExit"),
-        ("allocate", "MemoryError"),
+        *(("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt"), ("base", "BaseException: base")),
+        *(("generator_exit", "GeneratorExit"), ("allocate", "MemoryError")),
         ("recurse", "RecursionError: maximum recursion depth exceeded"),
-        ("raise_silly", "SillyError: (its text cannot be shown)"),
-        ("raise_long", "ValueError: xxx"),
+        *(("raise_silly", "SillyError: (its text cannot be shown)"), ("raise_long", "ValueError: xxx")),
         ("set", "TypeError: a set cannot be sent to another process"),
         ("no_such_method", "AttributeError: 'Hostile' object has no attribute 'no_such_method'"),
     ],
@@ -145,12 +141,8 @@ def test_whatever_is_raised_is_reported_and_the_child_goes_on(method, text, chil
 @pytest.mark.parametrize(
     ("method", "end"),
     [
-        ("os_exit", "exited with code 3"),
-        ("kill", "died with signal 9"),
-        ("kill_group", "died with signal 9"),
-        ("kill_parent", "died with signal 9"),
-        ("crash", "died with signal 11"),
-        ("close", "exited with code 1"),
+        *(("os_exit", "exited with code 3"), ("kill", "died with signal 9"), ("kill_group", "died with signal 9")),
+        *(("kill_parent", "died with signal 9"), ("crash", "died with signal 11"), ("close", "exited with code 1")),
     ],
 )
 def test_a_death_is_reported_and_the_child_can_be_started_again(method, end, child):
@@ -319,14 +311,9 @@ def test_records_arrive_as_they_were_sent(text, data):
     example = Example(id=text, prompt=[{"role": "user", "content": text}], reference=text, info={"data": data})
     score = Score(outcome=Outcome.SCORED, value=0.5, parts={text: 1.0})
     records = [
-        example,
-        score,
-        Score.failed(text),
-        Observation(prompt=text, tools=({"type": "function"},)),
-        Action(text=text, stop_reason=StopReason.TURNS),
-        EpisodeResult(score=score, hit_turn_limit=True),
-        LoadedData(examples=(example,), notes=(text,)),
-        Problem(code="a.b", what=text, fix=text),
+        *(example, score, Score.failed(text), Observation(prompt=text, tools=({"type": "function"},))),
+        *(Action(text=text, stop_reason=StopReason.TURNS), EpisodeResult(score=score, hit_turn_limit=True)),
+        *(LoadedData(examples=(example,), notes=(text,)), Problem(code="a.b", what=text, fix=text)),
     ]
     arrived = wire.loads(wire.dumps({1: records}))[1]
     assert [repr(each) for each in arrived] == [repr(each) for each in records]
@@ -349,19 +336,9 @@ def test_what_json_has_looks_like_json_and_the_rest_arrives_as_plain_python():
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\xff\xfe",
-        b"{",
-        b'{"!os.system": "x"}',
-        b'{"!Score": {"outcome": "perfect"}}',
-        b'{"!Score": {"unknown": 1}}',
-        b'{"!Score": []}',
-        b'{"!int": "x"}',
-        b'{"!int": 3}',
-        b'{"!dict": 3}',
-        b'{"!dict": [[[], 1]]}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
+        *(b"", b"\xff\xfe", b"{", b'{"!os.system": "x"}', b'{"!Score": {"outcome": "perfect"}}'),
+        *(b'{"!Score": {"unknown": 1}}', b'{"!Score": []}', b'{"!int": "x"}', b'{"!int": 3}', b'{"!dict": 3}'),
+        *(b'{"!dict": [[[], 1]]}', b"[" * 100_000, b'{"a":' * 100_000),
     ],
 )
 def test_anything_else_is_an_error_of_the_wire(content):

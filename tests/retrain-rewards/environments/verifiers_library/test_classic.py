@@ -200,12 +200,9 @@ def test_it_pickles_small_after_loading_too(sit):
 @pytest.mark.parametrize(
     ("name", "args", "code"),
     [
-        ("odd", {"kind": "evaluation"}, "evaluation-only"),
-        ("odd", {"kind": "sandbox"}, "foreign-runtime"),
-        ("odd", {"kind": "pictures"}, "not-text"),
-        ("single-sum", {"splitt": "test"}, "unknown-argument"),
-        ("single-sum", {"size": "many"}, "not-made"),
-        ("json", {}, "not-an-environment"),
+        *(("odd", {"kind": "evaluation"}, "evaluation-only"), ("odd", {"kind": "sandbox"}, "foreign-runtime")),
+        *(("odd", {"kind": "pictures"}, "not-text"), ("single-sum", {"splitt": "test"}, "unknown-argument")),
+        *(("single-sum", {"size": "many"}, "not-made"), ("json", {}, "not-an-environment")),
     ],
 )
 def test_an_environment_that_cannot_be_trained_on_is_refused(sit, name, args, code):
