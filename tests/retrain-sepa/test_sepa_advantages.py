@@ -187,20 +187,6 @@ def test_they_are_free_of_shift_and_scale_and_of_what_a_group_is_beside(step, da
             np.testing.assert_allclose([plain.mean(), plain.std()], [0.0, 1.0], atol=1e-6)
 
 
-def test_one_reward_of_a_large_spread_does_not_drown_the_other():
-    """Correct or not, and a length penalty a hundred times as large: in the sum the penalty alone decides."""
-    right, penalty = np.array([1.0, 0.0, 1.0, 0.0]), np.array([-100.0, 0.0, 0.0, -100.0])
-    named = [{"right": right, "penalty": penalty}]
-    plain = sepa.grpo_advantages(right + penalty, scale="std", ddof=1)
-    apart = sepa.GDPO.compute_step(context(right + penalty, named=named, given={"right": 1.0, "penalty": 1.0}))[0]
-    assert plain[0] < -0.8 < plain[3] + 0.1 < 0.0  # a right answer is as bad as a wrong one
-    np.testing.assert_allclose(apart, [0, 0, 1.224645, -1.224645], atol=2e-4)
-    weighted = sepa.GDPO.compute_step(
-        context(right + penalty, named=named, given={"right": 1.0, "penalty": 1.0}, weights={"right": 2.0})
-    )
-    np.testing.assert_allclose(weighted, sepa.gdpo_advantages([right], named, weights={"right": 2.0}))
-
-
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_gdpo_is_as_published(ddof):
     """Each reward within its group, then their sum over the step; written out with plain loops."""
@@ -230,6 +216,16 @@ def test_gdpo_names_the_reward_that_a_group_lacks():
     plain = sepa.GDPO.compute_step(context(right, named=[{"right": right}], weights={"right": 1.0}))[0]
     shaped = {"named": [{"right": right}], "shaping": [punishment], "weights": {"right": 1.0}}
     assert 0.002 < (plain - sepa.GDPO.compute_step(context(right + punishment, **shaped))[0])[0] < 0.01
+    right, penalty = np.array([1.0, 0.0, 1.0, 0.0]), np.array([-100.0, 0.0, 0.0, -100.0])
+    named = [{"right": right, "penalty": penalty}]
+    plain = sepa.grpo_advantages(right + penalty, scale="std", ddof=1)
+    apart = sepa.GDPO.compute_step(context(right + penalty, named=named, given={"right": 1.0, "penalty": 1.0}))[0]
+    assert plain[0] < -0.8 < plain[3] + 0.1 < 0.0  # a right answer is as bad as a wrong one
+    np.testing.assert_allclose(apart, [0, 0, 1.224645, -1.224645], atol=2e-4)
+    weighted = sepa.GDPO.compute_step(
+        context(right + penalty, named=named, given={"right": 1.0, "penalty": 1.0}, weights={"right": 2.0})
+    )
+    np.testing.assert_allclose(weighted, sepa.gdpo_advantages([right], named, weights={"right": 2.0}))
 
 
 token_rewards = arrays(np.float64, st.integers(0, 12), elements=st.floats(-20, 20))

@@ -43,7 +43,7 @@ def load(tables, tmp_path, text="", arguments=()):
     return load_config(file, tables=tables, arguments=arguments)
 
 
-def test_every_promised_part_and_alias_registers_and_loads(plugins):
+def test_every_promised_part_and_alias_registers_and_loads(plugins, all_plugins):
     assert not plugins.failures
     for kind in KINDS:
         ours = {entry.spec.name for entry in plugins.registered(kind) if entry.owner.distribution == "retrain-sepa"}
@@ -53,6 +53,8 @@ def test_every_promised_part_and_alias_registers_and_loads(plugins):
     for name, aliases in ALIASES.items():
         for alias in aliases:
             assert resolve(plugins, Kind.UNCERTAINTY, alias, where="test").name == name
+    registered = [entry.spec.name for entry in all_plugins.registered(Kind.RECIPE)]
+    assert sorted(NAMES) == registered == sorted(row[0] for row in ROW.findall(PAGE.read_text(encoding="utf-8")))
 
 
 def test_defaults_and_flags(tables, tmp_path):
@@ -174,11 +176,6 @@ def all_plugins():
 def values(all_plugins, name):
     (entry,) = all_plugins.find(Kind.RECIPE, name)
     return dict(entry.spec.load())
-
-
-def test_those_of_the_documentation_are_those_registered(all_plugins):
-    registered = [entry.spec.name for entry in all_plugins.registered(Kind.RECIPE)]
-    assert sorted(NAMES) == registered == sorted(row[0] for row in ROW.findall(PAGE.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("name", NAMES)

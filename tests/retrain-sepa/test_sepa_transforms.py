@@ -42,6 +42,11 @@ def test_pooling_of_the_worked_example():
     assert_array_equal(pool_execution(U, np.ones(10, bool), 1.0), U)
     assert pool_execution(np.zeros(0), np.zeros(0, bool), 0.5).size == 0
     assert_array_equal(U, before)
+    assert surprisal(context([1e-6])).tolist() == predictive_variance(context([1e-6])).tolist() == [0.0]
+    assert shannon_entropy(context([-1.0, -1.0], [0.7, -1e-9])).tolist() == [0.7, 0.0]
+    assert (SHANNON_ENTROPY.needs_entropy, SURPRISAL.needs_entropy) == (True, False)
+    for kind in (surprisal, predictive_variance, shannon_entropy):  # not a number stays one
+        assert np.isnan(kind(context([0.0 if kind is shannon_entropy else np.nan], [np.nan]))).all()
 
 
 @pytest.mark.parametrize(
@@ -126,14 +131,6 @@ def test_surprisal_is_bounded_and_predictive_variance_is_that_of_a_coin(logprobs
     assert_allclose(predictive_variance(context(finite)), (p * (1 - p))[np.isfinite(logprobs)], atol=1e-15)
 
 
-def test_rounding_above_zero_is_forgiven():
-    assert surprisal(context([1e-6])).tolist() == predictive_variance(context([1e-6])).tolist() == [0.0]
-    assert shannon_entropy(context([-1.0, -1.0], [0.7, -1e-9])).tolist() == [0.7, 0.0]
-    assert (SHANNON_ENTROPY.needs_entropy, SURPRISAL.needs_entropy) == (True, False)
-    for kind in (surprisal, predictive_variance, shannon_entropy):  # not a number stays one
-        assert np.isnan(kind(context([0.0 if kind is shannon_entropy else np.nan], [np.nan]))).all()
-
-
 @pytest.mark.parametrize(
     ("kind", "given_", "code"),
     [
@@ -204,6 +201,14 @@ def test_auto_fixes_its_start_after_the_warm_up_steps():
     assert sepa.value(5) == pytest.approx(0.05)  # the ramp counted on while the gate was shut
     sepa.observe(view(5, 0.0))
     assert sepa.value(6) == pytest.approx(0.06)
+    saved = {"steps": 500, "schedule": "linear", "delay_steps": 50, "correct_rate_gate": 0.0, "ema_decay": 0.99}
+    learnt = {"eps": 1e-8, "var_ema": None, "var_0": None, "warmup_seen": 0, "gate_open": True}
+    settings = {f"sepa_{name}": value for name, value in saved.items()}
+    assert controller().state() == {**settings, "sepa_var_threshold": 0.2, "sepa_warmup": 50, **learnt}
+    with pytest.raises(ResumeError) as caught:
+        controller(steps=10, schedule="auto").restore(controller(steps=20, schedule="linear").state())
+    assert codes_in(caught) == ["resume.sepa-differs"] * 2
+    assert [problem.where for problem in caught.value.problems] == ["sepa.steps", "sepa.schedule"]
 
 
 observations = st.lists(st.tuples(st.none() | st.floats(0, 1), st.none() | st.floats(0, 10)), min_size=1, max_size=30)
@@ -225,17 +230,6 @@ def test_a_restored_controller_goes_on_as_if_never_stopped(seen, data, schedule)
             assert resumed.value(step) == expected
             resumed.observe(view(step, rate, variance))
             assert resumed.state() == whole.state()
-
-
-def test_state_has_the_documented_fields():
-    saved = {"steps": 500, "schedule": "linear", "delay_steps": 50, "correct_rate_gate": 0.0, "ema_decay": 0.99}
-    learnt = {"eps": 1e-8, "var_ema": None, "var_0": None, "warmup_seen": 0, "gate_open": True}
-    settings = {f"sepa_{name}": value for name, value in saved.items()}
-    assert controller().state() == {**settings, "sepa_var_threshold": 0.2, "sepa_warmup": 50, **learnt}
-    with pytest.raises(ResumeError) as caught:
-        controller(steps=10, schedule="auto").restore(controller(steps=20, schedule="linear").state())
-    assert codes_in(caught) == ["resume.sepa-differs"] * 2
-    assert [problem.where for problem in caught.value.problems] == ["sepa.steps", "sepa.schedule"]
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,8 @@ OF_GROUPS = [  # answers where two and one numbers are wanted
     ([[1.0, 1.0]], "credit.wrong-count", "one per completion"),
     ([[1.0, 1.0], [1.0, 1.0]], "credit.wrong-length", "completion 1"),
     ([[1.0, 1.0], [NAN]], "credit.not-finite", "completion 1 is nan at position 0"),
-    (None, "credit.wrong-count", "is NoneType"),
-    (3.0, "credit.wrong-count", "is float"),
-    (iter([]), "credit.wrong-count", ""),
-    (raising, "credit.part-raised", "KeyError: 'scale'"),
+    *((None, "credit.wrong-count", "is NoneType"), (3.0, "credit.wrong-count", "is float")),
+    *((iter([]), "credit.wrong-count", ""), (raising, "credit.part-raised", "KeyError: 'scale'")),
 ]
 OF_OUTPUTS = [
     (TransformOutput(token_advs=[]), "credit.wrong-count", "has 0 entries"),
@@ -108,11 +106,9 @@ def test_a_faulty_function_of_a_group_is_named(whole, value, code, fragment):
 @pytest.mark.parametrize(
     ("value", "code", "place"),
     [
-        ([[1.0, 0.0]], "credit.wrong-count", "one per group"),
-        (3.0, "credit.wrong-count", "is float"),
+        *(([[1.0, 0.0]], "credit.wrong-count", "one per group"), (3.0, "credit.wrong-count", "is float")),
         ([[1.0, 0.0], [1.0]], "credit.wrong-length", "group 1: "),
-        ([[1.0, 0.0], [1.0, NAN]], "credit.not-finite", "group 1: "),
-        (raising, "credit.part-raised", ""),
+        *(([[1.0, 0.0], [1.0, NAN]], "credit.not-finite", "group 1: "), (raising, "credit.part-raised", "")),
     ],
 )
 def test_a_faulty_advantage_of_steps_is_named(value, code, place):

@@ -219,10 +219,7 @@ def unjudged(group, *scores):
 @pytest.mark.parametrize(
     "scores",
     [
-        (),
-        (Score.of(1.0), Score.of(1.0)),
-        (Score.of(0.0), Score.of(0.0)),
-        (Score.of(0.0), Score.no_verdict("?")),
+        *((), (Score.of(1.0), Score.of(1.0)), (Score.of(0.0), Score.of(0.0)), (Score.of(0.0), Score.no_verdict("?"))),
         (Score.failed("broken"), Score.of(1.0)),
     ],
 )

@@ -282,9 +282,6 @@ def test_names_and_numbers_come_from_the_configuration(flow):
     for key in ("uncertainty_kind", "uncertainty_metric", "token_uncertainty"):
         built = flow(f"--transform-mode toy_flat --transform-param {key}=toy_entropy")
         assert (built.uncertainty.name, built.needs_entropy, built.transform_params) == ("toy_entropy", True, {})
-
-
-def test_parameters_are_checked_against_the_part_that_declared_them(flow):
     with pytest.raises(ConfigError, match="unknown option 'scael'"):
         flow("--advantage-mode grpo --advantage-param scael=std")
     assert flow("--advantage-mode toy_raw --advantage-param anything=1").advantage_params == {"anything": 1}

@@ -52,9 +52,6 @@ def test_answers_that_sampling_could_not_give_are_left_out_and_counted(tokenizer
     narrow = solve([*prompts, prompt("short", "1")], configured(), tokenizer, end_of_turn=EOS, context_length=6)
     assert list(narrow.rows) == ["short"], "with its end the other has one token too many for the context"
     assert narrow.left_out["beyond the model's context"] == 1
-
-
-def test_a_column_may_hold_the_worked_solution(tokenizer):
     prompts = [
         prompt("text", "7", steps="so 7 ."),
         prompt("number", "7", steps=7),

@@ -153,23 +153,6 @@ def pool_of(loaded, tokenizer, context_length=None, **tables):
     return build_pool(loaded, Config(tables=tables), tokenizer, Seeds(0), context_length=context_length)
 
 
-def test_prompts_without_room_are_left_out_before_the_split(tokenizer):
-    data = tasks_of_words(8, 30, 9, 30, 10, 31)
-    for seed in range(6):
-        pool, notes = pool_of(data, tokenizer, 30, eval=EvalTable(examples=2, seed=seed))
-        assert len(pool.held_out) == 2
-        assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
-        assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
-    assert refused(pool_of, data, tokenizer, 30, eval=EvalTable(examples=3)) == ["eval.too-many-examples"]
-    with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
-        pool_of(data, tokenizer, 8)
-    pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
-    assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)
-    drawn = pool.draw(0, 8)
-    assert Counter(p.epoch for p in drawn) == {0: 3, 1: 3, 2: 2}
-    assert len({(p.example.id, p.epoch) for p in drawn}) == 8
-
-
 def test_what_is_left_out_is_told(tokenizer):
     empty = Example(id="empty", prompt=" ", reference="1")
     pool, notes = pool_of(LoadedData(examples=(empty, *tasks_of_words(8, 8).examples)), tokenizer)
@@ -190,6 +173,20 @@ def test_what_is_left_out_is_told(tokenizer):
     _, notes = pool_of(data, tokenizer, data=DataTable())
     assert notes == ("2 prompts are whole chats: [data] system_prompt and instruction are not added to them",)
     assert pool_of(data, tokenizer)[1] == ()
+    data = tasks_of_words(8, 30, 9, 30, 10, 31)
+    for seed in range(6):
+        pool, notes = pool_of(data, tokenizer, 30, eval=EvalTable(examples=2, seed=seed))
+        assert len(pool.held_out) == 2
+        assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
+        assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
+    assert refused(pool_of, data, tokenizer, 30, eval=EvalTable(examples=3)) == ["eval.too-many-examples"]
+    with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
+        pool_of(data, tokenizer, 8)
+    pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
+    assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)
+    drawn = pool.draw(0, 8)
+    assert Counter(p.epoch for p in drawn) == {0: 3, 1: 3, 2: 2}
+    assert len({(p.example.id, p.epoch) for p in drawn}) == 8
 
 
 class RewardTable(plugin_tables.RewardTable):

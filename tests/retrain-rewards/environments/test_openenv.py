@@ -135,11 +135,8 @@ def test_how_text_becomes_an_action(schema, text, expected):
 @pytest.mark.parametrize(
     ("observation", "field", "expected"),
     [
-        ({"hint": "left", "score": 3, "note": ""}, "", "left"),
-        ({"a": "x", "b": "y"}, "", '{"a": "x", "b": "y"}'),
-        ({"a": "x", "board": [[1, 2]]}, "board", "[[1, 2]]"),
-        ({"a": "x"}, "b", ""),
-        ({}, "", "{}"),
+        *(({"hint": "left", "score": 3, "note": ""}, "", "left"), ({"a": "x", "b": "y"}, "", '{"a": "x", "b": "y"}')),
+        *(({"a": "x", "board": [[1, 2]]}, "board", "[[1, 2]]"), ({"a": "x"}, "b", ""), ({}, "", "{}")),
     ],
 )
 def test_how_an_observation_becomes_text(observation, field, expected):

@@ -29,7 +29,7 @@ def task(number, **extra):
     return {"prompt": f"question {number}", "answer": str(number), **extra}
 
 
-def test_jsonl_and_csv_keep_text_and_numbers_as_written(load, write):
+def test_jsonl_and_csv_keep_text_and_numbers_as_written(load, write, tmp_path):
     answers = "2024-01-01", "007", 7, 8.5, 10**30
     rows = [task(number, answer=answer) for number, answer in enumerate(answers, start=1)]
     loaded = load("files", path=write("t.jsonl", lines(*rows)))
@@ -51,9 +51,6 @@ def test_jsonl_and_csv_keep_text_and_numbers_as_written(load, write):
     assert any(
         "1 rows left out: no reference answer: empty (first:" in note and "row 4" in note for note in loaded.notes
     )
-
-
-def test_parquet(load, tmp_path):
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     table = pa.table({"q": [chat, chat], "a": [1, 2], "tags": [["x"], None]})
     pq.write_table(table, tmp_path / "t.parquet")
@@ -297,9 +294,6 @@ def test_the_home_task(load):
     assert (example.prompt, example.reference) == ("What is 95 + 25?", "120")
     assert example.id == "arithmetic-fda1d51f9cd2f39d83d09a73", "ids are fixed for all time"
     assert Counter(QUESTION.fullmatch(e.prompt)[2] for e in loaded.examples[:300]) == {"+": 100, "-": 100, "*": 100}
-
-
-def test_a_range_of_operands_holds_for_every_operation(load):
     loaded = load("arithmetic", options={"size": 27, "operands": [7, 9]})
     problems = {QUESTION.fullmatch(example.prompt).groups() for example in loaded.examples}
     assert problems == {(left, sign, right) for left in "789" for sign in "+-*" for right in "789"}

@@ -137,7 +137,7 @@ def test_answers_inside_columns_chats_and_solutions(load, tmp_path):
     assert refused(load, "files", path=path, prompt_key="q.text", options=options) == ["data.chat-without-answer"]
 
 
-def test_gsm8k_from_copies_of_both_layouts(load, tmp_path):
+def test_presets_read_the_layouts_of_their_data_sets(load, tmp_path):
     hub = put(tmp_path / "hub", {"main/train-00000-of-00001.parquet": GSM8K, "socratic/train-0.parquet": [task(1)]})
     github = put(tmp_path / "github", {"train.jsonl": GSM8K, "test.jsonl": GSM8K[:1]})
     for path in (hub, github):
@@ -148,9 +148,6 @@ def test_gsm8k_from_copies_of_both_layouts(load, tmp_path):
     assert len(load("gsm8k", path=github, options={"split": "test"}).examples) == 1
     changed = put(tmp_path / "changed", {"train.jsonl": [{"problem": "q", "result": "#### 1"}]})
     assert load("gsm8k", path=changed, prompt_key="problem", answer_key="result").examples[0].reference == "1"
-
-
-def test_dapo_math_loses_its_own_instruction_and_its_copies(load, tmp_path):
     path = put(tmp_path, {"data/dapo-math-17k.parquet": [DAPO, DAPO]})
     loaded = load("dapo-math", path=path)
     assert [(e.prompt, e.reference) for e in loaded.examples] == [("Find $n$.\nIt is even.", "34")]

@@ -203,7 +203,7 @@ def read(tests, column="tests", **info):
     return read_tests(example, column, in_reference=False)
 
 
-def test_pairs_of_input_and_output():
+def test_tests_in_every_layout_are_read():
     wanted = (StdinTest(stdin="1 2\n", stdout="3\n"), StdinTest(stdin="3\n4", stdout="7"))
     assert read([{"input": "1 2\n", "output": "3\n"}, {"input": ["3", "4"], "output": 7}]) == wanted
     assert read(APPS) == read(json.dumps(APPS)) == wanted
@@ -211,9 +211,6 @@ def test_pairs_of_input_and_output():
     assert read_tests(example, "input_output", in_reference=True) == wanted
     stdin = {"input": "1", "output": "2", "testtype": "stdin"}
     assert read(json.dumps([stdin])) == (StdinTest(stdin="1", stdout="2"),)
-
-
-def test_calls_of_a_function():
     wanted = CallTest(function="add", arguments=[1, [2]], expected=3, is_json=True)
     assert read({"fn_name": "add", "inputs": [[1, [2]]], "outputs": [[3]]}) == (wanted,)
     assert read(
@@ -222,9 +219,6 @@ def test_calls_of_a_function():
     assert read([{"function": "add", "args": [1, [2]], "output": 3}]) == (wanted,)
     livecode = {"input": "1\n[2]\n", "output": "3", "testtype": "functional"}
     assert read([livecode], metadata='{"func_name": "add"}') == (wanted,)
-
-
-def test_statements_and_code():
     simple, more = read(["assert add(1, b=-2) == [(3,)]", "assert abs(add(1, 2) - 3) < 1e-9"])
     assert simple == CallTest(function="add", arguments=[1], keywords={"b": -2}, expected=[(3,)])
     assert isinstance(more, CodeTest)

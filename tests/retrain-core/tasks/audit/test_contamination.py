@@ -73,10 +73,6 @@ def test_other_numbers_are_a_template_and_no_contamination():
     assert found.overlaps == (), "words that all prompts share prove nothing"
     found = against(["Who wrote Faust?"], ["who wrote faust", "Who wrote Faust and when did they write it, roughly?"])
     assert [(each.training_id, each.share) for each in found.overlaps] == [("te0", 1.0)], "short texts only as a whole"
-
-
-def test_training_streams_past():
-    """Nothing of the training data is kept: the index is as large after a thousand examples as before."""
     index = contamination.HeldOutIndex.of("s", examples(STORY, OTHER))
     before = len(pickle.dumps(index))
     found = contamination.contamination(

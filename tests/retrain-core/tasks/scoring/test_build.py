@@ -210,13 +210,6 @@ def test_what_cannot_work_is_refused_at_the_start(name, value, code, service):
     assert refused(service(acts).start) == [code]
 
 
-def test_a_number_is_a_score():
-    of_numpy = (np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0))
-    for answer in (1, 1.0, True, *of_numpy, Fraction(1), Decimal(1)):
-        score = verdict(answer)
-        assert (score.outcome, score.value, type(score.value)) == (Outcome.SCORED, 1.0, float)
-
-
 @pytest.mark.parametrize(
     ("answer", "detail"),
     [
@@ -274,6 +267,10 @@ def test_one_reward_keeps_its_score_and_several_are_a_weighted_sum():
     assert (whole.outcome, whole.detail, whole.parts) == (Outcome.NO_VERDICT, "a: n", {"b": 0.0, "c": 1.0})
     assert combined([Score.of(1e308)], ["a"], [100.0]).outcome is Outcome.FAILED, "the sum overflows"
     assert combined([Score.of(1e308)] * 2, ["a", "b"], [1.0, 1.0]).outcome is Outcome.FAILED
+    of_numpy = (np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0))
+    for answer in (1, 1.0, True, *of_numpy, Fraction(1), Decimal(1)):
+        score = verdict(answer)
+        assert (score.outcome, score.value, type(score.value)) == (Outcome.SCORED, 1.0, float)
 
 
 SCORES = st.one_of(
@@ -311,18 +308,6 @@ def test_a_record_comes_back_as_it_was(text, tmp_path):
     assert read_failures(tmp_path)[0][1].example.info == {"a": "{1}", "b": 2}, "what cannot be sent is kept as text"
 
 
-def test_a_step_that_is_tried_again_replaces_its_own(tmp_path):
-    write_failures(tmp_path, "step_1", [record("a"), record("b"), record("c")])
-    write_failures(tmp_path, "step_10", [record("d")])
-    write_failures(tmp_path, "step_1", [record("e")])
-    assert [(file.name, each.text) for file, each in read_failures(tmp_path)] == [
-        ("step_1_0.json", "e"),
-        ("step_10_0.json", "d"),
-    ]
-    write_failures(tmp_path, "step_1", [])
-    assert [file.name for file, _ in read_failures(tmp_path)] == ["step_10_0.json"]
-
-
 def test_a_full_folder_takes_no_more(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(failures, "MAX_FILES", 3)
     assert write_failures(tmp_path, "a", [record()] * 2)
@@ -336,6 +321,14 @@ def test_a_full_folder_takes_no_more(tmp_path, monkeypatch, caplog):
     assert [file.name for file in folder.iterdir()] == [".._.._x_0.json"], "a label is only a name"
     assert write_failures(folder / ".._.._x_0.json", "s", [record()]), "a disk that refuses stops nothing"
     assert "cannot be kept" in caplog.text
+    monkeypatch.setattr(failures, "MAX_FILES", 9)
+    folder = tmp_path / "steps"
+    for step, texts in (("step_1", "abc"), ("step_10", "d"), ("step_1", "e")):
+        write_failures(folder, step, [record(text) for text in texts])
+    kept = [(file.name, each.text) for file, each in read_failures(folder)]
+    assert kept == [("step_1_0.json", "e"), ("step_10_0.json", "d")], "a step that is tried again replaces its own"
+    write_failures(folder, "step_1", [])
+    assert [file.name for file, _ in read_failures(folder)] == ["step_10_0.json"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"reward": "r"}', "\x00", '{"example": 3}', "[" * 100_000])

@@ -36,9 +36,6 @@ def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit):
     asyncio.run(rubric.score_group(direct))
     assert played.values == [one["reward"] for one in direct] == [1.5, 0.5, 1.0, 1.5]
     assert [dict(result.score.parts) for result in played.results] == [one["metrics"] for one in direct]
-
-
-def test_tasks_become_examples(sit):
     data = sit("single-sum", args={"size": 3, "split": "test"}).data
     first = data.examples[0]
     assert len(data.examples) == 3
