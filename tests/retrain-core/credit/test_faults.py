@@ -193,7 +193,7 @@ def test_refused_by_key(flags, key, code, tables):
         *("", "--backend tinker", "--backend prime_rl", "--sft-steps 2", "--backend tinker --sft-steps 2"),
         "--kl-coef 0.1 --kl-where reward --kl-estimator k1",
         "--kl-coef 0.1 --kl-estimator k1 --kl-target 0.1 --kl-horizon 1000",
-        "--entropy-kl-cov 0.001 --minibatches 2 --entropy-coef 0.01",
+        "--entropy-kl-cov 0.001 --minibatches 2 --epochs 2 --entropy-coef 0.01",
         "--entropy-clip-cov 0.001 --loss ppo",
         DISTILLING,
         f"{DISTILLING} --temperature 0.7 --overlong mask --reward-type none",

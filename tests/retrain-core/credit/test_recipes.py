@@ -244,6 +244,8 @@ def test_other_forms_are_refused_with_the_owner(convert, target):
     with pytest.raises(PluginError, match="'mine' of my-dist 1") as caught:
         convert(found(target))
     assert codes_in(caught) == ["plugin.wrong-shape"]
+    if target in NOT_ONE[1:2]:
+        assert "has both compute and compute_step" in str(caught.value)
 
     def make():
         raise ValueError("no such table")
