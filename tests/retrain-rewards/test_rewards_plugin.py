@@ -19,8 +19,6 @@ from retrain_rewards.verifiers.math_reward import MathReward
 from tests.kit.judge_server import serving
 from tests.kit.tables import cells, pairs
 
-SOURCES = ("arithmetic", "files", "math", "reasoning_gym")
-
 
 def resolve_config(plugins, *arguments):
     entries = {e.spec.name: e.spec for e in plugins.registered(Kind.CONFIG_TABLE)}
@@ -30,7 +28,7 @@ def resolve_config(plugins, *arguments):
 
 def test_every_part_is_registered_and_loads(plugins):
     assert not plugins.failures
-    for name in SOURCES:
+    for name in ("arithmetic", "files", "math", "reasoning_gym"):
         found = resolve(plugins, Kind.DATA_SOURCE, name, where="test")
         assert found.owner.distribution == "retrain-rewards"
         assert found.params is not None

@@ -1,7 +1,5 @@
 """Tiny tokenizers of the three families, trained on a text with planning phrases."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -18,7 +16,6 @@ CORPUS = [
     "a b c d e f g h i j k l m n o p q r s t u v w x y z A T W I O",
     "0 1 2 3 4 5 6 7 8 9 . , ; : ? ! ' - = + ( ) é 等一下 ’",
 ]
-Make = Callable[[], PreTrainedTokenizerFast]
 
 
 def byte_level():
@@ -56,7 +53,7 @@ def word_piece():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[SEP]")
 
 
-FAMILIES: dict[str, Make] = {"byte_level": byte_level, "sentence_piece": sentence_piece, "word_piece": word_piece}
+FAMILIES = {"byte_level": byte_level, "sentence_piece": sentence_piece, "word_piece": word_piece}
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ from retrain_sepa import advantages as sepa
 EIGHT = [1, 0, 0, 1, 0, 0, 0, 0]
 MIXED = [-1, 1, 0, 0.5]
 STD, BESSEL = {"scale": "std", "ddof": 0}, {"scale": "std", "ddof": 1}
-few = settings(max_examples=40)
 finite = st.floats(-1e3, 1e3)
 groups = arrays(np.float64, st.integers(2, 16), elements=finite)
 
@@ -77,7 +76,7 @@ def test_maxrl_warns_once_for_each_run(caplog):
     assert "1.5" in caplog.text
 
 
-@few
+@settings(max_examples=40)
 @given(groups, st.randoms(), finite)
 def test_advantages_follow_a_permutation_and_those_of_grpo_are_centred_and_ignore_a_constant(rewards, random, shift):
     order = list(range(rewards.size))
@@ -228,7 +227,6 @@ def test_gdpo_names_the_reward_that_a_group_lacks():
     np.testing.assert_allclose(weighted, sepa.gdpo_advantages([right], named, weights={"right": 2.0}))
 
 
-token_rewards = arrays(np.float64, st.integers(0, 12), elements=st.floats(-20, 20))
 logits = arrays(np.float64, 6, elements=st.floats(-8, 8))
 
 
@@ -242,7 +240,7 @@ def advantages(*rewards_G, **params):
 
 
 @settings(max_examples=30)
-@given(token_rewards, st.floats(0, 1), st.floats(0.1, 2))
+@given(arrays(np.float64, st.integers(0, 12), elements=st.floats(-20, 20)), st.floats(0, 1), st.floats(0.1, 2))
 def test_an_advantage_is_the_discounted_sum_of_the_rewards_that_follow(rewards_T, discount, coef):
     wanted = [coef * sum(discount**n * r for n, r in enumerate(rewards_T[t:])) for t in range(len(rewards_T))]
     assert_allclose(advantages(rewards_T, discount=discount, coef=coef)[0], wanted, atol=1e-9)

@@ -22,7 +22,6 @@ U = np.array([0.2, 0.3, 1.8, 0.1, 0.9, 0.2, 2.1, 0.3, 0.1, 0.2])
 PLANNING = np.isin(np.arange(10), [2, 6])
 sizes = st.shared(st.integers(1, 40), key="tokens")
 uncertainties = arrays(np.float64, sizes, elements=st.floats(0.0, 60.0))
-masks = arrays(np.bool_, sizes)
 some = settings(max_examples=50)
 
 
@@ -62,7 +61,7 @@ def test_a_mask_or_lambda_that_does_not_fit_is_refused(function, arguments, code
 
 
 @some
-@given(uncertainties, masks, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+@given(uncertainties, arrays(np.bool_, sizes), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_pooling_keeps_planning_tokens_and_means_and_shrinks_the_variance(uncertainty, planning, strength, beta):
     uncertainty = np.minimum(uncertainty, 50.0)
     pooled = pool_execution(uncertainty, planning, strength)

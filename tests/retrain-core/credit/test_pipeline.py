@@ -241,16 +241,10 @@ def test_a_transform_that_is_one_function_is_refused(tables):
     assert refused(build_flow, config, load_plugins()) == ["credit.transform-by-group"]
 
 
-steps = st.lists(arrays(np.float64, st.integers(0, 5), elements=st.floats(-9, 9)), max_size=4)
-
-
 def over_the_step(step):
     """Reward minus the mean of the step."""
     mean = np.concatenate([np.zeros(0), *step.rewards_PG]).mean()
     return [rewards_G - mean for rewards_G in step.rewards_PG]
-
-
-STEP_SPEC = specs.AdvantageSpec(name="over_the_step", compute_step=over_the_step)
 
 
 def test_an_advantage_of_steps_sees_every_judged_completion():
@@ -279,7 +273,8 @@ def test_an_advantage_of_steps_sees_every_judged_completion():
 
 def test_a_group_is_trained_when_the_step_gives_it_credit():
     given_groups = scored_groups([make_credit_group([1, 1], [[-1, -2], [-1]]), make_credit_group([0, 1], [[-1], [-1]])])
-    credit = CreditAlgorithm(flow=make_flow(advantage=STEP_SPEC)).assign(0, given_groups)
+    flow = make_flow(advantage=specs.AdvantageSpec(name="over_the_step", compute_step=over_the_step))
+    credit = CreditAlgorithm(flow=flow).assign(0, given_groups)
     assert credit.statuses_P == (GroupStatus.ALL_RIGHT, GroupStatus.INFORMATIVE)  # the rule for raw scores stays
     assert [row.group for row in credit.rows] == [0, 0, 1, 1]
     assert_allclose(credit.rows[0].advantages_T, [0, 0, 0.25, 0.25])
@@ -300,7 +295,7 @@ def trained(groups, credit):
 
 
 @settings(max_examples=50)
-@given(steps)
+@given(st.lists(arrays(np.float64, st.integers(0, 5), elements=st.floats(-9, 9)), max_size=4))
 def test_normalised_has_mean_0_and_deviation_1(values_PG):
     result = np.concatenate([np.zeros(0), *normalised(values_PG)])
     flat = np.concatenate([np.zeros(0), *values_PG])

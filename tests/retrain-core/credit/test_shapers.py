@@ -24,7 +24,6 @@ from tests.kit.problems import codes_in, refused
 
 LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
 REPORT: Any = SimpleNamespace()
-ALL = frozenset({"kl_reward", "kl_loss", "kl_log"})
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Backend:
     """A backend whose reference gives each token of a row the same log-probability, or one of its own by id."""
 
     by_token: dict[int, float] = field(default_factory=dict)
-    regularisers: frozenset[str] = ALL
+    regularisers: frozenset[str] = frozenset({"kl_reward", "kl_loss", "kl_log"})
     asked: list[int] = field(default_factory=list)
 
     @property

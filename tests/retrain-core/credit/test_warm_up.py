@@ -88,14 +88,12 @@ def test_the_end_of_a_turn_is_the_templates_where_sampling_stops_at_it(tokenizer
     assert refused(end_of_turn, tokenizer, config, plugins) == ["model.no-end-token"]
 
 
-EVALS = ("--eval-examples", "2", "--eval-samples", "2", "--eval-every", "1")
-
-
 @pytest.fixture
 def run(command, toy_arguments):
     """`run("--log-dir", "a")`: three supervised steps, then two others."""
     steps = ("--max-steps", "2", "--save-every", "1", "--sft-steps", "3", "--sft-batch-size", "3")
-    base = [*toy_arguments, *steps, *EVALS]
+    evals = ("--eval-examples", "2", "--eval-samples", "2", "--eval-every", "1")
+    base = [*toy_arguments, *steps, *evals]
     return lambda *arguments: command(*base, *arguments)
 
 

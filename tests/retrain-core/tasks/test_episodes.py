@@ -37,7 +37,6 @@ from tests.kit.playing import Counting
 from tests.kit.problems import codes_in
 
 PARAMS = types.SamplingParams(max_tokens=8, temperature=1.0, entropy=True)
-Words = Callable[[int, str], str]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ class Scripted:
     """A backend that answers from a script: `words(number of the call, the context as text)`."""
 
     tokenizer: Any
-    words: Words
+    words: Callable[[int, str], str]
     calls: list[list[types.SampleRequest]] = field(default_factory=list)
     spoilt: bool = False
 

@@ -38,7 +38,6 @@ def having(tests, name="e", **info):
 PAIRS = having({"inputs": ["1", "2"], "outputs": ["7920", "7921"]}, "pairs")
 CALLS = having(["assert f(1) == 7920", "assert f(n=2) == 7921"], "calls")
 CODE = having(HUMANEVAL, "code", entry_point="f")
-ALL = (PAIRS, CALLS, CODE)
 RIGHT = "def f(n):\n    return n + 7919\nif __name__ == '__main__':\n    print(f(int(input())))"
 
 PROGRAMS = tomllib.loads(Path(__file__).with_name("greedy_programs.toml").read_text(encoding="utf-8"))
@@ -54,7 +53,7 @@ def reward():
     return CodeReward(sandbox=SANDBOX or NO_SANDBOX, test_timeout_s=1.0, limits=Limits(memory_bytes=2**27, cpu_s=2))
 
 
-@pytest.mark.parametrize("example", ALL, ids=lambda example: example.id)
+@pytest.mark.parametrize("example", [PAIRS, CALLS, CODE], ids=lambda example: example.id)
 def test_a_right_program_passes_and_a_wrong_one_does_not(reward, example):
     assert reward.score(example, fenced(RIGHT)).value == 1.0
     wrong = reward.score(example, fenced(RIGHT.replace("7919", "7918 + n % 2")))  # right for 1 alone

@@ -187,11 +187,9 @@ def test_ordinary_formulas_are_not_refused(formula):
     assert refusal(formula) == ""
 
 
-LONG = [r"\boxed{5}", "\\boxed{" + "x" * 1_000_000 + "}", "\\boxed{" * 100_000, "{" * 1_000_000]
-
-
 def test_long_texts_cost_neither_time_nor_memory_and_references_must_be_text(reward):
-    assert all(reward.score(example("5"), text).outcome is not Outcome.FAILED for text in LONG)
+    long = [r"\boxed{5}", "\\boxed{" + "x" * 1_000_000 + "}", "\\boxed{" * 100_000, "{" * 1_000_000]
+    assert all(reward.score(example("5"), text).outcome is not Outcome.FAILED for text in long)
     tracemalloc.start()
     judged(reward, "5", "9^{9^{9^9}}")
     judged(reward, "5", "7" * 1_000_000)

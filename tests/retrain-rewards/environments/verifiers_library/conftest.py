@@ -14,7 +14,6 @@ from retrain_rewards.environments.verifiers_library.environment import Verifiers
 from retrain_rewards.environments.verifiers_library.settings import Settings
 
 PACKAGES = Path(__file__).parent / "packages"
-MAX_TURNS = 50
 
 
 def pytest_collection_modifyitems(items):
@@ -77,7 +76,7 @@ class Table:
         speak = says if callable(says) else lambda number, turn, _: says[number][turn]
         played = Played()
         observations = self.environment.reset(examples)
-        while observations and len(played.seen) < MAX_TURNS:
+        while observations and len(played.seen) < 50:
             played.seen.append(dict(observations))
             turn = len(played.seen) - 1
             actions = {n: Action(text=speak(n, turn, each), stop_reason=stop) for n, each in observations.items()}
