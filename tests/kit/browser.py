@@ -1,7 +1,5 @@
 """Pages in headless Chromium, for tests that look at what a person would see."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Campaigns of the toy policy: the text of their conditions, and a launcher whose runs end at once."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

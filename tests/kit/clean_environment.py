@@ -4,8 +4,6 @@ An activated virtual environment, a coloured prompt, a Turkish locale, a tracker
 would otherwise decide what a program prints, which plugins it loads, or how it trains.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Credit flows of toy parts and groups of made-up numbers: tests name the stage, the real pipeline runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

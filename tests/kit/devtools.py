@@ -4,8 +4,6 @@ Not a test. The pipe needs neither a port nor another package: Chromium reads co
 answers on 4, JSON ended by a zero byte.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

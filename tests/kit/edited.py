@@ -1,7 +1,5 @@
 """Edits of the JSON and JSONL files of a run, as a hand or another program makes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

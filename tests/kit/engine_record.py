@@ -5,8 +5,6 @@ dotted path of its factory) or `engine_record.replaying` as `[inference] engine`
 first writes `gaps.jsonl` too.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

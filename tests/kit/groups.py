@@ -1,7 +1,5 @@
 """Completions and groups by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

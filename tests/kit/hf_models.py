@@ -1,7 +1,5 @@
 """Small random models of architectures that transformers computes for the local backend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,10 +7,8 @@ import transformers
 from torch import nn
 
 COMMON: dict[str, Any] = {"vocab_size": 200, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-LIKE_LLAMA: dict[str, Any] = COMMON | {
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+LIKE_LLAMA: dict[str, Any] = COMMON | {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+LIKE_LLAMA |= {
     "num_key_value_heads": 2,
     "intermediate_size": 80,
     "max_position_embeddings": 64,

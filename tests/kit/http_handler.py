@@ -1,10 +1,14 @@
-"""The handler of the tests' HTTP servers: whole answers over kept connections, and no log."""
-
-from __future__ import annotations
+"""The handler of the tests' HTTP servers: whole answers over kept connections, and no log; programs that listen."""
 
 import json
-from contextlib import suppress
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 
@@ -30,3 +34,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Nothing: tests keep their output clean."""
+
+
+@contextmanager
+def on_a_port(program: Path | str, *arguments: str) -> Iterator[str]:
+    """The URL of a Python program that listens on the port of its first argument."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(program), str(port), *arguments], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()

@@ -1,7 +1,5 @@
 """A stand-in for the endpoints of the hub that an upload of small files uses; it keeps what it was sent."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

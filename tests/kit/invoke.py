@@ -1,7 +1,5 @@
 """Runs one command as `retrain` would: click keeps a command's first help option for as long as the process lives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs as the ledger sees them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, cast

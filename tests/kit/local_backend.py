@@ -1,7 +1,5 @@
 """The local backend on a small random model: contexts, backends, and optimizer steps of what they sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engines on a small random model, and the completions that transformers gives for the same requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Made-up campaigns on disk, in the files that real runs leave; seeded, and fast enough for a thousand runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -71,29 +69,12 @@ def write_campaign(
             )
             write_run(folder / "runs" / name, made)
             advantage, _, transform = condition.partition("~")[0].partition("+")
-            entries.append(
-                {
-                    "condition": condition,
-                    "advantage_mode": advantage,
-                    "transform_mode": transform,
-                    "overrides": {},
-                    "seed": seed,
-                    "run_name": name,
-                    "log_dir": str(folder / "runs" / name),
-                    "returncode": 0 if status == "done" else 1,
-                }
-            )
-    content = {
-        "timestamp": "20260301_120000",
-        "campaign_toml": "campaign.toml",
-        "conditions": list(effects),
-        "seeds": list(seeds),
-        "max_steps": steps,
-        "parallel": False,
-        "num_runs": len(entries),
-        "runner_pid": GONE,
-        "runs": entries,
-    }
+            modes = {"condition": condition, "advantage_mode": advantage, "transform_mode": transform, "overrides": {}}
+            place = {"run_name": name, "log_dir": str(folder / "runs" / name)}
+            entries.append({**modes, "seed": seed, **place, "returncode": 0 if status == "done" else 1})
+    content = {"timestamp": "20260301_120000", "campaign_toml": "campaign.toml", "conditions": list(effects)}
+    content |= {"seeds": list(seeds), "max_steps": steps, "parallel": False, "num_runs": len(entries)}
+    content |= {"runner_pid": GONE, "runs": entries}
     content |= {"plan": dict(plan)} if plan else {}
     content |= {"squeeze": dict(squeeze)} if squeeze else {}
     (folder / "manifest.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
@@ -116,10 +97,8 @@ def write_run(folder: Path, run: MadeRun) -> Path:
         (folder / "eval.jsonl").write_text("".join(examples), encoding="utf-8")
     (emergence / "steps.jsonl").write_text("".join(_summaries(run, columns)), encoding="utf-8")
     (emergence / "generations.jsonl").write_text("".join(_generations(run, columns, rng)), encoding="utf-8")
-    state = {
-        "step": run.steps - 1,
-        "checkpoint_name": "final" if run.status == "done" else f"checkpoint_step_{run.steps}",
-    }
+    name = "final" if run.status == "done" else f"checkpoint_step_{run.steps}"
+    state = {"step": run.steps - 1, "checkpoint_name": name}
     (folder / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
     return folder
 
@@ -182,13 +161,8 @@ LINE = (
 
 def _names(run: MadeRun) -> str:
     advantage, _, transform = run.condition.partition("~")[0].partition("+")
-    fields = {
-        "advantage_mode": advantage,
-        "transform_mode": transform,
-        "uncertainty_kind": "surprisal",
-        "condition": run.condition,
-    }
-    return json.dumps(fields, ensure_ascii=False)[1:-1]
+    modes = {"advantage_mode": advantage, "transform_mode": transform, "uncertainty_kind": "surprisal"}
+    return json.dumps({**modes, "condition": run.condition}, ensure_ascii=False)[1:-1]
 
 
 def _metrics_lines(
@@ -200,10 +174,8 @@ def _metrics_lines(
     lines = [line % row for row in rows]
     examples: dict[int, list[str]] = {}
     if run.eval_every:
-        due = {
-            *range(run.eval_every - 1, run.steps, run.eval_every),
-            *([run.steps - 1] if run.status == "done" else []),
-        }
+        due = {*range(run.eval_every - 1, run.steps, run.eval_every)}
+        due |= {run.steps - 1} if run.status == "done" else set()
         for step in due:
             right_E = _right(run, columns["level"][step], rng)
             lines[step] += ", " + _evaluation(right_E)

@@ -4,8 +4,6 @@ It needs `mlx[cpu]` and `mlx-lm`: in the tests' own environment, or in that of t
 RETRAIN_TEST_MLX_PYTHON. The server computes in the type that the weights are stored in; `float32_copy` makes it exact.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

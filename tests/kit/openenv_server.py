@@ -1,7 +1,5 @@
 """A stand-in for a server of OpenEnv: guess a number. `test_openenv.py` holds it and the real package together."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """What a run of the toys leaves, read back for comparison."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The manifest of a pack of one run, as `retrain pack` writes it; a test changes some of it."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

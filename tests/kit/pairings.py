@@ -1,7 +1,5 @@
 """Pairs of conditions from bare values, for the tests that judge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The gradient of a step by its definition: a row at a time, without padding, through transformers and PEFT."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

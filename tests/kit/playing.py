@@ -1,7 +1,5 @@
 """An environment for the tests: count up from a start, in one word per turn. Plain data, so that it travels."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a user was told, as codes: sentences may change, codes stay."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A tic is an expression that reads as if translated. `nox -s lint` fails when the
 `-v` prints each one with its place.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import re

@@ -4,8 +4,6 @@ Two nodes of two GPUs each (logical ones: Ray counts them) and, later, a third n
 hidden by a mount of its own, which needs root.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

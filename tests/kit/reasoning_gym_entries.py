@@ -4,8 +4,6 @@
 the same fixed hash seed, once for every request.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

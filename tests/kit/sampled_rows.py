@@ -1,7 +1,5 @@
 """The rows of an optimizer step, of what a backend has sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The action tokens of a pack with given numbers, as a torch loss sees them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

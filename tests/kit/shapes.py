@@ -1,7 +1,5 @@
 """Sizes of decoders: small ones, and the ones of models that people train."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from retrain_local.decoder import Shape

@@ -1,7 +1,5 @@
 """What many tests share: a folder that is dear to make, and which of many cases run at every change."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

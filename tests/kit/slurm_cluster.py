@@ -1,7 +1,5 @@
 """Slurm itself on this machine: one node with eight cores and four GPUs that are not there, run by root."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

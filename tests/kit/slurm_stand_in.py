@@ -5,8 +5,6 @@ for each task. The session `server-slurm` runs the same tests with Slurm itself.
 does not answer, `full` a cluster without room; `fail_node()` loses the node with all that runs on it.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

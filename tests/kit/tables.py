@@ -1,7 +1,5 @@
 """Cases as text: many short ones to a line, where a list of strings would take a line for each."""
 
-from __future__ import annotations
-
 import re
 
 

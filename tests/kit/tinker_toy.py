@@ -5,8 +5,6 @@ SkyRL-tx computes: the mean of token losses over each row, then over rows. Log-p
 sampling from older weights puts them back into training, as it does there. `faults` make it misbehave.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """Triton's interpreter: kernels on a CPU. It is chosen when triton is imported, so it needs a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the tests of the core share: configurations, distributions on the path, a toy policy, run folders, campaigns."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging
@@ -121,13 +119,17 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def of_toys(model: Path, flags: str, *, backend: str = "toy", reward: str = "toy") -> list[str]:
+    """Arguments of a short run of the toys with these flags."""
+    base = f"--backend {backend} --data-source toy --reward-type {reward} --max-tokens 3 --seed 1 --temperature 1.0"
+    modes = "--advantage-mode grpo --transform-mode toy_flat --uncertainty-kind toy_nll"
+    return ["--model", str(model), "--data-instruction", "", *f"{base} {modes} {flags}".split()]
+
+
 @pytest.fixture
 def toy_arguments(toys: Path, tokenizer_folder: Path) -> list[str]:
     """Arguments of a short run of the toys, without its number of steps."""
-    parts = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    parts += ["--batch-size", "2", "--group-size", "4", "--max-tokens", "3", "--seed", "1"]
-    parts += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    return [*parts, "--data-instruction", "", "--temperature", "1.0"]
+    return of_toys(tokenizer_folder, "--batch-size 2 --group-size 4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,21 +218,8 @@ def disturbed(toys: Path, distribution: Callable[..., Path]) -> Any:
 @pytest.fixture
 def run_overlapped(command: Callable[..., Any], disturbed: Any, tokenizer_folder: Path) -> Callable[..., Any]:
     """`run_overlapped("--seed", "2")`: a short run that samples while it trains; returns the command's result."""
-    base = ["--model", str(tokenizer_folder), "--backend", "toy_overlap", "--data-source", "toy"]
-    base += [
-        "--reward-type",
-        "toy_wordy",
-        "--max-steps",
-        "5",
-        "--batch-size",
-        "4",
-        "--group-size",
-        "8",
-        "--max-tokens",
-        "3",
-    ]
-    base += ["--seed", "1", "--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "0", "--scoring-audit", "off"]
+    flags = "--max-steps 5 --batch-size 4 --group-size 8 --save-every 0 --scoring-audit off"
+    base = of_toys(tokenizer_folder, flags, backend="toy_overlap", reward="toy_wordy")
     return lambda *arguments: command(*base, *arguments)
 
 
@@ -268,17 +257,6 @@ def compare_json(printed_json: Callable[..., Any]) -> Callable[..., dict[str, An
     return partial(printed_json, "compare")
 
 
-def metrics_line(step: int, **more: Any) -> dict[str, Any]:
-    return {
-        "step": step,
-        "condition": "maxrl+none",
-        "loss": 0.5 - step / 100,
-        "mean_reward": step / 10,
-        "correct_rate": step / 10,
-        "step_time_s": 1.5,
-    } | more
-
-
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
     """`make_run("logs/a", steps=3, status="done", idle_s=0, ...)`: a run folder; `metrics=` gives its raw text."""
@@ -308,9 +286,15 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         (folder / "run.json").write_text(json.dumps(content | manifest), encoding="utf-8")
         (folder / "config.toml").write_text(f"[training]\nmax_steps = {max_steps}\n", encoding="utf-8")
         (folder / "emergence").mkdir()
-        lines = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(steps))
-        (folder / "metrics.jsonl").write_text(lines if metrics is None else metrics, encoding="utf-8")
-        write_generations(folder, range(steps))
+        rates = {step: {"step": step, "mean_reward": step / 10, "correct_rate": step / 10} for step in range(steps)}
+        same = {"condition": "maxrl+none", "step_time_s": 1.5}
+        lines = [json.dumps(rates[step] | same | {"loss": 0.5 - step / 100}) + "\n" for step in rates]
+        (folder / "metrics.jsonl").write_text("".join(lines) if metrics is None else metrics, encoding="utf-8")
+        rows = [
+            {"step": s, "group": 0, "index": i, "example_id": f"e{s}", "num_tokens": 2} for s in rates for i in (0, 1)
+        ]
+        texts = [json.dumps({**row, "completion": f"c{row['step']}{row['index']}"}) + "\n" for row in rows]
+        (folder / "emergence/generations.jsonl").write_text("".join(texts), encoding="utf-8")
         for file in (folder / "run.json", folder / "metrics.jsonl"):
             os.utime(file, (time.time() - idle_s,) * 2)
         return folder
@@ -318,23 +302,10 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def write_generations(folder: Path, steps: Sequence[int]) -> None:
-    records = [
-        {"step": step, "group": 0, "index": i, "example_id": f"e{step}", "completion": f"c{step}{i}", "num_tokens": 2}
-        for step in steps
-        for i in range(2)
-    ]
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "emergence/generations.jsonl").write_text(text, encoding="utf-8")
-
-
 @pytest.fixture
 def toy_run(command: Callable[..., Any], toys: Path, tokenizer_folder: Path, tmp_path: Path) -> Callable[..., Path]:
     """`toy_run("a", "--lr", "1")`: the folder of a real run of the toy policy."""
-    base = ["--model", str(tokenizer_folder), "--backend", "toy", "--data-source", "toy", "--reward-type", "toy"]
-    base += ["--max-steps", "4", "--batch-size", "2", "--group-size", "8", "--max-tokens", "3", "--seed", "1"]
-    base += ["--advantage-mode", "grpo", "--transform-mode", "toy_flat", "--uncertainty-kind", "toy_nll"]
-    base += ["--data-instruction", "", "--temperature", "1.0", "--save-every", "0"]
+    base = of_toys(tokenizer_folder, "--max-steps 4 --batch-size 2 --group-size 8 --save-every 0")
 
     def call(name: str, *arguments: str) -> Path:
         result = command(*base, "--log-dir", name, *arguments)

@@ -1,50 +1,41 @@
 """What every test of the data sources needs: a source, made through the registry as the kernel makes it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from retrain.api import Config, Kind, LoadedData, PluginContext, Plugins, Seeds, load_plugins, resolve
+from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolve
 from retrain.kernel.config.schema import DataTable, RewardLimits, ScoringTable
 from retrain.kernel.plugins.resolve import validated_params
 from retrain_rewards.tables import RewardTable
-from retrain_rewards.verifiers.judge_reward import JudgeReward
-from tests.kit.judge_server import KEY, LONG_S, JudgeServer
+from tests.kit.judge_server import KEY, LONG_S
 from tests.kit.reasoning_gym_entries import kept_alive
-
-Load = Callable[..., LoadedData]
 
 
 @pytest.fixture(scope="session")
-def plugins() -> Plugins:
+def plugins():
     return load_plugins()
 
 
 @pytest.fixture
-def load(plugins: Plugins) -> Load:
+def load(plugins):
     """`load("files", path=..., options={...})`: the data of a source, its options validated as the kernel does."""
 
-    def load_source(source: str, **data: Any) -> LoadedData:
+    def load_source(source, **data):
         found = resolve(plugins, Kind.DATA_SOURCE, source, where="test")
         config = Config(tables={"data": DataTable(source=source, **data)})
         params, problems = validated_params(found.params, config.data.options, where="[data.options]")
         assert not problems, problems
         context = PluginContext(config=config, seeds=Seeds(1), plugins=plugins, params=params)
-        loaded: LoadedData = found.target(context).load()
+        loaded = found.target(context).load()
         return loaded
 
     return load_source
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str, str], str]:
+def write(tmp_path):
     """Writes a text file below the test's folder and gives its path."""
 
-    def write_text(name: str, text: str) -> str:
+    def write_text(name, text):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -54,25 +45,25 @@ def write(tmp_path: Path) -> Callable[[str, str], str]:
 
 
 @pytest.fixture
-def build_judge(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JudgeReward]:
+def build_judge(plugins, monkeypatch):
     """`build_judge(server, judge_retries=0)`: the reward with these keys, its key in OPENAI_API_KEY."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
-    def make(server: JudgeServer | None = None, timeout_s: float = LONG_S, seed: int = 0, **keys: Any) -> JudgeReward:
+    def make(server=None, timeout_s=LONG_S, seed=0, **keys):
         table = RewardTable(
             **{"type": "judge", "judge_model": "m", "judge_base_url": server.url if server else "", **keys}
         )
         scoring = ScoringTable(limits={"judge": RewardLimits(timeout_s=timeout_s)})
         config = Config(tables={"reward": table, "scoring": scoring})
         context = PluginContext(config=config, seeds=Seeds(seed), plugins=plugins)
-        made: JudgeReward = resolve(plugins, Kind.REWARD, "judge", where="test").target(context)
+        made = resolve(plugins, Kind.REWARD, "judge", where="test").target(context)
         return made
 
     return make
 
 
 @pytest.fixture(scope="module")
-def one_entries_process() -> Iterator[None]:
+def one_entries_process():
     """Entries of reasoning-gym come from one process, which imports the library once."""
     with kept_alive():
         yield

@@ -1,7 +1,5 @@
 """Tiny tokenizers of the three families, trained on a text with planning phrases."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -18,10 +16,9 @@ CORPUS = [
     "a b c d e f g h i j k l m n o p q r s t u v w x y z A T W I O",
     "0 1 2 3 4 5 6 7 8 9 . , ; : ? ! ' - = + ( ) é 等一下 ’",
 ]
-Make = Callable[[], PreTrainedTokenizerFast]
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +30,7 @@ def byte_level() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
-def sentence_piece() -> PreTrainedTokenizerFast:
+def sentence_piece():
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -47,7 +44,7 @@ def sentence_piece() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
 
 
-def word_piece() -> PreTrainedTokenizerFast:
+def word_piece():
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -56,11 +53,11 @@ def word_piece() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="[SEP]")
 
 
-FAMILIES: dict[str, Make] = {"byte_level": byte_level, "sentence_piece": sentence_piece, "word_piece": word_piece}
+FAMILIES = {"byte_level": byte_level, "sentence_piece": sentence_piece, "word_piece": word_piece}
 
 
 @pytest.fixture(scope="session")
-def families() -> dict[str, PreTrainedTokenizerFast]:
+def families():
     return {name: make() for name, make in FAMILIES.items()}
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from retrain.api import Controller, ControllerView, PluginContext, Problem, ResumeError
 from retrain_sepa.tables import SepaTable
 
-VARIANCE_EPS = 1e-8  # lower bound of the starting variance, because it is a divisor
+# A lower bound, because the starting variance is a divisor.
+VARIANCE_EPS = 1e-8
 SAVED_SETTINGS = {  # key of [sepa] -> its name in a checkpoint
     "steps": "sepa_steps",
     "schedule": "sepa_schedule",

@@ -19,7 +19,8 @@ REPLACEMENT = "\ufffd"
 LONE = re.compile("[\udc80-\udcff]")  # `surrogateescape` turns a byte that is not valid UTF-8 into one
 # Tokens that may wait for the rest of one character; it has at most four bytes, so more are broken for good.
 MAX_PENDING = 8
-MAX_CONTEXT = 16  # preceding tokens decoded again as context of the next one
+# Tokens before the next one that are decoded again with it, since its text may depend on them.
+MAX_CONTEXT = 16
 log = logging.getLogger("retrain.credit")
 
 

@@ -13,8 +13,10 @@ from retrain.advantages import AlgorithmSpec, CreditStage, TransformSpec
 from retrain.api import CreditError, Floats, Mask, Problem
 from retrain_sepa.tables import GtpoTable, HicraTable
 
-MAX_UNCERTAINTY = 50.0  # one impossible token must not flatten the weights of all others
-FLAT_UNCERTAINTY = 1e-7  # a mean below this gives no basis for weights
+# One impossible token must not flatten the weights of all others.
+MAX_UNCERTAINTY = 50.0
+# A mean below this gives no basis for weights.
+FLAT_UNCERTAINTY = 1e-7
 
 
 def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) -> Floats:
@@ -33,7 +35,8 @@ def pool_execution(uncertainty_T: Floats, planning_T: Mask, sepa_lambda: float) 
     if np.isnan(sepa_lambda):
         raise CreditError(Problem(code="credit.bad-lambda", what="lambda is not a number", fix="give one in [0, 1]"))
     strength = min(max(sepa_lambda, 0.0), 1.0)
-    weights_T = 1.0 - planning_T  # products and sums are several times faster than boolean indexing
+    # Products and sums are several times faster than boolean indexing.
+    weights_T = 1.0 - planning_T
     count = weights_T.sum()
     if strength == 0.0 or count == 0.0:
         return np.array(uncertainty_T, dtype=np.float64)
@@ -53,7 +56,8 @@ def gtpo_weights(uncertainty_T: Floats, beta: float) -> Floats:
     rule for wrong answers, multiplicative, normalised over the completion rather than across answers.
     """
     bounded_T = np.asarray(uncertainty_T)
-    if not bounded_T.max(initial=0.0) <= MAX_UNCERTAINTY:  # the test costs less than half of clamping
+    # The test costs less than half of clamping.
+    if not bounded_T.max(initial=0.0) <= MAX_UNCERTAINTY:
         bounded_T = np.minimum(bounded_T, MAX_UNCERTAINTY)
     mean = bounded_T.mean() if bounded_T.size else 0.0
     if beta == 0.0 or mean < FLAT_UNCERTAINTY:

@@ -1,12 +1,7 @@
 """Truncated completions and those near the limit: the soft punishment, the masked rows, the dropped verdicts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +11,22 @@ from hypothesis import strategies as st
 from retrain.credit.algorithm import CreditAlgorithm
 from retrain.credit.overlong import MaskedOverlong, SoftPunishment, longest_turn, soft_punishment
 from retrain.credit.specs import AdvantageSpec
-from retrain.kernel.contracts.algorithm import Algorithm
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock
-from retrain.kernel.types import Completion, Group, GroupStatus, StopReason, group_status, verdicts
+from retrain.kernel.types import GroupStatus, StopReason, group_status, verdicts
 from retrain.records.run import Run
 from retrain.run.steps.selection import joined_fields, selection
 from tests.kit.credit_parts import make_flow
 from tests.kit.overlapped import GENERATIONS, lines, steps
 
-MakeGroup = Callable[..., Group]
 # Writes what each batch is to `batches.jsonl`.
 WATCHING = """
 import json
 from retrain.api import hookimpl
+
+class Odd:
+    def __init__(self, context): pass
+    def score(self, example, text): return float(sum(map(ord, text)) % 2)
 
 @hookimpl
 def retrain_groups_scored(groups):
@@ -42,41 +39,30 @@ def retrain_groups_scored(groups):
 
 
 @pytest.fixture
-def truncated(make_completion: Callable[..., Completion]) -> Callable[[str], list[Completion]]:
+def truncated(make_completion):
     """`truncated("..x.")`: completions of two tokens, those marked x truncated."""
 
-    def make(marks: str) -> list[Completion]:
+    def make(marks):
         reasons = {"x": StopReason.LENGTH, "t": StopReason.TURNS, ".": StopReason.EOS}
         return [make_completion([-1.0, -2.0], stop_reason=reasons[mark]) for mark in marks]
 
     return make
 
 
-def algorithm() -> Algorithm:
+def algorithm():
     return CreditAlgorithm(flow=make_flow())
 
 
 @settings(max_examples=40)
 @given(limit=st.integers(1, 300), data=st.data())
-def test_the_soft_punishment_grows_evenly_over_the_zone(limit: int, data: st.DataObject) -> None:
+def test_the_soft_punishment_grows_evenly_over_the_zone(limit, data):
     zone = data.draw(st.integers(1, limit))
     amounts = [soft_punishment(length, limit=limit, zone=zone) for length in range(limit + 3)]
     ramp = [-n / zone for n in range(1, zone + 1)]
     assert amounts == pytest.approx([0.0] * (limit - zone + 1) + ramp + [-1.0] * 2)
 
 
-def test_what_counts_in_an_episode_is_its_longest_turn(make_completion: Callable[..., Completion]) -> None:
-    turns = np.array([0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], dtype=bool)
-    plain = make_completion([-1.0] * 12)
-    episode = replace(plain, action_T=turns)
-    rewritten = replace(episode, starts=(0, 8))  # a fresh context in the middle of four sampled tokens
-    found = [longest_turn(each) for each in (plain, episode, rewritten, make_completion([]))]
-    assert found == [12, 4, 3, 0]
-
-
-def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(
-    make_group: MakeGroup, make_completion: Callable[..., Completion]
-) -> None:
+def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(make_group, make_completion, command):
     lengths = [80, 85, 90, 100, 100]
     group = make_group(1, 1, 0, None, 0, completions=[make_completion([-1.0] * length) for length in lengths])
     (shaped,), fields = SoftPunishment(limit=100, zone=20).shape(3, (group,))
@@ -87,19 +73,19 @@ def test_the_shaper_punishes_the_judged_and_leaves_what_is_raw(
     wrong = make_group(0, 0, 0, completions=[make_completion([-1.0] * length) for length in (10, 95, 100)])
     (shaped,), _ = SoftPunishment(limit=100, zone=20).shape(0, (wrong,))
     assert len({score.value for score in shaped.scores}) == 3
+    turns = np.array([0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 1, 1, 1], dtype=bool)
+    plain = make_completion([-1.0] * 12)
+    episode = replace(plain, action_T=turns)
+    rewritten = replace(episode, starts=(0, 8))  # a fresh context in the middle of four sampled tokens
+    found = [longest_turn(each) for each in (plain, episode, rewritten, make_completion([]))]
+    assert found == [12, 4, 3, 0], "its longest turn counts"
+    assert command("explain", "--max-tokens", "16", "--soft-overlong", "16").code == 0
+    result = command("explain", "--max-tokens", "16", "--soft-overlong", "17")
+    assert (result.code, "soft-overlong" in result.err) == (2, True)
     assert group_status(shaped) is GroupStatus.ALL_WRONG, "lengths do not make a group informative"
 
 
-def test_a_zone_longer_than_a_completion_is_refused_with_its_place(command: Any) -> None:
-    result = command("explain", "--max-tokens", "16", "--soft-overlong", "17")
-    assert result.code == 2
-    assert "soft-overlong" in result.err
-    assert command("explain", "--max-tokens", "16", "--soft-overlong", "16").code == 0
-
-
-def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(
-    make_group: MakeGroup, truncated: Callable[[str], list[Completion]]
-) -> None:
+def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(make_group, truncated):
     groups = [
         make_group(1, 0, 0, 0, completions=truncated("..xx")),
         make_group(0, 0, completions=truncated("x.")),  # teaches nothing, so nothing of it is masked
@@ -116,23 +102,20 @@ def test_a_masked_completion_stays_in_the_baseline_and_leaves_the_loss(
     marks = [[tokens.is_masked for tokens in tokens_G] for tokens_G in masked.tokens_PG]
     assert marks == [[False, False, True, True], [False, False], [False, False, False]]
     assert not any(tokens.advantages_A.any() for tokens in masked.tokens_PG[0][2:])
-
-
-def test_every_row_of_a_truncated_episode_is_masked(make_group: MakeGroup, truncated: Any) -> None:
     first, second = truncated(".x")
-    twice = replace(second, tokens_T=np.tile(second.tokens_T, 2), action_T=np.tile(second.action_T, 2), starts=(0, 4))
-    twice = replace(twice, logprobs_T=np.tile(second.logprobs_T, 2))
-    credit = MaskedOverlong(algorithm()).assign(0, [make_group(1, 0, completions=[first, twice])])
+    twice = {name: np.tile(getattr(second, name), 2) for name in ("tokens_T", "action_T", "logprobs_T")}
+    groups = [make_group(1, 0, completions=[first, replace(second, starts=(0, 4), **twice)])]
+    credit = MaskedOverlong(algorithm()).assign(0, groups)
     assert (len(credit.rows), credit.num_masked) == (1, 2)  # a sequence of the loss is a row
     assert credit.metrics["overlong_masked_count"] == 1
 
 
-def test_surplus_groups_are_not_trained_even_by_an_advantage_of_steps(make_group: MakeGroup, truncated: Any) -> None:
+def test_surplus_groups_are_not_trained_even_by_an_advantage_of_steps(make_group, truncated):
     groups = [make_group(1, 0), make_group(1, 1), replace(make_group(1, 0), is_surplus=True)]
     assert group_status(groups[2]) is GroupStatus.SURPLUS
     assert group_status(replace(groups[1], is_surplus=True)) is GroupStatus.ALL_RIGHT
 
-    def over_step(step: Any) -> list[np.ndarray]:
+    def over_step(step):
         mean = np.concatenate(step.rewards_PG).mean()
         return [rewards_G - mean for rewards_G in step.rewards_PG]
 
@@ -144,9 +127,7 @@ def test_surplus_groups_are_not_trained_even_by_an_advantage_of_steps(make_group
         assert [credit.trains(number) for number in range(3)] == [True, sees_step, False]
 
 
-def test_what_is_dropped_has_no_verdict_for_credit(
-    make_group: MakeGroup, truncated: Callable[[str], list[Completion]], load: Any
-) -> None:
+def test_what_is_dropped_has_no_verdict_for_credit(make_group, truncated, load):
     groups = (
         make_group(1, 0, 0, 1, completions=truncated("..xx")),
         make_group(1, 0, 0, completions=truncated("x..")),
@@ -166,13 +147,11 @@ def test_what_is_dropped_has_no_verdict_for_credit(
     assert [row.advantages_T[-1] for row in algorithm().assign(0, dropped).rows] == [0.5, -0.5]
 
 
-def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(
-    make_group: MakeGroup, truncated: Callable[[str], list[Completion]], load: Any
-) -> None:
+def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(make_group, truncated, load):
     config, _ = load('[training]\noverlong = "drop"\nrefill = 3\n')
     rounds = []
 
-    def sample(planned: Planned, clock: Clock) -> Sampled:
+    def sample(planned, clock):
         rounds.append((planned.cursor, planned.round))
         marks = ".x" if planned.round < 2 else ".."
         groups = tuple(make_group(1, 0, completions=truncated(marks)) for _ in range(2))
@@ -184,31 +163,15 @@ def test_a_round_counts_only_groups_that_teach_without_what_was_dropped(
     assert rounds == [(7, 0), (9, 1), (11, 2)]
     assert len(sampled.prompts) == len(sampled.groups) == 6
     assert sampled.metrics == {"a_count": 3, "b_mean": 1, "c_max": 3}
-
-
-def test_fields_of_two_rounds() -> None:
     first = {"judge_calls": 3, "score_max_time_s": 1.0, "score_mean_time_s": 0.5, "turn_limit_rate": 0.1}
     second = {"judge_calls": 4, "score_max_time_s": 0.7, "score_mean_time_s": 0.9, "turn_limit_rate": 0.3, "new": 1}
-    joined = {"judge_calls": 7, "score_max_time_s": 1.0, "score_mean_time_s": 0.5, "turn_limit_rate": 0.1, "new": 1}
-    assert joined_fields(first, second) == joined
+    assert joined_fields(first, second) == first | {"judge_calls": 7, "new": 1}
     assert joined_fields({}, second) == second
 
 
-LENGTHS = """
-class Reward:
-    def __init__(self, context):
-        pass
-    def score(self, example, text):
-        return float(sum(map(ord, text)) % 2)
-"""
-
-
-def test_a_run_counts_and_records_what_it_masks_drops_and_punishes(
-    command: Any, distribution: Callable[..., Path], toy_arguments: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "lengths.py").write_text(LENGTHS, encoding="utf-8")
+def test_a_run_counts_and_records_what_it_masks_drops_and_punishes(command, distribution, toy_arguments, tmp_path):
     distribution("retrain-watching", {"watching": WATCHING})
-    base = [*toy_arguments, "--reward-type", "lengths.Reward", "--scoring-audit", "off", "--max-steps", "1"]
+    base = [*toy_arguments, "--reward-type", "watching.Odd", "--scoring-audit", "off", "--max-steps", "1"]
     base += ["--batch-size", "6", "--group-size", "6", "--max-tokens", "12", "--save-every", "0"]
     batches, found = tmp_path / "batches.jsonl", {}
     for mode in ("keep", "mask", "drop"):

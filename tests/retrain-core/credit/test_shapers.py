@@ -1,8 +1,5 @@
-"""Shapers of a run: the KL, and a teacher: what rewards lose or gain, what the loss is given, what is recorded."""
+"""Shapers of a run: the KL and a teacher, and what tables they refuse; whole runs that measure the KL."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,19 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from retrain.api import (
-    BackendError,
-    ConfigError,
-    EngineTraits,
-    Group,
-    Outcome,
-    PluginContext,
-    ResumeError,
-    Score,
-    Seeds,
-)
+from retrain import api
 from retrain.credit.algorithm import train_rows
-from retrain.credit.kl import KlShaper, k1, k3, shaper_of, steered
+from retrain.credit.kl import k1, k3, shaper_of, steered
 from retrain.credit.teacher import TeacherShaper, open_teacher
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import KlTable, TeacherTable
@@ -32,11 +19,11 @@ from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import GroupStatus, group_status, num_correct
 from tests.kit.credit_parts import completion, group
-from tests.kit.problems import codes_in
+from tests.kit.overlapped import outcome
+from tests.kit.problems import codes_in, refused
 
 LOGPROBS, REFERENCE = np.array([-1.0, -0.5, -2.0]), np.array([-0.8, -0.9, -2.0])
 REPORT: Any = SimpleNamespace()
-ALL = frozenset({"kl_reward", "kl_loss", "kl_log"})
 
 
 @dataclass
@@ -44,14 +31,14 @@ class Backend:
     """A backend whose reference gives each token of a row the same log-probability, or one of its own by id."""
 
     by_token: dict[int, float] = field(default_factory=dict)
-    regularisers: frozenset[str] = ALL
+    regularisers: frozenset[str] = frozenset({"kl_reward", "kl_loss", "kl_log"})
     asked: list[int] = field(default_factory=list)
 
     @property
-    def capabilities(self) -> Any:
+    def capabilities(self):
         return SimpleNamespace(regularisers=self.regularisers)
 
-    def reference_logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+    def reference_logprobs(self, rows, temperature):
         assert temperature == 0.7
         self.asked.append(len(rows))
         found = []
@@ -62,35 +49,29 @@ class Backend:
 
 
 @pytest.fixture
-def backend() -> Backend:
+def backend():
     return Backend(by_token=dict(enumerate(REFERENCE)))
 
 
 @pytest.fixture
-def pair() -> Group:
+def pair():
     """Two completions of tokens 0, 1, 2: one as in the documented vectors, one on the reference."""
     near = completion([99, 0, 1, 2], REFERENCE.tolist())
     return group(completion([99, 0, 1, 2], LOGPROBS.tolist()), near, scores=(1.0, 0.0))
 
 
-def shapers(backend: Any, by_token: bool = False, **keys: Any) -> list[KlShaper]:
+def shapers(backend, by_token=False, **keys):
     tables = {"kl": KlTable(**keys), "training": TrainingTable(temperature=0.7)}
-    origins: Any = {f"kl.{name}": object() for name in keys}
+    origins = {f"kl.{name}": object() for name in keys}
     return shaper_of(Config(tables=tables, origins=origins), backend, by_token=by_token)
 
 
-def shaper(backend: Backend, **keys: Any) -> KlShaper:
+def shaper(backend, **keys):
     (made,) = shapers(backend, **keys)
     return made
 
 
-def test_documented_vectors() -> None:
-    assert k1(REFERENCE - LOGPROBS) == pytest.approx([-0.2, 0.4, 0.0])
-    assert k3(REFERENCE - LOGPROBS) == pytest.approx([0.021403, 0.07032, 0.0], abs=1e-6)
-    assert k3(np.array([1e4, -1e4])) == pytest.approx([np.exp(20) - 21, 19.0], rel=1e-6)
-
-
-def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: Group) -> None:
+def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend, pair):
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [pair])
     assert [score.value for score in shaped.scores] == pytest.approx([1.0 - 0.5 * 0.2, 0.0])
     assert fields == pytest.approx(
@@ -102,19 +83,16 @@ def test_in_the_reward_a_completion_loses_the_sum_of_k1(backend: Backend, pair: 
     assert shaped.scores[0].value != shaped.scores[1].value
     assert group_status(shaped) is GroupStatus.ALL_RIGHT, "a penalty does not make a group informative"
     assert all(c.reference_logprobs_T is None for c in shaped.completions)
-
-
-def test_credit_that_takes_rewards_of_single_tokens_gets_those(backend: Backend, pair: Group) -> None:
     earned = replace(pair.completions[0], rewards_T=np.array([0.0, 1.0, 0.0, 0.0]))
     given = replace(pair, completions=(earned, *pair.completions[1:]))
-    (shaped,), fields = shaper(backend, by_token=True, coef=0.5, where="reward").shape(3, [given])
-    assert shaped.scores == pair.scores
+    (shaped,), fields = shapers(backend, by_token=True, coef=0.5, where="reward")[0].shape(3, [given])
+    assert shaped.scores == pair.scores, "credit that takes rewards of single tokens gets those"
     assert shaped.completions[0].rewards_T == pytest.approx(np.array([0.0, 1.1, -0.2, 0.0]))
     assert earned.rewards_T.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert fields["kl_penalty_mean"] == pytest.approx(0.05)
 
 
-def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: Backend, pair: Group) -> None:
+def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend, pair):
     (shaped,), fields = shaper(backend, coef=0.5).shape(3, [pair])
     assert shaped.scores == pair.scores
     assert "kl_penalty_mean" not in fields
@@ -122,19 +100,25 @@ def test_the_loss_is_given_reference_and_coefficient_and_rewards_stay(backend: B
     assert row.kl_coef == 0.5
     assert row.reference_logprobs_T is not None
     assert row.reference_logprobs_T.tolist() == [0.0, *REFERENCE]
+    episode = completion([99, 0, 99, 1, 2], LOGPROBS.tolist(), starts=(0, 2))
+    backend.asked.clear()
+    (shaped,), _ = shaper(backend, coef=1.0).shape(0, [group(episode, scores=(1.0,))])
+    assert backend.asked == [2], "every context of an episode is a row"
+    references = [row.reference_logprobs_T for row in train_rows(shaped.completions[0], np.ones(3))]
+    assert np.concatenate(references).tolist() == [0.0, REFERENCE[0], 0.0, *REFERENCE[1:]]
+    with pytest.raises(api.BackendError, match=r"reference is not finite .*\[model.not-finite\]"):
+        shaper(Backend(by_token={1: -np.inf}), coef=1.0, where="reward").shape(0, [pair])
 
 
-def test_a_completion_without_a_verdict_is_left_alone(backend: Backend, pair: Group) -> None:
-    undecided = group(*pair.completions, scores=(Score.no_verdict("?"), 1.0))
+def test_a_completion_without_a_verdict_is_left_alone(backend, pair):
+    undecided = group(*pair.completions, scores=(api.Score.no_verdict("?"), 1.0))
     (shaped,), fields = shaper(backend, coef=0.5, where="reward").shape(3, [undecided])
-    assert shaped.scores[0].outcome is Outcome.NO_VERDICT
+    assert shaped.scores[0].outcome is api.Outcome.NO_VERDICT
     assert (backend.asked, fields["kl_mean"]) == ([1], 0.0)
-    nothing = group(*pair.completions, scores=(Score.no_verdict("?"), Score.failed("!")))
+    nothing = group(*pair.completions, scores=(api.Score.no_verdict("?"), api.Score.failed("!")))
     _, fields = shaper(backend, coef=0.5).shape(3, [nothing])
     assert fields == {"kl_coef": 0.5}
-
-
-def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Backend, pair: Group) -> None:
+    backend.asked.clear()
     others = tuple(map(replace, pair.completions))
     groups = (pair, replace(pair, completions=others, is_surplus=True))
     shaped, fields = shaper(backend, coef=0.5).shape(3, groups)
@@ -147,22 +131,7 @@ def test_surplus_groups_are_measured_only_where_their_rewards_count(backend: Bac
     assert [each.scores[0].value for each in shaped] == pytest.approx([0.9, 0.9])
 
 
-def test_every_context_of_an_episode_is_a_row_of_its_own(backend: Backend) -> None:
-    episode = completion([99, 0, 99, 1, 2], LOGPROBS.tolist(), starts=(0, 2))
-    (shaped,), _ = shaper(backend, coef=1.0).shape(0, [group(episode, scores=(1.0,))])
-    assert backend.asked == [2]
-    first, second = train_rows(shaped.completions[0], np.ones(3))
-    assert first.reference_logprobs_T is not None
-    assert second.reference_logprobs_T is not None
-    assert [*first.reference_logprobs_T, *second.reference_logprobs_T] == [0.0, REFERENCE[0], 0.0, *REFERENCE[1:]]
-
-
-def test_a_reference_that_is_not_finite_is_no_reward(pair: Group) -> None:
-    with pytest.raises(BackendError, match=r"reference is not finite .*\[model.not-finite\]"):
-        shaper(Backend(by_token={1: -np.inf}), coef=1.0, where="reward").shape(0, [pair])
-
-
-def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: Backend, pair: Group) -> None:
+def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend, pair):
     groups = tuple(group(*[pair.completions[0]] * 8, scores=[1.0] * 8) for _ in range(4))
     made = shaper(backend)
     assert made.shape(0, groups) == (groups, {})
@@ -171,15 +140,12 @@ def test_without_a_coefficient_a_sixteenth_is_measured_after_the_step(backend: B
     assert backend.asked == [2]
     assert fields == pytest.approx({"kl_mean": (0.021403 + 0.07032) / 3, "kl_k1_mean": 0.2 / 3}, abs=1e-6)
     assert made.retrain_extra_metrics(GroupsView(step=0, groups=groups), None) == {}
+    assert k1(REFERENCE - LOGPROBS) == pytest.approx([-0.2, 0.4, 0.0])
+    assert k3(REFERENCE - LOGPROBS) == pytest.approx([0.021403, 0.07032, 0.0], abs=1e-6)
+    assert k3(np.array([1e4, -1e4])) == pytest.approx([np.exp(20) - 21, 19.0], rel=1e-6)
 
 
-def test_nothing_is_measured_where_nobody_asked_or_it_is_dear() -> None:
-    dear = Backend(regularisers=frozenset({"kl_reward"}))
-    assert shapers(Backend(), log=False) == shapers(dear) == shapers(Backend(regularisers=frozenset()), log=True) == []
-    assert len(shapers(dear, log=True)) == 1
-
-
-def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair: Group) -> None:
+def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_every_key(pair):
     """A run's own config.toml writes `log = true` out, which asks for nothing."""
     step = GroupsView(step=0, groups=(pair,))
     dear = Backend(by_token=dict(enumerate(REFERENCE)), regularisers=frozenset({"kl_reward"}))
@@ -191,14 +157,15 @@ def test_a_resumed_run_measures_where_the_run_did_although_its_file_now_holds_ev
         assert bool(resumed.retrain_extra_metrics(step, REPORT)) == measures
         assert resumed.retrain_save_state() == state
     assert shaper(Backend(by_token=dict(enumerate(REFERENCE)))).retrain_save_state() == {}
+    assert shapers(Backend(), log=False) == shapers(dear) == shapers(Backend(regularisers=frozenset()), log=True) == []
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.11, 0.1 * 1.01), (10.0, 0.1 * 1.02), (0.0, 0.1 * 0.98)])
-def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl: float, expected: float) -> None:
+def test_a_steered_coefficient_moves_by_a_fifth_in_its_horizon(kl, expected):
     assert steered(0.1, kl, target=0.1, count=10, horizon=100) == pytest.approx(expected)
 
 
-def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backend, pair: Group) -> None:
+def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend, pair):
     made, view = shaper(backend, coef=0.1, target=1.0, horizon=10), GroupsView(step=0, groups=(pair,))
     for _ in range(2):  # the second time because memory ran out
         assert made.shape(0, [pair])[1]["kl_coef"] == 0.1
@@ -208,7 +175,7 @@ def test_the_coefficient_moves_once_per_finished_step_and_resumes(backend: Backe
     resumed.retrain_load_state(state)
     for each in (made, resumed):
         assert each.shape(1, [pair])[1]["kl_coef"] == 0.1 * (1.0 - 0.2 * 2 / 10)
-    with pytest.raises(ResumeError, match="no-kl-coef"):
+    with pytest.raises(api.ResumeError, match="no-kl-coef"):
         resumed.retrain_load_state({})
     fixed = shaper(backend, coef=0.1)
     assert fixed.retrain_save_state() == {}
@@ -224,7 +191,7 @@ class Toy:
     wrong: float | None = None
     is_closed: bool = False
 
-    def logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+    def logprobs(self, rows, temperature):
         assert temperature == 0.7
         self.asked += [row.tokens_T.tolist() for row in rows]
         found = [np.where(row.action_T, -row.tokens_T / 10, 0.0) for row in rows]
@@ -232,22 +199,22 @@ class Toy:
             found[0][-1] = self.wrong
         return found
 
-    def state(self) -> dict[str, int]:
+    def state(self):
         return self.limits
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state):
         self.limits = {name: int(value) for name, value in state.items()}
 
-    def close(self) -> None:
+    def close(self):
         self.is_closed = True
 
 
-def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None:
+def test_every_completion_gets_the_difference_as_rewards_of_its_tokens():
     toy = Toy()
     before = np.array([0.0, 1.0, 0.0, 0.0])
     judged = completion([99, 1, 2, 3], [-0.2, -0.2, -0.2], rewards_T=before)
     others = [completion([99, 99, 5], [-0.9]), completion([99, 4], [-0.4])]
-    scores = [Score.of(1.0), Score.no_verdict("?"), Score.failed("!")]
+    scores = [api.Score.of(1.0), api.Score.no_verdict("?"), api.Score.failed("!")]
     groups = (group(judged, *others, scores=scores), group(completion([99, 10], [-0.5]), scores=scores[:1]))
     shaped, fields = TeacherShaper(toy, 0.7).shape(0, groups)
     rewards = [c.rewards_T.tolist() for each in shaped for c in each.completions if c.rewards_T is not None]
@@ -259,67 +226,108 @@ def test_every_completion_gets_the_difference_as_rewards_of_its_tokens() -> None
     assert fields["teacher_time_s"] >= 0.0
     assert [each.scores for each in shaped] == [each.scores for each in groups]
     assert before.tolist() == [0.0, 1.0, 0.0, 0.0]
-
-
-def test_a_teacher_sees_every_context_of_an_episode() -> None:
-    toy = Toy()
+    toy.asked.clear()
     episode = completion([99, 1, 99, 2, 3], [-1.0, -1.0, -1.0], starts=(0, 2))
-    ((shaped,), _) = TeacherShaper(toy, 0.7).shape(0, [group(episode, scores=[Score.of(0.0)])])
-    assert toy.asked == [[99, 1], [99, 2, 3]]
+    ((shaped,), _) = TeacherShaper(toy, 0.7).shape(0, [group(episode, scores=[1.0])])
+    assert toy.asked == [[99, 1], [99, 2, 3]], "it sees every context of an episode"
     assert_allclose(shaped.completions[0].rewards_T, [0, 0.9, 0, 0.8, 0.7])
+    silent = SimpleNamespace(logprobs=lambda rows, temperature: [])
+    faults = (
+        (Toy(wrong=np.nan), "model.not-finite"),
+        (Toy(wrong=-np.inf), "model.not-finite"),
+        (silent, "teacher.wrong-rows"),
+    )
+    for wrong, code in faults:
+        assert refused(TeacherShaper(wrong, 0.7).shape, 0, [group(completion([99, 1], [-1.0]), scores=[0.0])]) == [code]
 
 
-class Silent(Toy):
-    def logprobs(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
-        return []
-
-
-@pytest.mark.parametrize(
-    ("toy", "code"),
-    [
-        (Toy(wrong=float("nan")), "model.not-finite"),
-        (Toy(wrong=float("-inf")), "model.not-finite"),
-        (Silent(), "teacher.wrong-rows"),
-    ],
-)
-def test_an_answer_without_numbers_ends_the_step(toy: Toy, code: str) -> None:
-    with pytest.raises(BackendError) as caught:
-        TeacherShaper(toy, 0.7).shape(0, [group(completion([99, 1], [-1.0]), scores=[0.0])])
-    assert codes_in(caught) == [code]
-
-
-def test_what_a_teacher_settled_on_survives_a_resume() -> None:
+def test_what_a_teacher_settled_on_survives_a_resume(monkeypatch):
     shaper, resumed = TeacherShaper(Toy(limits={"pack_tokens": 512}), 0.7), TeacherShaper(other := Toy(), 0.7)
     resumed.retrain_load_state(shaper.retrain_save_state() | {"health": {}})
     assert other.limits == {"pack_tokens": 512}
     assert TeacherShaper(Toy(), 0.7).retrain_save_state() == {}
-    with pytest.raises(ResumeError, match="bad-teacher-state"):
+    with pytest.raises(api.ResumeError, match="bad-teacher-state"):
         resumed.retrain_load_state({"teacher": {"pack_tokens": "many"}})
     resumed.retrain_run_end()
     assert other.is_closed
 
-
-def context(student: dict[str, int], answer: object = None, **teacher: Any) -> PluginContext:
-    tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
-    engine = SimpleNamespace(spec=SimpleNamespace(traits=EngineTraits(open_teacher=lambda context: answer)))
-    plugins: Any = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
-    tokenizer = SimpleNamespace(get_vocab=lambda: student)
-    return PluginContext(config=Config(tables=tables), seeds=Seeds(1), plugins=plugins, tokenizer=tokenizer)
-
-
-def test_a_teacher_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(config: Config, plugins: Any) -> Any:
+    def load(config, plugins):
         assert config.model.model == "big"
         return SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "c": 2})
 
     monkeypatch.setattr("retrain.credit.teacher.load_tokenizer", load)
     toy = Toy()
     assert open_teacher(context({"a": 0, "b": 1, "c": 2}, toy, model="big"))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(api.ConfigError) as caught:
         open_teacher(context({"a": 0, "b": 2, "c": 1}, toy, model="big"))
     assert codes_in(caught) == ["teacher.other-tokenizer"]
     assert "3 and 3 tokens, 2 of" in caught.value.problems[0].why
     assert open_teacher(context({}, toy, adapter="logs/a")), "the same model has the same tokens"
-    with pytest.raises(ConfigError) as caught:
-        open_teacher(context({}, engine="vllm"))
-    assert codes_in(caught) == ["teacher.not-installed"]
+    assert refused(open_teacher, context({}, engine="vllm")) == ["teacher.not-installed"]
+
+
+def context(student, answer=None, **teacher):
+    tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
+    engine = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits(open_teacher=lambda context: answer)))
+    plugins = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
+    tokenizer = SimpleNamespace(get_vocab=lambda: student)
+    return api.PluginContext(config=Config(tables=tables), seeds=api.Seeds(1), plugins=plugins, tokenizer=tokenizer)
+
+
+BACKEND = """
+from dataclasses import replace
+import numpy as np
+from retrain.api import PluginSpec, hookimpl
+from toy_parts import CAPABILITIES, VOCABULARY, Options, ToyBackend
+
+OFFERED = replace(CAPABILITIES, regularisers=frozenset({"kl_log", "kl_reward", "kl_loss"}))
+
+class Anchored(ToyBackend):
+    capabilities = OFFERED
+    def reference_logprobs(self, rows, temperature):
+        return [np.where(row.action_T, -np.log(VOCABULARY), 0.0) for row in rows]
+    def train(self, batch):
+        for row in batch.rows:
+            assert (row.reference_logprobs_T is not None) == (row.kl_coef > 0)
+        return super().train(batch)
+
+@hookimpl
+def retrain_register_backends(register):
+    register(PluginSpec(name="anchored", summary="A toy.", factory=Anchored, params=Options, traits=OFFERED))
+"""
+
+
+@pytest.fixture
+def run(command, distribution, toy_arguments, tmp_path):
+    """`run("name", "--kl-coef", "0.1")`: what a run leaves."""
+    distribution("retrain-anchored", {"anchored": BACKEND})
+    own = [*toy_arguments, "--backend", "anchored", "--save-every", "2", "--batch-size", "6", "--group-size", "8"]
+
+    def train(name, *arguments):
+        result = command(*own, "--log-dir", name, *arguments)
+        assert result.code == 0, result.err
+        return outcome(tmp_path / name)
+
+    return train
+
+
+def test_measuring_it_changes_nothing(run):
+    (measured, *with_it), (plain, *without) = (
+        run("a", "--max-steps", "3"),
+        run("b", "--max-steps", "3", "--kl-log=false"),
+    )
+    assert any("kl_mean" in line for line in measured)
+    assert [{k: v for k, v in line.items() if k not in ("kl_mean", "kl_k1_mean")} for line in measured] == plain
+    assert with_it == without
+
+
+@pytest.mark.long
+def test_a_steered_coefficient_is_the_same_after_a_resume(run, command, tmp_path):
+    keys = ("--kl-coef", "0.1", "--kl-target", "1e-6", "--kl-horizon", "64")
+    straight = run("straight", *keys, "--max-steps", "4")
+    coefs = [line["kl_coef"] for line in straight[0] if line["step"] >= 0]
+    assert (coefs[0], len(set(coefs))) == (0.1, 4)
+    run("halves", *keys, "--max-steps", "2")
+    result = command("--resume", "halves", "--log-dir", "halves", "--max-steps", "4")
+    assert result.code == 0, result.err
+    assert outcome(tmp_path / "halves")[0] == straight[0]

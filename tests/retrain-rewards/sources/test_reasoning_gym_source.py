@@ -1,57 +1,53 @@
-from __future__ import annotations
-
 import inspect
 import json
-import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.api import ConfigError, Example, Score, install_line
+from retrain.api import ConfigError, Score, install_line
 from retrain_rewards.sources import reasoning_gym_library as entries
 from retrain_rewards.sources.reasoning_gym import GUARDS, affirms_one, harmless, is_literal
 from retrain_rewards.sources.reasoning_gym_library import from_plain, to_plain
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 from tests.kit.tables import cells, pairs
 
-Load = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("one_entries_process")
 
 
-def boxed(answer: str) -> str:
+def boxed(answer):
     return rf"I think it is \boxed{{{answer}}}"
 
 
 @pytest.mark.parametrize(
-    ("name", "config"), [("chain_sum", {"min_digits": 1, "max_digits": 2}), ("rotate_matrix", {}), ("ransom_note", {})]
+    ("name", "config"),
+    [
+        *(
+            ("chain_sum", {"min_digits": 1, "max_digits": 2}),
+            ("rotate_matrix", {}),
+            ("rearc", {}),
+            ("gsm_symbolic", {}),
+        ),
+        ("composite", {"datasets": [{"name": "gcd"}, {"name": "lcm", "weight": 2.0, "config": {"max_numbers": 2}}]}),
+    ],
 )
-def test_right_answers_score_one_and_wrong_ones_do_not(load: Load, name: str, config: dict[str, object]) -> None:
+def test_right_answers_score_one_and_wrong_ones_do_not(load, name, config):
     loaded = load("reasoning_gym", options={"name": name, "size": 6, "config": config})
     assert loaded.reward is not None
-    for example in loaded.examples:
-        json.dumps(dict(example.info))
+    for each in loaded.examples:
+        example = replace(each, info=json.loads(json.dumps(dict(each.info))))  # tuples and fractions survive
         assert loaded.reward.score(example, boxed(example.reference)).value == 1.0
         assert loaded.reward.score(example, boxed("no idea")).value < 0.1
         assert loaded.reward.score(example, example.reference).value == 0.0
         assert loaded.reward.score(example, "").value == 0.0
 
 
-def test_seed_and_size(load: Load) -> None:
-    first, again, other = (load("reasoning_gym", options={"name": "lcm", "size": 5, "seed": s}) for s in (1, 1, 9))
-    assert [e.id for e in first.examples] == [e.id for e in again.examples]
-    assert not {e.id for e in first.examples} & {e.id for e in other.examples}
-
-
 @pytest.mark.long
-def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+def test_entries_do_not_depend_on_the_hash_seed(monkeypatch, load):
     kept_alive = [e.id for e in load("reasoning_gym", options={"name": "word_ladder", "size": 3}).examples]
     monkeypatch.setattr(entries, "subprocess", subprocess)  # from here on each is made in a process of its own
     monkeypatch.setenv("PYTHONHASHSEED", "1")
@@ -63,14 +59,7 @@ def test_entries_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch,
     assert [e.id for e in first.examples] == kept_alive
 
 
-def test_tuples_survive_and_partial_credit_is_the_librarys(load: Load) -> None:
-    loaded = load("reasoning_gym", options={"name": "rearc", "size": 1})
-    (example,) = loaded.examples
-    again = Example(id="x", prompt="p", reference=example.reference, info=json.loads(json.dumps(dict(example.info))))
-    assert loaded.reward.score(again, boxed(example.reference)).value == 1.0
-
-
-def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load: Load) -> None:
+def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load):
     loaded = load("reasoning_gym", options={"name": "graph_color", "size": 2})
     example = loaded.examples[0]
     assert example.reference == ""
@@ -80,26 +69,6 @@ def test_a_data_set_without_a_single_answer_is_judged_by_its_verifier(load: Load
     assert loaded.reward.score(example, boxed(solution)).value == 1.0
     for hack in ("", "{}", "None", "0"):
         assert loaded.reward.score(example, boxed(hack)).value < 0.1
-
-
-def test_composite_of_two_data_sets(load: Load) -> None:
-    config = {"datasets": [{"name": "gcd"}, {"name": "chain_sum", "weight": 2.0, "config": {"max_terms": 2}}]}
-    loaded = load("reasoning_gym", options={"name": "composite", "size": 10, "config": config})
-    assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
-
-
-@pytest.mark.long
-def test_the_verifier_is_small_and_works_in_a_process_of_its_own(load: Load) -> None:
-    loaded = load("reasoning_gym", options={"name": "chain_sum", "size": 2})
-    payload = pickle.dumps((loaded.reward, loaded.examples[0]))
-    assert len(pickle.dumps(loaded.reward)) < 500
-    assert pickle.loads(payload)[0] == loaded.reward
-    code = (
-        "import pickle, sys; reward, example = pickle.loads(sys.stdin.buffer.read());"
-        "print(reward.score(example, r'\\boxed{' + example.reference + '}').value)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "1.0"
 
 
 @pytest.mark.parametrize(
@@ -114,36 +83,28 @@ def test_the_verifier_is_small_and_works_in_a_process_of_its_own(load: Load) -> 
         ("no-levels", {"name": "gsm_symbolic", "level": 1}),
     ],
 )
-def test_bad_options_are_one_clear_error(load: Load, code: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("reasoning_gym", options={"name": "chain_sum", "size": 2} | options)
-    assert codes_in(caught) == [f"data.{code}"]
+def test_bad_options_are_one_clear_error(load, code, options):
+    assert refused(load, "reasoning_gym", options={"name": "chain_sum", "size": 2} | options) == [f"data.{code}"]
+    for refused_by_keys in ({}, {"name": ""}, {"name": "gcd", "size": 0}, {"name": "gcd", "conf": {}}):
+        with pytest.raises(AssertionError, match="Problem"):
+            load("reasoning_gym", options=refused_by_keys)
 
 
-@pytest.mark.parametrize("options", [{}, {"name": ""}, {"name": "gcd", "size": 0}, {"name": "gcd", "conf": {}}])
-def test_bad_kernel_options_are_refused(load: Load, options: dict[str, object]) -> None:
-    with pytest.raises(AssertionError, match="Problem"):
-        load("reasoning_gym", options=options)
-
-
-def test_a_missing_library_says_how_to_install_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_verifier_that_evaluates_is_guarded_and_a_missing_library_is_told(load, monkeypatch):
+    # number_sorting evaluates its own entry only, never the answer
+    assert evaluating() - {"number_sorting"} <= GUARDS.keys()
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "reasoning-gym"))):
         load("reasoning_gym", options={"name": "gcd"})
 
 
-def evaluating() -> set[str]:
+def evaluating():
     """Data sets of the installed library whose verifier mentions an evaluator."""
     import reasoning_gym  # noqa: F401
     from reasoning_gym.factory import DATASETS
 
     pattern = re.compile(r"\beval\(|\bexec\(|\bparse_expr\(|sympify\(|Fraction\(|Decimal\(|pickle|subprocess|compile\(")
     return {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
-
-
-def test_every_verifier_that_evaluates_answers_is_guarded() -> None:
-    # number_sorting evaluates its own entry only, never the answer
-    assert evaluating() - {"number_sorting"} <= GUARDS.keys()
 
 
 CODE = [
@@ -156,17 +117,12 @@ CODE = [
 ]
 RUNAWAY = ["9**9**9**9", "((9**99)**99)**99", "2**(9*9*9*9*9*9)", "factorial(99999999)", "99999999!", "1e999999999"]
 RUNAWAY += [
-    "exp(exp(exp(exp(9))))*9**9**9",
-    "9**99999",
-    "(" * 10_000,
-    "-" * 100_000 + "1",
-    "x" * 3000,
-    "Integral(x, x)",
+    *("exp(exp(exp(exp(9))))*9**9**9", "9**99999", "(" * 10_000, "-" * 100_000 + "1", "x" * 3000, "Integral(x, x)"),
 ]
 
 
 @pytest.mark.parametrize("name", sorted(GUARDS))
-def test_no_verifier_runs_model_output_and_honest_answers_still_count(load: Load, name: str, tmp_path: Path) -> None:
+def test_no_verifier_runs_model_output_and_honest_answers_still_count(load, name, tmp_path):
     path = tmp_path / "planted"
     loaded = load("reasoning_gym", options={"name": name, "size": 8})
     for code in CODE:
@@ -180,23 +136,6 @@ def test_no_verifier_runs_model_output_and_honest_answers_still_count(load: Load
     honest = [example for example in loaded.examples if "Integral" not in example.reference]
     assert honest
     assert all(loaded.reward.score(example, boxed(example.reference)).value == 1.0 for example in honest)
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        *pairs(r"""
-            countdown => (3 + 4)*2 - 1/5  puzzle24 => 8*3*1**2  polynomial_multiplication => -60*x**4 + 3*x*y - 1.5
-            simple_integration => 3*x**2/2 + sin(x)*exp(-x**2) + C  spiral_matrix => 1 2 3  coin_flip => 1/8
-            intermediate_integration => x**(1/2) + 2**x + sqrt(x) + C  string_insertion => ABCDE
-            binary_matrix => [[0, 1], [1, 0]]  coin_flip => 3.05e-05  power_function => -1.5E+21
-        """),
-        ("n_queens", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
-        ("chain_sum", "__import__('os')"),  # compared as text only
-    ],
-)
-def test_honest_answers_reach_the_verifier(name: str, answer: str) -> None:
-    assert harmless(name, answer)
 
 
 PLAIN = st.recursive(
@@ -214,32 +153,22 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_data_comes_back_as_it_was(value: object) -> None:
+def test_plain_data_comes_back_as_it_was(value):
     back = from_plain(json.loads(json.dumps(to_plain(value))))
     assert back == value
     assert repr(back) == repr(value) or isinstance(value, set | frozenset) or "{" in repr(value)
-
-
-def test_fractions_survive(load: Load) -> None:
-    value = {"half": Fraction(1, 2), "all": [Fraction(-7, 3), Fraction(4)]}
-    assert from_plain(json.loads(json.dumps(to_plain(value)))) == value
-    loaded = load("reasoning_gym", options={"name": "gsm_symbolic", "size": 12})  # its entries hold some
-    assert all(loaded.reward.score(e, boxed(e.reference)).value == 1.0 for e in loaded.examples)
+    with pytest.raises(TypeError, match="object is not plain data"):
+        to_plain({"a": [object(), value]})
 
 
 @pytest.mark.slow
-def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load: Load) -> None:
+def test_entries_whose_own_answer_may_not_be_verified_are_left_out_and_counted(load):
     loaded = load("reasoning_gym", options={"name": "intermediate_integration", "size": 60})
     assert not any("Integral" in e.reference for e in loaded.examples)
     (note,) = [note for note in loaded.notes if "left out" in note]
     assert re.search(
         r"[1-9]\d* rows left out: no answer that may be verified \(first: intermediate_integration entry", note
     )
-
-
-def test_what_is_not_plain_is_refused() -> None:
-    with pytest.raises(TypeError, match="object is not plain data"):
-        to_plain({"a": [object()]})
 
 
 HEDGED = pairs(r"""
@@ -252,13 +181,23 @@ PLAINLY = pairs(r"""
 """)  # the verifier compares the words of a text
 
 
-@pytest.mark.parametrize(("answer", "right"), [*HEDGED, *PLAINLY])
-def test_an_answer_that_hedges_denies_or_scales_is_none(answer: str, right: str) -> None:
-    assert affirms_one(answer, right) is ((answer, right) in PLAINLY)
+HONEST = [
+    *pairs(r"""
+        countdown => (3 + 4)*2 - 1/5  puzzle24 => 8*3*1**2  polynomial_multiplication => -60*x**4 + 3*x*y - 1.5
+        simple_integration => 3*x**2/2 + sin(x)*exp(-x**2) + C  spiral_matrix => 1 2 3  coin_flip => 1/8
+        intermediate_integration => x**(1/2) + 2**x + sqrt(x) + C  string_insertion => ABCDE
+        binary_matrix => [[0, 1], [1, 0]]  coin_flip => 3.05e-05  power_function => -1.5E+21
+    """),
+    ("n_queens", "_ Q _ _\n_ _ _ Q\nQ _ _ _\n_ _ Q _"),
+    ("chain_sum", "__import__('os')"),  # compared as text only
+]
 
 
 @pytest.mark.parametrize("name", ["gsm_symbolic", "knights_knaves"])
-def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) -> None:
+def test_a_lenient_verifier_of_the_library_gets_no_hedge_and_honest_answers_reach_it(load, name):
+    for answer, right in (*HEDGED, *PLAINLY):
+        assert affirms_one(answer, right) is ((answer, right) in PLAINLY), answer
+    assert all(harmless(verifier, answer) for verifier, answer in HONEST)
     loaded = load("reasoning_gym", options={"name": name, "size": 2})
     for example in loaded.examples:
         right = example.info["entry"]["answer"]
@@ -267,11 +206,19 @@ def test_a_lenient_verifier_of_the_library_gets_no_hedge(load: Load, name: str) 
             assert loaded.reward.score(example, rf"\boxed{{{wrong}}}") == Score.of(0.0), wrong
 
 
-def test_difficulty_by_the_data_sets_own_levels(load: Load) -> None:
-    easy, hard, own = (
-        load("reasoning_gym", options={"name": "chain_sum", "size": 20, **options}).examples
-        for options in ({"level": 0}, {"level": 4}, {"level": 4, "config": {"max_terms": 2}})
+def test_difficulty_by_the_data_sets_own_levels(load):
+    levels = (
+        {"level": 0},
+        {"level": 4},
+        {"level": 4},
+        {"level": 4, "seed": 99},
+        {"level": 4, "config": {"max_terms": 2}},
     )
+    easy, hard, of_level_4, other, own = (
+        load("reasoning_gym", options={"name": "chain_sum", "size": 20, **options}).examples for options in levels
+    )
+    assert [e.id for e in hard] == [e.id for e in of_level_4]
+    assert not {e.id for e in hard} & {e.id for e in other}
     terms = [max(str(e.prompt).count("+") + str(e.prompt).count("-") for e in found) for found in (easy, hard, own)]
     assert terms[0] == terms[2] == 1
     assert terms[1] > 1

@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 import gc
 import pickle
+import signal
 import threading
+import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,24 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import math_reward
-from retrain.api import Config, Example, Kind, Outcome, PluginContext, Plugins, RewardError, Score, Seeds, resolve
+from retrain.api import Config, Example, Kind, Outcome, PluginContext, RewardError, Score, Seeds, resolve
 from retrain.kernel.config.schema import RewardLimits, ScoringTable
 from retrain_rewards.answers.size import refusal
 from retrain_rewards.boxed import boxed
-from retrain_rewards.verifiers.math_reward import MathReward
+from retrain_rewards.verifiers.math_reward import TimeUp, time_limit
 from tests.kit.problems import codes_in
 from tests.kit.tables import pairs
 
 
-def build(plugins: Plugins, **scoring: object) -> MathReward:
+def build(plugins, **scoring):
     config = Config(tables={"scoring": ScoringTable.model_validate(scoring)})
     context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins)
-    made: MathReward = resolve(plugins, Kind.REWARD, "math", where="test").target(context)
+    made = resolve(plugins, Kind.REWARD, "math", where="test").target(context)
     return made
 
 
 @pytest.fixture(autouse=True)
-def lasting_time_limits() -> Iterator[None]:
+def lasting_time_limits():
     """No callbacks of the garbage collector: Hypothesis times it in one, and a time limit raised there is lost."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
@@ -38,17 +37,17 @@ def lasting_time_limits() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def reward(plugins: Plugins) -> MathReward:
+def reward(plugins):
     made = build(plugins)
     made.prepare()
     return made
 
 
-def example(reference: str) -> Example:
+def example(reference):
     return Example(id="e", prompt="p", reference=reference)
 
 
-def judged(reward: MathReward, reference: str, answer: str) -> Score:
+def judged(reward, reference, answer):
     return reward.score(example(reference), boxed(answer))
 
 
@@ -65,11 +64,11 @@ OTHER = pairs(r"""
 
 
 @pytest.mark.parametrize(("reference", "text"), [*EQUAL, *OTHER, ("5", "\\boxed{5\x00}")])
-def test_mathematically_equal(reward: MathReward, reference: str, text: str) -> None:
+def test_mathematically_equal(reward, reference, text):
     assert reward.score(example(reference), text) == Score.of(float((reference, text) in EQUAL))
 
 
-def direct(reference: str, answer: str) -> bool:
+def direct(reference, answer):
     """What math-verify says of two boxes, called as its documentation does."""
     from math_verify import parse, verify
 
@@ -77,7 +76,7 @@ def direct(reference: str, answer: str) -> bool:
 
 
 @pytest.mark.long
-def test_agrees_with_math_verify_on_500_pairs(reward: MathReward) -> None:
+def test_agrees_with_math_verify_on_500_pairs(reward):
     made = math_reward.pairs()
     assert len(made) == 500
     right = 0
@@ -102,31 +101,18 @@ NOT_COMPARABLE = [
 
 
 @pytest.mark.parametrize(("reference", "answer"), TEXT_IS_EQUAL)
-def test_equal_text_is_equal_before_anything_is_parsed(reward: MathReward, reference: str, answer: str) -> None:
+def test_equal_text_is_equal_before_anything_is_parsed(reward, reference, answer):
     if len(reference) <= 2:
         assert not direct(reference, answer)
     assert judged(reward, reference, answer).value == 1.0
+    assert reward.score(example(reference), reward.gold(example(reference))).value == 1.0
 
 
 @pytest.mark.parametrize(("reference", "answer", "reason"), NOT_COMPARABLE)
-def test_what_cannot_be_compared_is_no_verdict_and_not_wrong(
-    reward: MathReward, reference: str, answer: str, reason: str
-) -> None:
+def test_what_cannot_be_compared_is_no_verdict_and_not_wrong(reward, reference, answer, reason):
     score = judged(reward, reference, answer)
     assert score.outcome is Outcome.NO_VERDICT
     assert reason in score.detail
-
-
-@pytest.mark.parametrize("reference", [None, float("nan"), float("inf"), 5])
-def test_a_reference_that_is_no_text_says_which_and_where(reward: MathReward, reference: object) -> None:
-    with pytest.raises(RewardError, match="example e") as caught:
-        judged(reward, reference, "5")  # type: ignore[arg-type]
-    assert codes_in(caught) == ["reward.reference-not-text"]
-
-
-@pytest.mark.parametrize("reference", [r"\frac{1}{2}", "5", r"\text{Evelyn}", r"\frac{1}{0}", "9^{9^9}", r"\{1,2\}"])
-def test_gold_scores_one(reward: MathReward, reference: str) -> None:
-    assert reward.score(example(reference), reward.gold(example(reference))).value == 1.0
 
 
 HOSTILE = [
@@ -143,75 +129,49 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="session")
-def brief(reward: MathReward) -> MathReward:
+def brief(reward):
     return replace(reward, time_limit_s=2.0)
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: ascii(answer[:20]))
-def test_hostile_answers_end_in_a_score_or_no_verdict(brief: MathReward, answer: str) -> None:
+def test_hostile_answers_end_in_a_score_or_no_verdict(brief, answer):
     for reference in (r"\frac{1}{2}", "x^2 + 1"):
         score = judged(brief, reference, answer)
         assert score.outcome in (Outcome.SCORED, Outcome.NO_VERDICT)
         assert score.value in (0.0, None)
 
 
-def test_what_is_refused_is_refused_before_it_costs_memory(reward: MathReward) -> None:
-    tracemalloc.start()
-    judged(reward, "5", "9^{9^{9^9}}")
-    judged(reward, "5", "7" * 1_000_000)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 20e6
-
-
-@pytest.mark.parametrize(
-    "text", [r"\boxed{5}", "\\boxed{" + "x" * 1_000_000 + "}", "\\boxed{" * 100_000, "{" * 1_000_000]
-)
-def test_long_completions_take_linear_time(reward: MathReward, text: str) -> None:
-    assert reward.score(example("5"), text).outcome is not Outcome.FAILED
-
-
-def test_a_comparison_beyond_the_time_limit_is_no_verdict(reward: MathReward) -> None:
+def test_a_comparison_beyond_the_time_limit_is_no_verdict(reward, plugins):
     score = judged(replace(reward, time_limit_s=0.2), "5", "(x+y+z+w)^{500} - (x+y+z)^{499}")
     assert score == Score.no_verdict("comparing took longer than 0.2 s")
     assert judged(reward, r"\frac{1}{2}", "0.5").value == 1.0  # and the next one is none the worse
-
-
-def test_the_time_limit_is_a_part_of_the_one_for_scoring(plugins: Plugins) -> None:
-    assert build(plugins).time_limit_s == 8.0
+    assert build(plugins).time_limit_s == 8.0, "a part of the limit for scoring"
     limits = {"math": RewardLimits(timeout_s=5.0), "judge": RewardLimits(timeout_s=60.0)}
     assert build(plugins, limits=limits).time_limit_s == 4.0
+    copy = pickle.loads(pickle.dumps(reward))
+    assert copy == reward
+    scores = []
+    thread = threading.Thread(target=lambda: scores.append(judged(copy, r"\frac{1}{2}", "0.5")))
+    thread.start()
+    thread.join()
+    assert scores == [Score.of(1.0)]
 
 
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("retrain_rewards.answers.form.syntax_tree", MemoryError),
-        ("math_verify.parse", MemoryError),
-        ("math_verify.parse", RecursionError),
-        ("math_verify.verify", MemoryError),
+        *(("retrain_rewards.answers.form.syntax_tree", MemoryError), ("math_verify.parse", MemoryError)),
+        *(("math_verify.parse", RecursionError), ("math_verify.verify", MemoryError)),
         ("math_verify.verify", RecursionError),
     ],
 )
-def test_running_out_of_memory_is_no_verdict(
-    reward: MathReward, where: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*arguments: object, **options: object) -> object:
+def test_running_out_of_memory_is_no_verdict(reward, where, error, monkeypatch):
+    def broken(*arguments, **options):
         raise error
 
     monkeypatch.setattr(where, broken)
     score = judged(reward, f"1{where}{error.__name__}", r"\answer")  # a text that only `math_verify.parse` takes
     assert score == Score.no_verdict(f"comparing ended in {error.__name__}")
-
-
-def test_works_in_a_thread_and_after_pickling(reward: MathReward) -> None:
-    copy = pickle.loads(pickle.dumps(reward))
-    assert copy == reward
-    scores: list[Score] = []
-    thread = threading.Thread(target=lambda: scores.append(judged(copy, r"\frac{1}{2}", "0.5")))
-    thread.start()
-    thread.join()
-    assert scores == [Score.of(1.0)]
 
 
 @pytest.mark.parametrize(
@@ -223,17 +183,27 @@ def test_works_in_a_thread_and_after_pickling(reward: MathReward) -> None:
         *(r"\left(\frac{1+\sqrt{5}}{2}\right)^{100}", r"(\frac12)^{2^{n-1}}", r"10^{-9}", "e^{e^{x}}", r"A^{-1}B^T"),
     ],
 )
-def test_ordinary_formulas_are_not_refused(formula: str) -> None:
+def test_ordinary_formulas_are_not_refused(formula):
     assert refusal(formula) == ""
 
 
-@given(st.lists(st.sampled_from([*"0123456789^{}()[]!+-*/.,x\\ ", r"\binom", r"\frac", "**"]), max_size=60))
-def test_the_size_of_any_text_is_bounded(parts: list[str]) -> None:
-    assert isinstance(refusal("".join(parts)), str)
+def test_long_texts_cost_neither_time_nor_memory_and_references_must_be_text(reward):
+    long = [r"\boxed{5}", "\\boxed{" + "x" * 1_000_000 + "}", "\\boxed{" * 100_000, "{" * 1_000_000]
+    assert all(reward.score(example("5"), text).outcome is not Outcome.FAILED for text in long)
+    tracemalloc.start()
+    judged(reward, "5", "9^{9^{9^9}}")
+    judged(reward, "5", "7" * 1_000_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+    for reference in (None, float("nan"), float("inf"), 5):
+        with pytest.raises(RewardError, match="example e") as caught:
+            judged(reward, reference, "5")
+        assert codes_in(caught) == ["reward.reference-not-text"]
 
 
 @given(base=st.integers(2, 30), exponents=st.lists(st.integers(1, 30), min_size=1, max_size=3))
-def test_a_formula_that_is_not_refused_means_a_number_of_bounded_size(base: int, exponents: list[int]) -> None:
+def test_a_formula_that_is_not_refused_means_a_number_of_bounded_size(base, exponents):
     tower = "^{".join(map(str, [base, *exponents])) + "}" * len(exponents)
     if not refusal(tower):
         exponent = 1
@@ -244,6 +214,41 @@ def test_a_formula_that_is_not_refused_means_a_number_of_bounded_size(base: int,
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(max_size=30))
-def test_any_text_has_one_of_two_outcomes(brief: MathReward, text: str) -> None:
+def test_any_text_has_one_of_two_outcomes(brief, text):
     score = judged(brief, "5", text)
     assert score.outcome in (Outcome.SCORED, Outcome.NO_VERDICT)
+    assert isinstance(refusal(text), str)
+
+
+class Slow:
+    """Takes half the limit to go away."""
+
+    def __del__(self):
+        end = time.monotonic() + 0.15
+        while time.monotonic() < end:
+            pass
+
+
+def test_a_time_limit_is_not_swallowed_and_leaves_nothing_behind():
+    before = signal.getsignal(signal.SIGALRM)
+
+    def stubborn():
+        for _ in range(3):
+            try:
+                while True:
+                    pass
+            except Exception:
+                continue
+
+    with pytest.raises(TimeUp), time_limit(0.05):
+        stubborn()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    with time_limit(60.0):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    with pytest.raises(TimeUp), time_limit(0.05):  # noqa: PT012 -- the alarm comes twice
+        Slow().__del__()
+        while True:
+            pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

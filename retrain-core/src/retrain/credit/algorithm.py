@@ -95,6 +95,7 @@ class CreditAlgorithm:
                 for row in train_rows(completion, advs_A, group=number)
             ),
             metrics=self._metrics([c for judged in judged_P for c in judged], planning_A, result, sepa_lambda),
+            # `observe` is called only once the step has succeeded, so a step that is taken again counts once.
             memo=self._view(step, groups, planning_A, result),
         )
 
@@ -129,11 +130,13 @@ class CreditAlgorithm:
         token_rewards_G = [np.zeros(c.num_actions) if c.rewards_T is None else c.rewards_T[c.action_T] for c in judged]
         pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if self._counts(pair[0])]
         rewards_G = _values(score.value for score, _ in pairs)
+        # A score that a shaper gives to a completion without a verdict is no shaping of an earlier one.
         raw_G = _values(score.value if raw.value is None else raw.value for score, raw in pairs)
         return CreditGroup(
             rewards_G=rewards_G,
             logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
             planning_G=planning_G,
+            # Entropies of only some completions would make the uncertainties of a group incomparable.
             entropies_G=entropies if len(entropies) == len(judged) else None,
             named_rewards=named_rewards([score.parts for score, _ in pairs]),
             shaping_G=None if np.array_equal(rewards_G, raw_G, equal_nan=True) else rewards_G - raw_G,
@@ -189,7 +192,7 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
     """
     if len(advantages_A) != completion.num_actions:
         what = f"credit of a completion has length {len(advantages_A)}, expected {completion.num_actions}"
-        raise refusal(what=what, code="credit.wrong-length")
+        raise refusal(what, "give one number per sampled token", code="credit.wrong-length")
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advantages_A
 
@@ -206,6 +209,7 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
             reference_logprobs_T=cut(completion.reference_logprobs_T, part),
             kl_coef=completion.kl_coef,
             group=group,
+            # An episode that ran out of turns is not truncated: its last turn is whole.
             is_truncated=completion.stop_reason is StopReason.LENGTH,
         )
         for part in completion.contexts
@@ -288,7 +292,8 @@ def token_metrics(
 
 
 def _joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type = np.float64) -> np.ndarray[Any, Any]:
-    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)  # plugins may give lists
+    # Plugins may return lists, and no completion at all must still give an array of this type.
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
 
 
 def _split(name: str, values_A: Floats, planning_A: Mask) -> dict[str, float]:

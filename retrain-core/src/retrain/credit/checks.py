@@ -70,6 +70,7 @@ def spec_or_callable(found: Found, spec: type, of_context: str = "") -> Any:
     `of_context` is the only signature that its kind of function may have: one context.
     """
     target = found.target
+    # Without required arguments it cannot take a context, so it is a factory of the part.
     if not isinstance(target, spec) and callable(target) and not _positional(target):
         target = _made(found, spec)
     if isinstance(target, spec):
@@ -101,14 +102,15 @@ def _kind(spec: type) -> str:
 
 
 def _positional(target: Callable[..., Any]) -> list[str]:
+    # Arguments with a default are left alone: only the required ones distinguish the forms of a part.
     parameters = inspect.signature(target).parameters.values()
     return [
         p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
 
 
-def refusal(what: str, *, code: str) -> CreditError:
-    return CreditError(Problem(code=code, what=what, fix="correct the plugin or the data that this came from"))
+def refusal(what: str, fix: str, *, code: str) -> CreditError:
+    return CreditError(Problem(code=code, what=what, fix=fix))
 
 
 def as_numbers(values: Any, length: int, *, what: str) -> Floats:
@@ -116,27 +118,33 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
-        raise refusal(f"{what} is not a list of numbers: {error}", code="credit.not-numbers") from error
-    if array.dtype.kind not in "biuf":  # text such as "1.5" is refused too
-        raise refusal(f"{what} is not a list of numbers: it holds {array.dtype}", code="credit.not-numbers")
+        raise refusal(
+            f"{what} is not a list of numbers: {error}", "return a flat list", code="credit.not-numbers"
+        ) from error
+    # NumPy would convert text such as "1.5" later, but a part that returns text is at fault.
+    if array.dtype.kind not in "biuf":
+        text = f"{what} is not a list of numbers: it holds {array.dtype}"
+        raise refusal(text, "return floats or integers", code="credit.not-numbers")
     array = array.astype(np.float64, copy=False)
     if array.shape != (length,):
         shapes = ("is one number", f"has length {array.size}")
         got = shapes[array.ndim] if array.ndim < len(shapes) else f"has shape {array.shape}"
-        raise refusal(f"{what} {got}, expected {length}", code="credit.wrong-length")
+        raise refusal(f"{what} {got}, expected {length}", "return one number for each", code="credit.wrong-length")
     with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum()  # finite only if every entry is: one pass suffices for valid arrays
+        # Finite only if every entry is, so valid arrays need one pass; an overflow is looked at again below.
+        total = array.sum()
     if not np.isfinite(total) and not (finite := np.isfinite(array)).all():
         position = int(np.argmin(finite))
         found = f"{what} is {array[position]} at position {position}"
-        raise refusal(f"{found}: it must be finite", code="credit.not-finite")
+        raise refusal(f"{found}: it must be finite", "look for a division by zero, or log(0)", code="credit.not-finite")
     return array
 
 
 def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "completion") -> None:
     got = f"has {len(values)} entries" if hasattr(values, "__len__") else f"is {type(values).__name__}"
     if not hasattr(values, "__len__") or len(values) != count:
-        raise refusal(f"{what} {got}, expected {count}, one per {each}", code="credit.wrong-count")
+        fix = "return a list with an entry for each, empty ones too"
+        raise refusal(f"{what} {got}, expected {count}, one per {each}", fix, code="credit.wrong-count")
 
 
 def as_arrays(values: Any, lengths: Sequence[int], *, what: str) -> list[Floats]:
@@ -153,7 +161,7 @@ def call_part(what: str, function: Any, *arguments: Any) -> Any:
         raise
     except Exception as error:
         raised = f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
-        raise refusal(what=raised, code="credit.part-raised") from error
+        raise refusal(raised, "correct that line", code="credit.part-raised") from error
 
 
 def numbers_from(what: str, length: int, function: Any, *arguments: Any) -> Floats:

@@ -17,7 +17,8 @@ from retrain.kernel.registry import Plugins
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
 LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
-PUBLIC_CLIP = 0.2  # default of clip_eps in the public package
+# The default of clip_eps in the public package, whose resolved configurations write it out.
+PUBLIC_CLIP = 0.2
 CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")
 IS_KEYS = {"algorithm.is_level": "token", "algorithm.is_mode": "truncate"}
 
@@ -45,7 +46,8 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
     """Problems with the name of the loss, with its backend and parameters, and with keys that would have no effect."""
     backend = config.backend.backend
     if plugins.find(Kind.BACKEND, backend) and not applicable_losses(plugins, backend):
-        return []  # it takes no loss from here, and refuses the keys about it by itself
+        # This backend takes no loss from here, and refuses the keys about it by itself.
+        return []
     found = [*_weight_problems(config), *_unheeded(config, plugins)]
     name, where = config.algorithm.loss, config.place(KEY)
     spec = _spec(plugins, name)
@@ -142,7 +144,8 @@ def _inapplicable(config: Config, plugins: Plugins, spec: PluginSpec | None) -> 
     losses = applicable_losses(plugins, backend)
     others = {each.spec.name: each.spec.traits for each in plugins.registered(Kind.BACKEND)}
     able |= {each for each, traits in others.items() if isinstance(traits, Capabilities) and name in traits.losses}
-    nearest = next((each for each in ("ppo", *losses) if each in losses), "importance_sampling")  # clipped, if it can
+    # A clipped loss is the safer suggestion where the backend has one.
+    nearest = next((each for each in ("ppo", *losses) if each in losses), "importance_sampling")
     what = f"backend {backend!r} cannot apply the loss {name!r}"
     why = f"it can apply {_listed(losses)}; {name!r} is for {_listed(sorted(able), 'backend ')}"
     fix = f'use loss = "{nearest}"' + (f', or [backend] backend = "{min(able)}"' if able else "")
@@ -153,7 +156,8 @@ def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
     name, where, given = config.algorithm.loss, config.place(PARAMS), config.algorithm.loss_params
     try:
         model = spec.load_params() if spec else None
-    except Exception as error:  # a fault of that plugin
+    # The parameters are imported here for the first time, so anything may go wrong in the plugin.
+    except Exception as error:
         what = f"the parameters of loss {name!r} failed to load: {type(error).__name__}: {error}"
         fix = "repair or reinstall the distribution that provides it"
         return [Problem(code="plugin.broken-params", where=where, what=what, fix=fix)]

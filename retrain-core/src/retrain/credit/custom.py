@@ -61,7 +61,8 @@ class CustomAlgorithm(WrappedAlgorithm):
         what = f"step {step}: algorithm {self.name!r}"
         credit = call_part(what, self.algorithm.assign, step, groups)
         if not isinstance(credit, Credit):
-            raise refusal(f"{what} returned {type(credit).__name__}, not Credit", code="credit.not-credit")
+            wrong = f"{what} returned {type(credit).__name__}, not Credit"
+            raise refusal(wrong, "return retrain.advantages.Credit", code="credit.not-credit")
         _check_credit(credit, groups, what)
         return credit
 
@@ -94,10 +95,11 @@ def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:
             as_numbers(tokens.advantages_A, completion.num_actions, what=place)
     is_near = any(completion.kl_coef for group in groups for completion in group.completions)
     for number, row in enumerate(credit.rows):
+        # Rows that a plugin builds by hand lose the reference, and the KL would silently be 0.
         if is_near and row.reference_logprobs_T is None:
-            without = f"{what}: row {number} has no reference log-probabilities for [kl]: build it with train_rows"
-            raise refusal(what=without, code="credit.no-reference")
+            without = f"{what}: row {number} has no reference log-probabilities for [kl]"
+            raise refusal(without, "build the rows with train_rows", code="credit.no-reference")
         advantages_T = as_numbers(row.advantages_T, len(row.tokens_T), what=f"{what}: advantages of row {number}")
         if advantages_T[~row.action_T].any():
             misplaced = f"{what}: row {number} has an advantage where the policy sampled no token"
-            raise refusal(what=misplaced, code="credit.unsampled-token")
+            raise refusal(misplaced, "build the rows with train_rows", code="credit.unsampled-token")

@@ -25,7 +25,8 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 
 GTPO, HICRA, TOP_RHO = "gtpo", "hicra", "top_rho"
-CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}  # stage -> the transform that carries it
+# Stages come with these transforms, so another distribution replaces one by registering that name.
+CARRIERS = {GTPO: "gtpo", HICRA: "gtpo_hicra", TOP_RHO: "gtpo"}
 Whole = Callable[[TransformContext], TransformOutput | Sequence[Numbers]]
 UNCERTAINTY_PARAMS = ("uncertainty_kind", "uncertainty_metric", "token_uncertainty")
 
@@ -222,6 +223,7 @@ def _stages(
         try:
             stages[name] = find_stage(plugins, name, where=config.place(path), needed_by=user)
         except RetrainError as error:
+            # A stage that is not switched on may be missing: nothing calls it.
             problems.extend(error.problems if user else ())
     return stages
 
@@ -251,6 +253,7 @@ def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
     if problems:
         raise ConfigError(*problems)
 
+    # The specs only name the algorithm; a caller that forgets `is_custom` must not get zeros.
     def unused(*_: object) -> Any:
         raise NotImplementedError(f"algorithm {found.name!r} assigns credit itself")
 

@@ -85,6 +85,7 @@ class MaskedOverlong(WrappedAlgorithm):
 
 def _masked(completion: Completion, score: Score, tokens: TokenCredit) -> TokenCredit:
     """The credit of a completion in a trained group: none if the completion would be trained but is truncated."""
+    # Without a verdict a completion is trained only if the advantage gave it credit.
     is_trained = score.outcome is Outcome.SCORED or bool(tokens.advantages_A.any())
     if completion.stop_reason is not StopReason.LENGTH or not is_trained:
         return tokens

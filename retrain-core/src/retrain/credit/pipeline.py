@@ -25,8 +25,10 @@ from retrain.kernel.errors import CreditError, Problem
 from retrain.kernel.types import Floats, Mask, Tokens
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
+# The deviation can be tiny, though not 0, when advantages differ only by rounding.
 NORM_EPS = 1e-8
-ROUNDING = 1e-12  # of the largest number: a mean below it is 0 up to rounding
+# Relative to the largest number: a smaller mean is the rounding residue of advantages that are centred already.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +87,7 @@ def assign_credit(
         fix = "choose an algorithm that is made of stages"
         raise CreditError(Problem(code="credit.own-algorithm", what=what, fix=fix))
     chosen = [True] * len(groups) if trained is None else list(trained)
+    # Untrained groups too: the controller and the log describe all tokens that were sampled.
     measured = [measure_uncertainty(group, flow) for group in groups]
     pooled = [_pool_group(group, u, flow, sepa_lambda) for group, u in zip(groups, measured, strict=True)]
     episode_PG: Sequence[Floats | Sequence[Floats]] = [group.rewards_G for group in groups]
@@ -126,7 +129,8 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
     entropies_G: Sequence[Floats | None] = group.entropies_G or [None] * count
     if flow.needs_entropy and group.entropies_G is None:
         what = f"{group.name}: uncertainty {flow.uncertainty.name!r} needs entropies, and there are not any"
-        raise refusal(what=what, code="backend.no-entropies")
+        fix = "give entropies_G, or use another uncertainty_kind"
+        raise refusal(what, fix, code="backend.no-entropies")
     measured = []
     for i, (logprobs, planning, entropies) in enumerate(
         zip(group.logprobs_G, group.planning_G, entropies_G, strict=True)
@@ -135,7 +139,7 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         logprobs_T = as_numbers(logprobs, len(logprobs), what=f"{place}: log-probability")
         if len(planning) != len(logprobs_T):
             what = f"{place}: planning mask has length {len(planning)}, expected {len(logprobs_T)}"
-            raise refusal(what=what, code="credit.wrong-mask")
+            raise refusal(what, "give one mark per sampled token", code="credit.wrong-mask")
         context = UncertaintyContext(
             logprobs_T=logprobs_T,
             entropies_T=None if entropies is None else np.asarray(entropies, dtype=np.float64),
@@ -147,7 +151,9 @@ def measure_uncertainty(group: CreditGroup, flow: CreditFlow) -> Arrays:
         if uncertainty_T.size and uncertainty_T.min() < 0.0:
             position = int(np.argmax(uncertainty_T < 0.0))
             negative = f"{what} is {uncertainty_T[position]} at position {position}: it must not be negative"
-            raise refusal(what=negative, code="credit.negative-uncertainty")
+            raise refusal(
+                negative, "return a measure that is 0 for a certain token", code="credit.negative-uncertainty"
+            )
         measured.append(uncertainty_T)
     return tuple(measured)
 
@@ -191,7 +197,8 @@ def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
         return [np.zeros(values_G.shape) for values_G in values_PG]
     mean = float(flat.mean())
     if abs(mean) <= ROUNDING * np.abs(flat).max():
-        mean = 0.0  # centred already: a residue would give groups without information some credit
+        # A residue would give groups without information some credit.
+        mean = 0.0
     return [(values_G - mean) / (flat.std() + NORM_EPS) for values_G in values_PG]
 
 
@@ -267,6 +274,7 @@ def _run_context(compute: object, context: TransformContext, what: str) -> tuple
 
 def _pool_group(group: CreditGroup, raw_G: Arrays, flow: CreditFlow, sepa_lambda: float) -> Arrays:
     pool = flow.transform.entropy_transform
+    # A whole algorithm gets uncertainties as measured: pooling them is up to it.
     if pool is None or flow.whole:
         return raw_G
     pooled = []
@@ -283,6 +291,7 @@ def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, 
     if transform.use_gtpo:
         what = f"{place}: stage {GTPO!r}"
         advs_T = advantage * numbers_from(what, length, stages[GTPO], uncertainty_T, flow.gtpo_beta)
+    # Second, because HICRA amplifies the advantage that the weight has left to a planning token.
     if transform.apply_hicra:
         what = f"{place}: stage {HICRA!r}"
         advs_T = numbers_from(what, length, stages[HICRA], advs_T, planning_T, flow.hicra_alpha)
@@ -295,6 +304,7 @@ def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, 
 def _context(
     group: CreditGroup, advantages_G: Floats, uncertainties_G: Arrays, flow: CreditFlow, sepa_lambda: float
 ) -> TransformContext:
+    # Where no distribution provides a stage, the context keeps its documented default strength.
     strengths = {"gtpo_beta": flow.gtpo_beta, "hicra_alpha": flow.hicra_alpha}
     return TransformContext(
         advantages_G=advantages_G,
@@ -317,10 +327,12 @@ def _mask(
 ) -> tuple[list[Arrays], dict[str, float]]:
     masked, kept, total = [], 0, 0
     for advs_G, uncertainties_G, is_trained in zip(advs, uncertainties, trained, strict=True):
+        # Ties with the threshold stay, so that equal uncertainties are treated alike.
         keep_G = [u >= threshold for u in uncertainties_G]
         masked.append(tuple(np.where(keep, a, 0.0) for keep, a in zip(keep_G, advs_G, strict=True)))
         kept += sum(int(keep.sum()) for keep in keep_G) if is_trained else 0
         total += sum(keep.size for keep in keep_G) if is_trained else 0
+    # An infinite threshold keeps every token, and JSON has no number for it.
     metrics = {"entropy_mask_fraction": kept / total if total else 1.0}
     return masked, metrics | ({"entropy_mask_threshold": threshold} if np.isfinite(threshold) else {})
 

@@ -123,6 +123,7 @@ def installed_plugins() -> Plugins:
     return _discovered(settings, tuple((folder, _changed_at(folder)) for folder in sys.path))
 
 
+# Bounded, because each entry holds all plugins and a path that has changed never comes back.
 @lru_cache(maxsize=4)
 def _discovered(settings: tuple[str | None, str | None], path: tuple[tuple[str, int], ...]) -> Plugins:
     return load_plugins()
@@ -130,6 +131,7 @@ def _discovered(settings: tuple[str | None, str | None], path: tuple[tuple[str, 
 
 def _changed_at(folder: str) -> int:
     try:
+        # In nanoseconds, because two installations may follow each other within a second.
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
         return 0

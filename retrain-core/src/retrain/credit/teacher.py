@@ -42,9 +42,11 @@ def require_vocabulary(context: PluginContext) -> None:
     A server is checked when it opens; see `engines`.
     """
     config, table = context.config, context.config.teacher
+    # The same model has the same tokens: an adapter changes none of them.
     if table.engine != HERE or table.model in ("", config.model.model):
         return
     tables = {**config.tables, "model": config.model.model_copy(update={"model": table.model})}
+    # With this origin an error about the tokenizer points to [teacher], not to [model].
     origins = {**config.origins, "model.model": config.origin("teacher.model")}
     teachers = load_tokenizer(replace(config, tables=tables, origins=origins), context.plugins).get_vocab()
     own = context.tokenizer.get_vocab()

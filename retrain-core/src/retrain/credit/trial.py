@@ -14,11 +14,14 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.seeding import Seeds
 
+# Fixed, so that a faulty part fails in the same way in every run.
 PROBE_SEED = 0
 REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.0, 0.0))
+# Unequal, and one of a single token: parts that assume a rectangle or take a variance fail here.
 LENGTHS = ((6, 9, 4, 12), (5, 1, 8, 7))
 TEXTS = ("Wait", ",", " 2", "+", "3", " is", " 5", ".", "\n")
-LAMBDAS = (0.0, 1.0)  # the ends of a controller's range
+# A part may divide by lambda or by 1 - lambda, so both ends are tried.
+LAMBDAS = (0.0, 1.0)
 WHY = "it was tried on synthetic groups, before data and model load"
 FIX = "correct it; `retrain trace` tries the same without a run"
 

@@ -39,9 +39,11 @@ class SupervisedSteps:
     """
 
     def __init__(self, table: SftTable, solved: Solved, seeds: Seeds) -> None:
+        # Step -1 is the evaluation before training, so the last supervised step is -2.
         self.first_step = -(table.steps + 1)
         self._table, self._rows = table, solved.rows
         self._left_out = solved.left_out.total()
+        # A separate seed: a warm-up does not change the order of the examples of [data].
         self._pool = PromptPool(train=solved.prompts, held_out=(), seeds=Seeds(seeds.derive("sft")))
 
     def take(self, step: int, train: Callable[[TrainBatch], TrainReport]) -> dict[str, Any]:
@@ -49,6 +51,7 @@ class SupervisedSteps:
         started, size = time.perf_counter(), self._table.batch_size
         drawn = self._pool.draw((step - self.first_step) * size, size)
         rows = tuple(replace(self._rows[prompt.example.id], group=number) for number, prompt in enumerate(drawn))
+        # The likelihood of an answer does not depend on how the run samples, hence temperature 1.
         batch = TrainBatch(step=step, rows=rows, temperature=1.0, lr=self._table.lr or None, loss=LIKELIHOOD)
         line: dict[str, Any] = {"step": step, "phase": "sft", "sft_loss": None, "sft_left_out": self._left_out}
         try:
@@ -78,7 +81,8 @@ def _prompts(context: PluginContext, table: SftTable, tasks: Tasks) -> list[Prom
     config = context.config
     ours: dict[str, Any] = {"source": table.source, "path": table.path, "options": table.options}
     fields = {name: getattr(config.data, name) for name in DataTable.model_fields if name not in ours}
-    if table.source != config.data.source:  # its columns may have other names
+    # The columns of another source may have other names.
+    if table.source != config.data.source:
         fields |= {name: DataTable.model_fields[name].default for name in ("prompt_key", "answer_key", "messages_key")}
     moved = {f"data.{name}": config.origin(f"sft.{name}") for name in ours}
     read = replace(
@@ -124,6 +128,7 @@ def solve(
     """
     column, limit = config.sft.answer, config.training.max_tokens
     answers = [_answer(prompt.example, column) for prompt in prompts]
+    # A missing answer keeps its place in the batch; its tokens are not used.
     ids = tokenizer([answer or PROBE for answer in answers], add_special_tokens=False, verbose=False)["input_ids"]
     rows: dict[str, TrainRow] = {}
     left_out: Counter[str] = Counter()
@@ -160,7 +165,8 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
         chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         try:
             text = str(tokenizer.apply_chat_template(chat, tokenize=False, **config.data.template_args))
-        except Exception:  # templates may raise anything; the tokenizer's own token will do
+        # Templates may raise anything; then the tokenizer's end-of-sequence token will do.
+        except Exception:
             text = ""
         after = tokenizer(text.rpartition(PROBE)[2], add_special_tokens=False, verbose=False)["input_ids"]
         if found := [token for token in after if token in stops]:
@@ -200,4 +206,5 @@ def _configured_stops(config: Config, plugins: Plugins) -> set[int]:
     except (OSError, ValueError, AttributeError):
         return set()
     ids = configured if isinstance(configured, list) else [configured]
+    # `isinstance` would take JSON's `true` for token 1.
     return {token for token in ids if type(token) is int}

@@ -29,8 +29,10 @@ from retrain.tasks.scoring.service import ScoringService
 from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
-LOAD_TIMEOUT_S = 1800.0  # it may install a package and fetch a data set
-GRACE_S = 10.0  # beyond the environment's own limit, by which it should have cut off whatever hangs
+# Loading may install a package and fetch a data set.
+LOAD_TIMEOUT_S = 1800.0
+# By its own limit the environment should have cut off whatever hangs.
+GRACE_S = 10.0
 MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored after so many
 
 

@@ -155,7 +155,8 @@ class _EpisodeBatch:
     def _observe(self, episode: _Episode, seen: Observation) -> bool:
         try:
             return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length)
-        except Exception as error:  # templates and tokenizers may raise anything
+        # Templates and tokenizers of models may raise anything.
+        except Exception as error:
             where = f"[environment], example {printable(episode.prompt.example.id)}"
             what = f"the chat template refuses its messages: {type(error).__name__}: {printable(str(error))[:300]}"
             fix = "repair the messages that the environment gives, or choose another chat template"

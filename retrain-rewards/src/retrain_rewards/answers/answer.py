@@ -54,7 +54,8 @@ def wanted(reference: str, is_cased: bool = False) -> Wanted:
         is_finished, is_rational = _state(form, golds[0] if golds else None)
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # sympy cannot evaluate it, so it is no finished value
+    # Sympy has no common class of errors; a form that it cannot evaluate is no finished value.
+    except Exception:
         is_finished = is_rational = False
     return Wanted(
         text=reference,
@@ -122,7 +123,8 @@ def objection(reference: Wanted, answer: str, target: Any, prompt: str, *, accep
     if isinstance(target, str):  # of equal text
         return ""
     gold = next(gold for gold in reference.golds if not isinstance(gold, str))
-    if is_equation(gold) != is_equation(target):  # then math-verify compares the value of `variable = value`
+    # math-verify would compare the value of `variable = value` with the bare value.
+    if is_equation(gold) != is_equation(target):
         gold, target = (take_last_relation(side).rhs if is_equation(side) else side for side in (gold, target))
     if reason := _objection_to_value(gold, target):
         return reason

@@ -157,7 +157,8 @@ def _numeral(flat: str, text: str) -> Notation | None:
     if not match or not 2 <= base <= 36:
         return None
     digits = match[1].upper().lstrip("0") or "0"
-    if not (digits[0].isdigit() or (base == 16 and len(digits) > 1)):  # `F_{10}` is a member of a sequence
+    # `F_{10}` is a member of a sequence.
+    if not (digits[0].isdigit() or (base == 16 and len(digits) > 1)):
         return None
     return Notation("numeral", (digits, base))
 
@@ -178,7 +179,8 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
         clocks = {tuple(int(part or 0) for part in time[:3]) for time in times}
         halves = {time[3].lower() for time in times} - {""}
         return len(times) == 2 and len(clocks) == 1 and len(halves) < 2
-    if "numeral" in kinds and wanted and not found:  # the base may be left out, and not added
+    # The base may be left out, but not added.
+    if "numeral" in kinds and wanted and not found:
         return answer.upper().lstrip("0") == wanted.form[0]
     if wanted and found and wanted.kind == found.kind:
         return wanted.form == found.form

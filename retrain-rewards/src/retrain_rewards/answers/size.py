@@ -17,7 +17,8 @@ MAX_LENGTH = 1000
 # Nested brackets; math-verify needs seconds at 30 and gives up silently at 80.
 MAX_DEPTH = 20
 MAX_DIGITS = 20_000
-SYMBOL = (1.0, 0.0)  # a letter or a command stays symbolic: only whole numbers are ever written out
+# A letter or a command stays symbolic: only whole numbers are ever written out.
+SYMBOL = (1.0, 0.0)
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:[.,][0-9]+)*|\*\*|\S", re.DOTALL)
 _OPENERS, _CLOSERS = frozenset({"{", "(", "[", r"\{"}), frozenset({"}", ")", "]", r"\}"})
 _BINOMIALS = frozenset({r"\binom", r"\dbinom", r"\tbinom"})

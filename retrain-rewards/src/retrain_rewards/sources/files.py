@@ -144,7 +144,8 @@ def split_files(folder: Path, subset: str, split: str, *, where: str, may_lack_s
         names = [entry.name for entry in _folders(folder)]
         if not may_lack_subset:
             what = f"{str(folder)!r} has no subset {subset!r}"
-            raise _other(where, names, "subset", code="data.unknown-subset", what=what)
+            fix = "name a subset that it has in [data] options"
+            raise _other(where, names, code="data.unknown-subset", what=what, fix=fix)
         root = folder
     files, wanted = _files_below(root, where), SPLITS.get(split.lower(), split.lower()) or TRAIN
     inside = {file: "" if file.parent in (root, root / "data") else split_of(file.parent.name) for file in files}
@@ -154,7 +155,8 @@ def split_files(folder: Path, subset: str, split: str, *, where: str, may_lack_s
     found = found or [file for file in files if wanted == TRAIN and not splits[file]]
     if not found:
         what = f"{str(folder)!r} has no split {wanted!r}"
-        raise _other(where, sorted({*splits.values()} - {""}), "split", code="data.unknown-split", what=what)
+        fix = "name a split that it has in [data] options"
+        raise _other(where, sorted({*splits.values()} - {""}), code="data.unknown-split", what=what, fix=fix)
     return found
 
 
@@ -170,7 +172,8 @@ def _files_below(root: Path, where: str) -> list[Path]:
         raise refused(where, code="data.empty-folder", what=what, fix=fix)
     if not of_splits and len(filled) > 1:
         what = f"{str(root)!r} has several subsets"
-        raise _other(where, [entry.name for entry in filled], "subset", code="data.several-subsets", what=what)
+        fix = "name one subset in [data] options"
+        raise _other(where, [entry.name for entry in filled], code="data.several-subsets", what=what, fix=fix)
     return of_splits or next(iter(filled.values()))
 
 
@@ -178,10 +181,10 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _other(where: str, names: Sequence[str], option: str, *, code: str, what: str) -> ConfigError:
+def _other(where: str, names: Sequence[str], *, code: str, what: str, fix: str) -> ConfigError:
     found = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "") or "none"
-    fix = f'name one that it has: [data] options = {{ {option} = "{names[0] if names else "NAME"}" }}'
-    return refused(where, code=code, what=what, why=f"found: {found}", fix=fix)
+    example = f', such as "{names[0]}"' if names else ""
+    return refused(where, code=code, what=what, why=f"found: {found}", fix=fix + example)
 
 
 # Of a puzzle, in unchecked data: the search for a solution grows factorially.

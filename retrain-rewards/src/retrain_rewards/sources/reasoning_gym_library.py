@@ -31,7 +31,7 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         what = "source 'reasoning_gym' needs the library reasoning-gym, but it cannot be imported"
-        fix = install_line("retrain-rewards", "reasoning-gym")
+        fix = f"install it: {install_line('retrain-rewards', 'reasoning-gym')}"
         raise refused(where, code="plugin.library-missing", what=what, why=str(error), fix=fix) from error
     return dict(DATASETS)
 

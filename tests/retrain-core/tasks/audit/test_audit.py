@@ -1,12 +1,9 @@
 """Rewards that lie, each in its own way, are found and stop the run before its model loads; honest ones pass."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +18,19 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Score
 from retrain.tasks.audit.findings import raise_on_failure
 from retrain.tasks.audit.probes import boxed, gold_from_reference, gold_of
-from retrain.tasks.audit.report import AuditReport
 from retrain.tasks.audit.verifier_audit import audit, audit_tasks
 from retrain.tasks.scoring.verdict import verdict
-from tests.kit.problems import codes_in
+from tests.kit.problems import codes_in, refused
 
 SUMS = [Example(id=f"e{i}", prompt=f"What is {i} + 2?", reference=str(i + 2)) for i in range(10, 40)]
 
 
-def last_box(text: str) -> str | None:
+def last_box(text):
     found = re.findall(r"\\boxed\{([^{}]*)\}", text)
     return found[-1] if found else None
 
 
-Score_ = Callable[[Example, str], Any]
-
-
-def honest(example: Example, text: str) -> float:
+def honest(example, text):
     """The last box is the reference, as text."""
     return float(last_box(text) == example.reference)
 
@@ -45,32 +38,26 @@ def honest(example: Example, text: str) -> float:
 class Reward:
     """A reward that scores by one function, with `\\boxed{reference}` as its right answer; `or_honest`: or honestly."""
 
-    def __init__(
-        self, score: Score_ = honest, *, gold: Callable[[Example], Any] | None = None, or_honest: bool = False
-    ):
+    def __init__(self, score=honest, *, gold=None, or_honest=False):
         self.gold = gold or (lambda example: boxed(example.reference))
         self._score, self._or_honest = score, or_honest
 
-    def score(self, example: Example, text: str) -> Any:
+    def score(self, example, text):
         found = self._score(example, text)
         return float(found or honest(example, text)) if self._or_honest else found
-
-
-def no_gold(example: Example) -> None:
-    return None
 
 
 class LastNumber:
     """Free form, and no `gold`: the last number of the text is the reference."""
 
-    def score(self, example: Example, text: str) -> Any:
+    def score(self, example, text):
         return float(re.findall(r"-?\d+", text)[-1:] == [example.reference])
 
 
-def scorer_of(reward: Any, seconds: float = 0.0003) -> Callable[..., list[TimedScore]]:
+def scorer_of(reward, seconds=0.0003):
     """Scores in this process, by the service's own reading of what a reward returns."""
 
-    def one(example: Example, text: str) -> TimedScore:
+    def one(example, text):
         try:
             return TimedScore(score=verdict(reward.score(example, text)), seconds=seconds)
         except Exception as error:
@@ -79,16 +66,16 @@ def scorer_of(reward: Any, seconds: float = 0.0003) -> Callable[..., list[TimedS
     return lambda pairs: [one(example, text) for example, text in pairs]
 
 
-def audited(reward: Any, examples: Sequence[Example] = SUMS, **more: Any) -> AuditReport:
+def audited(reward, examples=SUMS, **more):
     more = {"limit": 4, "gold": gold_of([reward]), "timeout_s": 10.0} | more
     return audit(examples, scorer_of(reward), **more)
 
 
-def found(report: AuditReport) -> set[tuple[str, str]]:
+def found(report):
     return {(finding.severity, finding.check) for finding in report.findings}
 
 
-def test_an_honest_reward_passes() -> None:
+def test_an_honest_reward_passes():
     report = audited(Reward(), rendered=lambda example: f"user: {example.prompt} assistant:")
     assert report.ok
     assert not report.findings
@@ -101,7 +88,7 @@ def test_an_honest_reward_passes() -> None:
     )
 
 
-def test_what_is_correct_depends_on_the_runs_own_threshold() -> None:
+def test_what_is_correct_depends_on_the_runs_own_threshold():
     graded = Reward(lambda e, t: 0.2 + 0.2 * honest(e, t))
     strict, lenient, fitting = (audited(graded, correct_above=above) for above in (0.5, 0.1, 0.3))
     assert (strict.gold_correct, lenient.gold_correct, fitting.gold_correct) == (0, 4, 4)
@@ -109,43 +96,46 @@ def test_what_is_correct_depends_on_the_runs_own_threshold() -> None:
     assert lenient.others.correct == lenient.others.tried
     assert fitting.others.correct == 0
     assert fitting.ok
+    leaky = [Example(id=e.id, prompt=f"{e.prompt} (it is {boxed(e.reference)})", reference=e.reference) for e in SUMS]
+    report = audited(Reward(), leaky)
+    assert found(report) == {("error", "echo")}
+    assert "it holds its own answer where the reward looks for one" in report.errors[0].message
+    said = [("user", "a"), ("user", r"\boxed{5}"), ("tool", "t")]  # a chat is echoed by its last user message
+    chat = [{"role": role, "content": content} for role, content in said]
+    assert found(audited(Reward(), [Example(id="c", prompt=chat, reference="5")])) == {("error", "echo")}
 
 
-def substring(example: Example, text: str) -> float:
+def substring(example, text):
     return float(example.reference in text)
 
 
-def computes(example: Example, text: str) -> float:
+def computes(example, text):
     """Computes what is in the box."""
     terms = [term.strip() for term in (last_box(text) or "").split("+")]
     return float(all(term.isdigit() for term in terms) and sum(map(int, terms)) == int(example.reference))
 
 
-def alternatives(example: Example, text: str) -> float:
+def alternatives(example, text):
     return float(example.reference in (last_box(text.replace(r"\text{ or }", " or ")) or "").split(" or "))
 
 
-def raises(example: Example, text: str) -> Any:
+def raises(example, text):
     if text == "True":
         raise KeyError("no such \x1b[31mcolumn")
     return honest(example, text)
 
 
-def counting() -> Reward:
+def counting():
     calls = count()
     return Reward(lambda e, t: honest(e, t) if last_box(t) else 0.4 * (next(calls) % 997) / 997)
 
 
-def wavering() -> Reward:
+def wavering():
     calls = count()
     return Reward(lambda e, t: honest(e, t) or -float(next(calls) % 997))
 
 
-def gold_raises(example: Example) -> Any:
-    raise KeyError("solution")
-
-
-def box(text: str) -> str:
+def box(text):
     return last_box(text) or ""
 
 
@@ -168,19 +158,23 @@ LIARS: list[tuple[Callable[[], Reward], str, str]] = [
         *("scaled", "a million times the right answer is correct"),
     ),
     (lambda: Reward(lambda e, t: 1.0), "empty", "an empty answer is correct"),
-    (lambda: Reward(lambda e, t: float(t == int(e.reference)), gold=no_gold), "gold", "the right answer scored 0"),
+    (
+        lambda: Reward(lambda e, t: float(t == int(e.reference)), gold=lambda e: None),
+        "gold",
+        "the right answer scored 0",
+    ),
     (lambda: Reward(lambda e, t: 0.0), "gold", "the right answer scored 0"),
     (lambda: Reward(lambda e, t: Score.no_verdict("cannot tell")), "gold", "got no verdict: cannot tell"),
     (counting, "hack", "the same text scored "),
     (wavering, "hack", "the same text scored "),
     (lambda: Reward(raises), "hack", "scoring failed: KeyError"),
     (lambda: Reward(lambda e, t: float("nan")), "gold", "scoring failed: the reward returned nan"),
-    (lambda: Reward(gold=gold_raises), "gold", "gold() raised KeyError: 'solution'"),
+    (lambda: Reward(gold=lambda e: {}["solution"]), "gold", "gold() raised KeyError: 'solution'"),
 ]
 
 
 @pytest.mark.parametrize(("liar", "check", "message"), LIARS)
-def test_every_lie_is_found_and_stops_the_run(liar: Callable[[], Reward], check: str, message: str) -> None:
+def test_every_lie_is_found_and_stops_the_run(liar, check, message):
     report = audited(liar())
     assert not report.ok
     errors = [finding for finding in report.errors if finding.check == check and message in finding.message]
@@ -192,33 +186,13 @@ def test_every_lie_is_found_and_stops_the_run(liar: Callable[[], Reward], check:
     assert "\x1b" not in str(caught.value)
     assert len(caught.value.problems) <= 6
     assert message in str(caught.value)
+    for score, step in ((float("nan"), "division by zero"), (None, "Score.no_verdict(reason)")):
+        first = audited(Reward(lambda e, t, given=score: given)).errors[0]
+        assert step in first.fix
+        assert first.example_id in {example.id for example in SUMS}
 
 
-@pytest.mark.parametrize(("score", "step"), [(float("nan"), "division by zero"), (None, "Score.no_verdict(reason)")])
-def test_a_score_that_is_none_or_nan_has_its_example_and_next_step(score: Any, step: str) -> None:
-    (first, *_) = audited(Reward(lambda e, t: score)).errors
-    assert step in first.fix
-    assert first.example_id in {example.id for example in SUMS}
-
-
-def test_an_answer_that_the_prompt_gives_away_is_explained() -> None:
-    leaky = [Example(id=e.id, prompt=f"{e.prompt} (it is {boxed(e.reference)})", reference=e.reference) for e in SUMS]
-    report = audited(Reward(), leaky)
-    assert found(report) == {("error", "echo")}
-    assert "it holds its own answer where the reward looks for one" in report.errors[0].message
-
-
-def test_a_chat_is_echoed_by_its_last_user_message() -> None:
-    chat = [
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": r"\boxed{5}"},
-        {"role": "tool", "content": "t"},
-    ]
-    report = audited(Reward(), [Example(id="c", prompt=chat, reference="5")])
-    assert found(report) == {("error", "echo")}
-
-
-def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only() -> None:
+def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only():
     report = audited(Reward(lambda e, t: 0.9 if honest(e, t) else 0.1))
     assert found(report) == {("warning", "empty"), ("warning", "gold")}
     assert report.ok
@@ -226,13 +200,11 @@ def test_partial_credit_is_a_warning_for_silence_and_for_the_right_answer_only()
     assert [finding.severity for finding in report.findings] == ["warning"] * 8
     assert report.line().endswith(": ok, 2 warnings")
 
-
-def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it() -> None:
-    def share(example: Example, text: str) -> float:
+    def share(example, text):
         """The share of the box that is the reference, as reasoning-gym's verifiers give it."""
         return len(example.reference) / len(box(text)) if example.reference in box(text) else 0.0
 
-    def of_lists(example: Example, text: str) -> float:
+    def of_lists(example, text):
         items = box(text).split(", ")
         return float(example.reference in items) * (1.0 if len(items) == 1 else 0.8)
 
@@ -245,23 +217,22 @@ def test_partial_credit_is_no_finding_where_only_who_knows_the_answer_gets_it() 
     assert {check for _, check in found(generous)} >= {"negated", "listed", "hedged"}
 
 
-def test_a_free_form_reward_passes_with_warnings_at_most() -> None:
+def test_a_free_form_reward_passes_with_warnings_at_most():
     report = audited(LastNumber())
     assert report.ok
     assert found(report) <= {("warning", "misplaced"), ("warning", "negated"), ("warning", "scaled")}
     assert report.gold_correct == 4
-
-
-def test_a_free_form_reward_that_searches_the_text_accepts_lists_and_fails() -> None:
+    ones = [Example(id=f"o{i}", prompt=f"{i} + {1 - i}", reference="1") for i in range(2, 7)]
+    assert audited(LastNumber(), ones).ok, "a hack that says what the reference says is not tried"
     report = audited(Reward(substring), gold=gold_from_reference)
     assert {check for severity, check in found(report) if severity == "error"} == {"listed", "hedged"}
     assert ("warning", "misplaced") in found(report)
 
 
 @pytest.mark.parametrize("form", ["#### {}", "<answer>{}</answer>", "{}"])
-def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) -> None:
+def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form):
     class Lists:  # without `gold`
-        def score(self, example: Example, text: str) -> Any:
+        def score(self, example, text):
             head, tail = form.split("{}")
             inside = text.removeprefix(head).removesuffix(tail) if text.startswith(head) else ""
             return float(example.reference in inside.split(", "))
@@ -271,20 +242,20 @@ def test_wrong_answers_take_the_form_that_an_undeclared_reward_reads(form: str) 
     assert {check for severity, check in found(report) if severity == "error"} == {"listed"}
 
 
-def test_a_reward_without_a_known_answer_is_not_blamed_for_it() -> None:
-    unknown = Reward(lambda e, t: float(t == "abracadabra"), gold=no_gold)
+def test_a_reward_without_a_known_answer_is_not_blamed_for_it():
+    unknown = Reward(lambda e, t: float(t == "abracadabra"), gold=lambda e: None)
     report = audited(unknown, [Example(id=e.id, prompt=e.prompt, reference="") for e in SUMS])
     assert (report.ok, report.gold_tried, report.gold_unknown) == (True, 0, 4)
     assert "gold not tried (4 without a known answer)" in report.line()
-    some = Reward(lambda e, t: honest(e, t) * (int(e.reference) % 2), gold=no_gold)
+    some = Reward(lambda e, t: honest(e, t) * (int(e.reference) % 2), gold=lambda e: None)
     report = audited(some)  # the references were tried, and some were right
     assert report.ok
     assert 0 < report.gold_correct < 4
     assert report.gold_unknown == 4 - report.gold_correct
 
 
-def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:
-    def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries():
+    def scorer(pairs):
         return [TimedScore(score=timed.score, seconds=next(seconds)) for timed in scorer_of(Reward())(pairs)]
 
     seconds = iter([9.0] + [0.1] * 10_000)  # an import, then quick
@@ -295,59 +266,38 @@ def test_a_slow_reward_is_warned_about_by_the_faster_of_two_tries() -> None:
     assert found(slow) == {("warning", "time")}
     assert slow.findings[0].message == "the slowest score took 6 s, 60 % of the time limit of 10 s"
     assert slow.ok
+    calls = []
 
-
-def test_a_reward_that_hangs_is_tried_on_one_text_and_one_that_breaks_on_one_example() -> None:
-    calls: list[int] = []
-
-    def hanging(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+    def hanging(pairs):
         calls.append(len(pairs))
         return [TimedScore(score=Score.failed("timed out after 10 s"), seconds=10.0) for _ in pairs]
 
     report = audit(SUMS, hanging, limit=8, gold=gold_of([Reward()]), timeout_s=10.0)
-    assert calls == [1]
+    assert (calls, report.examples) == ([1], 1), "one that hangs is tried on one text"
     assert found(report) == {("error", "gold"), ("warning", "time")}
-    assert report.examples == 1
-    assert audited(Reward(raises), limit=8).examples == 1
+    assert audited(Reward(raises), limit=8).examples == 1, "one that breaks is tried on one example"
 
 
-def test_the_examples_drawn_depend_on_their_ids_alone() -> None:
-    seen: dict[int, set[str]] = {}
-    for turn, examples in enumerate((SUMS, SUMS[::-1])):
+def test_the_examples_drawn_depend_on_their_ids_alone_and_are_put_as_to_the_policy():
+    seen = []
 
-        def scorer(pairs: Sequence[tuple[Example, str]], turn: int = turn) -> list[TimedScore]:
-            seen.setdefault(turn, set()).update(example.id for example, _ in pairs)
-            return scorer_of(Reward())(pairs)
-
-        audit(examples, scorer, limit=5)
-    assert seen[0] == seen[1]
-    assert len(seen[0]) == 5
-    assert audited(Reward(), SUMS[:2], limit=8).examples == 2
-
-
-def test_a_hack_that_says_what_the_reference_says_is_not_tried() -> None:
-    ones = [Example(id=f"o{i}", prompt=f"{i} + {1 - i}", reference="1") for i in range(2, 7)]
-    assert audited(LastNumber(), ones).ok
-
-
-def test_prompts_are_audited_by_any_scorer_as_they_are_put_to_the_policy() -> None:
-    class Words:
-        def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
-            return f"asked with {len(tokens_T)} tokens" * skip_special_tokens
-
-    prompts = [Prompt(example=example, tokens_T=np.arange(7)) for example in SUMS[:4]]
-    seen: list[str] = []
-
-    def scorer(pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
-        seen.extend(text for _, text in pairs)
+    def scorer(pairs):
+        seen.extend((example.id, text) for example, text in pairs)
         return scorer_of(Reward())(pairs)
 
-    settings = ScoringTable(audit_examples=9)
+    names = []
+    for examples in (SUMS, SUMS[::-1]):
+        audit(examples, scorer, limit=5)
+        names.append({name for name, _ in seen})
+        seen.clear()
+    assert names[0] == names[1]
+    assert len(names[0]) == 5
+    prompts = [Prompt(example=example, tokens_T=np.arange(7)) for example in SUMS[:4]]
     verifier = SimpleNamespace(score_texts=scorer, rewards=[Reward()], timeout_s=None)
-    tasks: Any = SimpleNamespace(prompts=prompts, verifier=verifier)
-    report = audit_tasks(tasks, Words(), settings)
+    tasks = SimpleNamespace(prompts=prompts, verifier=verifier)
+    report = audit_tasks(tasks, Words(), ScoringTable(audit_examples=9))
     assert (report.ok, report.examples) == (True, 4)
-    assert seen.count("asked with 7 tokens") == 8  # each twice
+    assert [text for _, text in seen].count("asked with 7 tokens") == 8  # each twice
 
 
 PROMPTS = tuple(
@@ -357,46 +307,41 @@ PROMPTS = tuple(
 
 
 class Words:
-    def decode(self, tokens_T: Any, *, skip_special_tokens: bool) -> str:
-        return "words"
+    def decode(self, tokens_T, *, skip_special_tokens):
+        return f"asked with {len(tokens_T)} tokens" * skip_special_tokens
 
 
 class FixedVerifier:
     """Gives every text the same score; an environment unless it has rewards."""
 
-    def __init__(self, value: float, rewards: tuple[Any, ...] = ()) -> None:
+    def __init__(self, value, rewards=()):
         self.value = value
         self.names = ("fixed",)
         self.rewards = rewards
         self.timeout_s = None
         self.texts: list[str] = []
 
-    def score_texts(self, pairs: Sequence[tuple[Example, str]]) -> list[TimedScore]:
+    def score_texts(self, pairs):
         self.texts += [text for _, text in pairs]
         return [TimedScore(score=Score.of(self.value), seconds=0.0) for _ in pairs]
 
 
-def notify(verifier: FixedVerifier, audit: str = "stop") -> None:
-    config = Config(tables={"scoring": ScoringTable.model_validate({"audit": audit})})
-    plugins = load_plugins({})
-    context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=Words())
-    tasks = SimpleNamespace(prompts=PROMPTS, verifier=verifier)
-    plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+def test_a_run_is_refused_unless_the_policy_allows_it_and_right_answers_are_tried_with_rewards_only(
+    caplog,
+):
+    def notify(verifier, audit="stop"):
+        config = Config(tables={"scoring": ScoringTable.model_validate({"audit": audit})})
+        plugins = load_plugins({})
+        context = PluginContext(config=config, seeds=Seeds(0), plugins=plugins, tokenizer=Words())
+        tasks = SimpleNamespace(prompts=PROMPTS, verifier=verifier)
+        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
 
-
-def test_a_verifier_that_calls_everything_correct_refuses_the_run_unless_the_policy_allows_it() -> None:
-    with pytest.raises(RewardError) as caught:
-        notify(FixedVerifier(1.0))
-    assert set(codes_in(caught)) == {"reward.failed-audit"}
+    assert set(refused(notify, FixedVerifier(1.0))) == {"reward.failed-audit"}
     notify(FixedVerifier(1.0), audit="warn")
-    untried = FixedVerifier(1.0)
+    untried, environment = FixedVerifier(1.0), FixedVerifier(0.0)
     notify(untried, audit="off")
     assert untried.texts == []
-
-
-def test_right_answers_are_tried_with_rewards_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="retrain")
-    environment = FixedVerifier(0.0)
     notify(environment)
     assert "gold not tried (4 without a known answer), 0 of " in caplog.text
     assert r"\boxed{11}" not in environment.texts

@@ -1,12 +1,4 @@
-"""Rewards that a scoring process can import, and services that are closed again."""
-
-from __future__ import annotations
-
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+"""Services that are closed again."""
 
 import pytest
 
@@ -15,23 +7,13 @@ from retrain.kernel.types import Example
 from retrain.tasks.scoring.pool import NamedReward
 from retrain.tasks.scoring.service import ScoringService
 
-PARTS = Path(__file__).parent / "parts"
-
 
 @pytest.fixture
-def rewards(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `scoring_rewards`, on the import path of this process and so of its children."""
-    monkeypatch.syspath_prepend(str(PARTS))
-    monkeypatch.delitem(sys.modules, "scoring_rewards", raising=False)
-    return importlib.import_module("scoring_rewards")
-
-
-@pytest.fixture
-def service() -> Iterator[Callable[..., ScoringService]]:
+def service():
     """`service(reward, other=reward, workers=1, ...)`: a service of rewards by name, of weight 1, and its settings."""
-    made: list[ScoringService] = []
+    made = []
 
-    def make(*only: Any, weights: dict[str, float] | None = None, **given: Any) -> ScoringService:
+    def make(*only, weights=None, **given):
         named = {"the_reward": only[0]} if only else {}
         named |= {name: value for name, value in given.items() if hasattr(value, "score")}
         settings = {name: value for name, value in given.items() if not hasattr(value, "score")}
@@ -49,6 +31,6 @@ def service() -> Iterator[Callable[..., ScoringService]]:
 
 
 @pytest.fixture
-def example() -> Example:
+def example():
     """A task whose answer is 7."""
     return Example(id="e", prompt="p", reference="7")

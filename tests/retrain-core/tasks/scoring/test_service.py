@@ -1,7 +1,5 @@
 """Scores in the order of submission, whoever finishes first; limits, budget, retries, weights, cache, hostile texts."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource
@@ -9,10 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,27 +20,25 @@ from retrain.kernel.types import Example, Outcome, Sample, SamplingParams, Score
 from retrain.tasks.child.system import descendants
 from retrain.tasks.rollout import SingleTurn
 from retrain.tasks.scoring.failures import read_failures
-from retrain.tasks.scoring.service import ScoringService, VerdictCache, key_of
+from retrain.tasks.scoring.service import VerdictCache, key_of
+from tests.kit import user_rewards as rewards
+from tests.kit.interrupts import Stop, interrupted_after
 from tests.kit.problems import codes_in
 
-Make = Callable[..., ScoringService]
 
-
-def scored(service: ScoringService, example: Example, *texts: str, **more: Any) -> list[Score]:
+def scored(service, example, *texts, **more):
     with service.batch(**more) as batch:
         assert [batch.submit(example, text) for text in texts] == list(range(len(texts)))
         return batch.collect()
 
 
 @pytest.fixture
-def naps(service: Make, rewards: Any) -> ScoringService:
+def naps(service):
     """Two rewards on three workers, each of which is prepared."""
     return service(nap=rewards.Nap(), length=rewards.Length(), ready=rewards.Prepared(), workers=3, cache=False)
 
 
-def test_scores_come_in_order_with_several_workers_whoever_finishes_first(
-    naps: ScoringService, service: Make, rewards: Any, example: Example
-) -> None:
+def test_scores_come_in_order_with_several_workers_whoever_finishes_first(naps, service, example):
     delays = ["0.03", "0", "0.001", "0.01"] * 3
     wanted = [{"nap": 1.0, "length": len(delay) / 10, "ready": 1.0} for delay in delays]
     assert [score.parts for score in scored(naps, example, *delays)] == wanted
@@ -54,18 +47,18 @@ def test_scores_come_in_order_with_several_workers_whoever_finishes_first(
     assert scored(naps, example) == []
 
 
-def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, example: Example) -> None:
+def test_rollouts_count_the_scores_that_they_wait_for(naps, example):
     progress = PhaseProgress()
-    seen: list[tuple[str, int, int]] = []
+    seen = []
     add = progress.add
 
-    def watched(done: int = 0, **counts: int) -> None:
+    def watched(done=0, **counts):
         add(done, **counts)
         seen.append((progress.unit, progress.done, progress.total))
 
-    progress.add = watched  # type: ignore[method-assign]
+    progress.add = watched
     sample = Sample(tokens_T=np.array([1]), logprobs_T=np.array([-1.0]), stop_reason=StopReason.EOS, policy_version=0)
-    backend: Any = SimpleNamespace(sample=lambda requests, params: [[sample, sample]])
+    backend = SimpleNamespace(sample=lambda requests, params: [[sample, sample]])
     params = SamplingParams(max_tokens=4, temperature=1.0)
     tokenizer = SimpleNamespace(decode=lambda tokens_T, **how: "0.02")
     rollouts = SingleTurn(backend=backend, tokenizer=tokenizer, scoring=naps, params=params, progress=progress)
@@ -78,7 +71,7 @@ def test_rollouts_count_the_scores_that_they_wait_for(naps: ScoringService, exam
 
 
 @pytest.mark.slow
-def test_queueing_is_no_scoring(service: Make, rewards: Any, example: Example) -> None:
+def test_queueing_is_no_scoring(service, example):
     slow = service(rewards.Nap(), workers=1, timeout_s=2.0, retries=0, cache=False)
     with slow.batch() as batch:
         for _ in range(15):  # more in all than one may take
@@ -88,9 +81,7 @@ def test_queueing_is_no_scoring(service: Make, rewards: Any, example: Example) -
         assert batch.metrics()["timed_out_score_count"] == 0
 
 
-def test_scoring_begins_while_others_are_still_sampled(
-    service: Make, rewards: Any, example: Example, tmp_path: Path
-) -> None:
+def test_scoring_begins_while_others_are_still_sampled(service, example, tmp_path):
     file = tmp_path / "calls"
     with service(rewards.Counting(str(file))).batch() as batch:
         batch.submit(example, "first")
@@ -103,16 +94,24 @@ def test_scoring_begins_while_others_are_still_sampled(
         assert len(batch.collect()) == 2
 
 
-def test_a_failed_score_is_tried_again(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
+def test_a_failed_score_is_tried_again(service, example, tmp_path):
     flaky = rewards.Flaky(str(tmp_path))
     assert [score.value for score in scored(service(flaky, retries=1), example, "a", "b")] == [1.0, 1.0]
     once = service(flaky, retries=0, max_failed_frac=1.0)
     assert scored(once, example, "c") == [Score.failed("the scoring process exited with code 1")]
+    file = tmp_path / "calls"
+    caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
+    for _ in range(2):
+        scores = scored(caching, example, "a", "a", "bad", "a")
+        assert [score.outcome.value for score in scores] == ["scored", "scored", "failed", "scored"]
+    assert len(file.read_text()) == 1 + 2 * 2  # a failure is never remembered, and tried twice each time
+    scored(caching, example, "a", "a", fresh=True)
+    assert len(file.read_text()) == 7
+    scored(service(rewards.Counting(str(file)), cache=False), example, "a", "a")
+    assert len(file.read_text()) == 9
 
 
-def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
-    service: Make, rewards: Any, example: Example, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_process_is_replaced_and_no_text_is_blamed(service, example, monkeypatch):
     monkeypatch.setattr("retrain.tasks.child.process.HANDOVER_S", (0.5, 0.5))
     before = descendants(os.getpid())
     scoring = service(rewards.Hostile(), timeout_s=10.0, retries=0)
@@ -123,31 +122,8 @@ def test_a_stopped_process_is_replaced_and_no_text_is_blamed(
     assert [score.value for score in scored(scoring, example, "7 ", "8", "7  ")] == [0.0, 0.0, 0.0]
 
 
-def test_limits_of_one_reward_stand_above_the_others(service: Make, rewards: Any, example: Example) -> None:
-    own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
-    both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
-    assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
-    with both.batch() as batch:
-        batch.submit(example, "100")
-        (score,) = batch.collect()
-        assert score == Score(outcome=Outcome.FAILED, detail="nap: timed out after 0.1 s", parts={"length": 0.3})
-        metrics = batch.metrics()
-    assert (metrics["timed_out_score_count"], metrics["reward_length_mean"]) == (1, 0.3)
-    assert "reward_nap_mean" not in metrics
-
-
-def test_a_timeout_names_the_example_and_the_key_to_raise(service: Make, rewards: Any, example: Example) -> None:
-    with pytest.raises(RewardError) as caught:
-        scored(service(nap=rewards.Nap(), timeout_s=0.1, retries=0), example, "100")
-    assert codes_in(caught) == ["reward.too-many-failures"]
-    assert f"on example {example.id}" in str(caught.value)
-    assert "[scoring.limits.nap] timeout_s" in str(caught.value)
-
-
 @pytest.mark.parametrize(("failures", "stops"), [(0, False), (2, False), (3, True), (20, True)])
-def test_more_failures_than_the_budget_stop_the_run(
-    failures: int, stops: bool, service: Make, rewards: Any, example: Example, tmp_path: Path
-) -> None:
+def test_more_failures_than_the_budget_stop_the_run(failures, stops, service, example, tmp_path):
     counting = service(rewards.Counting(str(tmp_path / "calls")), retries=0)
     folder = tmp_path / "failures"
     texts = ["bad"] * failures + [str(n) for n in range(20 - failures)]
@@ -167,25 +143,7 @@ def test_more_failures_than_the_budget_stop_the_run(
         assert "in score" in record.report
 
 
-def test_no_verdicts_never_stop_the_run(service: Make, rewards: Any, example: Example) -> None:
-    scores = scored(service(rewards.Length()), example, *["unclear"] * 8)
-    assert {score.outcome for score in scores} == {Outcome.NO_VERDICT}
-
-
-def test_equal_questions_are_asked_once(service: Make, rewards: Any, example: Example, tmp_path: Path) -> None:
-    file = tmp_path / "calls"
-    caching = service(rewards.Counting(str(file)), retries=1, max_failed_frac=1.0)
-    for _ in range(2):
-        scores = scored(caching, example, "a", "a", "bad", "a")
-        assert [score.outcome.value for score in scores] == ["scored", "scored", "failed", "scored"]
-    assert len(file.read_text()) == 1 + 2 * 2  # a failure is never remembered, and tried twice each time
-    scored(caching, example, "a", "a", fresh=True)
-    assert len(file.read_text()) == 7
-    scored(service(rewards.Counting(str(file)), cache=False), example, "a", "a")
-    assert len(file.read_text()) == 9
-
-
-def test_weights_and_means_of_each(service: Make, rewards: Any, example: Example) -> None:
+def test_weights_and_means_of_each(service, example):
     both = service(match=rewards.Match(), length=rewards.Length(), weights={"match": 2.0, "length": -1.0})
     with both.batch() as batch:
         for text in ("7", "12345", "unclear"):
@@ -196,18 +154,29 @@ def test_weights_and_means_of_each(service: Make, rewards: Any, example: Example
     assert scores[2].detail == "length: cannot tell"
     assert metrics["reward_match_mean"] == pytest.approx(1 / 3)
     assert metrics["reward_length_mean"] == pytest.approx(0.3)
-    assert {name for name in metrics if not name.endswith("_s")} == {
-        "reward_match_mean",
-        "reward_length_mean",
-        "timed_out_score_count",
-    }
-
-
-def test_a_single_reward_has_no_mean_of_its_own(service: Make, rewards: Any, example: Example) -> None:
+    names = {"timed_out_score_count", "score_mean_time_s", "score_max_time_s"}
+    assert set(metrics) == names | {"reward_match_mean", "reward_length_mean"}
     with service(rewards.Match()).batch() as batch:
         batch.submit(example, "7")
         assert batch.collect() == [Score.of(1.0)]
-        assert set(batch.metrics()) == {"timed_out_score_count", "score_mean_time_s", "score_max_time_s"}
+        assert set(batch.metrics()) == names, "a single reward has no separate mean"
+    scores = scored(service(rewards.Length()), example, *["unclear"] * 8)
+    assert {score.outcome for score in scores} == {Outcome.NO_VERDICT}, "they never stop the run"
+    own = {"timeout_s": 0.1, "retries": 0, "max_failed_frac": 1.0}
+    both = service(nap=rewards.Nap(), length=rewards.Length(), limits={"nap": own}, max_failed_frac=0.0)
+    assert [limits.timeout_s for limits in both.limits] == [0.1, 10.0]
+    with both.batch() as batch:
+        batch.submit(example, "100")
+        (score,) = batch.collect()
+        assert score == Score(outcome=Outcome.FAILED, detail="nap: timed out after 0.1 s", parts={"length": 0.3})
+        metrics = batch.metrics()
+    assert (metrics["timed_out_score_count"], metrics["reward_length_mean"]) == (1, 0.3)
+    assert "reward_nap_mean" not in metrics
+    with pytest.raises(RewardError) as caught:
+        scored(service(nap=rewards.Nap(), timeout_s=0.1, retries=0), example, "100")
+    assert codes_in(caught) == ["reward.too-many-failures"]
+    assert f"on example {example.id}" in str(caught.value)
+    assert "[scoring.limits.nap] timeout_s" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -218,17 +187,13 @@ def test_a_single_reward_has_no_mean_of_its_own(service: Make, rewards: Any, exa
         ("Locked", "plugin.not-picklable", ""),
     ],
 )
-def test_a_reward_that_cannot_start_is_refused_at_once(
-    name: str, code: str, cause: str, service: Make, rewards: Any
-) -> None:
+def test_a_reward_that_cannot_start_is_refused_at_once(name, code, cause, service):
     with pytest.raises(PluginError, match=cause or None) as caught:
         service(getattr(rewards, name)()).start()
     assert codes_in(caught) == [code]
 
 
-def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_failure(
-    service: Make, rewards: Any
-) -> None:
+def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_failure(service):
     matching, odd = service(rewards.Match()), Example(id="o", prompt="p", reference="7", info={"a": {1, 2}})
     for text in ("\ud800\0\x1b[2J", "x" * 1_000_000, "", "\\boxed{\\boxed{}}"):
         same = Example(id=text[:9], prompt="p", reference=text)
@@ -239,55 +204,23 @@ def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_fail
     assert "a set cannot be sent to another process" in score.detail
 
 
-class Stop(BaseException):
-    """What a signal's handler raises."""
-
-
-def interrupted(service: ScoringService, example: Example) -> None:
-    with service.batch() as batch:
-        for _ in range(50):
-            batch.submit(example, "50")
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        batch.collect()
-
-
-def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service: Make, rewards: Any, example: Example) -> None:
-    def stop(*_: object) -> None:
-        raise Stop
-
+def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service, example):
     slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=60.0)
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        with pytest.raises(Stop):
-            interrupted(slow, example)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    scores = scored(slow, example, "0.01")
-    assert scores[0].parts == {"nap": 1.0, "acts": 0.5}
-
-
-def test_closing_twice_while_something_goes_on(service: Make, rewards: Any, example: Example) -> None:
-    slow = service(rewards.Nap(), timeout_s=60.0)
+    with interrupted_after(0.1), pytest.raises(Stop):
+        scored(slow, example, *["50"] * 50)
+    assert scored(slow, example, "0.01")[0].parts == {"nap": 1.0, "acts": 0.5}
     with slow.batch() as batch:
         for _ in range(5):
             batch.submit(example, "50")
         slow.close()
         slow.close()
-    assert scored(slow, example, "0") == [Score.of(1.0)]  # and can be used again
+    assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}  # it can be used again
     with slow.batch() as batch:
         batch.submit(example, "50")  # left without being collected
-    assert scored(slow, example, "0") == [Score.of(1.0)]
+    assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}
 
 
-def test_equal_texts_to_one_example_share_a_key_and_no_others() -> None:
-    example, other = (Example(id=name, prompt="p", reference="r") for name in "ab")
-    assert key_of(0, example, "x") == key_of(0, Example(id="a", prompt="p", reference="r"), "x")
-    keys = {key_of(0, example, "x"), key_of(1, example, "x"), key_of(0, other, "x"), key_of(0, example, "\ud800")}
-    assert len(keys) == 4
-
-
-def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first() -> None:
+def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first():
     cache, example = VerdictCache(max_entries=2), Example(id="a", prompt="p", reference="r")
     one, two, three, four = (key_of(0, example, text) for text in "1234")
     cache.put(one, Score.of(1.0))
@@ -297,9 +230,10 @@ def test_failures_are_not_kept_and_the_least_recently_used_verdict_goes_first() 
     assert cache.get(one) == Score.of(1.0)  # used: now two is the oldest
     cache.put(four, Score.of(0.0))
     assert [cache.get(key) for key in (one, two, four)] == [Score.of(1.0), None, Score.of(0.0)]
+    same, other = (Example(id=name, prompt="p", reference="r") for name in "ab")
+    assert key_of(0, same, "1") == one
+    assert len({one, key_of(1, example, "1"), key_of(0, other, "1"), key_of(0, example, "\ud800")}) == 4
 
-
-Make = Callable[..., ScoringService]
 
 TEXTS = ("9^{9^{9^9}}", "{" * 1000, "\\boxed{\\boxed{}}", "\0\ud800", "x" * 1_000_000, "\\boxed{" * 50_000, "7")
 SLOW = ("sleep", "spin", "tower", "stop")  # each takes the time limit: few of them
@@ -307,7 +241,7 @@ SLOW_EACH, QUICK_EACH = 2, 4
 
 
 @pytest.mark.long
-def test_a_thousand_hostile_completions(service: Make, rewards: Any, example: Example) -> None:
+def test_a_thousand_hostile_completions(service, example):
     quick = [name for name in rewards.ATTACKS if name not in SLOW]
     texts = [f"{name} {n}" for name in SLOW for n in range(SLOW_EACH)]
     texts += [f"{name} {n}" for name in quick for n in range(QUICK_EACH)]
@@ -333,9 +267,10 @@ def test_a_thousand_hostile_completions(service: Make, rewards: Any, example: Ex
     assert grown_mb < 1500  # the texts of a step and their frames, nothing of what they make the reward do
 
 
-def test_nothing_is_left_when_the_service_is_closed(service: Make, rewards: Any, example: Example) -> None:
+def test_nothing_is_left_when_the_service_is_closed(service, example):
     before = descendants(os.getpid())
     hostile = service(rewards.Hostile(), workers=2, timeout_s=0.1, retries=0, max_failed_frac=1.0)
+    hostile.shadow = service(rewards.Match())
     with hostile.batch() as batch:
         for word in ("leave_process", "fork_and_hang", "fork_and_return", "sleep", "stop"):
             batch.submit(example, word)

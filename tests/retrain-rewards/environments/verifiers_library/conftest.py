@@ -1,28 +1,22 @@
 """What the tests of environments need: the packages beside them, and a player in place of a policy."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from retrain.api import Action, EpisodeResult, Example, LoadedData, Observation, StopReason
+from retrain.api import Action, EpisodeResult, LoadedData, Observation, StopReason
 from retrain_rewards.environments.verifiers_library.environment import VerifiersEnvironment
 from retrain_rewards.environments.verifiers_library.settings import Settings
 
 PACKAGES = Path(__file__).parent / "packages"
-MAX_TURNS = 50
-
-Says = Callable[[int, int, Observation], str]  # episode, turn, observation -> text of the action
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Skip what needs a generation of the library that is not there."""
     for item in items:
         if item.get_closest_marker("classic") and not has("verifiers.legacy"):
@@ -31,13 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs verifiers with v1: pip install 'verifiers>=0.3.1'"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """The two generations of the library."""
     config.addinivalue_line("markers", "classic: needs a version of verifiers that has classic environments")
     config.addinivalue_line("markers", "tasksets: needs a version of verifiers that has v1 tasksets")
 
 
-def has(module: str) -> bool:
+def has(module):
     """Whether a module is installed."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -46,7 +40,7 @@ def has(module: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def packages(monkeypatch):
     """The environments of this folder can be imported here, as those beside a configuration can."""
     monkeypatch.syspath_prepend(str(PACKAGES))
     yield
@@ -62,11 +56,11 @@ class Played:
     results: Sequence[EpisodeResult] = ()
 
     @property
-    def values(self) -> list[float | None]:
+    def values(self):
         return [result.score.value for result in self.results]
 
     @property
-    def details(self) -> list[str]:
+    def details(self):
         return [result.score.detail for result in self.results]
 
 
@@ -77,14 +71,12 @@ class Table:
     environment: VerifiersEnvironment
     data: LoadedData
 
-    def play(
-        self, examples: Sequence[Example], says: Says | Sequence[Sequence[str]], stop: StopReason = StopReason.EOS
-    ) -> Played:
+    def play(self, examples, says, stop=StopReason.EOS):
         """Play to the end; `says` is a function, or a list of replies per episode."""
         speak = says if callable(says) else lambda number, turn, _: says[number][turn]
         played = Played()
-        observations: Mapping[int, Observation] = self.environment.reset(examples)
-        while observations and len(played.seen) < MAX_TURNS:
+        observations = self.environment.reset(examples)
+        while observations and len(played.seen) < 50:
             played.seen.append(dict(observations))
             turn = len(played.seen) - 1
             actions = {n: Action(text=speak(n, turn, each), stop_reason=stop) for n, each in observations.items()}
@@ -94,12 +86,12 @@ class Table:
 
 
 @pytest.fixture
-def sit() -> Callable[..., Table]:
+def sit():
     """`sit("guess_number", max_turns=2)`: an environment ready to be played."""
 
-    def made(name: str, **settings: Any) -> Table:
+    def made(name, **settings):
         there = VerifiersEnvironment(Settings(id=name, **{"timeout_s": 30.0, **settings}))
-        here: VerifiersEnvironment = pickle.loads(pickle.dumps(there))
+        here = pickle.loads(pickle.dumps(there))
         return Table(environment=here, data=here.load())
 
     return made

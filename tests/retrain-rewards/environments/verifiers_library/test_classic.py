@@ -1,26 +1,21 @@
 """Classic environments, played by a script: real environments of the library, nothing of theirs replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from retrain.api import ConfigError, Outcome, StopReason
-from tests.kit.problems import codes_in
+from retrain.api import Outcome, StopReason
+from tests.kit.problems import refused
 
 pytestmark = pytest.mark.classic
 
-Sit = Callable[..., Any]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 5}}\n</tool_call>'
 
 
-def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
+def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit):
     import verifiers as vf
     from verifiers.types import RolloutTiming
 
@@ -30,7 +25,7 @@ def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
 
     rubric = vf.load_environment("single-sum").rubric
 
-    def state(text: str) -> Any:
+    def state(text):
         completion = [vf.AssistantMessage(content=text)]
         values = {"prompt": [], "completion": completion, "answer": "1", "trajectory": [{}], "info": {}, "task": {}}
         return vf.State(**values, timing=RolloutTiming())
@@ -41,9 +36,6 @@ def test_a_single_turn_is_scored_as_by_the_rubric_itself(sit: Sit) -> None:
     asyncio.run(rubric.score_group(direct))
     assert played.values == [one["reward"] for one in direct] == [1.5, 0.5, 1.0, 1.5]
     assert [dict(result.score.parts) for result in played.results] == [one["metrics"] for one in direct]
-
-
-def test_tasks_become_examples(sit: Sit) -> None:
     data = sit("single-sum", args={"size": 3, "split": "test"}).data
     first = data.examples[0]
     assert len(data.examples) == 3
@@ -57,7 +49,7 @@ def test_tasks_become_examples(sit: Sit) -> None:
     assert set(ids).isdisjoint(example.id for example in sit("single-sum").data.examples)
 
 
-def test_a_guessing_game_over_two_turns(sit: Sit) -> None:
+def test_a_guessing_game_over_two_turns(sit):
     table = sit("guess_number")
     seven = next(example for example in table.data.examples if example.reference == "7")
     game = [[r"\boxed{5}", r"Try another: \boxed{7}"], [r"\boxed{8}", r"\boxed{9}"], [r"\boxed{7}"], ["?", "?"]]
@@ -72,9 +64,29 @@ def test_a_guessing_game_over_two_turns(sit: Sit) -> None:
     assert played.seen[1][1].prompt[-1]["content"] == "Too high. Guess again."
     assert played.results[1].score.parts == {"right": 0.0, "distance": 2.0, "num_turns": 2.0}
     assert not any(result.hit_turn_limit for result in played.results)
+    first, second, third = table.data.examples[:3]
+    groups = [first, first, second, second, third, third, first]
+    played = table.play(groups, lambda number, turn, ask: rf"\boxed{{{2 if turn else number + 1}}}")
+    assert [list(turn) for turn in played.seen] == [list(range(7)), [1, 2, 3, 4, 5, 6]]
+    assert played.values == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
+def test_open_episodes_are_scored_by_their_last_turn_and_dropped_by_a_reset(sit):
+    import signal
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    table, other = sit("guess_number"), sit("single-sum")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert list(table.environment.reset(table.data.examples[:2])) == [0, 1]
+    assert [(each.hit_turn_limit, each.score.value) for each in table.environment.results()] == [(True, 0.0)] * 2
+    table.environment.reset(table.data.examples)
+    played = table.play([table.data.examples[0], other.data.examples[0]], [[r"\boxed{1}"], []])
+    assert played.values == [1.0, None]
+    assert "no task single-sum" in played.details[1]
+    assert other.play([other.data.examples[0]], [[""]]).values == [0.5], "an empty reply is an answer"
+
+
+def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit):
     table = sit("tool_sum")
     scripts = [[CALL, "6"], ["6"], ["<tool_call>{]</tool_call>"], [f"I compute {CALL} now", "7"]]
     played = table.play([table.data.examples[0]] * 4, scripts)
@@ -87,19 +99,11 @@ def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) ->
     assert (result["role"], result["content"]) == ("tool", "6")
     assert played.seen[1][3].prompt[1]["content"] == f"I compute {CALL} now"
     assert played.results[0].score.parts["add_calls"] == 1.0
+    assert table.play([table.data.examples[0]], [["it is 6"]], stop=StopReason.LENGTH).values == [1.0]
+    assert table.environment._loop.episodes[0].result["is_truncated"]
 
 
-def test_groups_are_asked_together_and_scored_apart(sit: Sit) -> None:
-    table = sit("guess_number")
-    first, second, third = table.data.examples[:3]
-    examples = [first, first, second, second, third, third, first]
-    played = table.play(examples, lambda number, turn, ask: rf"\boxed{{{2 if turn else number + 1}}}")
-    assert list(played.seen[0]) == list(range(7))
-    assert list(played.seen[1]) == [1, 2, 3, 4, 5, 6]
-    assert played.values == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-
-
-def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
+def test_a_turn_cap_ends_the_episode_and_scores_it(sit):
     table = sit("guess_number", max_turns=1)
     five = next(example for example in table.data.examples if example.reference == "5")
     played = table.play([five] * 2, [[r"\boxed{5}"], [r"\boxed{4}"]])
@@ -108,26 +112,13 @@ def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
     capped = sit("trouble", max_turns=1, args={"max_turns": -1})
     played = capped.play(capped.data.examples, [["a"], ["bb"], ["ccc"]])
     assert (played.values, [result.hit_turn_limit for result in played.results]) == ([1.0, 2.0, 3.0], [True] * 3)
-
-
-def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
-    table = sit("guess_number")
-    assert list(table.environment.reset(table.data.examples[:2])) == [0, 1]
-    results = table.environment.results()
-    assert [result.hit_turn_limit for result in results] == [True, True]
-    assert [result.score.value for result in results] == [0.0, 0.0]
-
-
-def test_a_truncated_reply_is_told_as_such(sit: Sit) -> None:
-    table = sit("tool_sum")
-    played = table.play([table.data.examples[0]], [["it is 6"]], stop=StopReason.LENGTH)
-    assert played.values == [1.0]
-    assert table.environment._loop.episodes[0].result["is_truncated"]
-
-
-def test_an_empty_reply_is_an_answer(sit: Sit) -> None:
-    table = sit("single-sum")
-    assert table.play([table.data.examples[0]], [[""]]).values == [0.5]
+    table = sit("trouble", args={"max_turns": 1, "grouped": True})
+    first, second, _ = table.data.examples
+    played = table.play([first, first, second], [["aa"], ["a"], ["a"]])
+    assert played.values == [3.0, 1.0, 2.0]
+    played = table.play([first, first, second], [["group raises"], ["a"], ["a"]])
+    assert played.values == [None, None, 2.0]
+    assert "rank raised ZeroDivisionError" in played.details[0]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +129,7 @@ def test_an_empty_reply_is_an_answer(sit: Sit) -> None:
         ("library error", "ToolError: the library's own error"),
     ],
 )
-def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> None:
+def test_a_rollout_that_breaks_fails_alone(sit, word, detail):
     table = sit("trouble")
     played = table.play([table.data.examples[0]] * 3, [["a", "b"], [word], ["a", "cc"]])
     assert played.values == [1.0, None, 2.0]
@@ -155,7 +146,7 @@ def test_a_rollout_that_breaks_fails_alone(sit: Sit, word: str, detail: str) -> 
         ("text", "judged raised ValueError: could not convert string to float"),
     ],
 )
-def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) -> None:
+def test_a_reward_that_breaks_is_never_a_zero(sit, word, detail):
     table = sit("trouble", args={"max_turns": 1})
     played = table.play([table.data.examples[0]] * 2, [["a"], [word]])
     assert (played.values, played.results[1].score.outcome) == ([1.0, None], Outcome.FAILED)
@@ -166,7 +157,7 @@ def test_a_reward_that_breaks_is_never_a_zero(sit: Sit, word: str, detail: str) 
     ("word", "missing"),
     [("metric raises", "measured"), ("metric is nan", "measured"), ("group metric raises", "rank_measured")],
 )
-def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit: Sit, word: str, missing: str) -> None:
+def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit, word, missing):
     table = sit("trouble", args={"max_turns": 1, "metrics": True})
     played = table.play([table.data.examples[0]], [[word]])
     assert played.values == [float(len(word))]
@@ -174,18 +165,8 @@ def test_a_metric_of_weight_0_that_breaks_costs_only_itself(sit: Sit, word: str,
     assert measured == {"measured", "rank_measured"} - {missing}
 
 
-def test_a_reward_of_the_group_sees_the_group(sit: Sit) -> None:
-    table = sit("trouble", args={"max_turns": 1, "grouped": True})
-    first, second, _ = table.data.examples
-    played = table.play([first, first, second], [["aa"], ["a"], ["a"]])
-    assert played.values == [3.0, 1.0, 2.0]
-    played = table.play([first, first, second], [["group raises"], ["a"], ["a"]])
-    assert played.values == [None, None, 2.0]
-    assert "rank raised ZeroDivisionError" in played.details[0]
-
-
 @pytest.mark.slow
-def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
+def test_what_hangs_is_cut_and_the_others_go_on(sit):
     table = sit("trouble", timeout_s=0.5)
     played = table.play([table.data.examples[0]] * 4, [["hang"], ["a", "b"], ["stubborn"], ["a", "judge hangs"]])
     assert played.values == [None, None, None, None]
@@ -194,8 +175,15 @@ def test_what_hangs_is_cut_and_the_others_go_on(sit: Sit) -> None:
     assert table.play([table.data.examples[0]] * 2, [["a", "b"], ["a", "cc"]]).values == [1.0, 2.0]
 
 
-def test_observations_depend_on_the_actions_alone(sit: Sit) -> None:
-    def observed(table: Any) -> Any:
+def test_it_pickles_small_after_loading_too(sit):
+    table = sit("guess_number", args={"rounds": 50})
+    table.play(table.data.examples[:1], [[r"\boxed{1}"]])
+    text = pickle.dumps(table.environment)
+    assert len(text) < 2000
+    with pytest.raises(RuntimeError, match="load"):
+        pickle.loads(text).reset(table.data.examples)
+
+    def observed(table):
         played = table.play([table.data.examples[0]] * 20, lambda number, turn, ask: f"{number}")
         return [[(number, each.prompt) for number, each in turn.items()] for turn in played.seen]
 
@@ -206,68 +194,27 @@ def test_observations_depend_on_the_actions_alone(sit: Sit) -> None:
     assert observed(sit("trouble", args={"max_turns": 4}, seed=2)) != first
 
 
-def test_a_reset_drops_open_episodes(sit: Sit) -> None:
-    table = sit("guess_number")
-    table.environment.reset(table.data.examples)
-    assert table.play(table.data.examples[:1], [[r"\boxed{1}"]]).values == [1.0]
-
-
-def test_it_pickles_small_after_loading_too(sit: Sit) -> None:
-    table = sit("guess_number", args={"rounds": 50})
-    table.play(table.data.examples[:1], [[r"\boxed{1}"]])
-    text = pickle.dumps(table.environment)
-    assert len(text) < 2000
-    with pytest.raises(RuntimeError, match="load"):
-        pickle.loads(text).reset(table.data.examples)
-
-
-def test_an_unknown_example_fails_alone(sit: Sit) -> None:
-    table, other = sit("guess_number"), sit("single-sum")
-    played = table.play([table.data.examples[0], other.data.examples[0]], [[r"\boxed{1}"], []])
-    assert played.values == [1.0, None]
-    assert "no task single-sum" in played.details[1]
-
-
 @pytest.mark.parametrize(
     ("name", "args", "code"),
     [
-        ("eval_only", {}, "evaluation-only"),
-        ("in_sandbox", {}, "foreign-runtime"),
-        ("with_pictures", {}, "not-text"),
-        ("single-sum", {"splitt": "test"}, "unknown-argument"),
-        ("single-sum", {"size": "many"}, "not-made"),
-        ("json", {}, "not-an-environment"),
+        *(("odd", {"kind": "evaluation"}, "evaluation-only"), ("odd", {"kind": "sandbox"}, "foreign-runtime")),
+        *(("odd", {"kind": "pictures"}, "not-text"), ("single-sum", {"splitt": "test"}, "unknown-argument")),
+        *(("single-sum", {"size": "many"}, "not-made"), ("json", {}, "not-an-environment")),
     ],
 )
-def test_an_environment_that_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        sit(name, args=args)
-    assert codes_in(caught) == [f"environment.{code}"]
+def test_an_environment_that_cannot_be_trained_on_is_refused(sit, name, args, code):
+    assert refused(sit, name, args=args) == [f"environment.{code}"]
 
 
-def test_the_signals_stay_the_runs(sit: Sit) -> None:
-    import signal
-
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    sit("guess_number")
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_a_mixture_is_played_by_each_of_its_environments(sit: Sit) -> None:
+def test_a_mixture_is_played_by_each_of_its_environments(sit):
     table = sit("mixture")
     played = table.play(table.data.examples, [[r"\boxed{5}", r"\boxed{7}"], [r"\boxed{0.75}"]])
     assert played.values == [1.0, 1.0]
     assert played.results[0].score.parts["num_turns"] == 2.0
-
-
-def test_plain_text_is_asked_without_a_chat(sit: Sit) -> None:
-    table = sit("story")
-    played = table.play(table.data.examples, [[" time"]])
-    assert (played.seen[0][0].prompt, played.values) == ("Once upon a", [5.0])
-
-
-def test_a_broken_verifier_of_the_library_is_never_a_zero(sit: Sit) -> None:
-    table = sit("mixture", args={"break_verifier": True})
-    played = table.play(table.data.examples[1:2] * 2, [[r"\boxed{0.75}"], ["no box"]])
-    assert played.values == [None, None]
+    broken = sit("mixture", args={"break_verifier": True})
+    played = broken.play(broken.data.examples[1:2] * 2, [[r"\boxed{0.75}"], ["no box"]])
+    assert played.values == [None, None], "never a zero"
     assert "Math verification failed" in played.details[0]
+    story = sit("odd", args={"kind": "story"})
+    played = story.play(story.data.examples, [[" time"]])
+    assert (played.seen[0][0].prompt, played.values) == ("Once upon a", [5.0]), "plain text without a chat"

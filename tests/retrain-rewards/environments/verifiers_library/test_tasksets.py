@@ -1,24 +1,19 @@
 """v1 environments, played by a script: real tasksets of the library, nothing of theirs replaced."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from retrain.api import ConfigError, Outcome
+from retrain.api import Outcome
 from retrain.tasks.environment import EnvironmentProcess
-from tests.kit.problems import codes_in
+from tests.kit.problems import refused
 
 pytestmark = pytest.mark.tasksets
 
-Sit = Callable[..., Any]
 CALL = '<tool_call>{"name": "adder_add", "arguments": {"a": 1, "b": 5}}</tool_call>'
 
 
-def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
+def test_a_single_turn_is_scored_by_its_rewards(sit):
     table = sit("taskset-sum")
     first, _, third = table.data.examples
     assert first.prompt == [{"role": "system", "content": "Add."}, {"role": "user", "content": "0 + 1 = ?"}]
@@ -27,23 +22,23 @@ def test_a_single_turn_is_scored_by_its_rewards(sit: Sit) -> None:
     assert played.values == [2.0, 0.0, 2.0]
     assert [each.prompt for each in played.seen[0].values()] == [first.prompt, first.prompt, third.prompt]
     assert played.results[0].score.parts == {"right": 1.0, "length": 7.0, "spaces": 2.0}
-
-
-def test_ids_are_made_of_content(sit: Sit) -> None:
-    some, more = sit("taskset-sum").data.examples, sit("taskset_sum", args={"size": 5}).data.examples
-    assert [one.id.split("-")[-1] for one in some] == [one.id.split("-")[-1] for one in more[:3]]
+    more = sit("taskset_sum", args={"size": 5}).data.examples
+    assert [one.id.split("-")[-1] for one in table.data.examples] == [one.id.split("-")[-1] for one in more[:3]]
     assert len({one.id for one in more}) == 5
 
 
-def test_a_reward_that_breaks_is_never_a_zero(sit: Sit) -> None:
+def test_a_reward_that_breaks_is_never_a_zero_and_a_measure_that_breaks_is_left_out(sit):
     table = sit("taskset-sum")
-    played = table.play([table.data.examples[0]] * 3, [["judge raises"], ["nan"], [""]])
-    assert [result.score.outcome for result in played.results] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
+    said = ["judge raises", "nan", "", "measure raises 1", "measure is nan 1"]
+    played = table.play([table.data.examples[0]] * 5, [[text] for text in said])
+    assert played.values == [None, None, 0.0, 2.0, 2.0]
+    assert [result.score.outcome for result in played.results[:3]] == [Outcome.FAILED, Outcome.FAILED, Outcome.SCORED]
     assert "no such verdict" in played.details[0]
     assert "nan" in played.details[1]
+    assert [set(result.score.parts) for result in played.results[3:]] == [{"right"}, {"right"}]
 
 
-def test_an_environment_that_plays_the_user(sit: Sit) -> None:
+def test_an_environment_that_plays_the_user(sit):
     table = sit("taskset_guess", timeout_s=1.0, endless_tasks=12)
     three = table.data.examples[2]
     played = table.play([three] * 4, [["1", "4", "3"], ["3"], ["hang"], ["raise"]])
@@ -56,30 +51,17 @@ def test_an_environment_that_plays_the_user(sit: Sit) -> None:
     ]
     assert played.details[2] == "the environment took longer than timeout_s = 1 s"
     assert "the environment broke" in played.details[3]
-
-
-def test_of_an_endless_taskset_the_first_are_taken(sit: Sit) -> None:
-    data = sit("taskset_guess", endless_tasks=12).data
-    assert [example.reference for example in data.examples] == [str(n) for n in range(1, 13)]
-    assert "the first of an endless taskset" in data.notes[0]
-
-
-def test_a_turn_cap_ends_the_episode_and_scores_it(sit: Sit) -> None:
-    table = sit("taskset_guess", max_turns=2, endless_tasks=3)
-    played = table.play([table.data.examples[2]] * 2, [["1", "2"], ["1", "3"]])
-    assert played.values == [0.0, 1.0]
-    assert [result.hit_turn_limit for result in played.results] == [True, False]
-
-
-def test_open_episodes_are_scored_as_far_as_they_went(sit: Sit) -> None:
-    table = sit("taskset_guess", endless_tasks=3)
-    assert list(table.environment.reset(table.data.examples[:2])) == [0, 1]
-    results = table.environment.results()
-    assert [(result.hit_turn_limit, result.score.value) for result in results] == [(True, 0.0), (True, 0.0)]
+    assert [example.reference for example in table.data.examples] == [str(n) for n in range(1, 13)]
+    assert "the first of an endless taskset" in table.data.notes[0]
+    capped = sit("taskset_guess", max_turns=2, endless_tasks=3)
+    played = capped.play([capped.data.examples[2]] * 2, [["1", "2"], ["1", "3"]])
+    assert (played.values, [each.hit_turn_limit for each in played.results]) == ([0.0, 1.0], [True, False])
+    assert list(capped.environment.reset(capped.data.examples[:2])) == [0, 1]
+    assert [(each.hit_turn_limit, each.score.value) for each in capped.environment.results()] == [(True, 0.0)] * 2
 
 
 @pytest.mark.slow
-def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) -> None:
+def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit):
     table = sit("taskset_tools")
     unknown = '<tool_call>{"name": "nope", "arguments": {}}</tool_call>'
     played = table.play([table.data.examples[0]] * 2, [[CALL, "6"], [unknown, "7"]])
@@ -92,7 +74,7 @@ def test_a_tool_is_called_and_its_result_is_in_the_next_observation(sit: Sit) ->
 
 
 @pytest.mark.slow
-def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(sit: Sit) -> None:
+def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(sit):
     table = sit("taskset_tools")
     hosted = EnvironmentProcess(table.environment, name="tools", timeout_s=30.0, memory_gb=4.0)
     try:
@@ -104,23 +86,8 @@ def test_a_tool_is_called_from_the_process_in_which_a_run_keeps_its_environment(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [("ends", "tools-failed"), ("away", "remote-tools")])
-def test_tools_that_cannot_be_started_are_refused_at_load(sit: Sit, fault: str, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        sit("taskset_broken_tools", args={"fault": fault})
-    assert codes_in(caught) == [f"environment.{code}"]
-
-
-def test_what_only_measures_is_left_out_where_it_fails(sit: Sit) -> None:
-    table = sit("taskset-sum")
-    played = table.play([table.data.examples[0]] * 2, [["measure raises 1"], ["measure is nan 1"]])
-    assert played.values == [2.0, 2.0]
-    assert [set(result.score.parts) for result in played.results] == [{"right"}, {"right"}]
-
-
-def test_environments_can_be_played_again_and_again(sit: Sit) -> None:
-    table = sit("taskset-sum")
-    for _ in range(3):
-        assert table.play(table.data.examples, [["1"], ["3"], ["4"]]).values == [2.0, 2.0, 0.0]
+def test_tools_that_cannot_be_started_are_refused_at_load(sit, fault, code):
+    assert refused(sit, "taskset_broken_tools", args={"fault": fault}) == [f"environment.{code}"]
 
 
 @pytest.mark.parametrize(
@@ -133,21 +100,15 @@ def test_environments_can_be_played_again_and_again(sit: Sit) -> None:
         ("json", {}, "not-an-environment"),
     ],
 )
-def test_a_taskset_that_cannot_be_trained_on_is_refused(sit: Sit, name: str, args: Any, code: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        sit(name, args=args)
-    assert codes_in(caught) == [f"environment.{code}"]
+def test_a_taskset_that_cannot_be_trained_on_is_refused(sit, name, args, code):
+    assert refused(sit, name, args=args) == [f"environment.{code}"]
 
 
-def test_a_classic_environment_is_refused_by_a_library_without_them(
-    sit: Sit, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_classic_environment_is_refused_by_a_library_without_them(sit, monkeypatch, tmp_path):
     import importlib.util
 
     (tmp_path / "classic_one.py").write_text("def load_environment(): ...")
     monkeypatch.syspath_prepend(str(tmp_path))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "verifiers.legacy" else find(name))
-    with pytest.raises(ConfigError) as caught:
-        sit("classic_one")
-    assert codes_in(caught) == ["environment.classic-unsupported"]
+    assert refused(sit, "classic_one") == ["environment.classic-unsupported"]

@@ -31,12 +31,14 @@ from retrain.tasks.tasks import Tasks, load_tasks
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-WORDS = 8  # words of a run; 8 to 13 are in use (13: GPT-3, arXiv:2005.14165)
+# Runs of 8 to 13 words are in use; 13 is the length of GPT-3 (arXiv:2005.14165).
+WORDS = 8
 # Share of a held-out example's runs in one training example: two changed words of forty leave more than half.
 NEAR = 0.5
 # Runs that a near match needs unless it has them all: a short text may differ in the one word that counts.
 LEAST_COMMON = 8
-TEMPLATE_SHARE = 0.1  # a run in more of the held-out examples belongs to their template
+# A run that more of the held-out examples share belongs to their template.
+TEMPLATE_SHARE = 0.1
 LEAST_TEMPLATE = 3
 _WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[-+*/=<>^%()×÷]")
 

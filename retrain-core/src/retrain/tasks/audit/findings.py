@@ -20,7 +20,8 @@ LOG = logging.getLogger("retrain")
 SHOWN = 5  # causes in an error; the command shows all
 HEAD_CHARS = 80
 DETAIL_CHARS = 300
-NEARLY = 0.9  # of the right answer's score: a wrong text that gets so much is accepted
+# A wrong text that gets this share of the right answer's score counts as accepted.
+NEARLY = 0.9
 
 
 def report_data(report: AuditReport) -> dict[str, Any]:

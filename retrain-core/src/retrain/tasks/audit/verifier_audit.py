@@ -23,7 +23,8 @@ from retrain.tasks.tasks import RewardVerifier
 
 LOG = logging.getLogger("retrain")
 SHADOW = "Shadow"  # first word of the lines about its audit
-SLOW_SHARE = 0.5  # of the time limit: above this, a harder answer may well exceed it
+# Above this share of the time limit a harder answer may well exceed it.
+SLOW_SHARE = 0.5
 # The same examples whatever the run's seed, so that `retrain audit` has the findings that the run had.
 DRAW = Seeds(0)
 

@@ -23,6 +23,7 @@ from retrain.kernel import errors
 from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.tasks.child import wire
 
+# Preparing may import a large library from a cold disk.
 START_TIMEOUT_S = 120.0
 # Least and most seconds for taking a call: an idle worker does so at once, but the machine may be very busy.
 HANDOVER_S = (1.0, 60.0)
@@ -127,7 +128,8 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), far_end.fileno()),
                 start_new_session=True,
-                env={"PYTHONHASHSEED": "0", **os.environ},  # sets have the same order in every run
+                # Sets of text are then iterated in the same order in every run.
+                env={"PYTHONHASHSEED": "0", **os.environ},
             )
         except BaseException:
             connection.close()
@@ -169,13 +171,16 @@ class Child:
         if process is None or connection is None or life_line is None:
             return
         with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
-        life_line.close()  # the guard kills all processes below it, even those that left the group
+            # Closing would not wake a call that waits in another thread.
+            connection.shutdown(socket.SHUT_RDWR)
+        # The guard then kills all processes below it, even those that left the group.
+        life_line.close()
         try:
             process.wait(KILL_S)
         except BaseException as error:  # the guard does not react, or a signal handler raised
             with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+                # It is not reaped yet, so its id cannot belong to another process.
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -185,7 +190,8 @@ class Child:
     def _pickled(self) -> bytes:
         try:
             return pickle.dumps(self._target)
-        except Exception as error:  # pickle raises many kinds
+        # `pickle` has no common class of errors, and `__reduce__` of user code may raise anything.
+        except Exception as error:
             kind = type(self._target).__name__
             what = f"{self.name}: a {kind} cannot be sent to another process: {type(error).__name__}: {error}"
             fix = "hold plain data in it, and open files, locks and models in `prepare`"
@@ -261,7 +267,8 @@ def in_copy(work: Callable[[], Any], *, timeout_s: float) -> Any | None:
     reading, writing = forking.Pipe(duplex=False)
     copy = forking.Process(target=_answer, args=(work, writing, timeout_s))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy; the copy uses none of them
+        # Python warns because NumPy has started threads; the copy uses none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
         copy.start()
     assert copy.pid
     writing.close()
@@ -271,7 +278,8 @@ def in_copy(work: Callable[[], Any], *, timeout_s: float) -> Any | None:
         return None
     finally:
         reading.close()
-        for end in (os.killpg, os.kill):  # the group too: it may have started processes
+        # The group as well, since the copy may have started processes.
+        for end in (os.killpg, os.kill):
             with suppress(ProcessLookupError, PermissionError):
                 end(copy.pid, signal.SIGKILL)
         copy.join()
@@ -281,7 +289,8 @@ def _answer(work: Callable[[], Any], writing: Connection, timeout_s: float) -> N
     try:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(timeout_s) + 1)  # it ends even if this process is gone
+        # It ends by itself even if this process is gone.
+        signal.alarm(int(timeout_s) + 1)
         nothing = open(os.devnull, "r+", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         for descriptor in (0, 1, 2):
             os.dup2(nothing.fileno(), descriptor)
@@ -290,4 +299,5 @@ def _answer(work: Callable[[], Any], writing: Connection, timeout_s: float) -> N
         logging.disable()
         writing.send_bytes(json.dumps(work()).encode())
     finally:
-        os._exit(0)  # no `atexit`, no buffers of the original
+        # `sys.exit` would run `atexit` and flush buffers that belong to the original.
+        os._exit(0)

@@ -47,7 +47,8 @@ def _prctl(option: int, value: int) -> None:
 # Processes that user code started and left behind: found by their parents, and killed.
 
 
-ROUNDS = 50  # a process may start another just before it is killed
+# Several, because a process may start another just before it is killed.
+ROUNDS = 50
 PAUSE_S = 0.002
 
 
@@ -105,6 +106,7 @@ def _from_proc() -> list[tuple[int, int]]:
         if not name.isdigit():
             continue
         with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stream:
-            after_name = stream.read().rpartition(b")")[2].split()  # the name itself may hold anything
+            # Split behind the last parenthesis: the name of a program may hold blanks and parentheses.
+            after_name = stream.read().rpartition(b")")[2].split()
             found.append((int(name), int(after_name[1])))
     return found

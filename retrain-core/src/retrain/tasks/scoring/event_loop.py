@@ -26,7 +26,8 @@ from retrain.tasks.scoring.verdict import verdict
 
 LOG = logging.getLogger("retrain")
 CONCURRENCY = 16
-STANDSTILL_MARGIN_S = 1.0  # an event loop on a busy machine may be that late
+# On a busy machine a heartbeat may come that late.
+STANDSTILL_MARGIN_S = 1.0
 BEAT_S = 0.2
 JOIN_S = 2.0
 STRAY = Attempt(score=Score.failed("the reward cancelled its own call"))
@@ -154,7 +155,8 @@ class AsyncScorers:
 
     def _pulse(self) -> None:
         self.beat = time.monotonic()
-        self._loop.call_later(BEAT_S, self._pulse)  # not a task: a reward may cancel all of those
+        # A timer, since a reward may cancel every task of the loop.
+        self._loop.call_later(BEAT_S, self._pulse)
 
     def _begin(self, task: Task) -> None:
         if task.is_cancelled:
@@ -183,7 +185,8 @@ class AsyncScorers:
     async def _score(self, task: Task) -> None:
         is_final = False
         while not is_final:
-            async with self._slots[task.reward]:  # the clock starts when the call does
+            # Waiting for a slot does not count towards the time limit of the call.
+            async with self._slots[task.reward]:
                 attempt = await self._attempt(task)
             is_final = task.settle(attempt)
 

@@ -15,6 +15,7 @@ from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildFailure, ChildTimeout
 from retrain.tasks.scoring.verdict import Scorers
 
+# Each worker holds a copy of every reward, and of the libraries that rewards import.
 MAX_WORKERS = 8
 JOIN_S = 10.0
 
@@ -76,6 +77,7 @@ class ScoringPool:
     def __init__(self, rewards: Mapping[int, Reward], *, workers: int, memory_gb: float) -> None:
         scorers = Scorers(rewards)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        # One core is left to the run, which tokenises and trains.
         count = workers or min(MAX_WORKERS, max(1, cores - 1))
         self._children = [Child(scorers, memory_gb=memory_gb, name="scoring") for _ in range(count)]
         self._running: list[Task | None] = [None] * count

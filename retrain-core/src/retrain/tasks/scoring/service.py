@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("retrain")
 POLL_S = 0.5  # between two looks at the event loop's heartbeat
 RESTS = Attempt(score=Score.failed("not tried: nothing could be scored in the last batches"))
-MAX_ENTRIES = 2**14  # about 500 bytes each
+# About 500 bytes each, so 8 MB at most.
+MAX_ENTRIES = 2**14
 MOST_LOST = 3
 
 

@@ -24,7 +24,8 @@ from retrain.tasks.scoring.verdict import verdict
 from retrain.tasks.tasks import RewardVerifier
 
 ROWS = 3
-TRIAL_S = 2.0  # a slower reward is left to the audit
+# A reward that takes longer is left to the audit, so that the trial delays no run.
+TRIAL_S = 2.0
 Pairs = Sequence[tuple[Example, str]]
 
 

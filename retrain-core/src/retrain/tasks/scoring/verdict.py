@@ -10,7 +10,8 @@ from retrain.kernel.contracts.tasks import Reward
 from retrain.kernel.types import Example, Outcome, Score
 
 UNIQUE_SCORES = "reward_unique_fraction_mean"  # of the step's groups, not of a part
-MAX_DETAIL = 1000  # characters; it is stored with every completion
+# Cut, because it is stored with every completion.
+MAX_DETAIL = 1000
 
 
 def verdict(answer: Any) -> Score:

@@ -109,7 +109,7 @@ def _generation(settings: Settings) -> Classic | Tasksets:
         from retrain_rewards.environments.verifiers_library.tasksets import Tasksets
     except ImportError as error:
         what = f"the installed verifiers cannot be used: {reason_of(error)}"
-        fix = install_line("retrain-rewards", "verifiers")
+        fix = f"install it: {install_line('retrain-rewards', 'verifiers')}"
         raise settings.problem("id", code="environment.library-unusable", what=what, fix=fix) from error
     return Tasksets(settings, module, is_classic=is_classic)
 

@@ -165,7 +165,8 @@ class Trial(AbstractContextManager["Trial"]):
                 process = reward.sandbox.process(reward.limits, link)
             except (ProcessFault, OSError) as error:
                 what = f"the sandbox for a program could not be started: {error}"
-                raise RewardError(Problem(code="reward.sandbox-failed", what=what)) from error
+                fix = "`retrain doctor` checks the sandbox: it may be out of memory, processes or rights"
+                raise RewardError(Problem(code="reward.sandbox-failed", what=what, fix=fix)) from error
             if link is not None:
                 # So that the other process sees the end of this one.
                 link.close()

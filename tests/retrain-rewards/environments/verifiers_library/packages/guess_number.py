@@ -3,8 +3,6 @@
 These are the very words that `builtin:tiny` was pretrained on, so it can play from the start, and learn to play well.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,15 +15,11 @@ _BOX = re.compile(r"\\boxed\{\s*(\d+)\s*\}")
 
 
 class GuessNumber(vf.MultiTurnEnv):  # type: ignore[misc]
-    """Ends when the number is guessed, or after `max_turns` guesses."""
-
     @vf.stop
     async def guessed(self, state: Any) -> bool:
-        """Whether the last guess was right."""
         return guess_in(state["trajectory"][-1]["completion"]) == int(state["answer"]) if state["trajectory"] else False
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
-        """The hint after a wrong guess."""
         guess = guess_in(messages[-1:])
         if guess is None:
             return [{"role": "user", "content": "Guess again."}]
@@ -34,19 +28,16 @@ class GuessNumber(vf.MultiTurnEnv):  # type: ignore[misc]
 
 
 def guess_in(messages: Sequence[Any]) -> int | None:
-    """The last boxed number of the last message."""
     found = _BOX.findall(str(messages[-1].content)) if messages else []
     return int(found[-1][:3]) if found else None
 
 
 def right(completion: Any, answer: str) -> float:
-    """1 when the number was guessed."""
     said = [message for message in completion if message.role == "assistant"]
     return float(guess_in(said) == int(answer))
 
 
 def distance(completion: Any, answer: str) -> float:
-    """How far off the last guess was; 9 without a guess."""
     said = [message for message in completion if message.role == "assistant"]
     guess = guess_in(said)
     return 9.0 if guess is None else float(abs(guess - int(answer)))
@@ -55,7 +46,6 @@ def distance(completion: Any, answer: str) -> float:
 def load_environment(
     max_turns: int = 2, rounds: int = 1, secrets: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 ) -> vf.Environment:
-    """`rounds` tasks for each of the `secrets`."""
     rows = [
         {"question": QUESTION, "answer": str(secret), "info": {"round": number}}
         for number in range(rounds)

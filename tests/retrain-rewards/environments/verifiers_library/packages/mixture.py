@@ -1,14 +1,11 @@
 """Classic, a mixture: the guessing game, and mathematics judged by the library's own rubric."""
 
-from __future__ import annotations
-
 import verifiers as vf
 from datasets import Dataset
 from guess_number import load_environment as load_game
 
 
 def load_environment(break_verifier: bool = False) -> vf.Environment:
-    """One task of each."""
     rubric = vf.MathRubric()
     if break_verifier:
         rubric.executor.shutdown()

@@ -1,7 +1,5 @@
 """Classic, one turn: add two numbers; a system prompt and two weighted reward functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import verifiers as vf
@@ -9,17 +7,14 @@ from datasets import Dataset
 
 
 def right(completion: Any, answer: str) -> float:
-    """1 when the answer stands at the end."""
     return float(completion[-1].content.strip().endswith(answer))
 
 
 def short(completion: Any) -> float:
-    """1 for twenty characters at most."""
     return float(len(completion[-1].content) <= 20)
 
 
 def load_environment(split: str = "train", size: int = 4) -> vf.Environment:
-    """`size` sums, one of them twice."""
     rows = [
         {"question": f"{n} + {n + 1} = ?", "answer": str(2 * n + 1), "task": "sum", "info": {"n": n, "split": split}}
         for n in [*range(size), 0]

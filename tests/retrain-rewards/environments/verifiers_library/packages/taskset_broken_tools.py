@@ -1,7 +1,5 @@
 """v1, with tools whose server cannot be started: `ends` does nothing, `away` wants a container."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import verifiers.v1 as vf
@@ -15,20 +13,14 @@ class Silent(vf.Toolset[vf.ToolsetConfig, vf.State]):
 
 
 class BrokenConfig(vf.TasksetConfig):
-    """Which fault."""
-
     fault: str = "ends"
 
 
 class BrokenTaskset(vf.Taskset[vf.Task, BrokenConfig]):
-    """One task, and a server for all."""
-
     @classmethod
     def toolsets(cls, config: BrokenConfig) -> list[vf.Toolset]:
-        """One."""
         runtime = {"runtime": DockerConfig()} if config.fault == "away" else {}
         return [Silent(vf.ToolsetConfig(**runtime))]
 
     def load(self) -> Iterable[vf.Task]:
-        """In order."""
         yield vf.Task(vf.TaskData(prompt="Call it."), self.config.task)

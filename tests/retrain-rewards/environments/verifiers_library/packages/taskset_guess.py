@@ -1,7 +1,5 @@
 """v1, several turns: the environment plays the user of a guessing game; without an end."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re
@@ -14,8 +12,6 @@ __all__ = ["GuessEnv", "GuessTaskset"]
 
 
 class GuessData(vf.TaskData):
-    """One secret."""
-
     answer: str
 
 
@@ -24,27 +20,19 @@ class GuessTask(vf.Task[GuessData, vf.State, vf.TaskConfig]):
 
 
 class GuessTaskset(vf.Taskset[GuessTask, vf.TasksetConfig]):
-    """All numbers, one after the other."""
-
     INFINITE = True
 
     def load(self) -> Iterable[GuessTask]:
-        """Never ends."""
         for n in itertools.count(1):
             yield GuessTask(GuessData(prompt=f"Guess my number below {n + 2}.", answer=str(n)), self.config.task)
 
 
 class GuessConfig(vf.EnvConfig):
-    """One player."""
-
     player: vf.AgentConfig = vf.AgentConfig()
 
 
 class GuessEnv(vf.Env[GuessConfig]):
-    """Tells whether a guess is too low."""
-
     async def run(self, task: Any, agents: Any) -> None:
-        """Until it is guessed, or the library ends it."""
         won = False
         async with agents.player.interaction(task) as interaction:
             segment = await interaction.turn()

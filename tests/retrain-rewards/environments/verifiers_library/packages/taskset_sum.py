@@ -1,7 +1,5 @@
 """v1, one turn: add two numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import verifiers.v1 as vf
@@ -10,17 +8,12 @@ __all__ = ["SumTaskset"]
 
 
 class SumData(vf.TaskData):
-    """One sum."""
-
     answer: str
 
 
 class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
-    """Scored by what it ends with."""
-
     @vf.reward(weight=2.0)
     async def right(self, trace: vf.Trace) -> float:
-        """1 when the answer stands at the end; breaks on one word."""
         if trace.last_reply == "judge raises":
             raise KeyError("no such verdict")
         if trace.last_reply == "nan":
@@ -29,12 +22,10 @@ class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
 
     @vf.metric
     async def length(self, trace: vf.Trace) -> float:
-        """Characters of the answer; breaks on one word."""
         return _measured(trace.last_reply, len(trace.last_reply))
 
     @vf.reward(weight=0.0)
     async def spaces(self, trace: vf.Trace) -> float:
-        """Spaces of the answer; breaks as well."""
         return _measured(trace.last_reply, trace.last_reply.count(" "))
 
 
@@ -45,16 +36,11 @@ def _measured(said: str, value: int) -> float:
 
 
 class SumConfig(vf.TasksetConfig):
-    """Its one argument."""
-
     size: int = 3
 
 
 class SumTaskset(vf.Taskset[SumTask, SumConfig]):
-    """`size` sums."""
-
     def load(self) -> Iterable[SumTask]:
-        """In order."""
         for n in range(self.config.size):
             data = SumData(prompt=f"{n} + {n + 1} = ?", system_prompt="Add.", answer=str(2 * n + 1))
             yield SumTask(data, self.config.task)

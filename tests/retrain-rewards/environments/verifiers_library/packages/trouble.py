@@ -1,7 +1,5 @@
 """Classic, everything that can go wrong, by the word that the policy says."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any
@@ -11,10 +9,7 @@ from datasets import Dataset
 
 
 class Trouble(vf.MultiTurnEnv):  # type: ignore[misc]
-    """Goes on for ever, unless the policy says a word that breaks it."""
-
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
-        """Breaks in the way that the last word says, or draws a number."""
         word = messages[-1].content
         if word == "hang":
             await asyncio.sleep(1e9)
@@ -34,7 +29,6 @@ class Trouble(vf.MultiTurnEnv):  # type: ignore[misc]
 
 
 def judged(completion: Any) -> float:
-    """Breaks or hangs by the last word, else the length."""
     word = completion[-1].content
     if word == "judge raises":
         raise KeyError("no such verdict")
@@ -42,14 +36,12 @@ def judged(completion: Any) -> float:
 
 
 async def slow(completion: Any) -> float:
-    """Never comes back for one word."""
     if completion[-1].content == "judge hangs":
         await asyncio.sleep(1e9)
     return 0.0
 
 
 def rank(completions: Any) -> list[float]:
-    """A reward of the whole group: the longest last word wins."""
     words = [completion[-1].content for completion in completions]
     if "group raises" in words:
         raise ZeroDivisionError("nothing to compare")
@@ -57,7 +49,6 @@ def rank(completions: Any) -> list[float]:
 
 
 def measured(completion: Any) -> float:
-    """Measure without weight; breaks by the last word."""
     word = completion[-1].content
     if word == "metric raises":
         raise KeyError("no such measure")
@@ -65,14 +56,12 @@ def measured(completion: Any) -> float:
 
 
 def rank_measured(completions: Any) -> list[float]:
-    """Measure the whole group without weight."""
     if any(completion[-1].content == "group metric raises" for completion in completions):
         raise ZeroDivisionError("nothing to compare")
     return [8.0] * len(completions)
 
 
 def load_environment(max_turns: int = 2, grouped: bool = False, metrics: bool = False, **_: Any) -> vf.Environment:
-    """Three tasks."""
     rows = Dataset.from_list([{"question": f"task {n}", "answer": ""} for n in range(3)])
     funcs = [judged, slow, rank] if grouped else [judged, slow]
     weights = [1.0] * len(funcs)

@@ -1,4 +1,4 @@
-"""Rewards that do what the completion tells them to."""
+"""Rewards that do as the completion says, and rewards that work or do not in the trial before a run."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,6 @@ from tests.kit.hostile_acts import ATTACKS, HARMLESS
 
 
 class Match:
-    """1 when the text is the reference."""
-
     def score(self, example: Example, text: str):
         return float(text == example.reference)
 
@@ -27,16 +25,12 @@ class Length:
 
 
 class Nap:
-    """Takes as long as the text says."""
-
     def score(self, example, text):
         time.sleep(float(text))
         return 1.0
 
 
 class Flaky:
-    """Fails when it sees a text for the first time."""
-
     def __init__(self, folder):
         self.folder = folder
 
@@ -49,8 +43,6 @@ class Flaky:
 
 
 class Counting:
-    """Counts its calls in a file."""
-
     def __init__(self, file):
         self.file = file
 
@@ -63,8 +55,6 @@ class Counting:
 
 
 class Prepared:
-    """Needs `prepare`, and cannot without it."""
-
     ready = False
 
     def prepare(self):
@@ -98,8 +88,6 @@ class Hostile:
 
 
 class AsyncActs:
-    """As the text says, in the event loop."""
-
     concurrency = 4
 
     def __init__(self):
@@ -139,3 +127,61 @@ class AsyncActs:
             return float("nan")
         await asyncio.sleep(0.01)
         return 0.5
+
+
+class Sound:
+    def __init__(self):
+        self.calls = 0
+
+    def score(self, example, text):
+        self.calls += 1
+        return float(text == example.reference)
+
+
+class Raising(Sound):
+    def score(self, example, text):
+        return {}["no such key"]
+
+
+class NotANumber(Sound):
+    def score(self, example, text):
+        return float("nan")
+
+
+class OnlyEmpty(Sound):
+    def score(self, example, text):
+        return 0.0 if not text else 1.0 / 0.0
+
+
+class ReadsOneFormat(Sound):
+    def score(self, example, text):
+        return float(text.removeprefix("answer:").strip() == example.reference) if ":" in text else None
+
+    def gold(self, example):
+        return f"answer: {example.reference}"
+
+
+class Slow(Sound):
+    def score(self, example, text):
+        time.sleep(30)
+
+
+class OnlyInItsProcess(Sound):
+    """As a reward on a device that a copy of a process cannot use."""
+
+    def score(self, example, text):
+        if "pytest" in sys.modules:
+            raise RuntimeError("not here")
+        return 1.0
+
+
+class Heavy(Raising):
+    """Its `prepare` may load something large."""
+
+    def prepare(self):
+        raise AssertionError("not here")
+
+
+class Remote(Sound):
+    async def score(self, example, text):
+        raise AssertionError("a server was asked")

@@ -10,12 +10,10 @@ from tests.kit.hostile_acts import ATTACKS, HARMLESS, OTHERS, leave_processes
 
 
 class OwnError(ConfigError):
-    """A kind of error that the parent does not know."""
+    """The parent does not know it."""
 
 
 class Target:
-    """Answers what it is asked."""
-
     prepared = False
 
     def prepare(self):
@@ -91,22 +89,16 @@ for name, act in (ATTACKS | HARMLESS | OTHERS).items():
 
 
 class Broken:
-    """Cannot prepare."""
-
     def prepare(self):
         raise ImportError("no module named sympathy")
 
 
 class Sleepy:
-    """Prepares for ever."""
-
     def prepare(self):
         time.sleep(1000)
 
 
 class Helped:
-    """Keeps a process of its own from the beginning."""
-
     def prepare(self):
         self.helper = subprocess.Popen(["sleep", "1000"])
 
@@ -116,7 +108,5 @@ class Helped:
 
 
 class Locked:
-    """Cannot be pickled."""
-
     def __init__(self):
         self.stream = open(os.devnull)  # noqa: SIM115
