@@ -246,6 +246,6 @@ def _needed(kind: Kind, name: str, folder: Path, servers: ExitStack) -> Settings
         case Kind.BACKEND, "tinker":
             _need("tinker")
             url = servers.enter_context(tinker_server.serving(Toy(vocabulary=512)))
-            options = {"base_model": TOY_MODEL, "timeout_s": 60.0, "connect_timeout_s": 60.0}
+            options = {"base_model": TOY_MODEL, "timeout_s": 300.0, "connect_timeout_s": 300.0}
             return {"model": {"base_url": url}, "backend": {"options": options}}
     return {}

@@ -114,7 +114,7 @@ async def open_toolbox(settings: McpSettings) -> AsyncIterator[Toolbox]:
                         await toolbox.add(_Server(name=name, session=session, log=log), table.tools)
                 except TimeoutError as error:
                     raise _died(name, log, f"has not started within {settings.timeout_s:g} s") from error
-                except (OSError, mcp.McpError, httpx.HTTPError) as error:
+                except (OSError, mcp.McpError, httpx.HTTPError, *GONE) as error:
                     raise _died(name, log, f"cannot be used: {error}") from error
             yield toolbox
     except BaseExceptionGroup as group:  # the tasks that read and write wrap their errors
