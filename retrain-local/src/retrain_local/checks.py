@@ -31,12 +31,14 @@ LOCAL_KEYS = (  # keys of this backend, their defaults, and the fix under anothe
     ("model.adapter", "", LOCAL_ONLY),
     ("lora.rslora", False, LOCAL_ONLY),
     ("lora.dora", False, LOCAL_ONLY),
+    ("lora.targets", ["all-linear"], LOCAL_ONLY),
 )
 NOT_WITH_ALL: dict[str, tuple[Any, str]] = {  # the one permitted value, and why
     "entropy.coef": (0.0, "the entropy has no gradient for the trained head"),
     "lora.alpha": (0, "there is no adapter to scale"),
     "lora.rslora": (False, "there is no adapter to scale"),
     "lora.dora": (False, "there is no adapter"),
+    "lora.targets": (["all-linear"], "there is no adapter"),
     "model.adapter": ("", "an adapter needs a rank"),
 }
 BEYOND_LORA = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern")  # empty in plain LoRA

@@ -31,6 +31,11 @@ class LoraKeys(Table):
     """The keys of backend `local` in the kernel's `[lora]`."""
 
     rslora: bool = key(False, "Scale the adapter by alpha / sqrt(rank), not alpha / rank (backend local).")
+    targets: list[str] = key(
+        ["all-linear"],
+        "Layers with an adapter (backend local): all-linear = every linear layer but the head, routers and experts' "
+        "fused matrices; attention = those of attention and of layers in its place; experts; or names of modules.",
+    )
     dora: bool = key(
         False, "Train magnitudes of the matrices in addition; samples slowly, by PEFT's modules (backend local)."
     )

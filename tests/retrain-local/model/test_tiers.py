@@ -242,3 +242,26 @@ def test_the_tier_is_chosen_by_what_the_modules_compute(monkeypatch: pytest.Monk
     monkeypatch.setattr(modeling_granite, "eager_attention_forward", stranger)
     model.set_attn_implementation("eager")
     assert choose_route(model).why
+
+
+@pytest.mark.parametrize("targets", [["attention"], ["all-linear", "experts"], ["q_proj"]], ids=" and ".join)
+def test_an_adapter_of_chosen_layers_is_pefts(
+    targets: list[str], local: Local, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    backend = local.make(folders("qwen3_moe"), lora={"targets": targets})
+    backend.train(local.roll(backend, requests=REQUESTS, max_tokens=8))
+    backend.publish()
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8, step=1)
+    adapter = saved(tmp_path / "adapter", backend.save_adapter)
+    model = plain_model(folders("qwen3_moe"), adapter).eval()
+    check_own(model, batch)
+    assert distance(gradient(backend, batch), joined(plain_gradient(batch, model))) < 1e-4
+    names = set(backend._pair.parameters)
+    assert any("experts" in name for name in names) == ("experts" in targets)
+    assert not any("mlp.gate." in name for name in names), "the router stays as it is"
+
+
+def test_a_layer_that_the_model_lacks_is_named(local: Local, folders: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        local.pair(folders("qwen3_moe"), lora={"targets": ["c_attn"]})
+    assert codes_in(caught) == ["model.unknown-target"]

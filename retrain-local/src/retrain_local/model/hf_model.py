@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from retrain.api import ConfigError, Problem
 from retrain_local.memory import sizes
 from retrain_local.memory.shape import TEXT_NAMES
 from retrain_local.model.adapter import ADAPTER, PREFIX, adapter_config, file_names
@@ -27,7 +28,7 @@ from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Lora, Pair, Placement, Publish
 from retrain_local.model.plain import PlainDecoder
 from retrain_local.model.probe import NotCausalError, Route, choose_route
-from retrain_local.model.targets import target_names
+from retrain_local.model.targets import UnknownTargetError, set_targets
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
 log = logging.getLogger("retrain")
@@ -86,7 +87,12 @@ def route_of(base: Any, folder: Folder) -> Route:
 def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     base, whole = load_base(folder, place)
     route = route_of(base, folder)
-    peft = attach(base, lora)
+    try:
+        peft = attach(base, lora, route.mixing)
+    except UnknownTargetError as error:
+        known = sorted({name.rpartition(".")[2] for name, module in base.named_modules() if hasattr(module, "weight")})
+        what, fix = f"no layer is named {str(error)!r}", f"known: all-linear, attention, experts, {', '.join(known)}"
+        raise ConfigError(Problem(code="model.unknown-target", where="[lora] targets", what=what, fix=fix)) from None
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
     total = sum(p.numel() for p in peft.parameters())
     trained = route.decoder(peft.get_base_model())
@@ -111,7 +117,16 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         # The short names would match layers of the other towers too.
         targets = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in names.values()}
     written = adapter_config(targets, fan_in_fan_out=fan_in_fan_out, **given)
+    written |= {name: found for name in BESIDE_MODULES if (found := plain_value(getattr(peft_config, name, None)))}
     return _pair(folder, route, trained, made, names, parameters=parameters, total=total, adapter_config=written)
+
+
+# Of PEFT's configuration: what an adapter of fused experts has beside modules.
+BESIDE_MODULES = ("target_parameters", "rank_pattern", "alpha_pattern")
+
+
+def plain_value(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, list, tuple)) else value
 
 
 def _pair(
@@ -156,8 +171,8 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def attach(base: Any, lora: Lora) -> PeftModel:
-    """Add LoRA to every linear layer except the head, initialised from the seed; torch's random state is kept."""
+def attach(base: Any, lora: Lora, attention: Collection[str]) -> PeftModel:
+    """Add LoRA to the layers of `lora.targets`, initialised from the seed; torch's random state is kept."""
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -167,7 +182,7 @@ def attach(base: Any, lora: Lora) -> PeftModel:
         use_rslora=lora.rslora,
         use_dora=lora.dora,
     )
-    config.target_modules = target_names(base, config)
+    set_targets(base, config, lora.targets, attention)
     device = next(base.parameters()).device
     devices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():

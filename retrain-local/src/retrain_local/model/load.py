@@ -45,7 +45,8 @@ def create_pair(
     log.info("Loading %s: %s on %s...", role, config.model.model, trainer_device)
     rank = config.model.lora_rank
     kinds = {name: config.value(f"lora.{name}", False) for name in ("rslora", "dora")}
-    lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, **kinds)
+    targets = tuple(config.value("lora.targets", [ALL_LINEAR]))
+    lora = Lora(rank=rank, alpha=config.lora.alpha or 2 * rank, seed=seed, name=source.path, targets=targets, **kinds)
     trainer_dtype = trained_dtype(config, trainer_device)
     place = Placement(
         trainer=trainer_device,
@@ -67,7 +68,7 @@ def create_pair(
                 # FSDP takes seconds to import.
                 from retrain_local.model.sharded import shard
             pair = create_full_pair(folder, architecture, place, shard)
-        elif architecture is not None and not lora.dora:
+        elif architecture is not None and not lora.dora and lora.targets == (ALL_LINEAR,):
             from retrain_local.model.llama import create_llama_pair
 
             pair = create_llama_pair(folder, architecture, lora, place)
@@ -80,6 +81,7 @@ def create_pair(
     return pair
 
 
+ALL_LINEAR = "all-linear"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS, WIDTH = 128, 512  # of the product that is timed: under a millisecond where bf16 is native
 ROUNDS = 5

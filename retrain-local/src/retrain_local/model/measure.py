@@ -16,7 +16,7 @@ from retrain_local.model.composite import text_config
 from retrain_local.model.hf_model import quiet
 from retrain_local.model.probe import choose_route
 from retrain_local.model.states import tensors_in
-from retrain_local.model.targets import linear_names, target_names
+from retrain_local.model.targets import linear_names, set_targets
 
 # Of the copy. None of these decides the tier, or what a token and a row keep.
 FEW = {
@@ -88,7 +88,9 @@ def _shallow(text: Any, kinds: list[str]) -> Any | None:
 
 def _adapted(whole: Any) -> dict[str, int]:
     """Return the numbers of an adapter for each rank, and those of the matrices beside it."""
-    targets = set(target_names(whole, LoraConfig()))
+    config = LoraConfig()
+    set_targets(whole, config, ["all-linear"], ())
+    targets = set(config.target_modules or ())
     names = (name for name in linear_names(whole) if name in targets or name.rpartition(".")[2] in targets)
     shapes = [whole.get_submodule(name).weight.shape for name in names]
     return {"adapter_width": sum(map(sum, shapes)), "adapted_elements": sum(shape.numel() for shape in shapes)}

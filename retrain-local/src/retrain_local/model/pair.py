@@ -81,13 +81,15 @@ class Placement:
 class Lora:
     """Settings of the adapter; `name` is the base in adapter_config.json.
 
-    `rslora` divides alpha by the root of the rank (arXiv:2312.03732), `dora` trains magnitudes too (arXiv:2402.09353).
+    `rslora` divides alpha by the root of the rank (arXiv:2312.03732), `dora` trains magnitudes too (arXiv:2402.09353);
+    `targets` names the layers as `[lora] targets` does.
     """
 
     rank: int
     alpha: int
     seed: int
     name: str
+    targets: tuple[str, ...] = ("all-linear",)
     rslora: bool = False
     dora: bool = False
 

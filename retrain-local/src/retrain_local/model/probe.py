@@ -58,6 +58,11 @@ class Route:
     is_whole: bool = False
     pads: bool = True
 
+    @property
+    def mixing(self) -> tuple[str, ...]:
+        """The modules through which a token sees others."""
+        return (*self.attention, *(layer.name for layer in (self.mixers.layers if self.mixers else ())))
+
     def decoder(self, model: Any, paged: type[HfDecoder] = HfDecoder, plain: type[PlainDecoder] = PlainDecoder) -> Any:
         """Return `model` as a decoder of its tier, of the class given for it."""
         if self.why:

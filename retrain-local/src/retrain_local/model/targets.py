@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -43,15 +43,44 @@ def _is_product(module: nn.Module) -> bool:
         return isinstance(found, Tensor) and torch.equal(found, functional.linear(x, module.weight, module.bias))
 
 
-def target_names(model: Any, config: LoraConfig) -> list[str]:
-    """Return the names that give PEFT every linear layer and nothing else, as short as possible."""
-    wanted = linear_names(model)
+class UnknownTargetError(Exception):
+    """A name in `[lora] targets` that is in no module of the model."""
+
+
+def set_targets(model: Any, config: LoraConfig, targets: Iterable[str], attention: Collection[str]) -> None:
+    """Give `config` the names of the layers that `targets` mean; `attention` are modules of attention and mixers.
+
+    UnknownTargetError for a name without a layer.
+    """
+    linear, modules, parameters = linear_names(model), set[str](), set[str]()
+    for target in targets:
+        if target == "all-linear":
+            found = _unconverted(model, config, linear)
+        elif target == "attention":
+            # The tier plain has not found out which modules these are.
+            mixing = attention or [n for n, module in model.named_modules() if "Attention" in type(module).__name__]
+            found = {name for name in linear if any(name.startswith(f"{each}.") for each in mixing)}
+        elif target == "experts":
+            fused = {".".join(name.split(".")[-3:]) for name, p in model.named_parameters() if p.dim() == 3}
+            found, parameters = set(), parameters | {name for name in fused if "expert" in name}
+            if not fused:
+                raise UnknownTargetError(target)
+        else:
+            found = {name for name, _ in model.named_modules() if name == target or name.endswith(f".{target}")}
+        if not found and target != "experts":
+            raise UnknownTargetError(target)
+        modules |= found
     if model.config.model_type in FUSED_MAMBA:
-        wanted = {name for name in wanted if _last(name) not in UNREACHED}
-    wanted = _unconverted(model, config, wanted)
-    others = {name for name, _ in model.named_modules()} - wanted
+        modules = {name for name in modules if _last(name) not in UNREACHED}
+    config.target_modules = set(_shortest(model, modules))
+    config.target_parameters = sorted(parameters) or None
+
+
+def _shortest(model: Any, wanted: Collection[str]) -> Collection[str]:
+    """Return the last parts of these names if they match nothing else, otherwise the names."""
     last = {_last(name) for name in wanted}
-    return sorted(last) if last.isdisjoint(map(_last, others)) else sorted(wanted)
+    others = {_last(name) for name, _ in model.named_modules() if name not in wanted}
+    return last if last.isdisjoint(others) else wanted
 
 
 def _unconverted(model: Any, config: LoraConfig, names: Iterable[str]) -> set[str]:
