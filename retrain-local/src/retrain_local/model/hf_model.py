@@ -81,6 +81,12 @@ def route_of(base: Any, folder: Folder) -> Route:
     if route.why:
         how = "its own cache" if route.cache else "no cache, so every token reads its row again"
         log.info("Tier plain for %s (%s): the model's own forward pass, with %s.", folder.name, route.why, how)
+    elif route.mixers:
+        count, size = len(route.mixers.layers), route.shape.row_bytes / 2**10
+        told = "Tier paged for %s: %d layers keep a state of %.0f KiB a row. %s"
+        # Of random models of 20 to 50 M parameters: docs/pages/models.md.
+        normal = "In bf16 a mean log-probability gap of 0.004 is rounding." if base.dtype == torch.bfloat16 else ""
+        log.info(told, folder.name, count, size, normal)
     return route
 
 

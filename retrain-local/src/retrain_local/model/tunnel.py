@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend
+from retrain_local.model.recurrent import with_fast_steps
 from retrain_local.model.states import Mixed, Mixers
 
 
@@ -56,7 +57,10 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
     for number, layer in enumerate(mixers.layers if mixers else ()):
         module = model.get_submodule(layer.name)
         # Not the module's attribute: in a copy of a model that is the function of the other one.
-        module.__dict__["forward"] = _diverted(partial(type(module).forward, module), number)
+        forward = type(module).forward
+        if next(module.parameters()).device.type == "cpu":
+            forward = with_fast_steps(forward)
+        module.__dict__["forward"] = _diverted(partial(forward, module), number)
 
 
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
