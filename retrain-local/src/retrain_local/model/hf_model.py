@@ -121,7 +121,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     return _pair(folder, route, trained, made, names, parameters=parameters, total=total, adapter_config=written)
 
 
-# Of PEFT's configuration: what an adapter of fused experts has beside modules.
+# Keys of PEFT's configuration that an adapter of fused experts needs in addition to modules.
 BESIDE_MODULES = ("target_parameters", "rank_pattern", "alpha_pattern")
 
 

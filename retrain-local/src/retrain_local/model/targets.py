@@ -57,7 +57,7 @@ def set_targets(model: Any, config: LoraConfig, targets: Iterable[str], attentio
         if target == "all-linear":
             found = _unconverted(model, config, linear)
         elif target == "attention":
-            # The tier plain has not found out which modules these are.
+            # The tier plain does not know the modules of attention.
             mixing = attention or [n for n, module in model.named_modules() if "Attention" in type(module).__name__]
             found = {name for name in linear if any(name.startswith(f"{each}.") for each in mixing)}
         elif target == "experts":
