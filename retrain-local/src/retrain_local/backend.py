@@ -132,7 +132,7 @@ class LocalBackend:
     def gradient(
         self, config: Config, plugins: Plugins, batch: TrainBatch, rows: Sequence[int]
     ) -> tuple[NDArray[np.float32], float, int]:
-        """As `Trainer.gradient`, under the loss that `config` names; `retrain replay` compares such gradients."""
+        """Return `Trainer.gradient` under the loss that `config` names; `retrain replay` compares such gradients."""
         with self._training() as trainer:
             return trainer.gradient(batch, rows, PolicyLoss.of(config, plugins))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySize:
-    """Sizes of what one layer keeps of a token: `kv_heads` keys and values."""
+    """Sizes of a token's keys and values in one layer."""
 
     kv_heads: int
     head_size: int
@@ -29,8 +29,8 @@ class Shape:
     """Sizes of a decoder; `inner`: width of the feed-forward layer, `context`: longest row, if known.
 
     `keeping` are the layers with keys and values, where these are fewer than all or differ; the other sizes of heads
-    are then the largest. `row_bytes` is the state of a row beside them. `token_bytes`, if given, is what the model's
-    own cache keeps of a token. `has_chunks`: some layers attend within chunks.
+    are then the largest. `row_bytes` is the other state of a row. `token_bytes`, if given, is the size of a token in
+    the model's own cache. `has_chunks`: some layers attend within chunks.
     """
 
     layers: int
@@ -61,9 +61,9 @@ class Shape:
 class Scores:
     """Attention weights of a layer: softmax over the visible keys of `scale` q.k.
 
-    `window` > 0 bounds the number of keys that a token sees, itself included; with `chunk` it sees those of its own
-    chunk of the row's positions. `softcap` c bounds scores to c tanh(s / c), and `sinks_H` adds one key per head with
-    that score and no value.
+    `window` > 0 bounds the number of keys that a token sees, itself included. `chunk` cuts the row into chunks of so
+    many positions, and a token sees only keys of its chunk. `softcap` c bounds scores to c tanh(s / c), and `sinks_H`
+    adds one key per head with that score and no value.
     """
 
     scale: float
@@ -104,7 +104,7 @@ class Decoder(Protocol):
     """A causal language model in evaluation mode; everything but its adapter is frozen.
 
     `tier`: "native", "paged" or "plain", the model's own forward pass (see `model.plain`). `mixers` are the layers with
-    a state of their own (see `model.states`), if any.
+    other state than keys and values (see `model.states`), if any.
     """
 
     tier: str
@@ -133,10 +133,10 @@ class TrainedDecoder(Decoder, Protocol):
     head_parameters: tuple[nn.Parameter, ...]
 
     def packed(self, attend: Callable[..., Attend]) -> Callable[..., Attend]:
-        """Return what this decoder needs for packed rows, with `attend` for its attention."""
+        """Return the `Attend` factory for packed rows of this decoder; `attend` is the one for its attention."""
 
     def keep_reference(self) -> None:
-        """Make the current adapter the reference; without a call that is the base model."""
+        """Make the current adapter the reference, instead of the base model."""
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Compute the reference within the block, bit for bit; take no gradient there."""

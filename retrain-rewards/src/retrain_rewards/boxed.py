@@ -9,7 +9,7 @@ _BOX_OR_BRACE = re.compile(rf"(?P<box>{_BOX}\{{?)|\\\\(?!{_BOX[2:]})|\\[^\\]|[{{
 _BARE_END = re.compile(r"\\[\])\\]|\\.|[{}$\s]", re.DOTALL)
 _CLOSERS = ("\\)", "\\]", "\\\\")  # end of inline or display mathematics, line break
 _PUNCTUATION = ".,;:!?"
-# What goes on behind a bare answer, so that it is more than its first word: `\boxed 5, 6`, `\boxed 5 or 6`.
+# Continuations of a bare answer, so that it is more than its first word: `\boxed 5, 6`, `\boxed 5 or 6`.
 _GOES_ON = re.compile(
     r"[ \t]+(?:[-+*/=^_<>|&0-9±×÷·]|\\(?![()\[\]\\])|"
     r"(?:or|and|but|maybe|perhaps|to|plus|minus|times|not|percent|dozen|hundred|thousand|million|billion|trillion)\b)"

@@ -136,7 +136,7 @@ class TinkerBackend:
         return self._version
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As the contract, but of T = 1 whatever `temperature` is."""
+        """Return log-probabilities at temperature 1, whatever `temperature` is."""
         plain = [untrained_row(row.tokens_T, row.action_T) for row in rows]
         check_rows(plain)
         datums = [Datum.of(row) for row in plain]
@@ -145,7 +145,7 @@ class TinkerBackend:
         return [np.concatenate([[0.0], np.where(d.action_T, f, 0.0)]) for d, f in zip(datums, found, strict=True)]
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As `logprobs`, of the base model."""
+        """Return the `logprobs` of the base model."""
         with self.throttle.slot():
             found = reference_logprobs(self._service, [row.tokens_T for row in rows])
         return [np.where(r.action_T, np.concatenate([[0.0], f]), 0.0) for r, f in zip(rows, found, strict=True)]

@@ -27,7 +27,7 @@ from retrain.kernel.errors import EXIT_RESUMABLE, BackendError, ConfigError, Plu
 from retrain.kernel.plugins.missing import install_line
 
 LOG = logging.getLogger("retrain")
-# Of a run whose worker is gone: it was killed with it, and is resumed as after a kill.
+# The exit code of a run whose worker is gone: the run is resumed as after a kill.
 LOST = -int(signal.SIGKILL)
 PAUSE_S = 0.2  # between two looks at the process of a run, and at all tasks
 SHARE = "start the campaign in a folder that all nodes share, or give them --log-dir and runtime_env.working_dir"

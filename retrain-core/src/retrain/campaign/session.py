@@ -45,7 +45,7 @@ from retrain.text.terminal_text import OUTCOME_LEVEL, printable, program
 
 THROTTLE = "tinker_throttle"
 CARRIED = ("status", "attempts", "started", "ended", "returncode", "error", "followed_up", "follow_up_error")
-# These fields grow with a campaign; all others stay as they began.
+# These fields grow with a campaign; all others never change.
 OF_THE_CONTENT = ("sha256", "conditions", "seeds", "num_runs", "runs")
 SHOWN_FAILURES = 10
 

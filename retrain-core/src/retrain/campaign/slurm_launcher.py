@@ -248,7 +248,7 @@ class SlurmLauncher:
             self._handed_in += jobs
 
     def _ask(self) -> Listing | None:
-        """All jobs; None, with one warning, while Slurm does not answer."""
+        """Return all jobs; None, with one warning, while Slurm does not answer."""
         try:
             listing = slurm_commands.listing()
         except SlurmError as error:
@@ -343,7 +343,7 @@ class SlurmJob:
 # variables that differ from the campaign's environment, secrets among them. Only its owner can read that file, and the
 # run removes it.
 START, RECORD = "slurm.sh", "slurm.json"
-# The `EX_NOINPUT` of sysexits.h, which no run of ours returns.
+# The `EX_NOINPUT` of sysexits.h; no run returns it.
 NOT_SEEN = 66
 SCRIPT = """\
 #!/bin/sh

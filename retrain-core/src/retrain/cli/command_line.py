@@ -233,7 +233,7 @@ class RetrainGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in rows[group]])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Without a command it is `train`, or the command that claims the file; `help X` means `X --help`."""
+        """Add `train`, or the command that claims the file, where no command is given; `help X` means `X --help`."""
         first, *rest = args or [""]
         if first == "help":
             if rest and "." in rest[0]:

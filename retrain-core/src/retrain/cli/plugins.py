@@ -73,7 +73,7 @@ def command(plugins: Plugins, kind: str | None, as_json: bool, arguments: tuple[
         rows = [_row(entry, plugins) for entry in plugins.registered(Kind.BACKEND)]
         content |= {"backends": rows, "promised": promised(plugins)}
     if arguments or DEFAULT_FILE.is_file():
-        # A plugin may print when it is imported, which would spoil JSON on stdout.
+        # A plugin may print when it is imported, and so spoil JSON on stdout.
         with redirect_stdout(sys.stderr):
             content |= _of_configuration(arguments, plugins, KINDS.get(kind or ""))
     if as_json:

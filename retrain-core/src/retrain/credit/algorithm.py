@@ -130,7 +130,7 @@ class CreditAlgorithm:
         token_rewards_G = [np.zeros(c.num_actions) if c.rewards_T is None else c.rewards_T[c.action_T] for c in judged]
         pairs = [pair for pair in zip(group.scores, group.raw_scores, strict=True) if self._counts(pair[0])]
         rewards_G = _values(score.value for score, _ in pairs)
-        # A score that a shaper gives to a completion without a verdict is no shaping of an earlier one.
+        # A completion without a verdict has no earlier score, so the shaper's counts as raw.
         raw_G = _values(score.value if raw.value is None else raw.value for score, raw in pairs)
         return CreditGroup(
             rewards_G=rewards_G,

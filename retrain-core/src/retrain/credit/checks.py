@@ -102,7 +102,7 @@ def _kind(spec: type) -> str:
 
 
 def _positional(target: Callable[..., Any]) -> list[str]:
-    # Arguments with a default are left alone: only the required ones distinguish the forms of a part.
+    # Arguments with a default are left out: only the required ones distinguish the forms of a part.
     parameters = inspect.signature(target).parameters.values()
     return [
         p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)

@@ -33,7 +33,7 @@ def as_loss(found: Found) -> LossSpec:
 
 
 def find_loss(config: Config, plugins: Plugins) -> tuple[LossSpec, Any]:
-    """The loss that `[algorithm]` names, imported now, and its parameters: as its model, or as given if it has none."""
+    """Import the loss that `[algorithm]` names; return it and its parameters, validated if it has a model."""
     name, given = config.algorithm.loss, dict[str, Any](config.algorithm.loss_params)
     found = resolve(plugins, Kind.LOSS, name, where=config.place(KEY), search_paths=config.plugins.search_paths)
     params, problems = validated_params(found.params, given, where=config.place(PARAMS))

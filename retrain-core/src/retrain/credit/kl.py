@@ -17,7 +17,7 @@ from retrain.kernel.hooks import hookimpl
 from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, LogprobRow, Outcome, Score, TrainReport
 
 STATE = "kl"
-# With coef = 0 one completion in so many is measured, which costs at most 2 % of the time of training.
+# With coef = 0 one completion in so many is measured, at a cost of at most 2 % of the time of training.
 STRIDE = 16
 # The clip of arXiv:1909.08593: the divergence of one step is noisy, and must not swing the coefficient.
 MAX_CHANGE = 0.2
@@ -26,7 +26,7 @@ MAX_CHANGE = 0.2
 def shaper_of(
     config: Config, backend: Backend, *, by_token: bool = False, needs_verdict: bool = True
 ) -> list[KlShaper]:
-    """One, or none where neither the reward, the loss nor the log needs the reference.
+    """Return the shaper, or None where neither the reward, the loss nor the log needs the reference.
 
     `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains only completions with a verdict.
     """
@@ -162,7 +162,7 @@ def _penalised(group: Group, penalties: Mapping[int, float]) -> Group:
     return group.shaped(tuple(scores))
 
 
-# How far the policy that sampled is from another model, token by token: d = log p_other - log p, `_A` one entry per
+# The distance of the policy that sampled from another model, per token: d = log p_other - log p, `_A` one entry per
 # action token of a completion.
 
 
@@ -214,7 +214,7 @@ def given_logprobs(
 
 
 def with_token_rewards(group: Group, rewards: Mapping[int, Floats]) -> Group:
-    """The group with rewards of single tokens, by the completion's `id()`, on top of those that it has."""
+    """Return the group with these rewards of single tokens, by the completion's `id()`, added to its own."""
     completions = []
     for completion in group.completions:
         if id(completion) in rewards:

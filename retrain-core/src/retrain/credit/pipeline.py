@@ -304,7 +304,7 @@ def _spread(advantage: float | Floats, uncertainty_T: Floats, planning_T: Mask, 
 def _context(
     group: CreditGroup, advantages_G: Floats, uncertainties_G: Arrays, flow: CreditFlow, sepa_lambda: float
 ) -> TransformContext:
-    # Where no distribution provides a stage, the context keeps its documented default strength.
+    # A stage that no distribution provides keeps its documented default strength in the context.
     strengths = {"gtpo_beta": flow.gtpo_beta, "hicra_alpha": flow.hicra_alpha}
     return TransformContext(
         advantages_G=advantages_G,

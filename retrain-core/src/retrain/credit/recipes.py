@@ -47,7 +47,7 @@ class Recipe:
         return bool(algorithm_mode) and algorithm_mode != self.values.get("algorithm.algorithm_mode")
 
     def values_beside(self, given: Values) -> dict[str, Any]:
-        """Its values, except those for a part (`clip_eps` for the loss) where `given` names another part."""
+        """Return the values, except keys of a part (`clip_eps` of the loss) where `given` names another part."""
 
         def is_own(part: str) -> bool:
             table, _, name = part.partition(".")
@@ -57,7 +57,7 @@ class Recipe:
 
 
 def find_recipe(plugins: Plugins, name: str, *, where: str, search_paths: Sequence[str]) -> Recipe:
-    """The recipe of this name; PluginError when there is none, or when it is no mapping from `table.key` to values."""
+    """Return the recipe of this name; PluginError if it is missing, or not a mapping from `table.key` to values."""
     found = resolve(plugins, Kind.RECIPE, name, where=where, search_paths=search_paths)
     values = found.target
     if not isinstance(values, Mapping) or not all(isinstance(path, str) for path in values):

@@ -61,7 +61,7 @@ def require_vocabulary(context: PluginContext) -> None:
 
 
 class TeacherShaper:
-    """A `Shaper`: log p_teacher - log p becomes the reward of each sampled token, on top of what it has.
+    """A `Shaper` that adds log p_teacher - log p to the reward of each sampled token.
 
     p is the policy that sampled it. Every completion gets these rewards, with a verdict or without.
     """

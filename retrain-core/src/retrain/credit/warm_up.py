@@ -121,7 +121,7 @@ class Solved:
 def solve(
     prompts: Sequence[Prompt], config: Config, tokenizer: Any, *, end_of_turn: int, context_length: int | None
 ) -> Solved:
-    """The rows of all prompts whose answer a sampled completion could have been; ConfigError when there is none.
+    """Return the rows of all prompts whose answer could have been sampled; ConfigError if no prompt has one.
 
     A row is the prompt as sampling gets it, the answer and the end of the turn. The last two have advantage 1, and
     together at most `[training] max_tokens` tokens.

@@ -1,8 +1,8 @@
 """The policy versions that the servers are given, each as an adapter with a name that was never used before.
 
-A server caches keys and values by the adapter's name, so new weights under an old name would be mixed with what the old
-weights computed (0.9 nats off in vLLM, and only for prompts longer than a cache block); and loading an existing name is
-refused while the old weights keep serving.
+A server caches keys and values by the adapter's name, so new weights under an old name would read keys and values of
+the old ones (0.9 nats off in vLLM, and only for prompts longer than a cache block). It also refuses to load an existing
+name, and keeps serving the old weights.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ class Adapters:
         self._introduce(self._written())
 
     def publish_foreign(self, folder: Path, version: int) -> None:
-        """As `publish`, for an adapter that another process wrote."""
+        """Publish an adapter that another process wrote."""
         self._introduce(PolicyVersion(version=version, key=self._new_key(version), folder=folder, is_foreign=True))
 
     def publish_weights(self, folder: Path, version: int) -> None:
-        """As `publish`, for all weights: a server has one version at a time, so nothing may be sampled meanwhile."""
+        """Publish all weights: a server has one version at a time, so nothing may be sampled meanwhile."""
         if any(self._uses.values()):
             what = f"the weights of version {version} cannot replace those that completions are being sampled from"
             fix = "publish after sample has returned"

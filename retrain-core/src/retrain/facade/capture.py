@@ -214,7 +214,7 @@ def _is_on_path(module: ModuleType) -> bool:
 
 
 def _found(name: str, folders: Any) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, but blind to modules that only this process has imported."""
+    """Find a spec as `importlib.util.find_spec` does, but ignore modules that only this process has imported."""
     specs = (finder.find_spec(name, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     return next(filter(None, specs), None)
 

@@ -218,7 +218,7 @@ def train(
     `datasets.Dataset`; `prompt_key`, `answer_key` or `messages_key` names its columns. Rows are kept in `logs/data`.
 
     `reward(response, reference)`, or `reward(example, completion)`, gives a number, `retrain.api.Score` or None.
-    `advantage`, `transform` and `uncertainty` take what the pages on plugins say. A function of a notebook or a script
+    `advantage`, `transform` and `uncertainty` take the arguments of such plugins. A function of a notebook or a script
     is copied into the run folder with the imports, constants and functions that it uses, so that scoring processes and
     a resume have it; ConfigError says what of it cannot be copied. Names of plugins belong in `config`.
 

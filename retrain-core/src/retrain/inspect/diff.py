@@ -20,7 +20,7 @@ HELD_OUT = ("eval_correct_rate", "eval_mean_reward")
 TIMES = ("step_time_s", "eval_time_s", "sft_time_s")
 # These fields are settings, compared as such; only results can diverge.
 LABELS = frozenset({"step", "algorithm_mode", "advantage_mode", "transform_mode", "uncertainty_kind", "condition"})
-# Where a run writes its records does not affect results.
+# The place of a run's records does not affect results.
 PLACES = frozenset({"logging.log_dir", "backend.adapter_path"})
 _ABSENT = object()
 

@@ -94,7 +94,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Capabilities of an engine, `traits` of its `PluginSpec`; they limit those of the backend that samples with it.
+    """Capabilities of an engine, `traits` of its `PluginSpec`; they limit the backend that samples with it.
 
     `determinism` says when equal seeds draw equal tokens, `provides_entropy` that samples carry entropies. `honours`
     are the supported ones of `logprobs`, `attention_kernel`, `dtype` and `kv_cache_dtype` in `[inference]`; the others

@@ -113,7 +113,7 @@ class Parts:
     """Everything that a run consists of, except its records.
 
     `train` takes the rows of a step and does its optimizer steps on the backend, without publishing. It raises only
-    while nothing has changed, or where the run has to end. `select` makes the sampling of a step from that of a round.
+    while nothing has changed, or where the run has to end. `select` makes the sampling of a step from a round's.
     """
 
     config: Config

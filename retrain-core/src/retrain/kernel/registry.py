@@ -59,7 +59,7 @@ class Registry:
         if isinstance(spec.traits, TableTraits) and spec.traits.extends:
             self.extensions.append(entry)
             return
-        # `fromkeys` drops an alias that equals the name, which would clash with its own part.
+        # `fromkeys` drops an alias that equals the name: it would clash with its own part.
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             self.entries.setdefault(name, []).append(entry)
 
@@ -85,7 +85,7 @@ class Plugins:
         except RetrainError:
             raise
         except Exception as error:
-            # pluggy passes the exception on as it is; only its frames show whose implementation raised.
+            # pluggy passes the exception on unchanged; only its frames show whose implementation raised.
             codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
             culprits = [impl.plugin_name for impl in caller.get_hookimpls() if impl.function.__code__ in codes]
             raise _failed(f"{hook} of {' or '.join(culprits) or 'a plugin'}", error) from error

@@ -154,7 +154,7 @@ def integers_in(value: object) -> tuple[int, ...]:
 
 
 def flattened(tables: Record, prefix: str = "") -> dict[str, Any]:
-    """Return the values of tables by dotted path; an empty table has none."""
+    """Return the values of tables by dotted path; an empty table adds nothing."""
     flat: dict[str, Any] = {}
     for name, value in tables.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

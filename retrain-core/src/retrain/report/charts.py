@@ -32,7 +32,7 @@ from retrain.report.parts import Heading, Part, Plot, Section, Table, Tiles, not
 
 # Student's interval of two seeds reaches 12.7 standard errors to either side, and would dwarf the curve.
 FEWEST_SEEDS = 3
-# The last of the 16-bit codes stands for a missing number, so 65,534 steps remain.
+# The last of the 16-bit codes means a missing number, so 65,534 steps remain.
 MISSING = 65535
 MOST_POINTS, FEWEST_POINTS = 240, 60
 # Of all curves together: 2.4 MB on the page.
@@ -183,7 +183,7 @@ def _field(spec: ChartSpec, runs: Sequence[ReportRun]) -> tuple[str | None, str]
         return next(found, None), spec.title
     names = {name for run in runs for name in run.lines.values if name.startswith(PASS_PREFIX)}
     sizes = [int(size) for name in names if (size := name.removeprefix(PASS_PREFIX)).isdigit() and len(size) < 6]
-    # pass@1 is the correct rate, which has its own chart.
+    # pass@1 is the correct rate and has its own chart.
     if max(sizes, default=1) < 2:
         return None, spec.title
     return f"{PASS_PREFIX}{max(sizes)}", f"Held-out pass@{max(sizes)}"

@@ -32,7 +32,7 @@ from retrain.verdicts.study.study import Options, Study
 MOST_LINES = 60_000
 # Each condition adds three curves to every chart of the page.
 MOST_DRAWABLE = 150
-# More colours than this cannot be told apart.
+# More colours than this look alike.
 MOST_SHOWN = 8
 ERROR_CHARS = 600
 EVAL_MARK, HEALTH_MARK = b'"eval_', b'"health": ['
@@ -185,7 +185,7 @@ def _shown(source: Source, study: Study | None) -> tuple[str, ...]:
 
 def evaluated_steps(run: ReportRun) -> list[int]:
     """Return the steps after which a run was evaluated; -1 is before training."""
-    # A run without held-out examples is evaluated on its sets only, and then only the time is there.
+    # A run without held-out examples is evaluated only on its sets; its lines then have only the time.
     columns = (run.lines.column(HELD_OUT.field), run.lines.column("eval_time_s"))
     rows = zip(run.lines.steps_R, *columns, strict=True)
     return [int(step) for step, rate, time_s in rows if not (math.isnan(rate) and math.isnan(time_s))]

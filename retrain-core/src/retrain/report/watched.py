@@ -85,7 +85,7 @@ class WatchedRun:
 
 def _int(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "")
-    # isdigit alone accepts digits of other scripts, and int() takes quadratic time for long ones.
+    # isdigit also accepts digits of other scripts, and int() takes quadratic time for long ones.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
 
 

@@ -191,7 +191,7 @@ def _sweep(smallest: int, largest: int) -> list[int]:
 
 
 def _averaged(before: float, new: float, decay: float) -> float:
-    # 0 stands for no measurement yet; averaging it in would start the curve too low.
+    # 0 means no measurement yet; averaging it in would start the curve too low.
     return new if before == 0.0 else decay * before + (1.0 - decay) * new
 
 

@@ -80,7 +80,7 @@ def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Proble
     provides_entropy = capabilities is None or capabilities.provides_entropy
 
     def tried() -> list[dict[str, str]]:
-        # Imported only in the copy, so that this process never holds what a part may leave behind.
+        # Imported only in the copy, so that a part leaves nothing behind in this process.
         from retrain.credit.trial import try_flow
 
         return [asdict(problem) for problem in try_flow(config, flow, provides_entropy=provides_entropy)]
@@ -149,7 +149,7 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
     """A problem for every name that no plugin provides, except loss and credit flow, and for a module in two files."""
     wanted = wanted_names(config, tables)
     for table in {path.partition(".")[0] for path in config.origins}:
-        # Two plugins may own one table, which no key of it would show.
+        # Two plugins may own one table, and no key of it would show that.
         wanted[f"{table}."] = (Kind.CONFIG_TABLE, table)
     found = [name_problem(config, plugins, path, kind, name) for path, (kind, name) in wanted.items()]
     for table, entry in tables.items():

@@ -58,7 +58,7 @@ def load_file(
     will_run: bool = True,
     settings: Sequence[Setting] = (),
 ) -> Checked:
-    """As `load_checked`, of this file or its tables, or of the defaults where it is None; `settings` override all."""
+    """Load as `load_checked` does, from this file or its tables (None: the defaults); `settings` override all."""
     tables = registered_tables(plugins)
     config, flow, problems = _load(file, overrides, plugins, tables, settings, will_run=will_run)
     if starts_run and flow is not None:
@@ -69,7 +69,7 @@ def load_file(
 
 
 def load_with_problems(arguments: Sequence[str], plugins: Plugins) -> tuple[Config, CreditFlow | None, list[Problem]]:
-    """As `load_checked`, but return the problems too: the config (defaults where it is faulty), the flow if any."""
+    """Load without raising: return the config (defaults where it is faulty), the flow if any, and the problems."""
     return _load(*split_arguments(arguments), plugins, registered_tables(plugins))
 
 

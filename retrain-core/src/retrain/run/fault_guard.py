@@ -34,7 +34,7 @@ class FaultGuard:
         """State of one of them; empty if it is not JSON, because it must not make a checkpoint fail."""
 
         def plain() -> Any:
-            # What JSON cannot hold fails here, and not later while the checkpoint is being written.
+            # A value that JSON cannot hold fails here, not later while the checkpoint is written.
             return json.loads(json.dumps(dict(function() or {}), allow_nan=False))
 
         return self.call(name, "state", plain)[1] or {}

@@ -63,7 +63,7 @@ class Interrupts:
             return
         self._failure = failure
         self._start_timer()
-        # A signal ends even a blocking call. Windows has no `pthread_kill`; there the timer has to do.
+        # A signal ends even a blocking call. Windows has no `pthread_kill`, only the timer.
         if self._is_installed and hasattr(signal, "pthread_kill"):
             self._own_signal = SIGNALS[-1]
             signal.pthread_kill(threading.main_thread().ident or 0, self._own_signal)
@@ -167,9 +167,9 @@ class Interrupts:
         self._timer = timer
 
     def _stop_timer(self) -> None:
-        # The process may have other work than this run, which an old timer would end.
+        # The process may have other work after this run, and an old timer would end it.
         if self._timer:
-            self._timer.cancel()  # the process may have other work than this run
+            self._timer.cancel()
 
     def _leave(self, message: str) -> None:
         if self._is_guest and threading.current_thread() is threading.main_thread():
@@ -182,5 +182,5 @@ class Interrupts:
         # Not print: the handler may have interrupted a print in the main thread, whose buffer is locked.
         with suppress(OSError):
             os.write(2, hide_text(f"{failure}retrain: {message}\n").encode())
-        # `sys.exit` would run exit handlers, which may hang as the run does.
+        # `sys.exit` would run exit handlers, and they may hang as the run does.
         os._exit(EXIT_RESUMABLE if self._resumable and not failure else EXIT_FAILED)

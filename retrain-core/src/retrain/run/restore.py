@@ -78,7 +78,7 @@ def restore_obstacles(checkpoint: Checkpoint | None, checked: Checked, plugins: 
             whys = [f"{problem.why}; {NOT_EVEN}" if problem.why else NOT_EVEN for problem in error.problems]
             problems += [replace(problem, why=why) for problem, why in zip(error.problems, whys, strict=True)]
         except Exception:
-            # It needs the tokenizer: it is restored, and may refuse, before the model loads.
+            # A controller that needs the tokenizer is restored, and may refuse, later: before the model loads.
             return problems
     return problems
 
@@ -94,7 +94,7 @@ def restore(parts: Parts, plan: ResumePlan, view: RunView, interrupts: Interrupt
         parts.backend.load(checkpoint.path)
         parts.plugins.notify("retrain_load_state", run=view, state=checkpoint.state["plugins"])
         interrupts.may_resume()
-    # Newer checkpoints are of steps that are about to be made again.
+    # Newer checkpoints belong to steps that will be repeated.
     set_newer_aside(plan.adapters, checkpoint)
     sizes = checkpoint.state["record_sizes"] if checkpoint else {}
     folder.rewind(sizes, checkpoint.first_unwritten_step if checkpoint else 0, plan.records.digests)

@@ -202,7 +202,7 @@ def interchangeable(config: Config, manifest: Mapping[str, Any], plugins: Plugin
         both = (before.get("options", {}), backend_options(config, plugins))
         then, now = cast("tuple[Any, Any]", tuple(model(**options) for options in both))
     except (ValidationError, TypeError):
-        # The options are not those of this version; the comparison of keys names them.
+        # Another version wrote these options; the comparison of keys names them.
         return frozenset()
     is_same = then.kept_on_resume(before.get("devices", "")) == now.kept_on_resume(config.backend.devices)
     return PATHS if is_same else frozenset()

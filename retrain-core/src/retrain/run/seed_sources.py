@@ -29,7 +29,7 @@ def set_apart(config: Config) -> dict[str, int]:
 
 
 def run_seeds(config: Config, root: int | None = None) -> Seeds:
-    """The seeds of a run with this `root`; without one, that of `[training] seed`, drawn where it is -1."""
+    """Return the seeds of a run with this `root`; without one, from `[training] seed`, drawn where it is -1."""
     return Seeds(Seeds.from_config(config.training.seed).root if root is None else root, set_apart(config))
 
 

@@ -39,7 +39,7 @@ class StreamsTokens(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TopLogprobs:
-    """For a row's action tokens: log-probability, and the K likeliest in each one's place; for others 0, ids of -1."""
+    """Log-probabilities of a row's action tokens, and the K likeliest in each one's place; for others 0, ids of -1."""
 
     logprobs_T: Floats
     top_ids_TK: Tokens

@@ -60,7 +60,7 @@ class Subject:
 
 
 def find_subject(named: str | Path, checkpoint: str = "") -> Subject:
-    """Find the weights of this name; ConfigError when there are none.
+    """Find the weights of this name; ConfigError if they do not exist.
 
     `named` is a run folder, a checkpoint of a run, a folder with a PEFT adapter, a folder with a model, a hub id or
     `builtin:NAME`. Of a run, `checkpoint` chooses: `final`, `best` (the highest `[training] keep_best_metric`), a
@@ -188,7 +188,7 @@ def _adapter_document(folder: Path) -> dict[str, Any]:
         if not isinstance(document, dict):
             raise ValueError("not an object")
     except (OSError, ValueError, RecursionError) as error:
-        # Deeply nested JSON ends in a RecursionError, which is not a ValueError.
+        # Deeply nested JSON ends in a RecursionError, not a ValueError.
         what, fix = f"cannot be read: {type(error).__name__}: {error}", "give a complete adapter"
         where = printable(str(file))
         raise ConfigError(Problem(code="model.unreadable", where=where, what=what, fix=fix)) from error

@@ -159,7 +159,7 @@ def _merged(models: list[type[BaseModel]], defaults: Mapping[str, Any], plugins:
 
 
 def _known_names(kind: Kind | None, plugins: Plugins) -> str:
-    """The registered names of a kind, ours first in documented order; without any, the documented ones."""
+    """Return a kind's registered names, first-party first in documented order; without any, the documented ones."""
     if kind is None:
         return ""
     registered = [entry.spec.name for entry in plugins.registered(kind)]

@@ -25,7 +25,7 @@ def wandb_key() -> tuple[bool, str]:
                 return True, f"for {host}, in {file}"
         except (OSError, netrc.NetrcParseError):
             continue
-    # A settings file may name a key, another host or a mode, so the judgement is left to wandb.
+    # A settings file may name a key, another host or a mode, so wandb decides.
     for file in _files(*SETTINGS):
         if file.is_file():
             return True, f"left to {file}"

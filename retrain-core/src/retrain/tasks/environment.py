@@ -31,7 +31,7 @@ from retrain.text.terminal_text import printable
 LOG = logging.getLogger("retrain")
 # Loading may install a package and fetch a data set.
 LOAD_TIMEOUT_S = 1800.0
-# By its own limit the environment should have cut off whatever hangs.
+# The environment's own limit should already have ended a call that hangs.
 GRACE_S = 10.0
 MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored after so many
 

@@ -63,7 +63,7 @@ def reports_what_it_did(bench: Bench) -> None:
         # a remote trainer may report no loss, and a service that reports its loss may omit the gradient norm
         if value is None and (report.loss_is_placeholder or field.name in ("grad_norm", "lr")):
             continue
-        # The run joins these of a step of several updates.
+        # The run joins these fields itself when a step has several updates.
         if isinstance(value, str | tuple):
             continue
         why = "it is a field of metrics.jsonl"

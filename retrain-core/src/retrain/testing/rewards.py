@@ -57,7 +57,7 @@ def calls_its_gold_right(bench: Bench) -> None:
 def repeats_its_scores(bench: Bench) -> None:
     """The same text gets the same score again, and in another process."""
     pairs = [(example, answer) for example in examples_for(bench) for answer in ANSWERS]
-    # Twice in one process shows memory of earlier calls; a second one differences by process, as of hash().
+    # A repetition shows memory of earlier calls; a second process shows results that differ by process (hash()).
     first = scores_of(bench, bench.build(), [*pairs, *pairs])
     again = scores_of(bench, bench.build(), pairs)
     for (_, text), one, two, three in zip(pairs, first, first[len(pairs) :], again, strict=False):

@@ -16,7 +16,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 # Between DEBUG and INFO: lines that the live panel of a terminal makes superfluous.
 PROGRESS_LEVEL = 15
-# Between INFO and WARNING: how a run ended is said even with --quiet.
+# Between INFO and WARNING: the end of a run is reported even with --quiet.
 OUTCOME_LEVEL = 25
 QUIET_FLAGS = ("-q", "--quiet")
 

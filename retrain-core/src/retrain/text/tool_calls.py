@@ -1,4 +1,4 @@
-"""Reads tool calls: those of messages, and the blocks in a policy's text that Hermes and Qwen models write."""
+"""Reads tool calls in messages, and the blocks in a policy's text that Hermes and Qwen models write."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from retrain.text.chat import chat_text
 class Transcript:
     """Tokens of one episode so far; sampled tokens are never tokenised again.
 
-    The chat template renders the conversation of each turn. Where the rendered text continues the context, only the
-    rest is tokenised and appended. Where it does not (templates that drop thoughts, environments that shorten the
-    history), a new context starts with the whole text, and `starts` gets its position.
+    The chat template renders the conversation of each turn. If the rendered text continues the context, only the
+    rest is tokenised and appended. Otherwise (templates that drop thoughts, environments that shorten the history), a
+    new context starts with the whole text, and `starts` gets its position.
     """
 
     tokenizer: Any

@@ -41,7 +41,7 @@ class WholeRows:
         self._places_N = torch.from_numpy(places_N).to(device)
 
     def through(self, run: Callable[[Move], Tensor]) -> Tensor:
-        """Return what `run` makes of rows [S, T, ...], packed; it moves tensors of N tokens there by its argument."""
+        """Return the packed result of `run` over rows [S, T, ...]; its argument moves tensors of N tokens there."""
         parts = [run(partial(_side_by_side, picks, size)) for picks, size in self._calls]
         return torch.cat([part.flatten(0, 1) for part in parts]).index_select(0, self._places_N)
 

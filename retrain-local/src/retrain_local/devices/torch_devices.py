@@ -128,7 +128,7 @@ def find_devices(config: Config) -> tuple[str, str]:
 
 
 def examine_devices(config: Config) -> tuple[Devices, str]:
-    """As `choose_devices`, but return its warning: why CPUs replace the GPUs of the default."""
+    """Return the result of `choose_devices`, and its warning: why CPUs replace the GPUs of the default."""
     if problems := device_problems(config):
         raise ConfigError(*problems)
     found, fallback = _found([name.strip() for name in config.backend.devices.split(",")], config)

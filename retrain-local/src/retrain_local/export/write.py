@@ -272,7 +272,7 @@ def trained_logits(
 def load(path: str, folder: Folder, **options: Any) -> Any:
     """Load a language model of transformers on the CPU, a small one in fp64, so that rounding hides nothing.
 
-    Of a checkpoint that holds more than text all is loaded: the names of adapters are those of the whole.
+    A checkpoint that holds more than text is loaded whole, because its adapters use the names of the whole.
     """
     with without_advice():
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -15,8 +15,8 @@ from retrain_local.memory.sizes import NATIVE
 
 # Their feed-forward part has two matrices; other families have three, with a gate.
 PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})
-# Names of a text part in the files of a larger checkpoint, of today and of earlier versions of transformers, and those
-# of a text model alone.
+# Names of a text part in the files of a larger checkpoint, written by current or earlier versions of transformers, to
+# the names that a text-only model has.
 TEXT_NAMES = {
     r"^model\.language_model\.": "model.",
     r"^language_model\.model\.": "model.",
@@ -28,10 +28,10 @@ MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the layers of a model of transformers keep, measured: see `model.measure`.
+    """The state that a model of transformers keeps, as `model.measure` measured it.
 
-    A token keeps `token_elements` numbers, a row `row_bytes` beside them. An adapter has `adapter_width` numbers for
-    each of its ranks, beside matrices of `adapted_elements`. `why` says what keeps the model from the tier paged.
+    A token keeps `token_elements` numbers, a row another `row_bytes`. An adapter has `adapter_width` numbers for each
+    of its ranks, and adapts matrices of `adapted_elements`. `why` is the reason against the tier paged.
     """
 
     tier: str
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
-        """(inputs, outputs, count) of the linear layers of one block, including experts."""
+        """The (inputs, outputs, count) of the linear layers of one block, including experts."""
         attention = self.heads * self.head_size
         keys = self.kv_heads * self.head_size
         experts, ups = max(1, self.experts), 2 if self.has_gate else 1
@@ -131,7 +131,7 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
         raise _refused(where, what=what, code="model.bad-config-json")
     is_part = text is not document
     shape = shape_of(text, file=file, where=where, counted=count_parameters(folder, is_part=is_part))
-    # The own decoder reads files that hold nothing else.
+    # The native decoder reads only files without other parts.
     return replace(shape, is_native=shape.is_native and not is_part)
 
 
@@ -183,7 +183,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
 def count_parameters(folder: Path, *, is_part: bool = False) -> int | None:
     """Count the elements in the safetensors files of a folder, from their headers; None if a file is damaged.
 
-    With `is_part` only those of the text in a checkpoint that holds more.
+    With `is_part` only the text part of a larger checkpoint counts.
     """
     total = 0
     for file in sorted(folder.glob("*.safetensors")):

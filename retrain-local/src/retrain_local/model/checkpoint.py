@@ -178,7 +178,7 @@ def _fixed(pair: Pair) -> Collection[str]:
 def _loaded(
     file: Path, wanted: Mapping[str, Tensor | None], *, besides: Collection[str] = (), some_of: Sequence[str] = ()
 ) -> dict[str, Tensor]:
-    """Read tensors of these names and shapes, without those `besides`.
+    """Read tensors of these names and shapes, ignoring the names `besides` in the file.
 
     With `some_of`, the endings of a group's names, whole groups may be missing.
     """

@@ -1,4 +1,4 @@
-"""The text part of a checkpoint that also holds vision or audio: what is loaded of it, and its names in the whole."""
+"""The text part of a checkpoint that also holds vision or audio: its configuration, and its names in the whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrain_local.model.model_files import Folder
 
 
 def text_config(config: Any) -> Any | None:
-    """Return the configuration of the text part; None where the model is nothing else, or its text has no class."""
+    """Return the configuration of the text part; None if the model is only text, or its text has no class."""
     text = config.get_text_config(decoder=True)
     return text if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else None
 
@@ -37,7 +37,7 @@ class Whole:
         return name
 
     def stored(self, parameters: Iterable[str], files: Collection[str]) -> dict[str, str]:
-        """Return the name of each parameter in the files, or in the whole where these have it in other parts."""
+        """Return the name of each parameter in the files, or in the whole if the files split it differently."""
         found = {_text_name(name): name for name in files}
         return {name: found.get(name, self.name(name)) for name in parameters}
 
@@ -72,7 +72,7 @@ def has_modules(folder: Folder, names: Iterable[str]) -> bool:
 
 
 def whole_of(config: Any, model: Any) -> Whole:
-    """Find the text `model` in the whole that `config` describes, which is built without memory."""
+    """Find the text `model` in the whole that `config` describes; the whole is built without memory."""
     with torch.device("meta"):
         whole = whole_class(config)(config)
     path = body_path(model)

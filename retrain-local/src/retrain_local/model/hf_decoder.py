@@ -21,7 +21,7 @@ from retrain_local.decoder import Attend, Shape
 from retrain_local.model.states import Mixers, with_mixers
 from retrain_local.model.tunnel import Tunnel, divert
 
-# Names of the cache, among what a model takes and returns.
+# Names of the cache among the arguments and outputs of models.
 CACHES = ("past_key_values", "cache_params", "state")
 
 

@@ -1,4 +1,4 @@
-"""Any other architecture: the modules of transformers with PEFT's adapter and the attention of this backend."""
+"""Architectures beyond the Llama family: transformers' modules with PEFT's adapter and this backend's attention."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _read(folder: Folder, options: Mapping[str, Any]) -> tuple[Any, list[str]]:
 
 
 def route_of(base: Any, folder: Folder) -> Route:
-    """Choose the tier of the loaded model, and log what keeps it from a faster one."""
+    """Choose the tier of the loaded model, and log the reason against a faster one."""
     try:
         route = choose_route(base)
     except NotCausalError:
@@ -127,7 +127,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     return _pair(folder, route, trained, made, names, parameters=parameters, total=total, adapter_config=written)
 
 
-# Of PEFT's configuration: what an adapter of fused experts has beside modules.
+# Keys of PEFT's configuration that an adapter of fused experts needs in addition to modules.
 BESIDE_MODULES = ("target_parameters", "rank_pattern", "alpha_pattern")
 
 
@@ -145,9 +145,9 @@ def _pair(
     parameters: Mapping[str, nn.Parameter],
     **given: Any,
 ) -> Pair:
-    """`made` are the modules of each sampler and the function that publishes to them.
+    """Create the pair; `made` are the modules of each sampler and the function that publishes to them.
 
-    `names` are those of the parameters in files, which differ from the modules' where these are part of a whole.
+    `names` maps parameters to their names in files. The two differ if the modules are part of a whole.
     """
     samplers = [route.decoder(model) for model, _ in made]
     for sampler in samplers:

@@ -1,4 +1,4 @@
-"""The tier of a model and what its layers keep, measured on a shallow random copy of its configuration."""
+"""Measures the tier of a model and the state of its layers on a shallow random model of its configuration."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from retrain_local.model.probe import choose_route
 from retrain_local.model.states import tensors_in
 from retrain_local.model.targets import linear_names, set_targets
 
-# Of the copy. None of these decides the tier, or what a token and a row keep.
+# The sizes of the copy. They affect neither the tier nor the state of a token or a row.
 FEW = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 512),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 64),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), 2),
 }
-# A wider copy would take more memory than a look at a configuration may.
+# Bounds the memory of this measurement, since a command may run it only to show a configuration.
 MOST_PARAMETERS = 400_000_000
 
 
 def measure(folder: Path, *, trust_remote_code: bool = False) -> Kept | None:
-    """Return what each layer keeps; None for a model that this cannot build, or that is no causal language model."""
+    """Return the measured sizes; None for a model that cannot be built, or is not a causal language model."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         text = text_config(config) or config
@@ -40,7 +40,7 @@ def measure(folder: Path, *, trust_remote_code: bool = False) -> Kept | None:
         adapted = _adapted(whole)
         model = _shallow(text, kinds)
         route = None if model is None else choose_route(model)
-    # Configurations and modules raise errors of any class. Then the formula of the sizes remains.
+    # Configurations and modules may raise errors of any class. The caller then uses a formula of the sizes.
     except Exception:
         return None
     if model is None or route is None:
@@ -87,7 +87,7 @@ def _shallow(text: Any, kinds: list[str]) -> Any | None:
 
 
 def _adapted(whole: Any) -> dict[str, int]:
-    """Return the numbers of an adapter for each rank, and those of the matrices beside it."""
+    """Return the elements of an adapter per rank, and of the matrices that it adapts."""
     config = LoraConfig()
     set_targets(whole, config, ["all-linear"], ())
     targets = set(config.target_modules or ())

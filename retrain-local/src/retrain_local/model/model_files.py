@@ -203,9 +203,9 @@ def _optional(source: Source, name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The rest of a model's folder: config.json, files to copy, the dtype of each tensor, and what is not trained.
+    """The rest of a model's folder: config.json, files to copy, the dtype of each tensor, and `fixed` (untrained) ones.
 
-    `others` are tensors of the files in `source` that were not loaded, such as those of a vision tower.
+    `others` are tensors of the files in `source` that were not loaded, such as a vision tower's.
     """
 
     document: Mapping[str, Any]

@@ -47,7 +47,7 @@ OPERATIONS = Operations(rms_norm=rms_norm, split_heads=split_heads, swiglu=swigl
 
 
 def add_norm(x_ND: Tensor, added_ND: Tensor | None, weight_D: Tensor, eps: float) -> Tensor:
-    """As `DecodeKernels.add_norm`: the sum is rounded, then the quotient, then its product with the weight."""
+    """Compute `DecodeKernels.add_norm`: the sum is rounded, then the quotient, then its product with the weight."""
     y_ND = torch.empty_like(x_ND, memory_format=torch.contiguous_format)
     rows, size = x_ND.shape
     added = x_ND if added_ND is None else added_ND
@@ -82,7 +82,7 @@ def _gated(gate_up: Tensor) -> Tensor:
 
 
 class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
-    """As `operations._RmsNorm`; r is computed again."""
+    """Computes `operations._RmsNorm`; the backward pass computes r again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -104,7 +104,7 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
-    """As `operations._SplitHeads`; without norms of the heads nothing but angles is kept."""
+    """Computes `operations._SplitHeads`; without norms of the heads only angles are kept."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, turn: Turn) -> Heads:
@@ -130,7 +130,7 @@ class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
-    """As `operations._SwiGlu`."""
+    """Computes `operations._SwiGlu`."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

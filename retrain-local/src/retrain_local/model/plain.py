@@ -1,4 +1,4 @@
-"""The plain tier: the model's own forward pass over rows of one length, with its own cache or none."""
+"""The plain tier: the model's own forward pass over rows of one length, with its own cache if it has one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PlainDecoder(HfDecoder):
         return self._states_of(self._body(input_ids=ids_BT, use_cache=False))
 
     def continued(self, ids_BT: Tensor, kept: Any) -> tuple[Tensor, Any]:
-        """Return the hidden states of the tokens that follow `kept` (None: of whole rows), and what to keep next."""
+        """Return the hidden states of the tokens that follow `kept` (None: of whole rows), and the next `kept`."""
         if not self.cache:
             all_BT = ids_BT.clone() if kept is None else torch.cat([kept, ids_BT], dim=1)
             return self.rows(all_BT)[:, -ids_BT.shape[1] :], all_BT
@@ -63,7 +63,7 @@ class PlainDecoder(HfDecoder):
 
 
 class _OwnAttention:
-    """An `Attend` in name: the model has attention of its own."""
+    """An `Attend` that is never called: the model computes its own attention."""
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         raise NotImplementedError
@@ -80,7 +80,7 @@ class PackedRows(_OwnAttention):
 
 
 class RowStep(_OwnAttention):
-    """One more token of rows of one length; `kept` is what the model keeps of them, one after another."""
+    """One more token of rows of one length; `kept` holds the stored state of each row."""
 
     def __init__(self, kept: Sequence[Any]) -> None:
         self._kept = joined(kept)
@@ -90,15 +90,15 @@ class RowStep(_OwnAttention):
         return hidden_B1D[:, 0]
 
     def drop(self, kept_B: Tensor) -> None:
-        """Go on with these rows only."""
+        """Keep only these rows."""
         self._kept = mapped(self._kept, lambda tensor: tensor.index_select(0, kept_B) if tensor.dim() else tensor)
 
     def of_row(self, place: int) -> Any:
-        """Return what is kept of one row."""
+        """Return the stored state of one row."""
         return mapped(self._kept, lambda tensor: tensor[place : place + 1].clone() if tensor.dim() else tensor)
 
 
 def joined(kept: Sequence[Any]) -> Any:
-    """Return what the model keeps of several rows, from what it keeps of each."""
+    """Join the stored states of rows into the state of a batch."""
     parts = zip(*map(tensors_in, kept), strict=True)
     return with_tensors(kept[0], (torch.cat(part) if part[0].dim() else part[0].clone() for part in parts))

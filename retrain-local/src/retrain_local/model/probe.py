@@ -1,7 +1,7 @@
 """Small forward passes over the loaded modules of transformers that decide which tier computes a model.
 
-Packed rows with this backend's attention and states are the tier paged; what does not compute the model's own logits
-that way goes to the tier plain, which runs the model's own forward pass.
+The tier paged computes packed rows with this backend's attention and states. A model whose own logits differ from its
+result is computed by the tier plain: its own forward pass over rows of one length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTENTION = "retrain"
 SPANS = Spans(lengths=(4, 5, 3), prefixes=(-1, 0, 0))
 TOLERANCE = {torch.float32: 1e-3}  # of the norm of the logits
 LOOSE = 0.1  # in bf16, where routing may pick other experts
-# Layers whose masks `Attend` has. The rows above are too short to show what others hide: indexed or compressed keys.
+# `Attend` has the masks of these layers. Other masks (indexed or compressed keys) do not show in rows this short.
 CHUNKED = "chunked_attention"
 MASKS = frozenset({CHUNKED, "full_attention", "sliding_attention", "attention", "hybrid", "hybrid_sliding"})
 # A row in pieces: a prompt, several more tokens, then token by token. Some layers read several only without a state.
@@ -45,9 +45,9 @@ class NotCausalError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """How a model is computed: `attention` are its modules in order, `mixers` those with a state of their own.
+    """The chosen tier of a model, its attention modules in order, and its `mixers`, the layers with another state.
 
-    `why` is empty, or says what keeps the model from the tier paged. The rest describes a `PlainDecoder`.
+    `why` is the reason against the tier paged, or empty. The other fields describe a `PlainDecoder`.
     """
 
     shape: Shape
@@ -126,20 +126,20 @@ class Recorder:
 
 
 def _kind(model: Any, module: nn.Module) -> str:
-    """Return what the configuration calls the layer of this attention."""
+    """Return the layer type of this attention in the configuration."""
     types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     index = getattr(module, "layer_idx", None)
     return types[index] if isinstance(index, int) and index < len(types) else "full_attention"
 
 
 def _number(model: Any, module: nn.Module, number: int) -> None:
-    """Note on an attention module which of the layers with keys and values it is."""
+    """Store in an attention module its number among the layers with keys and values."""
     module.retrain_layer, text = number, model.config.get_text_config(decoder=True)
     module.retrain_chunk = text.attention_chunk_size if _kind(model, module) == CHUNKED else None
 
 
 class Pieces:
-    """A `Mix` that reads a row in pieces, each from the state that the one before it left."""
+    """A `Mix` that reads a row in pieces, each from the state after the one before it."""
 
     def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
         self._mixers, self._lengths = mixers, lengths
@@ -159,7 +159,7 @@ def _piece(start: int, length: int, x_1N: Tensor) -> Tensor:
 
 
 def choose_route(model: Any) -> Route:
-    """Return the first tier whose logits are the model's own; NotCausalError where there is none."""
+    """Return the first tier whose logits are the model's own; NotCausalError if logits depend on later tokens."""
     AttentionInterface.register(ATTENTION, attention)
     vocabulary = model.get_input_embeddings().num_embeddings
     ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
@@ -172,7 +172,7 @@ def choose_route(model: Any) -> Route:
             raise NotCausalError
         try:
             return _paged(model, ids_N, rows[0], own)
-        # Architectures raise errors of any class where they meet what they do not expect.
+        # The code of an architecture may raise errors of any class.
         except Exception as error:
             why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
         for module in model.modules():
@@ -190,7 +190,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
-    """Return the largest distance of logits from the model's own, of their norm; NaN counts as infinite."""
+    """Return the largest distance of logits from the model's own, relative to their norm; NaN counts as infinite."""
     gaps = [float((a - b).float().norm() / b.float().norm()) for a, b in zip(found, own, strict=True)]
     return max(gap if gap == gap else float("inf") for gap in gaps)
 
@@ -244,7 +244,7 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers 
             continue
         index = getattr(module, "layer_idx", None)
         if index is None or not tensors_in(cache.layers[index]):
-            continue  # it keeps nothing there; if elsewhere, packed rows mix it and the logits differ
+            continue  # no state in the cache; a state stored in the module would change the logits of packed rows
         found.append(Mixer(name=names[id(module)], index=index, kept=cache.layers[index]))
     if len({mixer.name for mixer in found}) < len(found):
         raise UnsupportedAttentionError("it calls the same layer with a state several times")
@@ -254,7 +254,7 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers 
     pieces = Pieces(mixers, (len(row_T),))
     attend = Mixed(PaddedAttend(Spans.apart((len(row_T),)), row_T.device), pieces)
     HfDecoder(model, mixers).hidden(row_T, positions_1T[0], attend)
-    # Without the keys and values that attention beside the mixer has put into the same object.
+    # The states of `pieces`, since attention next to a mixer may keep its keys and values in the same object.
     kept = (replace(mixer, kept=pieces.kept[number]) for number, mixer in enumerate(mixers.layers))
     return replace(mixers, layers=tuple(kept))
 
@@ -278,25 +278,25 @@ def _check_masks(model: Any, recorder: Recorder) -> None:
         if kind not in MASKS:
             raise UnsupportedAttentionError(f"its layers of {kind} need a mask that only it can make")
         if kind == "sliding_attention" and window is None:
-            raise UnsupportedAttentionError("it does not tell its attention the size of its window")
+            raise UnsupportedAttentionError("it does not pass the window size to its attention")
 
 
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:
-    """Return how the mixers go on from a stored state; UnsupportedAttentionError if they cannot."""
+    """Return `mixers` with `is_chunked` by a trial; UnsupportedAttentionError if they cannot continue from a state."""
     positions_T = torch.arange(len(row_T), device=row_T.device)
     for lengths in (PIECES, STEPS):
         attend = PaddedAttend(Spans.apart((len(row_T),)), row_T.device)
         hidden = decoder.hidden(row_T, positions_T, Mixed(attend, Pieces(mixers, lengths)))
         if _gap([decoder.logits(hidden)], [own_TV]) <= _tolerance(decoder.dtype):
             return replace(mixers, is_chunked=lengths is PIECES)
-    raise UnsupportedAttentionError("its layers do not go on from a stored state")
+    raise UnsupportedAttentionError("its layers cannot continue from a stored state")
 
 
 def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], why: str) -> Route:
     shape = _shape(model, model.config.get_text_config(decoder=True).hidden_size, own[0].shape[-1], heads=1, sizes=())
     route = Route(shape=shape, why=why)
     tolerance, device = _tolerance(model.dtype), model.device
-    # From the best to the one that is the model's own forward pass.
+    # From the fastest to the model's unchanged forward pass.
     for is_whole, pads in ((False, True), (False, False), (True, True), (True, False)):
         route = replace(route, is_whole=is_whole, pads=pads)
         try:
@@ -316,11 +316,11 @@ def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], why
             continue
         if sizes is not None:
             return replace(found, shape=replace(shape, token_bytes=sizes[0], row_bytes=sizes[1]))
-    return replace(route, shape=replace(shape, token_bytes=8))  # ids
+    return replace(route, shape=replace(shape, token_bytes=8))  # an id
 
 
 def _cached(decoder: PlainDecoder, row_T: Tensor, own_TV: Tensor) -> tuple[int, int] | None:
-    """Return the bytes that the model's cache takes for a token and for a row; None if it does not compute the same."""
+    """Return the bytes that the model's cache takes for a token and for a row; None if its logits differ."""
     prompt_1T = row_T[None, :4]
     kept, others = (decoder.continued(each, None)[1] for each in (prompt_1T, prompt_1T.flip(0)))
     if kept is None:

@@ -1,4 +1,4 @@
-"""State that a layer keeps between tokens beside keys and values: convolution windows, gated-delta and Mamba matrices.
+"""The state of layers other than keys and values: convolution windows, gated-delta and Mamba matrices.
 
 Such a layer, a mixer, is a module of transformers. It reads its rows side by side, [rows, tokens, hidden], while the
 rest of the model reads them packed, [1, N, hidden]; a `Mix` moves between the two and holds the states.
@@ -108,7 +108,7 @@ class States:
             stored.index_copy_(0, slots_B, tensor)
 
     def clear(self, slots: Sequence[int]) -> None:
-        """Give rows without a token before the next one the state of no tokens."""
+        """Zero these slots, for rows that start without an earlier token."""
         if slots:
             slots_R = self.index(slots)
             for stored in (tensor for tensors in self._tensors for tensor in tensors):
@@ -218,7 +218,7 @@ class StepMix:
         return run(lambda x: x.transpose(0, 1), self._caches[number]).transpose(0, 1)
 
     def drop(self, kept_B: Tensor) -> None:
-        """Go on with these rows only."""
+        """Keep only these rows."""
         mixers = self._states.mixers
         self._slots_B = self._slots_B[kept_B]
         for number, cache in self._caches.items():

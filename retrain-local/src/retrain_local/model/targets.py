@@ -21,7 +21,7 @@ UNREACHED = frozenset({"out_proj", "conv1d"})
 def linear_names(model: Any) -> set[str]:
     """Return the linear layers except the head.
 
-    A router is often a linear layer with a forward pass of its own, whose result is no product; it is left out.
+    Routers are left out. Many are a subclass of `nn.Linear` whose forward pass does not return the product.
     """
     head = model.get_output_embeddings()
     return {name for name, module in model.named_modules() if module is not head and _is_product(module)}
@@ -57,7 +57,7 @@ def set_targets(model: Any, config: LoraConfig, targets: Iterable[str], attentio
         if target == "all-linear":
             found = _unconverted(model, config, linear)
         elif target == "attention":
-            # The tier plain has not found out which modules these are.
+            # The tier plain does not know the modules of attention.
             mixing = attention or [n for n, module in model.named_modules() if "Attention" in type(module).__name__]
             found = {name for name in linear if any(name.startswith(f"{each}.") for each in mixing)}
         elif target == "experts":
@@ -84,7 +84,7 @@ def _shortest(model: Any, wanted: Collection[str]) -> Collection[str]:
 
 
 def _unconverted(model: Any, config: LoraConfig, names: Iterable[str]) -> set[str]:
-    """Drop names that PEFT reads as those of fused experts: checkpoints of some families have them from older ones."""
+    """Drop names that PEFT would convert to fused experts: some families had separate ones in older checkpoints."""
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     except ImportError:  # before PEFT 0.19

@@ -1,4 +1,4 @@
-"""The way of an `Attend` to the attention and the mixers inside a model of transformers: in place of its cache."""
+"""Passes an `Attend` to the attention and the mixers inside a model of transformers, in place of its cache."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from retrain_local.model.states import Mixed, Mixers
 class Tunnel(Cache):  # type: ignore[misc]
     """Takes the place of the cache that transformers hands from layer to layer, and stores nothing.
 
-    It is an argument of every layer, so also where a layer is computed again for its gradient in another thread.
-    Attention gets its new keys and values back.
+    Every layer gets it as an argument, even when another thread recomputes the layer for its gradient. Attention gets
+    its new keys and values back.
     """
 
     def __init__(self, attend: Attend) -> None:
@@ -50,13 +50,13 @@ def current() -> Attend | None:
 
 
 def divert(model: nn.Module, mixers: Mixers | None) -> None:
-    """Let the attention of `model` find the `Attend` of a `Tunnel`, and its mixers run by the `mix` of that."""
+    """Let the attention of `model` find the `Attend` of a `Tunnel`, and its mixers run by that `Attend`'s `mix`."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.__dict__["forward"] = _announced(partial(type(module).forward, module))
     for number, layer in enumerate(mixers.layers if mixers else ()):
         module = model.get_submodule(layer.name)
-        # Not the module's attribute: in a copy of a model that is the function of the other one.
+        # Not `module.forward`: in a copied model it is the other model's function.
         forward = type(module).forward
         if next(module.parameters()).device.type == "cpu":
             forward = with_fast_steps(forward)

@@ -113,7 +113,7 @@ def draw_for(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Draw:
 
 
 def draw_faults(made: Draw, device: torch.device, dtype: torch.dtype, vocabulary: int) -> Iterator[str]:
-    """Yield where it differs from `draw_tokens`, for uniforms in the middle of the share of a likely token."""
+    """Yield differences from `draw_tokens`, for uniforms in the middle of the share of a likely token."""
     at_3 = torch.tensor([0, vocabulary // 2, vocabulary - 1], device=device)
     logits_3V = 4 * numbers((3, vocabulary), torch.float32, device)
     logits_3V[torch.arange(3, device=device), at_3] = 14.0

@@ -14,7 +14,7 @@ PIECE = 4096  # logits that one program reads
 
 
 def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tensor, *, entropy: bool) -> DrawnTokens:
-    """As `retrain_local.sampling.draw.draw_tokens`, for logits of any dtype with dense rows."""
+    """Sample as `retrain_local.sampling.draw.draw_tokens` does, for logits of any dtype with dense rows."""
     rows, vocabulary = logits_BV.shape
     pieces = triton.cdiv(vocabulary, PIECE)
     if not isinstance(temperature, Tensor):

@@ -110,12 +110,12 @@ class PytorchEngine:
         policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
         policy.limits.cache_slots = policy.limits.cache_slots or budget_slots(self._decoder, cache_bytes)
         self._cache: Cache | None = None
-        # A mixer makes tensors of its own at every step, and a graph needs them at fixed addresses.
+        # A mixer allocates tensors at every step, but a graph needs fixed addresses.
         self._graphs = Graphs(policy.device, records=not self._decoder.mixers)
         self._draw = draw_for(policy.device, self._decoder.dtype, self._decoder.shape.vocabulary)
         self._batches: dict[tuple[int, int], tuple[Batch, PagedAttention]] = {}
         self._gathered = _decoding(self._decoder, policy.device)
-        # The state of a row that is kept has to end with its last token, so nothing is computed behind that.
+        # A stored state must end with the row's last token, so no step goes past it.
         has_state = bool(self._decoder.mixers) or self._decoder.tier == "plain"
         self._steps = 1 if has_state and keep_rows else SEGMENT
         self._batch_size = BatchSize(rows=0, width=0, drawn=0)
@@ -124,7 +124,7 @@ class PytorchEngine:
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """One list per request, one sample per seed; BackendError when the model yields non-finite logits."""
+        """Return one list per request, one sample per seed; BackendError when the model yields non-finite logits."""
         policy = self._policy
         rows = new_rows(requests, params, policy.context_limit, self._decoder.shape.vocabulary)
         if self._cache is not None and not any(self._cache.prefixes.longest(request.prompt_T) for request in requests):
@@ -335,7 +335,7 @@ class PytorchEngine:
 def _decoding(decoder: Any, device: torch.device) -> GatheredDecoding | PlainDecoding:
     if decoder.tier != "plain":
         return GatheredDecoding(decoder, device)
-    # Its module imports transformers, which takes seconds; a plain decoder has imported it.
+    # Imported here, because transformers takes seconds; a plain decoder has imported it already.
     from retrain_local.sampling.plain_decoding import PlainDecoding
 
     return PlainDecoding(decoder)

@@ -154,7 +154,7 @@ class GatheredDecoding:
         fill(fills, self._decoder, cache, packed, max_tokens=min(PREFILL_TOKENS, cache.tokens), note=note)
 
     def keep(self, cache: Cache, row: Row) -> None:
-        """A segment has left the row's keys, values and state in the cache."""
+        """Do nothing: a segment leaves the row's keys, values and state in the cache."""
 
     def segment(self, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int) -> Decoded:
         parts = [list(rows)]

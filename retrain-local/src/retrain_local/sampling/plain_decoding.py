@@ -1,4 +1,4 @@
-"""Prompts and decoding of the tier plain: the model's own cache, or its tokens, by the slot of a row."""
+"""Prompts and decoding of the tier plain: a row's slot holds the model's own cache, or the row's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlainDecoding:
         self._classes: list[tuple[list[Row], RowStep]] = []
 
     def fill(self, fills: Sequence[Prefill], cache: Cache, packed: MakeAttend, *, note: Note) -> None:
-        """Read the tokens of each row after those that the slot it continues holds."""
+        """Read the new tokens of each row, after the tokens in its source slot."""
         cache.kept = {slot: kept for slot, kept in cache.kept.items() if cache.slots and cache.slots.is_owned(slot)}
         for each in fills:
             note([each])
@@ -43,7 +43,7 @@ class PlainDecoding:
         return [(part, self._decoded(part, step, params, steps)) for part, step in self._classes]
 
     def keep(self, cache: Cache, row: Row) -> None:
-        """Store what the model keeps of this row in its slot."""
+        """Store the state of this row in its slot."""
         for part, step in self._classes:
             if row in part:
                 cache.kept[row.slot] = step.of_row(part.index(row))
@@ -55,7 +55,7 @@ class PlainDecoding:
         self.forget()
 
     def _update(self, cache: Cache, rows: Sequence[Row]) -> None:
-        """Drop rows that run no longer, and put new ones into classes by their length."""
+        """Drop rows that no longer run, and group new ones by their length."""
         running, known = set(rows), set[Row]()
         classes = []
         for part, step in self._classes:

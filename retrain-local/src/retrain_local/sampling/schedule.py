@@ -140,7 +140,7 @@ class NoRoomError(Exception):
 class Prefill:
     """Tokens to compute, after `past` ones in `blocks`; `copied`: a block to copy first, and its target.
 
-    The state of the past ones is in the slot `source`, that of all goes to `slot`.
+    The slot `source` holds the state of the past ones; the state of all goes to `slot`.
     """
 
     tokens_T: Tokens
@@ -154,7 +154,7 @@ class Prefill:
     def after(
         cls, base: Prefix | None, tokens_T: Tokens, blocks: list[int], slot: int, copied: tuple[int, int] | None
     ) -> Prefill:
-        """Read all tokens but the last, after those of `base`."""
+        """Create the work for all tokens but the last, except the tokens of `base`."""
         past, source = (base.cached, base.slot) if base else (0, 0)
         return cls(tokens_T=tokens_T[past:-1], past=past, blocks=blocks, copied=copied, source=source, slot=slot)
 

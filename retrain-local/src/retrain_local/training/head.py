@@ -224,7 +224,7 @@ def logprobs_and_entropies(
 def _values_and_slopes(
     logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """By the logits z, d log p_t / dz = (onehot - p) / T and dH / dz_j = -p_j (log p_j + H) / T."""
+    """Return log p_t and H, and their slopes by the logits: (onehot - p) / T and -p_j (log p_j + H) / T."""
     scaled_MV = logits_MV.float()
     scaled_MV = torch.log_softmax(scaled_MV if temperature == 1.0 else scaled_MV / temperature, dim=-1)
     logprobs_M = scaled_MV.gather(1, tokens_M[:, None])[:, 0]

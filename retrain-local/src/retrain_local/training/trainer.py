@@ -303,7 +303,7 @@ class Trainer:
         return found
 
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
-        """As `logprobs`, of the model that training began with; an adapter's base is not held twice."""
+        """Return the `logprobs` of the model that training began with; an adapter's base is not held twice."""
         with self._decoder.as_reference():
             return self.logprobs(rows, temperature)
 

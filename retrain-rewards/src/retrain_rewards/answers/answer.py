@@ -212,7 +212,7 @@ def _is_below_one(value: Any) -> bool:
 
 
 def numbers_of(side: Any) -> list[Any]:
-    """Return the numbers (mpmath's, which do not underflow) in a value, sorted; letters are arbitrary ones."""
+    """Return the numbers (mpmath's, to avoid underflow) in a value, sorted; letters are arbitrary ones."""
     import mpmath
     import sympy
 

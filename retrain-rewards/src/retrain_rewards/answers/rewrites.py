@@ -198,7 +198,7 @@ _GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
 def with_digits(text: str) -> str:
     r"""Write a number in words at the beginning with digits: `\text{two apples}` as `2\text{ apples}`.
 
-    Unchanged if the text holds more than words, or if what follows may change the value: `six or seven`.
+    Unchanged if the text holds more than words, or if a later word may change the value: `six or seven`.
     """
     flat = _GROUP.sub(r" \1 ", text).strip()
     if not re.fullmatch(r"[A-Za-z][A-Za-z\s-]*", flat):

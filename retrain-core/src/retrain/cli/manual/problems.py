@@ -38,7 +38,7 @@ def problems(plugins: Plugins) -> str:
 
 
 def explanation(code: str) -> str:
-    """Return what `retrain help CODE` prints. ConfigError when no installed package has the code."""
+    """Return the text that `retrain help CODE` prints. ConfigError when no installed package has the code."""
     known = known_problems()
     if code not in known:
         near = get_close_matches(code, known, n=3, cutoff=0.5)
@@ -83,7 +83,7 @@ def _of_scope(scope: ast.AST, outer: dict[str, str]) -> Iterator[tuple[str, dict
             if len(targets) == len(values):  # `what, fix = "...", "..."` too
                 pairs = zip(targets, values, strict=True)
                 named = {target.id: _text(value, texts) for target, value in pairs if isinstance(target, ast.Name)}
-                # a variable without a word of its own is shown by its name: it says more than what it is made of
+                # a variable whose text has no word is shown by its name, since that says more
                 texts |= {name: text if re.search(r"\w", WITHIN.sub("", text)) else "" for name, text in named.items()}
         if isinstance(node, ast.Call):
             given = {each.arg: each.value for each in node.keywords if each.arg}

@@ -44,7 +44,7 @@ SHORT = {
     "uncertainty": "uncertainty_kind",
     "algorithm": "algorithm_mode",
 }
-# The tables that configure credit and loss: other keys would change the samples, which are on record.
+# The tables that configure credit and loss: other keys would change the samples, and these are on record.
 TABLES = ("algorithm", "entropy", "gtpo", "hicra", "planning", "sepa")
 MODES = ("algorithm.advantage_mode", "algorithm.transform_mode")
 RECIPE, MODE = "algorithm.recipe", "algorithm.algorithm_mode"

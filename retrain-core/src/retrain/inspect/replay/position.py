@@ -36,7 +36,7 @@ from retrain.text.tokenizer import load_tokenizer
 LOG = logging.getLogger("retrain")
 # Rounding on another machine may change as much; another policy changes far more.
 RELATIVE, ABSOLUTE = 1e-2, 1e-3
-# On record wherever a step was trained: a report without one of these is not the step on record.
+# Every trained step records these, so a report that lacks one is not the recorded step.
 MEASURED = ("grad_norm", "ratio_mean", "logprob_gap_mean", "lr")
 # These depend on the backend's reporting, not on the step's numbers.
 SKIPPED = ("loss_is_placeholder", "rejected", "reported_loss")
@@ -265,7 +265,7 @@ def check_credit(stored: StoredStep, credit: Credit) -> None:
     tokens = [tokens for group in credit.tokens_PG for tokens in group]
     members = [completion for group in stored.groups for completion in group]
     for found, member in zip(tokens, members, strict=True):
-        # Records hold float32, so only that much of the credit can be compared.
+        # Records hold float32, so credit is compared at that precision.
         was_A, is_A = member.tokens.advantages_T.astype(np.float32), found.advantages_A.astype(np.float32)
         different = np.flatnonzero(was_A != is_A)
         if len(different):

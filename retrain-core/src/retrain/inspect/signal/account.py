@@ -244,7 +244,7 @@ def _by_step(drawn: Drawn, cause_N: Ints, taught_N: Ints) -> tuple[Ints, Ints]:
 
 
 def _unrecorded(drawn: Drawn, recorded: Recorded) -> tuple[int, str]:
-    """Count tokens of steps' lines beyond those of their completions; with a note where a line has fewer."""
+    """Count tokens of steps' lines that no stored completion has; with a note where a line has fewer."""
     steps, inverse = np.unique(drawn.step_N, return_inverse=True)
     sums = np.bincount(inverse, weights=drawn.tokens_N).astype(int)
     stored = dict(zip(steps.tolist(), sums.tolist(), strict=False))
@@ -275,7 +275,7 @@ def try_account(candidate: Candidate) -> Account | str:
 class Recorded:
     """A run by its lines: facts for causes, tokens and seconds spent, held-out rates by step, and uncounted tokens.
 
-    `seconds` are those of steps, without evaluations and warm-up. `eval_tokens` is None where the lines of evaluations
+    `seconds` were spent in steps, without evaluations and warm-up. `eval_tokens` is None where the lines of evaluations
     have no lengths. `sft_tokens` are of given answers: trained, not sampled.
     """
 

@@ -39,7 +39,7 @@ from retrain.verdicts.ledger.looks import InterimLooks
 MOST = 5
 # About half a minute of reading: a report must not take longer because of one section.
 MOST_BYTES = 1 << 30
-# Points of a line; more cannot be told apart on a page.
+# Points of a line; more make no visible difference on a page.
 POINTS = 200
 EPILOG = """\b
 Examples:

@@ -35,7 +35,7 @@ STORED = ("lengths", "advantages", "logprobs", "entropies", "planning")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drawn:
-    """Columns of all completions. `rewards_N` are raw and `credited_N` those of credit, NaN without one.
+    """Columns of all completions. `rewards_N` are raw and `credited_N` as credit used them, NaN without one.
 
     `example_N` and `outcome_N` are positions in `examples` and OUTCOMES. `starts_G` are the first completions of the
     groups. `difficulties` exist for the examples that have one.
@@ -101,7 +101,7 @@ def _fields(line: bytes) -> Record:
     """Return the fields of a line but for its texts.
 
     A quotation mark inside of a text is escaped, so a needle with a bare one is never found there. Keys of a chat come
-    before the true ones, and the last are taken; those of `reward_parts` have numbers, and an outcome is a text.
+    before the true ones, and the last are taken. Keys of `reward_parts` have numbers, and an outcome is a text.
     """
     head, end = line.find(_PROMPT), line.rfind(_LAST)
     outcome = line.rfind(_OUTCOME, 0, end)

@@ -55,7 +55,7 @@ def key(
 
 
 share = partial(key, ge=0.0, le=1.0)  # a fraction
-MARKS = ("names", "selects", "pending", "aliases", "free_on_resume", "needs")  # a plain pydantic field has none
+MARKS = ("names", "selects", "pending", "aliases", "free_on_resume", "needs")  # a plain pydantic field lacks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,7 +205,7 @@ class BackpressureTable(Table):
     """Adaptive batch sizing (Universal Scalability Law and roofline)."""
 
     enabled: bool = key(False, "Let measured throughput set the batch size.")
-    pacer: str = _of_pacer("usl", "Pacer, which sets the batch size: usl or a plugin.", names=Kind.PACER)
+    pacer: str = _of_pacer("usl", "Pacer that sets the batch size: usl or a plugin.", names=Kind.PACER)
     warmup_steps: int = _of_pacer(10, "Steps that sweep 1, 2, 4, ... prompts before the first decision.", ge=0)
     ema_decay: float = _of_pacer(0.9, "Decay of the throughput average (bp_throughput).", ge=0.0, le=1.0)
     throttle_margin: float = _of_pacer(0.85, "Target: this fraction of the p of highest throughput.", gt=0.0, le=1.0)

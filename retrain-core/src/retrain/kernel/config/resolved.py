@@ -61,7 +61,7 @@ class Config:
     # By `table.key`; a default has no entry.
     origins: Mapping[str, Origin] = field(default_factory=dict)
     source: str = ""
-    # Tables about many runs, which are not part of one.
+    # Tables about many runs; a single run has no use for them.
     foreign_tables: frozenset[str] = frozenset()
     # Of a run that is opened again: the folder where its names are looked up; `table.key` -> value as written,
     # where the value is now a recorded place; and its inputs that are nowhere, by `table.key.entry`.

@@ -175,7 +175,7 @@ def unquoted(value: Any, default: Any) -> str:
 def parse_free(text: str) -> Any:
     """A value for a free table: JSON if the text parses as JSON (number, true, list, object), otherwise the text."""
     lowered = text.strip().lower()
-    # `json.loads` would make numbers of NaN and Infinity, which no record may hold.
+    # `json.loads` would make numbers of NaN and Infinity, but no record may hold them.
     if lowered in ("nan", "inf", "-inf", "infinity", "-infinity"):
         return text
     try:

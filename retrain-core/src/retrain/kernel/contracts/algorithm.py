@@ -63,7 +63,7 @@ class Shaper(Protocol):
 class Algorithm(Protocol):
     """The one contract of credit: a run has one algorithm, and the kernel does not know how it works.
 
-    `labels` are text fields of every line of `metrics.jsonl`; they must include `condition`, which labels the run.
+    `labels` are text fields of every line of `metrics.jsonl`; they must include `condition`, the label of the run.
     """
 
     @property

@@ -32,7 +32,7 @@ class Backend(Protocol):
     capabilities: Capabilities
 
     def sample(self, requests: Sequence[SampleRequest], params: SamplingParams) -> list[list[Sample]]:
-        """As `Engine.sample`, from the policy last published."""
+        """Sample as `Engine.sample` does, from the policy last published."""
 
     def train(self, batch: TrainBatch) -> TrainReport:
         """One optimizer step over at least one row; NonFiniteError, and unchanged weights, on a non-finite number.
@@ -86,7 +86,7 @@ class DeliversEarly(Protocol):
     def sample(
         self, requests: Sequence[SampleRequest], params: SamplingParams, deliver: Deliver | None = None
     ) -> list[list[Sample]]:
-        """As `Engine.sample`; `deliver` is called in the same thread, at most once per sample, before the return."""
+        """Sample as `Engine.sample` does; `deliver` is called in this thread, at most once per sample."""
 
 
 @runtime_checkable

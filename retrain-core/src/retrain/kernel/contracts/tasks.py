@@ -105,7 +105,7 @@ class Reward(Protocol):
     Optional: `prepare()`, called once in each scoring process before the first score, outside of any time limit;
     `is_loaded: bool`, true when `prepare` loads nothing that building the reward has not, so that a run may try it at
     once, before it loads anything else; `gold(example) -> str | None`, a completion that must score 1, for the audit
-    (None: it has none to give); `answer_in(text) -> str | None`, the part of a completion that it takes for the answer,
+    (None: it cannot give one); `answer_in(text) -> str | None`, the part of a completion that it takes for the answer,
     shown by `retrain init` and paid for by the control `format_only`; `needs_reference: bool`, true when an empty
     reference would make silence correct: such examples are left out; `metrics() -> Mapping[str, float]` of an async
     reward, fields for the step's line, called once per round of prompts (see `RolloutBatch.metrics`); `concurrency:

@@ -116,7 +116,7 @@ def unmet_requirement(name: str, requires: Sequence[str]) -> str:
     for line in requires:
         found = CORE_REQUIREMENT.fullmatch(line)
         wanted = found.group(1).strip() if found else ""
-        # The usual pin of our own wheels is compared as text, so that `retrain --help` does not import `packaging`.
+        # The usual pin of first-party wheels is compared as text, so that `retrain --help` does not import `packaging`.
         if wanted and wanted != f"=={__version__}" and not _is_met(wanted):
             return (
                 f"it requires retrain-core {wanted}, and this is {__version__}; "

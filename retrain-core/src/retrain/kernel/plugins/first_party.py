@@ -49,5 +49,5 @@ def promised_default(kind: Kind) -> str:
 
 
 def promised_options() -> dict[str, dict[str, Any]]:
-    """By backend, the options that the documented full configuration holds at their defaults."""
+    """Return by backend the options that the documented full configuration holds at their defaults."""
     return _names()["options"]

@@ -36,7 +36,7 @@ def installed_dependents(name: str) -> tuple[str, ...]:
 class Package:
     """A package that another one requires.
 
-    `wanted` are the permitted versions (`>=2.6`), `installed` is the installed version, empty when there is none.
+    `wanted` are the permitted versions (`>=2.6`), `installed` is the installed version, empty without one.
     """
 
     name: str

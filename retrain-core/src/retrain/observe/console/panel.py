@@ -170,7 +170,7 @@ class AboveThePanel(logging.Handler):
 LAST_LINES, LAST_WARNINGS = 15, 10
 # Each update replaces the whole output in the browser, so lines in quick succession share one.
 PAUSE_S = 0.2
-# `Markup.format` escapes its argument, which may be a model's text.
+# `Markup.format` escapes its argument, since it may be a model's text.
 SHOWN = Markup('<pre style="white-space: pre-wrap; line-height: 1.3; margin: 0">{}</pre>')
 
 

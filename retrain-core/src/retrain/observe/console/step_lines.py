@@ -110,7 +110,7 @@ def shadow_text(metrics: Mapping[str, Any], field: str = "shadow_correct_rate") 
 
 
 def _reward_forms(texts: Sequence[str]) -> Forms:
-    """With quantiles and parts; with the parts, unless they are long; the reward by itself."""
+    """Return the reward with quantiles and parts, with its parts unless they are long, and by itself."""
     reward, parts = texts[0].partition(" (")[0], " ".join(texts[1:])
     without_quantiles = f"{reward} | {parts}" if 0 < len(parts) <= MOST_PARTS_CHARS else reward
     return " | ".join(texts), without_quantiles, reward

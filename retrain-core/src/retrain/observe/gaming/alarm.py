@@ -20,12 +20,12 @@ from retrain.records.record_names import GAMING
 from retrain.records.run import Run
 from retrain.text.secrets import redacted_json
 
-# Of runs without a change, at most this share ever alarms.
+# At most this share of the runs without a change ever raises an alarm.
 ALPHA = 0.05
 # The reference of a start is the steps just before it, so that slow drifts of learning are part of it.
 WINDOW = 20
 LEAST_STEPS, LEAST_GROUPS = 5, 16  # of a reference
-# A smaller rise of the unconfirmed share is no change that anyone would act on.
+# A smaller rise of the unconfirmed share is not worth an alarm.
 TOLERANCE = 0.05
 SPREADS = 2.0  # standard errors of the reference that are no change either
 # A reference above this leaves no room for a rise.

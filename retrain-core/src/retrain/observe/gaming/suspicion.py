@@ -245,7 +245,7 @@ def ngram_buckets(tokens_A: Tokens) -> NDArray[np.int64]:
     for column in windows.T:
         hashed = (hashed ^ column) * _MULTIPLIER
     found = ((hashed >> np.uint64(40)) % np.uint64(BUCKETS)).astype(np.int64)
-    # np.unique would import numpy.ma, which nothing else needs.
+    # np.unique would import numpy.ma, and nothing else needs that.
     return np.array(sorted(set(found.tolist())), dtype=np.int64)
 
 

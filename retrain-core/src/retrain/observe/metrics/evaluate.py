@@ -60,7 +60,7 @@ def rate_interval(rates_E: np.ndarray, samples: int, clusters_E: Sequence[str] |
     mean over examples), clamped to [examples, examples x samples]; without any variance n_eff is the number of
     examples, the conservative end. With x = p n_eff right the limits are quantiles of Beta(x, n_eff - x + 1) and Beta(x
     + 1, n_eff - x). They hold near 0 and 100 %, where normal and Wilson limits cover too rarely; all of 64 right gives
-    94.4 to 100 %. Where examples share a source, the variance is taken over clusters, and the least n_eff is the number
+    94.4 to 100 %. If examples share a source, the variance is taken over clusters, and the least n_eff is the number
     of clusters (for unequal ones 1 / sum of their squared shares).
     """
     examples, mean = len(rates_E), float(rates_E.mean())
@@ -81,8 +81,8 @@ def _spread(rates_E: np.ndarray, clusters_E: Sequence[object]) -> tuple[float, f
     """Variance of the mean over examples, from the variance between clusters; and the effective number of clusters.
 
     sum w_c^2 (rate_c - mean)^2 with w_c the cluster's share of the examples, times the factor that makes it unbiased
-    for clusters of one variance; 0 with a single cluster. Where each example is its own cluster it is the usual
-    variance of a mean.
+    for clusters of one variance; 0 with a single cluster. With one example per cluster it is the usual variance of
+    a mean.
     """
     numbers: dict[object, int] = {}
     index_E = [numbers.setdefault(each, len(numbers)) for each in clusters_E]

@@ -59,7 +59,7 @@ class MlflowRecorder(KeepsId):
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
 
-        # A new database is announced in several lines between ours.
+        # Without this, several lines about a new database would appear among the run's.
         for library in ("mlflow", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
         uri = os.environ.get(URI) or f"sqlite:///{(folder / DATABASE).resolve()}"

@@ -39,7 +39,7 @@ class TrackioRecorder(KeepsId):
 
         table, is_new = manifest["config"]["logging"], not self._run_id
         name = self._run_id or f"{run_name(manifest)}_s{manifest['seed']} {manifest['started'][:19]}"
-        # trackio prints how to look at the run in several coloured lines.
+        # trackio prints several coloured lines about viewing the run.
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 table["project"],

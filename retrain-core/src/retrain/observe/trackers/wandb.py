@@ -80,7 +80,7 @@ class WandbRecorder(KeepsId):
         import wandb
 
         artifact = wandb.Artifact(f"adapter-{self._run_id}", type="model", metadata={"checkpoint": name})
-        # Not the optimizer's state, which is twice as large.
+        # The optimizer's state is left out: it is twice as large.
         for file in sorted(folder.glob("adapter_*")):
             artifact.add_file(str(file))
         self._run.log_artifact(artifact, aliases=["latest", name])

@@ -107,7 +107,7 @@ class Module:
 
     @property
     def inside(self) -> str:
-        """Its path below its import root."""
+        """The path of the module below its import root."""
         return os.path.join(*self.parents, os.path.basename(self.file)) if self.name else self.file
 
 

@@ -25,7 +25,7 @@ class Identity:
     """The inputs of a run next to its configuration.
 
     `code`: the project's modules that the configuration names, and their imports. `data`: the files that it names.
-    `model`: the files of local model folders and adapters. `plugins`: the installed plugin distributions, and that of
+    `model`: the files of local model folders and adapters. `plugins`: the distributions of the installed plugins and of
     the environment. `packages`: versions of other installed packages with a named module. `variables`: hashes of the
     environment variables that the user's code and plugins read.
     """

@@ -30,7 +30,7 @@ class RunStatus:
     `state` is `status` of `run.json` (`running`, `done`, `failed`, `interrupted`, ...), but a running one is `dead`
     when its process is gone and `stale` when its metrics have not moved for five minutes, and one with unreadable files
     is `unreadable`. `step` counts finished steps. Rates and `health` are from the last line; `held_out_rate` is
-    that of the last evaluation, after `held_out_step` steps. `accepted` are the changes accepted by `--resume-anyway`.
+    from the last evaluation, after `held_out_step` steps. `accepted` are the changes accepted by `--resume-anyway`.
     `phase` and the fields after it are from the heartbeat of a live run.
     """
 

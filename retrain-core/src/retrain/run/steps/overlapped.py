@@ -43,7 +43,7 @@ class OffPolicy(Serial):
         self._trained_from = 0  # version before the step under way
 
     def metrics(self) -> Mapping[str, float]:
-        """No fields: `_sample_measured` reads the backend, so that a field reaches the line of its own step."""
+        """Return no fields: `_sample_measured` reads the backend, so that a field reaches the line of its step."""
         return {}
 
     def staleness(self, groups: tuple[Group, ...]) -> dict[str, float]:

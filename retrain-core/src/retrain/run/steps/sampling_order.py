@@ -49,7 +49,7 @@ class NamedSampler:
         self.observed = step
 
     def state(self) -> dict[str, Any]:
-        """Its state as a checkpoint has it; it shares nothing with the sampler."""
+        """Return the sampler's state as a checkpoint has it, a copy that shares nothing with the sampler."""
         with self._named("state"):
             state: dict[str, Any] = json.loads(json.dumps(dict(self.sampler.state())))
         return state

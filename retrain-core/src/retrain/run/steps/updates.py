@@ -82,7 +82,7 @@ class Updates:
         return found
 
     def _with_trainer_logprobs(self, batch: TrainBatch) -> tuple[TrainRow, ...]:
-        """With an importance weight, the rows with the trainer's log-probabilities before the first update.
+        """Return the rows, for an importance weight with the trainer's log-probabilities before the first update.
 
         The loss's ratio is relative to those, and the weight compares them with the sampler's.
         """

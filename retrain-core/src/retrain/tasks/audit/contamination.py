@@ -189,7 +189,7 @@ def contamination(sets: Iterable[HeldOutIndex], training: Iterable[Example]) -> 
 
 
 def _runs(words: Sequence[str], size: int) -> set[int]:
-    """Return the hashes of all runs of `size` words; a shorter text has none and only matches as a whole."""
+    """Return the hashes of all runs of `size` words; a shorter text only matches as a whole."""
     return {hash(tuple(words[start : start + size])) for start in range(len(words) - size + 1)}
 
 
@@ -378,7 +378,7 @@ def _evaluated(tasks: Tasks, context: PluginContext) -> Iterator[dict[str, _Set]
         sets[HELD_OUT] = [prompt.example for prompt in tasks.pool.held_out], tasks.verifier
     evaluation = context.plugins.notify("retrain_evaluation", context=context, tasks=tasks)
     try:
-        # The evaluation is that of `use/evaluate`; another plugin's need not have sets.
+        # The evaluation of `use/evaluate` has sets; another plugin's need not.
         for each in getattr(evaluation, "sets", ()):
             sets[each.name] = [prompt.example for prompt in each.prompts], each.verifier
         yield sets

@@ -144,7 +144,7 @@ def _try(
             yield [*_wrong(example, gold.confirmed(correct), rendered, plausible)]
 
     for stage in stages():
-        # The very first text goes alone: it pays for imports, and a reward that hangs costs one time limit.
+        # The very first text is scored by itself: it pays for imports, and a reward that hangs costs one time limit.
         for part in (stage,) if done else (stage[:1], stage[1:]):
             done += zip(part, scored(part), strict=True)
             if any(first.score.outcome is Outcome.FAILED for _, first in done):

@@ -39,7 +39,7 @@ def main() -> None:
     os.set_inheritable(calls, False)
     os.close(life_line)
     os.close(read_end)
-    os.dup2(write_end, 1)  # the output of user code goes to the guard, which keeps its end
+    os.dup2(write_end, 1)  # the guard gets the output of user code and keeps its end
     os.dup2(write_end, 2)
     os.close(write_end)
     sys.stdout, sys.stderr = _stream(1), _stream(2)

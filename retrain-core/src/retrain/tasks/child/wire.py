@@ -27,12 +27,12 @@ ENUMS: Mapping[tuple[str, str], type[Outcome] | type[StopReason]] = {
     ("Score", "outcome"): Outcome,
     ("Action", "stop_reason"): StopReason,
 }
-# Integers up to 2**53 are the same in every JSON reader; larger ones go as hex, which has no limit of digits.
+# Integers up to 2**53 are the same in every JSON reader; larger ones go as hex, without a limit of digits.
 PLAIN_BITS = 53
 # Above this a header is garbage: user code may write to the descriptor.
 MAX_FRAME_BYTES = 2**30
 HEADER_BYTES = 8
-# Memory grows with what arrives, never with the length that a header claims.
+# Memory grows with the bytes received, never with the length that a header claims.
 CHUNK_BYTES = 2**20
 
 

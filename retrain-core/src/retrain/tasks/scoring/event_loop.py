@@ -26,7 +26,7 @@ from retrain.tasks.scoring.verdict import verdict
 
 LOG = logging.getLogger("retrain")
 CONCURRENCY = 16
-# On a busy machine a heartbeat may come that late.
+# A heartbeat may be this late on a busy machine.
 STANDSTILL_MARGIN_S = 1.0
 BEAT_S = 0.2
 JOIN_S = 2.0

@@ -77,7 +77,7 @@ class ScoringPool:
     def __init__(self, rewards: Mapping[int, Reward], *, workers: int, memory_gb: float) -> None:
         scorers = Scorers(rewards)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        # One core is left to the run, which tokenises and trains.
+        # One core is left to the run, to tokenise and train.
         count = workers or min(MAX_WORKERS, max(1, cores - 1))
         self._children = [Child(scorers, memory_gb=memory_gb, name="scoring") for _ in range(count)]
         self._running: list[Task | None] = [None] * count

@@ -1,7 +1,7 @@
 """Sizes of well-known models, for questions about a model that is not on this machine.
 
 `shapes.csv` holds the sizes in each model's `config.json`, a line per shape, with the parameters that its authors
-publish (of Gemma 3 those of the language model) and the hub ids; `ID@N` has another context than its shape.
+publish (of Gemma 3 only the language model's) and the hub ids; `ID@N` has another context than its shape.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Episode(Answers):
         return asking.answer
 
     async def follow(self, answer: Answer) -> AsyncIterator[tuple[Choice, str, slice]]:
-        """As `Answers.follow`; a repeated answer comes whole."""
+        """Yield as `Answers.follow` does; a repeated answer comes whole."""
         if all(choice.reason for choice in answer.choices):
             for choice in answer.choices:
                 yield choice, choice.text, slice(0, len(choice.tokens))

@@ -26,7 +26,7 @@ from retrain.use.serving.batcher import Batcher
 from retrain.use.serving.http import ApiServer
 
 CLOCK_S = 0.05  # between two looks at the agents' clocks
-# The limit that counts is on the agent's own clock, which stops while the policy works.
+# The limit that counts is on the agent's own clock. That clock stops while the policy works.
 NO_LIMIT_S = 7 * 24 * 3600.0
 MOST_CALLS = 64
 # For the calls of several agents to come together, where none can join a batch later.
@@ -99,7 +99,7 @@ class Performance:
                     episode.end()
                 self._done(episode)
         except BaseException as error:
-            # Raised again in the run's thread, which waits for the batch.
+            # Raised again in the run's thread, since that thread waits for the batch.
             self.error = self.error or error
         finally:
             with self._lock:

@@ -56,7 +56,7 @@ class FunctionAgent:
         try:
             function = getattr(import_module(module), name)
         except Exception as error:
-            # Importing an agent runs its author's code, which may raise anything.
+            # Importing an agent runs its author's code, and that may raise anything.
             fix = 'write id = "module:function", of a module in this folder or an installed one'
             what = f"{self.entry!r} cannot be imported: {type(error).__name__}: {error}"
             problem = Problem(code="environment.agent-not-importable", where=self.where, what=what, fix=fix)

@@ -48,7 +48,7 @@ from retrain.verdicts.ledger.looks import InterimLooks
 LOG = logging.getLogger("retrain")
 ALL = "all"
 COLUMN_KEYS = ("prompt_key", "answer_key", "messages_key")
-# Reading larger files would take longer than many evaluations; size and time stand for their content.
+# Reading larger files would take longer than many evaluations; size and time identify them instead.
 SMALL_BYTES = 2**28
 
 
@@ -200,7 +200,7 @@ def _given(request: Request, config: Config, plugins: Plugins) -> dict[str, Eval
     path = Path(request.data)
     is_source = not path.exists() and bool(plugins.find(Kind.DATA_SOURCE, request.data))
     values: dict[str, Any] = {"source": request.data} if is_source else {"source": "files", "path": request.data}
-    # Files may have the columns of the run's data; a named source has columns of its own, unless a flag names others.
+    # Files may have the columns of the run's data. A named source has other ones, unless a flag names them.
     if values["source"] != config.data.source:
         origins = {key: config.origin(f"data.{key}") for key in COLUMN_KEYS}
         given = [key for key, origin in origins.items() if origin != DEFAULT_ORIGIN]

@@ -70,7 +70,7 @@ class ApiServer(Server):
             # a page in a browser must not be able to send requests without CORS
             raise RequestError(f"Content-Type must be {JSON_TYPE}", status=415)
 
-        # Python's parser accepts NaN and Infinity, which JSON does not have.
+        # Python's parser accepts NaN and Infinity, though JSON has neither.
         def no_constant(name: str) -> Any:
             raise ValueError(f"{name} is not JSON")
 

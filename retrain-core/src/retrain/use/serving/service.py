@@ -36,7 +36,7 @@ class Choice:
     """One completion of an answer so far.
 
     `tops` cover prompt and completion, where requested. `pieces` are the sampled tokens; the first `len(tokens)` belong
-    to the completion. `message` and `calls` are what a chat's client receives when tools were offered, once it is
+    to the completion. `message` and `calls` are sent to a chat's client when tools were offered, once they are
     complete.
     """
 

@@ -174,7 +174,7 @@ def unseen(history: History, present: Iterable[RunOnDisk], opening: Record | Non
         elif known is None or (known.ended is None and run.manifest.get("status") == "done"):
             unknown.append(run.name)
     if unknown:
-        # A ledger that this look begins knows of nothing before today.
+        # A ledger that begins with this look knows nothing of earlier days.
         day = (history.since or datetime.now(UTC).isoformat())[:10]
         are = "is" if len(unknown) == 1 else "are"
         what = (

@@ -43,7 +43,7 @@ def held_out_limits(rates_N: Floats, examples: int, *, level: float = 0.95) -> t
 
     All seeds answer the same `examples`, so the pooled data are that many trials, not as many for each seed. With m the
     mean share, the distance of each limit from m is sqrt(s^2 + b^2): s the distance of Student's t limit over seeds, b
-    that of the exact binomial limit of m x `examples` right (the method of variance estimates recovery, Zou & Donner
+    of the exact binomial limit of m x `examples` right (the method of variance estimates recovery, Zou & Donner
     2008). With one seed they are the binomial limits. ValueError without a seed or example.
     """
     mean = float(rates_N.mean()) if rates_N.size else math.nan

@@ -176,7 +176,7 @@ def true_differences(draws: Draws, difference: float) -> Floats:
     n, m = draws.num_seeds, draws.num_clusters
     variance_D = draws.seed_D / n + draws.cluster_D / m + draws.rest_D / (n * m)
     noise_D = _STREAMS.stream("compare", "true difference").standard_normal(variance_D.size)
-    # The first draw stands for the estimate, which is the observed difference itself.
+    # The first draw is the estimate, the observed difference itself.
     noise_D[0] = 0.0
     return np.asarray(np.abs(difference + noise_D * np.sqrt(variance_D)))
 

@@ -141,7 +141,7 @@ def _influence_NC(diffs_NE: Floats, clusters_E: Sequence[str]) -> tuple[Floats, 
     A cluster of m_c of the E examples has weight w_c = m_c / E. Its column is mu + C w_c (mean over its examples - mu),
     the influence of the cluster on the mean over examples: the mean over columns is that over examples, row by row.
     Clusters of one size give their plain means. For unequal ones the factor makes the squares unbiased for clusters of
-    one variance, and the degrees of freedom are those of sum(w_c^2 r_c^2), about C - 1 for equal ones and 1 when a
+    one variance, and the degrees of freedom belong to sum(w_c^2 r_c^2), about C - 1 for equal ones and 1 when a
     single cluster has nearly all examples (after Bell and McCaffrey 2002).
     """
     names = list(clusters_E)

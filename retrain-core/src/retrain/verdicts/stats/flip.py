@@ -65,7 +65,7 @@ class FlipTest:
         if (np.abs(units_N) > _rounding(units_N)).all():
             smallest = float(np.mean(np.isinf(means_K)))
         else:
-            # A difference of zero ties whatever its sign, so the best case is that of equal signs.
+            # A difference of zero ties whatever its sign, so equal signs are the best case.
             smallest = _p(_subset_means(np.abs(units_N), patterns))
         return cls(np.sort(means_K) * peak, smallest)
 

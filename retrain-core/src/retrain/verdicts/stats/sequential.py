@@ -42,7 +42,7 @@ def spent(alpha: float, share: float, spend: Spend) -> float:
     if spend is Spend.POCOCK:
         return alpha * math.log1p((math.e - 1.0) * share)
     z = -NormalDist().inv_cdf(alpha / 2.0)
-    # 2 - 2 Phi(x) = erfc(x / sqrt 2), which keeps its digits far out, where 1 - Phi has none.
+    # 2 - 2 Phi(x) = erfc(x / sqrt 2). erfc keeps its digits far out, where 1 - Phi loses all.
     return math.erfc(z / math.sqrt(2.0 * share))
 
 

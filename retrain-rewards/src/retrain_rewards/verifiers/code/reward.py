@@ -67,7 +67,7 @@ class CodeReward:
             imports = prelude(unbound(source), has_numpy=self.numpy)
         except FAULTS as error:
             return _score(0.0, f"no program: {type(error).__name__}")
-        # Only where the filter of system calls is on; elsewhere processes work, and are not to blame.
+        # Only with the filter of system calls: without it processes work, and are not to blame.
         hint = NO_PROCESSES if self.sandbox.calls and PROCESSES.search(source) else ""
         passed, detail = 0, ""
         with Trial(self, source, imports, tests) as trial:
