@@ -34,7 +34,7 @@ class LoraKeys(Table):
     targets: list[str] = key(
         ["all-linear"],
         "Layers with an adapter (backend local): all-linear = every linear layer but the head, routers and experts' "
-        "fused matrices; attention = the ones in attention and in layers that replace it; experts; or names of modules.",
+        "fused matrices; attention = those in attention or a layer that replaces it; experts; or names of modules.",
     )
     dora: bool = key(
         False, "Train magnitudes of the matrices in addition; samples slowly, by PEFT's modules (backend local)."
