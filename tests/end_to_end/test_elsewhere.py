@@ -302,6 +302,7 @@ def test_code_inside_a_run_folder_is_not_imported_by_its_record(project: Path, e
 
 
 NOT_PATHS = {  # keys that sound like a path, and why they are none
+    "lora.targets": "names of layers of the model",
     "plugins.search_paths": "modules, found in the recorded folder",
     "reward.judge_model": "a name at a service",
     "tinker base_model": "a name at a service",
