@@ -27,7 +27,7 @@ from retrain_local.model.hf_decoder import HfDecoder
 from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Lora, Pair, Placement, Publish
 from retrain_local.model.plain import PlainDecoder
-from retrain_local.model.probe import NotCausalError, Route, choose_route
+from retrain_local.model.probe import NotCausalError, Route, VaryingLogitsError, choose_route
 from retrain_local.model.targets import UnknownTargetError, set_targets
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
@@ -78,6 +78,10 @@ def route_of(base: Any, folder: Folder) -> Route:
     except NotCausalError:
         what = f"{type(base).__name__} is no causal language model: a token's logits change with later tokens"
         raise folder.refused(code="model.not-causal", what=what, fix="name a causal language model") from None
+    except VaryingLogitsError:
+        what = f"{type(base).__name__} gives a row other logits when it reads the row again"
+        fix = "name a model whose forward pass is deterministic in evaluation mode"
+        raise folder.refused(code="model.varying-logits", what=what, fix=fix) from None
     if route.why:
         how = "its own cache" if route.cache else "no cache, so every token reads its row again"
         log.info("Tier plain for %s (%s): the model's own forward pass, with %s.", folder.name, route.why, how)
