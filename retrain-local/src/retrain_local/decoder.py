@@ -14,6 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from retrain_local.memory.sizes import Activations
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySize:
@@ -30,7 +32,8 @@ class Shape:
 
     `keeping` are the layers with keys and values, where these are fewer than all or differ; the other sizes of heads
     are then the largest. `row_bytes` is the other state of a row. `token_bytes`, if given, is the size of a token in
-    the model's own cache. `has_chunks`: some layers attend within chunks.
+    the model's own cache. `activations` are measured for modules of transformers. `has_chunks`: some layers attend
+    within chunks.
     """
 
     layers: int
@@ -46,6 +49,7 @@ class Shape:
     keeping: tuple[KeySize, ...] | None = None
     row_bytes: int = 0
     token_bytes: int | None = None
+    activations: Activations | None = None
     has_chunks: bool = False
 
     @property

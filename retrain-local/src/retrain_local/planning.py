@@ -16,14 +16,14 @@ HERE = "pytorch"  # the engine of a teacher in this process
 
 
 def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
-    folder, trust = model_folder(), config.model.trust_remote_code
+    folder, trust, rank = model_folder(), config.model.trust_remote_code, config.model.lora_rank
     shape = read_shape(folder, where=config.place("model.model"))
     if not shape.is_native:
         # Its import of transformers takes seconds.
         from retrain_local.model.measure import measure
 
-        shape = replace(shape, kept=measure(folder, trust_remote_code=trust))
-    rank, others = config.model.lora_rank, other_models(config, shape, model_folder)
+        shape = replace(shape, kept=measure(folder, rank=rank, trust_remote_code=trust))
+    others = other_models(config, shape, model_folder)
 
     def estimated(work: Workload, runtime_bytes: int | None, device_bytes: int | None) -> MemoryEstimate:
         return estimate(shape, work, runtime_bytes=runtime_bytes, device_bytes=device_bytes, others=others)

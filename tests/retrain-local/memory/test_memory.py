@@ -190,7 +190,7 @@ def test_packs_at_a_time_by_size_and_cores(parameters: int, at_a_time: int, monk
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     shape, cut = replace(SHAPE, parameters=parameters), replace(WORK, micro_batch_tokens=60, batch_size=16)
     parts = phase(estimate(shape, cut), "training").parts
-    tokens = activation_elements(SHAPE, recompute=False, device="cpu") * 4 * sizes.HEAP_WASTE
+    tokens = activation_elements(SHAPE, WORK, recompute=False) * 4 * sizes.HEAP_WASTE
     assert parts["activations"] == int(at_a_time * 60 * tokens)
     assert parts["gradients"] == at_a_time * SHAPE.lora_parameters(4) * 4
     monkeypatch.setattr("os.cpu_count", lambda: None)
@@ -228,7 +228,7 @@ def test_the_formulas_are_those_of_the_backend() -> None:
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})
     for recompute, device in itertools.product((False, True), ("cpu", "cuda")):
         planned = budget.activation_bytes(shape, torch.float32, recompute=recompute, device=device)
-        assert planned == 4 * activation_elements(SHAPE, recompute=recompute, device=device)
+        assert planned == 4 * activation_elements(SHAPE, replace(WORK, device=device), recompute=recompute)
     for kind in ("auto", "bf16", "int8", "fp8"):
         stored = pool.bytes_per_token(shape, kind, torch.float32)
         assert stored == bytes_per_token(SHAPE, replace(WORK, kv_cache_dtype=kind))
@@ -262,7 +262,9 @@ def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) ->
     assert pack(80, "on") == sizes.TOKEN_BUDGET["cuda"] > pack(80)
     assert pack(24) == pack(24, "on") > pack(24, "off")
     assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
-    room = 5000 * 2 * activation_elements(qwen, recompute=False) / sizes.ACTIVATION_SHARE_GPU
+    room = (
+        5000 * 2 * activation_elements(qwen, replace(WORK, device="cuda"), recompute=False) / sizes.ACTIVATION_SHARE_GPU
+    )
     for max_tokens, recompute in ((1024, False), (10_240, True)):  # a row that does not fit is computed again
         tokens, again = pack_tokens(qwen, replace(QWEN_STEP, max_tokens=max_tokens), int(room))
         assert 4990 <= tokens <= 5000

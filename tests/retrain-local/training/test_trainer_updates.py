@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from retrain.api import BackendError, SamplingParams, TrainBatch
 from retrain_local.backend import LocalBackend
 from retrain_local.factory import create_backend
-from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU
+from retrain_local.memory.sizes import ACTIVATION_SHARE_GPU, Rows
 from retrain_local.training import adamw, budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.budget import activation_bytes
@@ -269,7 +269,7 @@ def test_a_resumed_backend_cuts_its_work_as_before(local: Local, tmp_path: Path)
 @pytest.mark.parametrize(("free_gib", "recompute"), [(6, True), (120, False)])  # a 16 GB card has 6 beside 4 B weights
 def test_recomputation_is_planned_on_need(monkeypatch: pytest.MonkeyPatch, free_gib: int, recompute: bool) -> None:
     monkeypatch.setattr(budget, "free_bytes", lambda _: free_gib * 2**30 / ACTIVATION_SHARE_GPU)
-    plan = budget.plan_packs(SHAPE, torch.bfloat16, torch.device("cuda"), checkpointing="auto", at_a_time=1, prompt=256)
+    plan = budget.plan_packs(SHAPE, torch.bfloat16, torch.device("cuda"), Rows(prompt=256), 1, checkpointing="auto")
     assert plan.recompute is recompute
     assert plan.tokens >= 10_240 + 256, "the longest row of the defaults fits"
     assert activation_bytes(SHAPE, torch.bfloat16, recompute=True) * 10 < activation_bytes(
@@ -285,7 +285,7 @@ def test_a_gpu_keeps_what_it_can(monkeypatch: pytest.MonkeyPatch, fitting: int, 
     each = activation_bytes(SHAPE, torch.bfloat16, recompute=False)
     monkeypatch.setattr(budget, "free_bytes", lambda _: (fitting + 1) * each / ACTIVATION_SHARE_GPU)
     given = SHAPE, torch.bfloat16, torch.device("cuda")
-    plan = budget.plan_packs(*given, checkpointing=asked, at_a_time=1, prompt=256)
+    plan = budget.plan_packs(*given, Rows(prompt=256), 1, checkpointing=asked)
     assert plan.recompute is recompute
     assert recompute or abs(plan.tokens - fitting) <= 1
     assert plan.kept_tokens == (plan.tokens if asked == "auto" and not recompute else 0)

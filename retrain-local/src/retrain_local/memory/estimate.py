@@ -207,11 +207,21 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     )
 
 
-def activation_elements(shape: ModelShape, *, recompute: bool, device: str = "cuda") -> int:
+def activation_elements(shape: ModelShape, work: Workload, *, recompute: bool) -> int:
     """Return the elements that one token of a pack occupies, as in the backend's own plan."""
     attention = (4 * shape.heads + 2 * shape.kv_heads) * shape.head_size
-    given = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner * max(1, shape.active_experts)}
-    return sizes.activation_elements(shape.layers, **given, recompute=recompute, device=device)
+    row, own = work.prompt_tokens + work.max_tokens - 1, work.max_tokens - 1
+    repeats = work.group_size * row / (work.prompt_tokens + work.group_size * own)
+    return sizes.activation_elements(
+        shape.layers,
+        hidden=shape.hidden,
+        attention=attention,
+        inner=shape.inner * max(1, shape.active_experts),
+        recompute=recompute,
+        device=work.device,
+        measured=shape.kept.activations if shape.kept else None,
+        rows=sizes.Rows(longest=row, repeats=repeats),
+    )
 
 
 def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
@@ -226,9 +236,7 @@ def packs_at_a_time(shape: ModelShape, work: Workload) -> int:
 def pack_tokens(shape: ModelShape, work: Workload, room_bytes: int | None) -> tuple[int, bool]:
     """Return the tokens that a pack may hold, and True if activations are recomputed; `room_bytes` None = unknown."""
     element = sizes.weight_bytes(work.device, work.model_dtype)
-    kept, recomputed = (
-        activation_elements(shape, recompute=again, device=work.device) * element for again in (False, True)
-    )
+    kept, recomputed = (activation_elements(shape, work, recompute=again) * element for again in (False, True))
     free, option = math.inf if room_bytes is None else room_bytes, work.gradient_checkpointing
     if work.device == "cpu":
         given = {"prompt": work.prompt_tokens, "at_a_time": packs_at_a_time(shape, work)}
@@ -263,7 +271,7 @@ def training_phase(
     waste = 1.0
     if sizes.is_on_heap(inner, work.device):
         waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
-    each = activation_elements(shape, recompute=recompute, device=work.device) * element
+    each = activation_elements(shape, work, recompute=recompute) * element
     living = min(at_a_time * tokens, total) * each
     gradients = _gradient_elements(shape, work.lora_rank, at_a_time, is_summed=total > at_a_time * tokens)
     actions = min(work.completions * work.max_tokens, tokens)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.api import ConfigError, Problem, TensorSize
-from retrain_local.memory.sizes import NATIVE
+from retrain_local.memory.sizes import NATIVE, Activations
 
 # Their feed-forward part has two matrices; other families have three, with a gate.
 PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falcon", "starcoder2"})
@@ -31,7 +31,8 @@ class Kept:
     """The state that a model of transformers keeps, as `model.measure` measured it.
 
     A token keeps `token_elements` numbers, a row another `row_bytes`. An adapter has `adapter_width` numbers for each
-    of its ranks, and adapts matrices of `adapted_elements`. `why` is the reason against the tier paged.
+    of its ranks, and adapts matrices of `adapted_elements`. `why` is the reason against the tier paged. `activations`
+    are None where a layer is too large to be measured.
     """
 
     tier: str
@@ -40,6 +41,7 @@ class Kept:
     row_bytes: int
     adapter_width: int
     adapted_elements: int
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
     experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     shape = ModelShape(
-        layers=size("num_hidden_layers", "n_layer"),
+        layers=size("num_hidden_layers", "n_layer", default=len(document.get("layers_block_type") or ()) or None),
         hidden=hidden,
         inner=size("moe_intermediate_size", default=inner) if experts > 1 else inner,
         heads=heads,

@@ -15,6 +15,7 @@ BLOCK_SIZE = 16  # tokens of a block of keys and values
 SCALE_BYTES = 4
 CACHE_BYTES_CPU = 2**32  # half of it the pool, half the copy that a segment reads
 CACHE_SHARE_GPU = 0.8  # of the free memory before the first step
+MEASURED_ROW = 256  # tokens of a row whose activations are measured: the largest chunk of common scans
 PREFILL_TOKENS = 2**13  # prompt tokens read in one forward
 DRAW_CHUNK = 2**25  # logits turned to probabilities at a time
 TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the options say more
@@ -82,16 +83,63 @@ def weight_bytes(device: str, dtype: str) -> int:
     return DTYPE_BYTES[AUTO_DTYPE[device] if dtype == "auto" else dtype]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The longest row and the longest shared prefix of a step, and the tokens of all rows over those of their packs."""
+
+    longest: int | None = None
+    prompt: int = 0
+    repeats: float = 1.0
+
+
+ALIKE = Rows()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """The elements that a token occupies until the backward pass, measured (see `model.activations`).
+
+    `packed` are those of layers that read packs. Of layers that read whole rows, `repeated`, each row of a group has a
+    shared prompt again. `largest` is the layer that has most. A row of `row` tokens was measured; each further token of
+    a row adds `slope`.
+    """
+
+    packed: int
+    repeated: int
+    largest: int
+    row: int
+    slope: float
+
+    def of(self, rows: Rows, *, recompute: bool, inputs: int) -> int:
+        """Return the elements, with `recompute` the `inputs` of all layers and one layer, in the backward pass."""
+        # Chunks are padded: rows shorter than one have more elements a token, longer ones not fewer.
+        more = (rows.longest or self.row) - self.row
+        kept = self.packed + rows.repeats * self.repeated + (self.slope if more < 0 else max(0.0, self.slope)) * more
+        largest = self.largest * kept / (self.packed + self.repeated)
+        return int(inputs + 2 * largest if recompute else kept + largest)
+
+
 def activation_elements(
-    layers: int, *, hidden: int, attention: int, inner: int, recompute: bool, device: str = "cuda"
+    layers: int,
+    *,
+    hidden: int,
+    attention: int,
+    inner: int,
+    recompute: bool,
+    device: str = "cuda",
+    measured: Activations | None = None,
+    rows: Rows = ALIKE,
 ) -> int:
     """Return the elements that one token of a pack occupies until the backward pass, and in it.
 
-    A layer keeps its input twice (before and after the norm, again around the feed-forward part), the vectors of
-    `attention` (queries, keys and values before and after their rotation, the output) and three of the inner size. With
-    `recompute` a layer keeps only its input, and one layer at a time the rest. The head keeps a vector of the hidden
-    size. Without recomputation a CPU keeps neither normed inputs nor gated products.
+    Without `measured`, of this backend's own decoder: a layer keeps its input twice (before and after the norm, again
+    around the feed-forward part), the vectors of `attention` (queries, keys and values before and after their rotation,
+    the output) and three of the inner size. With `recompute` a layer keeps only its input, and one layer at a time the
+    rest. The head keeps a vector of the hidden size. Without recomputation a CPU keeps neither normed inputs nor gated
+    products.
     """
+    if measured:
+        return measured.of(rows, recompute=recompute, inputs=layers * hidden) + 4 * hidden
     layer = 6 * hidden + attention + 4 * inner
     spared = 2 * hidden + inner if device == "cpu" and not recompute else 0
     kept = layers * hidden + 2 * layer if recompute else (layers + 1) * (layer - spared)

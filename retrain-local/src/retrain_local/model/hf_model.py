@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from retrain.api import ConfigError, Problem
 from retrain_local.memory import sizes
 from retrain_local.memory.shape import TEXT_NAMES
+from retrain_local.model.activations import measure_activations
 from retrain_local.model.adapter import ADAPTER, PREFIX, adapter_config, file_names
 from retrain_local.model.composite import Whole, others, text_config, whole_of
 from retrain_local.model.full import ReadsReference
@@ -106,7 +107,8 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
     total = sum(p.numel() for p in peft.parameters())
     trained = route.decoder(peft.get_base_model())
-    trained.shape = replace(trained.shape, parameters=total)
+    measured = measure_activations(trained, peft.get_base_model())
+    trained.shape = replace(trained.shape, parameters=total, activations=measured)
     made = []
     for device in place.samplers:
         with folder.refusals(device):
@@ -300,6 +302,7 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
             model = _copied(base, device, place.sampler_dtype)
         made.append((model, _copying(model, parameters)))
     base.requires_grad_(True)
+    trained.shape = replace(trained.shape, activations=measure_activations(trained, base))
     trained.head_parameters = _head_parameters(trained)
 
     def reference() -> object:

@@ -12,25 +12,36 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from retrain_local.memory.shape import Kept
+from retrain_local.memory.sizes import Activations
+from retrain_local.model.activations import measure_activations
 from retrain_local.model.composite import text_config
-from retrain_local.model.hf_model import quiet
-from retrain_local.model.probe import choose_route
+from retrain_local.model.hf_model import attach, quiet
+from retrain_local.model.pair import Lora
+from retrain_local.model.probe import Route, choose_route
 from retrain_local.model.states import tensors_in
 from retrain_local.model.targets import linear_names, set_targets
 
-# The sizes of the copy. They affect neither the tier nor the state of a token or a row.
+# The sizes of the copy. They affect neither its tier, nor its states, nor its activations.
 FEW = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 512),
-    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 64),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+}
+# Others of a copy whose layers are too large otherwise. Its activations are not measured.
+NARROW = {
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 64),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), 2),
 }
+# Counts of layers without experts, and of layers that read other layers' keys and values.
+FIRST_DENSE, LAST_SHARED = "first_k_dense_replace", "num_kv_shared_layers"
 # Bounds the memory of this measurement, since a command may run it only to show a configuration.
 MOST_PARAMETERS = 400_000_000
 
 
-def measure(folder: Path, *, trust_remote_code: bool = False) -> Kept | None:
-    """Return the measured sizes; None for a model that cannot be built, or is not a causal language model."""
+def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept | None:
+    """Return the measured sizes; None for a model that cannot be built, or is not a causal language model.
+
+    `rank` is that of the adapter, 0 if all weights are trained.
+    """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         text = text_config(config) or config
@@ -38,42 +49,81 @@ def measure(folder: Path, *, trust_remote_code: bool = False) -> Kept | None:
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(text)
         adapted = _adapted(whole)
-        model = _shallow(text, kinds)
-        route = None if model is None else choose_route(model)
+        model = _shallow(text, kinds, FEW)
+        is_wide = model is not None
+        model = model or _shallow(text, kinds, FEW | NARROW)
+        if model is None:
+            return None
+        route = choose_route(model)
+        kept = _of_layers(route, kinds)
+        activations = _activations(model, route, rank, kinds) if is_wide else None
     # Configurations and modules may raise errors of any class. The caller then uses a formula of the sizes.
     except Exception:
         return None
-    if model is None or route is None:
-        return None
-    depth, shape = len(set(kinds)) if len(set(kinds)) > 1 else 2, route.shape
+    return Kept(tier="plain" if route.why else "paged", why=route.why, activations=activations, **kept, **adapted)
+
+
+def _of_layers(route: Route, kinds: list[Any]) -> dict[str, int]:
+    """Return the numbers of a token and the bytes of a row that all layers keep."""
+    shape, times = route.shape, _times(kinds)
     if route.why:
-        token, row = ((each or 0) * len(kinds) // depth for each in (shape.token_bytes, shape.row_bytes))
-        return Kept(tier="plain", why=route.why, token_elements=token // 4, row_bytes=row, **adapted)
+        token, row = ((each or 0) * len(kinds) // len(times) for each in (shape.token_bytes, shape.row_bytes))
+        return {"token_elements": token // 4, "row_bytes": row}
     keys, states = Counter[int](), Counter[int]()
     for name, size in zip(route.attention, shape.key_sizes, strict=True):
         keys[_layer(name)] += size.kv_heads * (size.head_size + size.value_size)
     for mixer in route.mixers.layers if route.mixers else ():
         states[_layer(mixer.name)] += sum(tensor.nbytes for tensor in tensors_in(mixer.kept))
-    places = list(dict.fromkeys(kinds))
-    token, row = (sum(found[places.index(kind)] for kind in kinds) for found in (keys, states))
-    return Kept(tier="paged", why="", token_elements=token, row_bytes=row, **adapted)
+    token, row = (sum(found[layer] * count for layer, count in times.items()) for found in (keys, states))
+    return {"token_elements": token, "row_bytes": row}
 
 
-def _kinds(text: Any) -> list[str]:
-    kinds, layers = list(getattr(text, "layer_types", None) or ()), int(text.num_hidden_layers)
-    return kinds if len(kinds) == layers else ["layer"] * layers
+def _activations(model: Any, route: Route, rank: int, kinds: list[Any]) -> Activations:
+    if rank:
+        model = attach(model, Lora(rank=rank, alpha=rank, seed=0, name=""), route.mixing).get_base_model()
+    else:
+        model.requires_grad_(True)
+    return measure_activations(route.decoder(model), model, _times(kinds))
 
 
-def _shallow(text: Any, kinds: list[str]) -> Any | None:
+def _lists(text: Any) -> dict[str, list[Any]]:
+    """Return the lists with an entry for each layer."""
+    return {
+        name: value
+        for name, value in vars(text).items()
+        if isinstance(value, list) and len(value) == text.num_hidden_layers
+    }
+
+
+def _kinds(text: Any) -> list[Any]:
+    """Return what differs between layers, for each of them."""
+    first, last = (getattr(text, name, None) or 0 for name in (FIRST_DENSE, LAST_SHARED))
+    count = text.num_hidden_layers
+    places = [(number < first, number >= count - last) for number in range(count)]
+    return list(zip(*_lists(text).values(), places, strict=True))
+
+
+def _times(kinds: list[Any]) -> dict[int, int]:
+    """Return how many layers each layer of the copy stands for: one of each kind, or two of the only one."""
+    counts = list(Counter(kinds).values())
+    # No gradient goes into the first layer, so it keeps a little less than others.
+    return dict(enumerate(counts if len(counts) > 1 else [1, counts[0] - 1]))
+
+
+def _shallow(text: Any, kinds: list[Any], few: dict[str, int]) -> Any | None:
     """Return a random model with one layer of each kind, or two of the only one; None if that is too large."""
-    copied, distinct = copy.deepcopy(text), list(dict.fromkeys(kinds))
-    distinct = distinct if len(distinct) > 1 else distinct * 2
-    copied.num_hidden_layers = len(distinct)
+    copied, places = copy.deepcopy(text), [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+    places = places if len(places) > 1 else places * 2
+    for name, value in _lists(text).items():
+        setattr(copied, name, [value[place] for place in places])
+    copied.num_hidden_layers = len(places)
     for name, value in vars(text).items():
-        if isinstance(value, list) and len(value) == len(kinds):
-            setattr(copied, name, distinct if name == "layer_types" else value[: len(distinct)])
-        elif name in FEW and isinstance(value, int):
-            setattr(copied, name, min(value, FEW[name]))
+        if name in few and isinstance(value, int):
+            setattr(copied, name, min(value, few[name]))
+        elif name == FIRST_DENSE and value:
+            copied.first_k_dense_replace = sum(place < value for place in places)
+        elif name == LAST_SHARED and value:
+            copied.num_kv_shared_layers = sum(place >= len(kinds) - value for place in places)
         elif name.endswith("_token_id"):
             setattr(copied, name, None)
     with torch.device("meta"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,8 +13,10 @@ from retrain_local.decoder import Shape
 from retrain_local.memory.limits import MemoryLimits, free_bytes
 from retrain_local.memory.sizes import (
     ACTIVATION_SHARE_GPU,
+    ALIKE,
     FULL_SPEED_TOKENS,
     PackPlan,
+    Rows,
     activation_elements,
     plan_cpu_packs,
     plan_gpu_packs,
@@ -31,21 +34,26 @@ class PackSize:
     longest: int = 0
 
 
-def activation_bytes(shape: Shape, dtype: torch.dtype, *, recompute: bool, device: str = "cuda") -> int:
+def activation_bytes(
+    shape: Shape, dtype: torch.dtype, *, recompute: bool, device: str = "cuda", rows: Rows = ALIKE
+) -> int:
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
-    sizes = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner}
-    return int(dtype.itemsize) * activation_elements(shape.layers, **sizes, recompute=recompute, device=device)
+    given: dict[str, Any] = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner, "device": device}
+    given |= {"measured": shape.activations, "rows": rows}
+    return int(dtype.itemsize) * activation_elements(shape.layers, recompute=recompute, **given)
 
 
 def plan_packs(
-    shape: Shape, dtype: torch.dtype, device: torch.device, *, checkpointing: str, at_a_time: int, prompt: int
+    shape: Shape, dtype: torch.dtype, device: torch.device, rows: Rows, at_a_time: int, *, checkpointing: str
 ) -> PackPlan:
-    """Plan the packs of a run by free memory and `gradient_checkpointing`; `prompt` is the longest shared prefix."""
+    """Plan the packs of a run by free memory and `gradient_checkpointing`; `rows` are those of its first step."""
     kind, free = "cpu" if device.type == "cpu" else "cuda", free_bytes(device)
-    kept, recomputed = (activation_bytes(shape, dtype, recompute=again, device=kind) for again in (False, True))
+    kept, recomputed = (
+        activation_bytes(shape, dtype, recompute=again, device=kind, rows=rows) for again in (False, True)
+    )
     if kind == "cuda":
         return plan_gpu_packs(kept, recomputed, free, checkpointing=checkpointing)
-    given = {"at_a_time": at_a_time, "prompt": prompt}
+    given = {"at_a_time": at_a_time, "prompt": rows.prompt}
     return plan_cpu_packs(kept, recomputed, free, checkpointing=checkpointing, context=shape.context, **given)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from retrain.api import BackendError, Floats, Problem, TrainRow
 from retrain_local.attention.packed import Picks, Spans
+from retrain_local.memory.sizes import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +112,15 @@ def grouped_rows(rows: Sequence[TrainRow], *, share: bool = True) -> list[list[M
     for members in groups.values():
         members.sort(key=lambda member: -member.last)
     return sorted(groups.values(), key=lambda members: -members[0].last)
+
+
+def lengths_of(rows: Sequence[TrainRow]) -> Rows:
+    """Return the lengths of a step whose packs hold whole groups."""
+    groups = grouped_rows(rows)
+    alone = [member.last for members in groups for member in members]
+    shared = sum(members[0].first + sum(member.last - member.first for member in members) for members in groups)
+    prompt = max((members[0].first for members in groups), default=0)
+    return Rows(longest=max(alone, default=1), prompt=prompt, repeats=sum(alone) / max(1, shared))
 
 
 def cut_groups(groups: list[list[Member]], max_tokens: int) -> Iterator[list[list[Member]]]:

@@ -40,7 +40,7 @@ from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
 from retrain_local.training.head import logprobs_and_entropies, ranked_logprobs, selected_logprobs, softmax_of
-from retrain_local.training.packs import Pack, check_rows, pack_rows, share_rows
+from retrain_local.training.packs import Pack, check_rows, lengths_of, pack_rows, share_rows
 from retrain_local.training.regularisers import Marked, columns_of
 from retrain_local.training.step_loss import NAMED, PolicyLoss, split_by_row
 
@@ -385,9 +385,9 @@ class Trainer:
         limits.packs_at_a_time = limits.packs_at_a_time or self._at_a_time
         # Chosen at the first step and kept, by a resumed run as well, so that packs and rounding stay the same.
         if not limits.pack_tokens:
-            prompt = max((int(np.argmax(row.action_T)) for row in rows), default=0)
             option, sizes = self._options.gradient_checkpointing, (decoder.shape, decoder.dtype, decoder.device)
-            plan = budget.plan_packs(*sizes, checkpointing=option, at_a_time=self._workers, prompt=prompt)
+            given = lengths_of(rows), self._workers
+            plan = budget.plan_packs(*sizes, *given, checkpointing=option)
             limits.recompute, limits.pack_tokens, limits.kept_tokens = plan.recompute, plan.tokens, plan.kept_tokens
         max_tokens = limits.train_tokens or self._options.micro_batch_tokens or limits.pack_tokens
         packs = pack_rows(rows, device=decoder.device, max_tokens=max_tokens, multiple=limits.packs_at_a_time)

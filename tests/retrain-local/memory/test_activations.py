@@ -1,0 +1,51 @@
+"""What layers keep for the backward pass: a shallow copy says it before the model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from retrain_local.attention.packed import PaddedAttend, Spans
+from retrain_local.memory.sizes import ALIKE, Rows
+from retrain_local.model.measure import measure
+from tests.kit.causal_types import small_model
+from tests.kit.local_backend import Local
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "falcon_h1", "qwen3_moe", "gptj", "gemma3n_text", "nemotron_h"])
+def test_a_copy_of_few_layers_keeps_what_the_model_does(kind: str, local: Local, tmp_path: Path) -> None:
+    small_model(kind, max_position_embeddings=512).save_pretrained(tmp_path)
+    decoder = local.pair(tmp_path).trained
+    whole, copied = decoder.shape.activations, measure(tmp_path, rank=4)
+    assert whole is not None
+    assert copied is not None
+    assert copied.activations is not None
+    for rows in (ALIKE, Rows(longest=30), Rows(longest=400, repeats=3.0)):
+        found, wanted = (each.of(rows, recompute=False, inputs=0) for each in (copied.activations, whole))
+        assert found == pytest.approx(wanted, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gemma2", "gptj"])
+def test_the_measured_elements_are_those_of_a_pack(kind: str, local: Local, tmp_path: Path) -> None:
+    small_model(kind, max_position_embeddings=512).save_pretrained(tmp_path)
+    decoder = local.pair(tmp_path).trained
+    prompt, own, count = 40, 60, 4
+    spans = Spans(lengths=(prompt, *[own] * count), prefixes=(-1, *[0] * count))
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        attend = decoder.packed(PaddedAttend)(spans, decoder.device)
+        decoder.hidden(torch.arange(spans.num_tokens) % 150, torch.from_numpy(spans.positions()), attend)
+    found = sum(storage.nbytes() for storage in kept.values()) / 4 / spans.num_tokens
+    rows = Rows(longest=prompt + own, repeats=count * (prompt + own) / spans.num_tokens)
+    assert decoder.shape.activations is not None
+    planned = decoder.shape.activations.of(rows, recompute=False, inputs=0)
+    assert 0.7 * found < planned - decoder.shape.activations.largest < 1.3 * found
