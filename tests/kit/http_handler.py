@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from tests.kit.server_process import free_port
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -39,18 +41,22 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def on_a_port(program: Path | str, *arguments: str) -> Iterator[str]:
     """The URL of a Python program that listens on the port of its first argument."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(program), str(port), *arguments], stderr=subprocess.DEVNULL)
+    process, port = _listening(program, arguments)
     try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None
-            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+
+
+def _listening(program: Path | str, arguments: tuple[str, ...], tries: int = 3) -> tuple[subprocess.Popen[bytes], int]:
+    """The program and its port, another one when somebody else has taken the free one first."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, str(program), str(port), *arguments], stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0 and process.poll() is None:
+                return process, port
+        time.sleep(0.1)  # the test's time limit ends a wait in vain
+    assert tries > 1, f"{program} ends with {process.returncode}"
+    return _listening(program, arguments, tries - 1)

@@ -1,6 +1,7 @@
 """An MCP server for tests that ends: `python mcp_mortal.py WHEN HOW`; without a library, so that it starts at once.
 
-WHEN is `start` or the method at which it ends; `after` answers the first call of a tool, and ends then.
+WHEN is `start` or the method at which it ends; `after` answers the first call of a tool, and ends then. HOW is `exits`,
+`killed`, or `lives`: it closes stdout, says its last words later, and has to be ended.
 """
 
 import json
@@ -8,8 +9,6 @@ import os
 import signal
 import sys
 import time
-
-WAYS = ("exits", "killed", "lives")
 
 
 def end(how):

@@ -52,7 +52,7 @@ def gap(policy: ToyPolicy, groups: list[list[Sample]]) -> float:
     return policy.gap(MANY, groups)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "waited in vain"
@@ -71,7 +71,7 @@ def test_a_slow_server_delays_only_itself(make_engine, fleet, policy) -> None:
     change = slow.model.load
 
     def waiting(folder: Path) -> Any:
-        free.wait(30)
+        free.wait(60)
         return change(folder)
 
     slow.model.load = waiting  # type: ignore[method-assign]

@@ -78,7 +78,7 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def idle(batcher: Batcher) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while batcher._rows and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not batcher._rows, "work goes on that nobody waits for"
@@ -169,7 +169,7 @@ def test_clients_share_batches_and_each_gets_its_own_model(
     same = [answer(post("/completions", **(body | {"model": "tiny"})))["choices"][0]["text"] for body in asked]
     assert [a == b for a, b in zip(alone, same, strict=True)].count(False) >= 3, "the adapter says other things"
     batches: list[int] = []
-    stream, use, deadline = tiny.backend.stream, Opened.use, time.monotonic() + 20  # type: ignore[attr-defined]
+    stream, use, deadline = tiny.backend.stream, Opened.use, time.monotonic() + 60  # type: ignore[attr-defined]
 
     def use_when_all_are_here(source: Opened, folder: Path | None) -> None:
         while batcher._rows < len(asked) and not batches and time.monotonic() < deadline:

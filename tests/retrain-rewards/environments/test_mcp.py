@@ -181,8 +181,12 @@ def test_a_server_that_cannot_be_used_is_named_before_anything_is_sampled(server
     assert codes_in(caught) == ["environment.server-unusable"]
 
 
-@pytest.mark.parametrize("how", mcp_mortal.WAYS)
-@pytest.mark.parametrize("when", ["start", "initialize", "tools/list", "tools/call", "after"])
+ENDS = [
+    (when, how) for when in ("start", "initialize", "tools/list", "tools/call", "after") for how in ("exits", "killed")
+]
+
+
+@pytest.mark.parametrize(("when", "how"), [*ENDS, ("initialize", "lives"), ("tools/call", "lives")])
 def test_a_server_is_named_with_its_last_words_however_it_ends(when, how):
     command = [sys.executable, "-S", mcp_mortal.__file__, when, how]
     played = environment(isolate=how != "exits", servers={"mortal": ServerTable(command=command)})

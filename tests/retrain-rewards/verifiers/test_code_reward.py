@@ -50,7 +50,7 @@ def fenced(program):
 
 @pytest.fixture
 def reward():
-    return CodeReward(sandbox=SANDBOX or NO_SANDBOX, test_timeout_s=1.0, limits=Limits(memory_bytes=2**27, cpu_s=2))
+    return CodeReward(sandbox=SANDBOX or NO_SANDBOX, test_timeout_s=10.0, limits=Limits(memory_bytes=2**27, cpu_s=2))
 
 
 @pytest.mark.parametrize("example", [PAIRS, CALLS, CODE], ids=lambda example: example.id)
@@ -179,7 +179,7 @@ def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(plugins, mo
 def test_a_run_scores_programs_beside_each_other_and_leaves_none_behind(reward):
     """In the scoring service: verdicts in order, a program that is too slow wrong and not failed, a clean end."""
     slow, settings = "while True: pass", ScoringTable(workers=1, retries=0, timeout_s=90.0)
-    with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=0.3))], settings) as service:
+    with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=2.0))], settings) as service:
         with service.batch() as batch:
             for program in (RIGHT, slow, "print(1)", RIGHT + "\n"):
                 batch.submit(PAIRS, fenced(program))
