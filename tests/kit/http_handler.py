@@ -4,11 +4,13 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any
 
 from tests.kit.server_process import free_port
@@ -36,6 +38,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Nothing: tests keep their output clean."""
+
+
+@contextmanager
+def in_a_thread(server: BaseServer, *, end: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Serve for the duration of the block, `end` before the rest ends; gives the port."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        end()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from retrain.use.serving.http import ApiServer, with_token
 from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.service import Answer, Service
 from retrain.use.serving.text_stream import TextStream
+from tests.kit.waiting import wait_until
 
 TOKEN, QUESTION = "secret", "What is 2 + 2?"
 Post = Callable[..., httpx.Response]
@@ -78,10 +79,7 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def idle(batcher: Batcher) -> None:
-    deadline = time.monotonic() + 60
-    while batcher._rows and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not batcher._rows, "work goes on that nobody waits for"
+    wait_until(lambda: not batcher._rows)  # otherwise work goes on that nobody waits for
 
 
 def test_completions_are_those_of_the_engine(tiny: Opened, batcher: Batcher, post: Post) -> None:

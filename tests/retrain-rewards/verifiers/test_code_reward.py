@@ -6,7 +6,6 @@ Where no sandbox works, the same programs run without one, except those that wou
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code import reward as module
 from retrain_rewards.verifiers.code.reward import CodeReward, last_program
 from tests.kit.problems import codes_in, refused
+from tests.kit.waiting import wait_until
 
 SANDBOX, REASON = find_sandbox()
 needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
@@ -196,14 +196,6 @@ def is_running():
     """Whether a program, or the sandbox around one, runs below this process."""
     files = [Path(f"/proc/{pid}/cmdline") for pid in descendants(os.getpid())]
     return any(b"-S\0-P\0-B" in file.read_bytes() for file in files if file.exists())
-
-
-def wait_until(holds):
-    for _ in range(400):
-        if holds():
-            return
-        time.sleep(0.05)
-    pytest.fail("that never came about")
 
 
 @pytest.fixture
