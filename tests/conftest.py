@@ -76,6 +76,16 @@ def _garbage_is_sought_in_what_is_new() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _variables_end_with_the_module() -> Iterator[None]:
+    """A run in this process sets variables for libraries, and `.env` sets any: tests of other modules go without."""
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """pytest-xdist gives its workers the path with which pytest was started."""

@@ -12,7 +12,6 @@ import yaml
 from retrain.kernel.config.load import load_config
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.run.tables import registered_tables
-from retrain.testing import conformance
 from tests.docs.reading import (
     LINK,
     PAGES,
@@ -29,6 +28,7 @@ from tests.docs.reading import (
     prose,
     text_of,
 )
+from tests.kit.conforming import check_conforms
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -144,9 +144,4 @@ def test_the_health_monitor_of_the_page_passes_the_suite_of_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (block,) = (b for b in blocks(SITE / "write-a-plugin.md", "python") if "class Expensive" in b)
-    (tmp_path / "example_of_a_monitor.py").write_text(block, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    checks = conformance("health-monitor", "example_of_a_monitor.PLUGIN")
-    assert len(checks) > 5
-    for check in checks:
-        check()
+    check_conforms("health-monitor", block, monkeypatch, tmp_path, "example_of_a_monitor")

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from tests.end_to_end.killing import start
 from tests.end_to_end.running import records, retrain
+from tests.kit.waiting import wait_until
 
 AGENTS = Path(__file__).parent / "agents"
 QUESTION = "I think of a number from 1 to 9. Guess it."
@@ -245,7 +246,4 @@ def test_a_run_with_tools_of_an_mcp_server_trains_and_leaves_no_server(tmp_path:
     assert len(steps) == 2
     assert all(line["rewritten_history_count"] == 0 for line in steps)
     assert steps[-1]["turns_mean"] >= 1.0
-    deadline = time.monotonic() + 10.0
-    while left := [cwd for cwd in Path("/proc").glob("[0-9]*/cwd") if os.path.realpath(cwd) == str(tmp_path)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    wait_until(lambda: str(tmp_path) not in map(os.path.realpath, Path("/proc").glob("[0-9]*/cwd")))

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from retrain_local.plugin import BUILTIN_MODELS
 from tests.end_to_end.killing import BASE
 from tests.end_to_end.running import SCRIPT, records, retrain
 from tests.kit.tiny_server import start, tiny_serving
+from tests.kit.waiting import wait_until
 
 TINY = BUILTIN_MODELS["tiny"]
 FEW = ("--batch-size", "2", "--group-size", "4", "--eval-examples", "0", "--save-every", "1")
@@ -86,13 +86,6 @@ def test_a_run_recovers_from_all_passing_faults_and_trains_on_none(folder: Path)
     assert sum(line["inference_retries"] for line in lines) >= 6
     for line in lines:
         assert line.get("logprob_gap_max", 0.0) < 1e-4
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.02)
 
 
 def steps_done(folder: Path) -> int:

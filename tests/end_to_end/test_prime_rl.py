@@ -16,30 +16,21 @@ import pytest
 from retrain.records.checkpoints import newest_valid
 from tests.end_to_end.killing import check_nothing_is_half_written, finish, start
 from tests.end_to_end.running import records, retrain
-from tests.prime_rl_stack.stack import Server, Stack, start_server, wait_until
+from tests.prime_rl_stack.stack import Server, Stack, making, serving, wait_until
 
 GAP = 1e-3  # nats; float32 on both sides gives 1e-5, a policy one step old 1e-2
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
+    with serving(tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    opened: list[Stack] = []
-
-    def make(**options: object) -> Stack:
-        opened.append(Stack(folder=tmp_path, **options))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
+    with making(Stack, tmp_path) as make:
+        yield make
 
 
 def check_on_policy(stack: Stack, steps: int) -> None:
@@ -124,8 +115,7 @@ def test_a_broadcast_that_never_comes_ends_the_run_and_a_resume_goes_on_without_
 
 @pytest.mark.long
 def test_all_weights_are_replaced_between_pause_and_resume(stack, tmp_path_factory):
-    server = start_server(tmp_path_factory.mktemp("own"))  # its base model changes
-    try:
+    with serving(tmp_path_factory.mktemp("own")) as server:  # its base model changes
         made = stack(ranks=1)
         # the same prompts again and again, so that keys and values kept from older weights would show
         made.write_toml(server, training="max_examples = 4")
@@ -137,6 +127,3 @@ def test_all_weights_are_replaced_between_pause_and_resume(stack, tmp_path_facto
         check_on_policy(made, 3)
         pause, update, resume = "/pause?mode=keep&clear_cache=false", "/update_weights", "/resume"
         assert [path for path, _ in server.calls()] == [pause, update, update, resume] + [pause, update, resume] * 2
-    finally:
-        server.process.kill()
-        server.process.wait()

@@ -6,16 +6,16 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.killing import BASE, check_nothing_is_half_written, finish, start, waiting
 from tests.end_to_end.running import is_running, records, retrain, tiny
+from tests.kit.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-STEP, ENDS_WITHIN_S = 2, 60.0
+STEP = 2
 OPTIONS = '\n[backend.options]\nparallel = "{}"\n'
 FULL = ("--lora-rank", "0", "--lr", "1e-3")
 # In the step: the run says which processes it has, and gives whoever waits for that the time to act.
@@ -35,10 +35,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def check_gone(pids: list[int]) -> None:
-    last = time.monotonic() + ENDS_WITHIN_S
-    while any(map(is_running, pids)) and time.monotonic() < last:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if is_running(pid)]
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def configured(folder: Path, parallel: str) -> None:

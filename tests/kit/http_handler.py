@@ -4,12 +4,16 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any
+
+from tests.kit.server_process import free_port
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -37,20 +41,38 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
+def in_a_thread(server: BaseServer, *, end: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Serve for the duration of the block, `end` before the rest ends; gives the port."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        end()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
 def on_a_port(program: Path | str, *arguments: str) -> Iterator[str]:
     """The URL of a Python program that listens on the port of its first argument."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(program), str(port), *arguments], stderr=subprocess.DEVNULL)
+    process, port = _listening(program, arguments)
     try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None
-            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+
+
+def _listening(program: Path | str, arguments: tuple[str, ...], tries: int = 3) -> tuple[subprocess.Popen[bytes], int]:
+    """The program and its port, another one when somebody else has taken the free one first."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, str(program), str(port), *arguments], stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0 and process.poll() is None:
+                return process, port
+        time.sleep(0.1)  # the test's time limit ends a wait in vain
+    assert tries > 1, f"{program} ends with {process.returncode}"
+    return _listening(program, arguments, tries - 1)

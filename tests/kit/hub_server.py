@@ -2,14 +2,13 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-from tests.kit.http_handler import Handler
+from tests.kit.http_handler import Handler, in_a_thread
 
 
 @dataclass
@@ -54,12 +53,6 @@ def hub_server() -> Iterator[Hub]:
                 self.reply({"error": self.path}, 404)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with in_a_thread(server) as port:
+        hub.url = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tests.kit import http_handler
+from tests.kit.http_handler import in_a_thread
 
 BASE = "toy"
 EOS = (0, 2)  # of the model, where a request names none
@@ -251,13 +252,8 @@ class InferenceServer(ThreadingHTTPServer):
 def serving(model: Model, **settings: Any) -> Iterator[InferenceServer]:
     """A server for the duration of the block."""
     server = InferenceServer(model, **settings)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with in_a_thread(server, end=server.die):
         yield server
-    finally:
-        server.die()
-        thread.join()
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

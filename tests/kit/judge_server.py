@@ -13,6 +13,7 @@ from typing import Any
 
 from retrain.api import Example, Score
 from tests.kit import http_handler
+from tests.kit.http_handler import in_a_thread
 
 KEY = "sk-plantedPLANTED0123"
 EXAMPLE = Example(id="e", prompt="What is 2 + 3?", reference="5")
@@ -67,15 +68,8 @@ class JudgeServer(ThreadingHTTPServer):
 @contextmanager
 def serving(*answers: Answer) -> Iterator[JudgeServer]:
     server = JudgeServer(*answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with in_a_thread(server, end=server.released.set):
         yield server
-    finally:
-        server.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def completion(text: object, **changes: object) -> bytes:

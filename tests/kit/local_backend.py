@@ -23,6 +23,10 @@ from retrain_local.options import LocalOptions, LoraKeys, ModelKeys
 from tests.kit.sampled_rows import sampled_rows
 
 STOP = (500, 501)
+REQUESTS = [  # for a vocabulary of 200
+    SampleRequest(prompt_T=np.arange(5, 5 + length) * 7 % 190 + 3, seeds_G=tuple(range(seed, seed + count)))
+    for length, seed, count in ((3, 1, 3), (9, 5, 3), (1, 9, 1))
+]
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"head_dim": 16, "intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 512}
 

@@ -86,12 +86,12 @@ def serving(game: Game | None = None) -> Iterator[str]:
     ready, stop = threading.Event(), asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(listen()), daemon=True)
     thread.start()
-    assert ready.wait(10.0)
+    assert ready.wait(60.0)
     try:
         yield f"http://127.0.0.1:{started[0]}"
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10.0)
+        thread.join(60.0)
 
 
 def _stepped(action: dict[str, Any], secret: int) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,13 +18,28 @@ def plain_model(base: Path, adapter: Path, dtype: torch.dtype = torch.float32) -
     return PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
 
 
+def own_logprobs(model: Any, tokens_T: Tensor, temperature: float = 1.0) -> Tensor:
+    """Those of every token but the first, by one forward pass over the whole row."""
+    logits_TV = model(input_ids=tokens_T[None], use_cache=False).logits[0, :-1].float() / temperature
+    return torch.log_softmax(logits_TV, -1).gather(1, tokens_T[1:, None])[:, 0]
+
+
+def own_gap(model: Any, batch: TrainBatch) -> float:
+    """The largest distance of sampled log-probabilities from the model's own; NaN if one of them is."""
+    gaps = []
+    for row in batch.rows:
+        with torch.no_grad():
+            own_T = own_logprobs(model, torch.from_numpy(row.tokens_T)).numpy()
+        gaps.append(np.abs(own_T - row.logprobs_T[1:])[row.action_T[1:]].max())
+    return float(np.max(gaps))
+
+
 def plain_gradient(batch: TrainBatch, model: Any, *, on_policy: bool = False) -> dict[str, Tensor]:
     """Of -(1 / N) sum exp(log p now - log p when sampled) A; with `on_policy` the ratios are 1."""
     total = torch.zeros(())
     for row in batch.rows:
         tokens_T = torch.from_numpy(row.tokens_T)
-        logits = model(input_ids=tokens_T[None], use_cache=False).logits[0, :-1].float() / batch.temperature
-        logp = torch.log_softmax(logits, -1).gather(1, tokens_T[1:, None])[:, 0]
+        logp = own_logprobs(model, tokens_T, batch.temperature)
         old = logp.detach() if on_policy else torch.from_numpy(row.logprobs_T)[1:]
         total = total - ((logp - old).exp() * torch.from_numpy(row.advantages_T * row.action_T)[1:]).sum()
     (total / batch.num_actions).backward()

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.kit.server_process import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 CONFIG = """\
 ClusterName=retrain
@@ -60,7 +62,7 @@ class SlurmCluster:
         for name in ("state", "spool"):
             (folder / name).mkdir(parents=True)
         self._host = socket.gethostname().partition(".")[0]
-        ports = {"controller_port": _free_port(), "node_port": _free_port()}
+        ports = {"controller_port": free_port(), "node_port": free_port()}
         self.config.write_text(CONFIG.format(folder=folder, host=self._host, **ports))
         (folder / "gres.conf").write_text(DEVICES.format(files="/dev/tty[1-4]"))  # any four devices
         key = folder / "munge.key"
@@ -120,10 +122,3 @@ def _end(file: Path) -> None:
     os.kill(pid, 15)
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import ThreadingHTTPServer
 
-from tests.kit.http_handler import Handler
+from tests.kit.http_handler import Handler, in_a_thread
 from tests.kit.tinker_toy import Toy
 
 
@@ -85,10 +85,5 @@ class _Server(ThreadingHTTPServer):
 def serving(toy: Toy, port: int = 0) -> Iterator[str]:
     """Serve a toy on loopback; gives its URL."""
     server = _Server(toy, port)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.die()
-        thread.join()
+    with in_a_thread(server, end=server.die) as found:
+        yield f"http://127.0.0.1:{found}"

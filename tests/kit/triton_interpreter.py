@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,14 +12,19 @@ import torch
 
 INTERPRETER = "TRITON_INTERPRET"
 HAS_CUDA = torch.cuda.is_available()
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
+DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]
 kernels_run = pytest.mark.skipif(
     find_spec("triton") is None or not (HAS_CUDA or os.environ.get(INTERPRETER) == "1"),
     reason=f"needs triton, and CUDA or {INTERPRETER}=1",
 )
-elsewhere = pytest.mark.skipif(
-    HAS_CUDA or INTERPRETER in os.environ, reason="the other tests of this file run as they are"
-)
+
+
+def in_the_interpreter(test: Callable[[], None]) -> Callable[[], None]:
+    """Mark the test of a file that runs the others there."""
+    needed = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+    is_there = HAS_CUDA or INTERPRETER in os.environ
+    return needed(pytest.mark.skipif(is_there, reason="the other tests of this file run as they are")(test))
 
 
 def run_interpreted(tests: Path) -> None:

@@ -18,23 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peft
 import torch
 import transformers
 
-from retrain.api import ModelExport, RetrainError, SampleRequest, TrainBatch
+from retrain.api import ModelExport, RetrainError, TrainBatch
 from retrain_local.export.write import export_model
 from tests.kit.causal_types import CAUSAL_TYPES, COMPOSITES, small_composite, small_model
-from tests.kit.local_backend import Local, check_same_rows, saved
-from tests.kit.plain_path import distance, gradient, joined, plain_gradient
+from tests.kit.local_backend import REQUESTS, Local, check_same_rows, saved
+from tests.kit.plain_path import distance, gradient, joined, own_gap, plain_gradient
 
 TABLE = Path(__file__).parents[2] / "docs/pages/models.md"
 MARKS = "<!-- matrix -->\n", "<!-- end matrix -->\n"
-REQUESTS = [
-    SampleRequest(prompt_T=np.arange(5, 5 + length) * 7 % 190 + 3, seeds_G=tuple(range(seed, seed + count)))
-    for length, seed, count in ((3, 1, 3), (9, 5, 3), (1, 9, 1))
-]
 WITHIN = 1e-4  # in fp32
 
 
@@ -87,7 +82,7 @@ def _with_adapter(local: Local, made: Any, seen: Outcome, folder: Path) -> None:
     adapter = saved(folder / "adapter", backend.save_adapter)
     whole = made.from_pretrained(folder / "model")
     reference = peft.PeftModel.from_pretrained(whole, str(adapter), is_trainable=True).eval()
-    seen.gap = _gap(reference, batch)
+    seen.gap = own_gap(reference, batch)
     wanted = plain_gradient(batch, reference)
     found = gradient(backend, batch)
     expected = joined(wanted)
@@ -101,7 +96,7 @@ def _with_adapter(local: Local, made: Any, seen: Outcome, folder: Path) -> None:
     given = {"base": str(folder / "model"), "adapter": adapter, "out": folder / "merged", "form": "folder", "dtype": ""}
     context = local.context()
     export_model(ModelExport(**given, with_check=False, config=context.config, plugins=context.plugins))
-    seen.merges = _gap(made.from_pretrained(folder / "merged").eval(), batch) < WITHIN
+    seen.merges = own_gap(made.from_pretrained(folder / "merged").eval(), batch) < WITHIN
 
 
 def _with_all_weights(local: Local, made: Any, seen: Outcome, folder: Path) -> None:
@@ -111,7 +106,7 @@ def _with_all_weights(local: Local, made: Any, seen: Outcome, folder: Path) -> N
         backend.publish()
     batch = _rolled(local, backend, 2)
     written = saved(folder / "all", backend.save_adapter)
-    seen.all_weights = _gap(made.from_pretrained(written).eval(), batch) < WITHIN
+    seen.all_weights = own_gap(made.from_pretrained(written).eval(), batch) < WITHIN
 
 
 def _rolled(local: Local, backend: Any, step: int) -> TrainBatch:
@@ -124,18 +119,6 @@ def _same(left: TrainBatch, right: TrainBatch) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def _gap(model: Any, batch: TrainBatch) -> float:
-    """Return the largest distance of sampled log-probabilities from those of whole rows."""
-    gaps = []
-    for row in batch.rows:
-        ids_1T = torch.from_numpy(row.tokens_T)[None]
-        with torch.no_grad():
-            logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
-        own = torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, 1:, None])[:, 0].numpy()
-        gaps.append(np.abs(own - row.logprobs_T[1:])[row.action_T[1:]].max())
-    return float(max(gaps))
 
 
 def _models(kinds: Sequence[str]) -> Iterator[tuple[str, Any, str]]:

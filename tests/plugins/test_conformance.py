@@ -24,7 +24,7 @@ from tests.kit.reasoning_gym_entries import kept_alive
 from tests.kit.tinker_toy import MODEL as TOY_MODEL
 from tests.kit.tinker_toy import Toy
 from tests.kit.tiny_server import tiny_serving
-from tests.prime_rl_stack.stack import MODEL, Server, Stack, start_server
+from tests.prime_rl_stack.stack import MODEL, Server, Stack, serving
 
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local", "retrain-tinker", "retrain-prime-rl")
 PACKAGES = Path(__file__).parents[1] / "retrain-rewards" / "verifiers" / "packages"
@@ -143,10 +143,8 @@ def test_the_wandb_recorder_conforms_in_a_process_of_its_own(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("policy-server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
+    with serving(tmp_path_factory.mktemp("policy-server")) as running:
+        yield running
 
 
 def prime_rl_checks() -> Iterator[Any]:

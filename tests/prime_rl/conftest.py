@@ -8,26 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.prime_rl.their_trainer import TheirTrainer
-from tests.prime_rl_stack.stack import Server, start_server
+from tests.prime_rl_stack.stack import Server, making, serving
 
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("server"))
-    yield running
-    running.process.kill()
-    running.process.wait()
+    with serving(tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Callable[..., TheirTrainer]]:
-    """Makes trainers whose processes end with the test."""
-    opened: list[TheirTrainer] = []
-
-    def make(**options: object) -> TheirTrainer:
-        opened.append(TheirTrainer(folder=tmp_path, **options))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
+    with making(TheirTrainer, tmp_path) as make:
+        yield make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.kit.sampled_rows import make_row
 from tests.prime_rl.checkout import NEEDS_CHECKOUT, theirs
 from tests.prime_rl.their_trainer import TheirTrainer
 from tests.prime_rl_stack import rank, wire_check
-from tests.prime_rl_stack.stack import Server, Stack, start_server
+from tests.prime_rl_stack.stack import Server, Stack, serving
 
 pytestmark = [pytest.mark.server, NEEDS_CHECKOUT]
 TYPES = ("prime_rl.transports.rollouts.types", "prime_rl.transport.types")  # the latter before v0.8.1.dev44
@@ -27,15 +28,10 @@ def test_both_leave_the_same_files_at_the_start_and_after_three_steps(tmp_path, 
     for name in ("theirs", "ours"):
         folder = tmp_path / name
         folder.mkdir()
-        server = start_server(folder)
         lora = {"lora": ""} if all_weights else {}
         stack = TheirTrainer(folder=folder, checkpoints="", **lora) if name == "theirs" else Stack(folder=folder)
-        try:
+        with serving(folder) as server, closing(stack):
             seen.append(facts(stack, server, all_weights=all_weights))
-        finally:
-            stack.close()
-            server.process.kill()
-            server.process.wait()
     assert seen[0] == seen[1]
 
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "retrain-local" / "src" / "retrain_local" / "tiny"
@@ -55,7 +57,6 @@ class Server:
     """A running inference server."""
 
     url: str
-    process: subprocess.Popen[bytes]
 
     def calls(self) -> list[tuple[str, dict[str, Any]]]:
         """Every request about weights that it has had, in order."""
@@ -135,18 +136,33 @@ class Stack:
         return self.processes[-1]
 
 
+AnyStack = TypeVar("AnyStack", bound=Stack)
+
+
 def start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """One of the modules here as a process of its own, with one thread."""
     command = [sys.executable, "-m", f"tests.prime_rl_stack.{module}", *arguments]
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
 
 
-def start_server(folder: Path) -> Server:
-    """An inference server with `builtin:tiny`."""
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """An inference server with `builtin:tiny`, for the duration of the block."""
     file = folder / "port"
     process = start("policy_server", str(MODEL), str(file))
-    wait_until(file.exists, process)
-    return Server(url=f"http://127.0.0.1:{file.read_text()}", process=process)
+    try:
+        wait_until(file.exists, process)
+        yield Server(url=f"http://127.0.0.1:{file.read_text()}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def making(kind: Callable[..., AnyStack], folder: Path) -> Iterator[Callable[..., AnyStack]]:
+    """A function that makes stacks whose processes end with the block."""
+    with ExitStack() as opened:
+        yield lambda **options: opened.enter_context(closing(kind(folder=folder, **options)))
 
 
 def wait_until(condition: Any, process: subprocess.Popen[Any], limit_s: float = START_S) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from retrain.api import Config, PluginContext, Seeds, load_plugins
 from retrain.run.tables import registered_tables
 from retrain_tinker.backend import TinkerBackend, create_backend
 from retrain_tinker.options import TinkerOptions
+from tests.kit.http_handler import in_a_thread
 from tests.kit.tinker_rows import EOS
 from tests.kit.tinker_server import serving
 from tests.kit.tinker_toy import MODEL, Toy
@@ -100,12 +100,11 @@ def backend(context: Callable[..., PluginContext]) -> Iterator[Callable[..., Tin
 def serve_bytes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], str]]:
     """A URL that answers with given bytes."""
     shelf = tmp_path_factory.mktemp("shelf")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=shelf)) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    handler = partial(SimpleHTTPRequestHandler, directory=shelf)
+    with in_a_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
 
         def serve(content: bytes) -> str:
             (shelf / "file").write_bytes(content)
-            return f"http://127.0.0.1:{server.server_port}/file"
+            return f"http://127.0.0.1:{port}/file"
 
         yield serve
-        server.shutdown()

@@ -32,8 +32,8 @@ from retrain.records.manifest import config_toml
 from retrain.records.run import StoredStep
 from retrain.run.check import check
 from retrain.run.tables import read_config, registered_tables
-from retrain.testing import conformance
 from retrain.testing.toys import scored_groups
+from tests.kit.conforming import check_conforms
 from tests.kit.credit_parts import found, make_credit_group, make_flow
 from tests.kit.problems import codes_in
 
@@ -361,12 +361,7 @@ PLUGIN = PluginSpec(name="digits", summary="Four times the credit for tokens wit
 
 
 def test_a_transform_that_reads_the_text_conforms_and_credits_what_it_reads(tmp_path, monkeypatch):
-    (tmp_path / "credit_for_digits.py").write_text(DIGITS, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    checks = conformance("transform", "credit_for_digits.PLUGIN")
-    assert len(checks) > 5
-    for each in checks:
-        each()
+    check_conforms("transform", DIGITS, monkeypatch, tmp_path, "credit_for_digits")
     texts = ["The", " answer", " is", " \\bo", "xed{4", "2", "", "}", "."]
     logprobs, modes = (
         [[-1.0] * len(texts), [-1.0, -1.0]],

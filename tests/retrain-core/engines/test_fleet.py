@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import ThreadingHTTPServer
 from itertools import count
@@ -22,8 +22,10 @@ from retrain.engines import client, keeper, pool
 from retrain.kernel.types import Sample
 from tests.kit import http_handler
 from tests.kit import inference_server as faulty
+from tests.kit.http_handler import in_a_thread
 from tests.kit.inference_server import InferenceServer, serving
 from tests.kit.toy_policy import ToyModel, ToyPolicy
+from tests.kit.waiting import wait_until
 
 LOAD = "/v1/load_lora_adapter"
 PARAMS = SamplingParams(max_tokens=8, temperature=0.7)
@@ -52,13 +54,6 @@ def gap(policy: ToyPolicy, groups: list[list[Sample]]) -> float:
     return policy.gap(MANY, groups)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.01)
-
-
 @contextmanager
 def restarted(server: InferenceServer, model: ToyModel) -> Iterator[InferenceServer]:
     """Another server at the address of one that has died."""
@@ -71,7 +66,7 @@ def test_a_slow_server_delays_only_itself(make_engine, fleet, policy) -> None:
     change = slow.model.load
 
     def waiting(folder: Path) -> Any:
-        free.wait(30)
+        free.wait(60)
         return change(folder)
 
     slow.model.load = waiting  # type: ignore[method-assign]
@@ -193,9 +188,8 @@ def test_requests_on_a_server_that_hangs_move_to_another_long_before_their_time_
     assert [sample.tokens_T.tolist() for sample in groups[0]] == expected, "the same seeds elsewhere"
     assert set(seen.values()) == {1}
     assert len(seen) == 40
-    fields = engine.metrics()
-    assert fields["inference_moved"] > 0
-    assert fields["inference_servers"] == 2
+    assert engine.metrics()["inference_moved"] > 0
+    wait_until(lambda: engine.metrics()["inference_servers"] == 2)  # the others too may take longer than 0.3 s
     hanging.hangs = False
     wait_until(lambda: engine.metrics()["inference_servers"] == 3)
 
@@ -278,12 +272,8 @@ def servers() -> Iterator[tuple[InferenceServer, ...]]:
 @pytest.fixture
 def router(servers: tuple[InferenceServer, ...]) -> Iterator[SimpleNamespace]:
     handler = type("RouterOfTwo", (Router,), {"servers": servers, "turns": count()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{running.server_port}")
-        running.shutdown()
-        thread.join()
+    with in_a_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{port}")
 
 
 def loads(server: InferenceServer) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrain.testing import ConformanceError, conformance, launchers
+from tests.kit.conforming import check_conforms
 from tests.kit.problems import codes_in
 
 PAGE = Path(__file__).parents[3] / "docs/pages/write-a-plugin.md"
@@ -87,10 +88,7 @@ def test_the_kernel_alone_is_enough(monkeypatch):
 def test_the_whole_algorithm_of_the_documentation_conforms(tmp_path, monkeypatch):
     text = PAGE.read_text(encoding="utf-8")
     (block,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "traits=Needs()" in part]
-    (tmp_path / "running_mean_of_the_page.py").write_text(block, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for check in conformance("algorithm", "running_mean_of_the_page.PLUGIN"):
-        check()
+    check_conforms("algorithm", block, monkeypatch, tmp_path, "running_mean_of_the_page")
 
 
 POLICIES = """

@@ -34,6 +34,7 @@ from retrain.use.serving.http import ApiServer, with_token
 from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.service import Answer, Service
 from retrain.use.serving.text_stream import TextStream
+from tests.kit.waiting import wait_until
 
 TOKEN, QUESTION = "secret", "What is 2 + 2?"
 Post = Callable[..., httpx.Response]
@@ -78,10 +79,7 @@ def chunks(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def idle(batcher: Batcher) -> None:
-    deadline = time.monotonic() + 20
-    while batcher._rows and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not batcher._rows, "work goes on that nobody waits for"
+    wait_until(lambda: not batcher._rows)  # otherwise work goes on that nobody waits for
 
 
 def test_completions_are_those_of_the_engine(tiny: Opened, batcher: Batcher, post: Post) -> None:
@@ -169,7 +167,7 @@ def test_clients_share_batches_and_each_gets_its_own_model(
     same = [answer(post("/completions", **(body | {"model": "tiny"})))["choices"][0]["text"] for body in asked]
     assert [a == b for a, b in zip(alone, same, strict=True)].count(False) >= 3, "the adapter says other things"
     batches: list[int] = []
-    stream, use, deadline = tiny.backend.stream, Opened.use, time.monotonic() + 20  # type: ignore[attr-defined]
+    stream, use, deadline = tiny.backend.stream, Opened.use, time.monotonic() + 60  # type: ignore[attr-defined]
 
     def use_when_all_are_here(source: Opened, folder: Path | None) -> None:
         while batcher._rows < len(asked) and not batches and time.monotonic() < deadline:

@@ -18,15 +18,18 @@ from tests.kit.local_backend import Local
 from tests.kit.local_engines import all_same, make_engine, paged
 from tests.kit.local_pairs import shake
 from tests.kit.shapes import shape
-from tests.kit.triton_interpreter import HAS_CUDA, INTERPRETER, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import (
+    DEVICE,
+    DTYPES,
+    INTERPRETER,
+    in_the_interpreter,
+    kernels_run,
+    run_interpreted,
+)
 
-DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]
 
-
-@needs_triton
-@elsewhere
-@pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
+@in_the_interpreter
+@pytest.mark.long  # it takes its time; `nox -s proofs` installs triton
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(Path(__file__))
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from retrain.api import ConfigError, SampleRequest, SamplingParams, TrainBatch
+from retrain.api import ConfigError, SampleRequest, SamplingParams
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.model.probe import choose_route
 from tests.kit.causal_types import COMPOSITES, small_composite, small_model
-from tests.kit.local_backend import Local, check_same_rows, saved
-from tests.kit.plain_path import distance, gradient, joined, plain_gradient, plain_model
+from tests.kit.local_backend import REQUESTS, Local, check_same_rows, saved
+from tests.kit.plain_path import distance, gradient, joined, own_gap, own_logprobs, plain_gradient, plain_model
 from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
 
@@ -37,10 +37,6 @@ TIERS = {
     "openai-gpt": "plain",  # no cache
 }
 QUICK = ("qwen3_5_text", "falcon_h1", "gptj")
-REQUESTS = [
-    SampleRequest(prompt_T=np.arange(5, 5 + length) * 7 % 190 + 3, seeds_G=tuple(range(seed, seed + count)))
-    for length, seed, count in ((3, 1, 3), (9, 5, 3), (1, 9, 1))
-]
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +53,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def own_logprobs(model: Any, tokens_T: np.ndarray) -> np.ndarray:
-    ids_1T = torch.from_numpy(tokens_T)[None]
-    with torch.no_grad():
-        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1].float()
-    return torch.log_softmax(logits_TV, -1).gather(1, ids_1T[0, 1:, None])[:, 0].numpy()
-
-
-def check_own(model: Any, batch: TrainBatch) -> None:
-    """The sampled log-probabilities are those of the model's own forward pass over whole rows."""
-    for row in batch.rows:
-        found = row.logprobs_T[1:][row.action_T[1:]]
-        assert found == pytest.approx(own_logprobs(model, row.tokens_T)[row.action_T[1:]], abs=1e-4)
-
-
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in TIERS])
 def test_sampling_training_and_resuming_are_transformers(
     kind: str, local: Local, folders: Callable[[str], Path], tmp_path: Path
@@ -81,7 +63,7 @@ def test_sampling_training_and_resuming_are_transformers(
     backend.publish()
     batch = local.roll(backend, requests=REQUESTS, max_tokens=12, step=1)
     model = plain_model(folders(kind), saved(tmp_path / "adapter", backend.save_adapter)).eval()
-    check_own(model, batch)
+    assert own_gap(model, batch) < 1e-4
     wanted = joined(plain_gradient(batch, model))
     for most in (0, 20):  # one pack, and packs of about a row
         assert distance(gradient(backend, batch, max_tokens=most), wanted) < 1e-4
@@ -103,7 +85,7 @@ def test_all_weights_are_trained_and_what_no_gradient_trains_is_kept(
         saved(tmp_path / "model", backend.save_adapter), output_loading_info=True
     )
     assert not report["missing_keys"]
-    check_own(model.eval(), batch)
+    assert own_gap(model.eval(), batch) < 1e-4
     resumed = local.make(folders(kind), rank=0)
     resumed.load(saved(tmp_path / "state", backend.save))
     check_same_rows(*(local.roll(each, requests=REQUESTS, max_tokens=8, step=2) for each in (resumed, backend)))
@@ -133,7 +115,7 @@ def test_the_text_of_a_larger_checkpoint_fits_the_whole(
             model, report = type(whole).from_pretrained(written, output_loading_info=True)
             assert not report["missing_keys"]
             assert not report["unexpected_keys"]
-    check_own(model.eval(), batch)
+    assert own_gap(model.eval(), batch) < 1e-4
 
 
 PROMPT_T = np.arange(2, 9)
@@ -206,7 +188,9 @@ def test_turns_continue_from_what_was_kept(kind: str, local: Local, folders: Cal
     assert engine.metrics()["engine_prompt_reuse"] > 0.5
     model = AutoModelForCausalLM.from_pretrained(folders(kind))
     for row, [each] in zip(rows, found, strict=True):
-        wanted = own_logprobs(model.eval(), np.concatenate([row, each.tokens_T]))[-len(each.tokens_T) :]
+        with torch.no_grad():
+            whole_T = own_logprobs(model.eval(), torch.from_numpy(np.concatenate([row, each.tokens_T])))
+        wanted = whole_T[-len(each.tokens_T) :].numpy()
         assert each.logprobs_T == pytest.approx(wanted, abs=1e-4)
 
 
@@ -267,7 +251,7 @@ def test_an_adapter_of_chosen_layers_is_pefts(
     batch = local.roll(backend, requests=REQUESTS, max_tokens=8, step=1)
     adapter = saved(tmp_path / "adapter", backend.save_adapter)
     model = plain_model(folders("qwen3_moe"), adapter).eval()
-    check_own(model, batch)
+    assert own_gap(model, batch) < 1e-4
     assert distance(gradient(backend, batch), joined(plain_gradient(batch, model))) < 1e-4
     names = set(backend._pair.parameters)
     assert any("experts" in name for name in names) == ("experts" in targets)

@@ -9,15 +9,11 @@ import torch
 from torch import nn
 
 from retrain_local.training.head import plain_softmax, selected_logprobs, softmax_faults
-from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
-
-DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
-DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if HAS_CUDA else [])]
+from tests.kit.triton_interpreter import DEVICE, DTYPES, in_the_interpreter, kernels_run, run_interpreted
 
 
-@needs_triton
-@elsewhere
-@pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
+@in_the_interpreter
+@pytest.mark.long  # it takes its time; `nox -s proofs` installs triton
 def test_the_kernel_in_the_interpreter() -> None:
     run_interpreted(Path(__file__))
 

@@ -32,12 +32,12 @@ def url(request):
 def environment(url, *, max_turns=4, **table):
     settings = openenv.OpenEnvSettings(
         table=openenv.OpenEnvTable(
-            **{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 5.0, **table}
+            **{"url": url, "tasks": 3, "max_sessions": CAPACITY, "call_timeout_s": 20.0, **table}
         ),
         clean=Cleaner(special=("<|im_end|>",), max_chars=100),
         place="[environment] args",
         max_turns=max_turns,
-        timeout_s=20.0,
+        timeout_s=60.0,
     )
     made = pickle.loads(pickle.dumps(openenv.OpenEnvEnvironment(settings)))
     return made

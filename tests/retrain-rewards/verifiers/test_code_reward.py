@@ -6,7 +6,6 @@ Where no sandbox works, the same programs run without one, except those that wou
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from retrain_rewards.tables import RewardTable
 from retrain_rewards.verifiers.code import reward as module
 from retrain_rewards.verifiers.code.reward import CodeReward, last_program
 from tests.kit.problems import codes_in, refused
+from tests.kit.waiting import wait_until
 
 SANDBOX, REASON = find_sandbox()
 needs_sandbox = pytest.mark.skipif(SANDBOX is None, reason=f"no sandbox works here: {REASON}")
@@ -50,7 +50,7 @@ def fenced(program):
 
 @pytest.fixture
 def reward():
-    return CodeReward(sandbox=SANDBOX or NO_SANDBOX, test_timeout_s=1.0, limits=Limits(memory_bytes=2**27, cpu_s=2))
+    return CodeReward(sandbox=SANDBOX or NO_SANDBOX, test_timeout_s=10.0, limits=Limits(memory_bytes=2**27, cpu_s=2))
 
 
 @pytest.mark.parametrize("example", [PAIRS, CALLS, CODE], ids=lambda example: example.id)
@@ -179,7 +179,7 @@ def test_without_a_sandbox_it_is_refused_unless_the_user_says_unsafe(plugins, mo
 def test_a_run_scores_programs_beside_each_other_and_leaves_none_behind(reward):
     """In the scoring service: verdicts in order, a program that is too slow wrong and not failed, a clean end."""
     slow, settings = "while True: pass", ScoringTable(workers=1, retries=0, timeout_s=90.0)
-    with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=0.3))], settings) as service:
+    with ScoringService([NamedReward(name="code", reward=replace(reward, test_timeout_s=2.0))], settings) as service:
         with service.batch() as batch:
             for program in (RIGHT, slow, "print(1)", RIGHT + "\n"):
                 batch.submit(PAIRS, fenced(program))
@@ -196,14 +196,6 @@ def is_running():
     """Whether a program, or the sandbox around one, runs below this process."""
     files = [Path(f"/proc/{pid}/cmdline") for pid in descendants(os.getpid())]
     return any(b"-S\0-P\0-B" in file.read_bytes() for file in files if file.exists())
-
-
-def wait_until(holds):
-    for _ in range(400):
-        if holds():
-            return
-        time.sleep(0.05)
-    pytest.fail("that never came about")
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import anyio
 import httpx
@@ -23,23 +22,86 @@ from mcp.types import CONNECTION_CLOSED, CallToolResult
 
 from retrain_rewards.environments.mcp_settings import McpSettings, ServerTable
 
+Answer = TypeVar("Answer")
 # A server that takes longer to answer a ping is given up.
 PING_TIMEOUT_S = 5.0
 # Of a list of tools: a faulty server may give cursors for ever.
 MAX_PAGES = 100
-GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError)
+# For a server to end; the library terminates it after 2 s and kills it after 2 more.
+END_S = 10.0
 LOG_TAIL = 3  # last lines of a server's stderr, in the message of its failure
 
 
-class ServerDiedError(RuntimeError):
+class ServerDiedError(Exception):
     """A server could not be started, has ended, or no longer answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Server:
-    name: str
-    session: mcp.ClientSession
-    log: TextIO
+class Server:
+    """One server, held by a dedicated task: the library cancels the task that holds a server when it ends."""
+
+    def __init__(self, name: str, table: ServerTable) -> None:
+        self.name = name
+        self._end = "has ended" if table.command else "no longer answers"
+        self._last_words = ""
+        self._started: asyncio.Future[mcp.ClientSession] = asyncio.get_running_loop().create_future()
+        self._holder = asyncio.create_task(self._hold(table))
+
+    async def ask(self, question: Callable[[mcp.ClientSession], Awaitable[Answer]], limit_s: float) -> Answer:
+        """Return the answer; TimeoutError after `limit_s`, ServerDiedError however the server ends before it."""
+
+        async def answer() -> Answer:
+            return await question(await asyncio.shield(self._started))
+
+        asked = asyncio.create_task(answer())
+        try:
+            await asyncio.wait((asked, self._holder), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        if asked.done():
+            if not _is_end(asked.exception()):
+                return asked.result()
+        elif not self._holder.done():
+            raise TimeoutError
+        raise await self.died()
+
+    async def died(self, what: str = "") -> ServerDiedError:
+        """End the server, so that none of its last words is missing, and return the error that quotes them."""
+        error = await self.end()
+        if not what:
+            has_failed = not self._started.done() and error is not None and not _is_end(error)
+            what = f"cannot be used: {error}" if has_failed else self._end
+        said = f"; it said: {self._last_words}" if self._last_words else ""
+        return ServerDiedError(f"server {self.name!r} {what}{said}")
+
+    async def end(self) -> BaseException | None:
+        """End the server if it has not ended, and return its first error."""
+        if not self._holder.cancelling():  # a second time would cut the clean-up short
+            self._holder.cancel()
+        await asyncio.wait((self._holder,), timeout=END_S)
+        error = self._holder.exception() if self._holder.done() and not self._holder.cancelled() else None
+        while isinstance(error, BaseExceptionGroup):  # the tasks that read and write wrap their errors
+            error = error.exceptions[0]
+        return error
+
+    async def _hold(self, table: ServerTable) -> None:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:  # of its stderr
+            try:
+                async with AsyncExitStack() as stack:
+                    session = await _connected(table, log, stack)
+                    await session.initialize()
+                    self._started.set_result(session)
+                    await asyncio.Event().wait()
+            finally:
+                log.seek(0)
+                lines = log.read()[-4000:].splitlines()[-LOG_TAIL:]
+                self._last_words = " | ".join(line.strip() for line in lines if line.strip())
+
+
+def _is_end(error: BaseException | None) -> bool:
+    """True for each error that the library raises when a server has ended: its scheduling decides which one."""
+    if isinstance(error, mcp.McpError):
+        return bool(error.error.code == CONNECTION_CLOSED)
+    return isinstance(error, (anyio.ClosedResourceError, anyio.BrokenResourceError, ConnectionError))
 
 
 class Toolbox:
@@ -49,11 +111,32 @@ class Toolbox:
         self.schemas: list[dict[str, Any]] = []
         self.names: dict[str, list[str]] = {}  # of the tools, by server
         self._settings = settings
-        self._servers: dict[str, _Server] = {}  # by tool
+        self._open = [Server(name, table) for name, table in settings.table.servers.items()]
+        self._servers: dict[str, Server] = {}  # by tool
 
-    async def add(self, server: _Server, wanted: Sequence[str]) -> None:
-        found = {tool.name: tool for tool in await _tools_of(server.session)}
-        names = list(wanted or found)
+    @classmethod
+    async def opened(cls, settings: McpSettings) -> Toolbox:
+        """Start or reach every server; ServerDiedError names the first that cannot be used."""
+        toolbox = cls(settings)
+        try:
+            for server in toolbox._open:
+                await toolbox._add(server, settings.timeout_s)
+        except BaseException:
+            await toolbox.end()
+            raise
+        return toolbox
+
+    async def end(self) -> None:
+        await asyncio.gather(*(server.end() for server in self._open))
+
+    async def _add(self, server: Server, limit_s: float) -> None:
+        try:
+            found = {tool.name: tool for tool in await server.ask(_tools_of, limit_s)}
+        except TimeoutError:
+            raise await server.died(f"has not started within {limit_s:g} s") from None
+        except (mcp.McpError, RuntimeError, ValueError) as error:
+            raise await server.died(f"cannot be used: {error}") from error
+        names = list(self._settings.table.servers[server.name].tools or found)
         if missing := [name for name in names if name not in found]:
             known = ", ".join(found) or "none"
             raise ServerDiedError(f"server {server.name!r} has no tool {missing[0]!r}, only: {known}")
@@ -74,21 +157,15 @@ class Toolbox:
             return f"error: there is no tool {name!r}; there are: {', '.join(self._servers)}"
         limit_s = self._settings.table.call_timeout_s
         try:
-            with anyio.fail_after(limit_s):
-                result: CallToolResult = await server.session.call_tool(name, dict(arguments))
+            result = await server.ask(lambda session: session.call_tool(name, dict(arguments)), limit_s)
         except TimeoutError:
             try:
-                with anyio.fail_after(PING_TIMEOUT_S):
-                    await server.session.send_ping()
-            except (TimeoutError, mcp.McpError, *GONE) as error:
-                raise _died(server.name, server.log, "no longer answers") from error
+                await server.ask(lambda session: session.send_ping(), PING_TIMEOUT_S)
+            except (TimeoutError, mcp.McpError):
+                raise await server.died("no longer answers") from None
             return f"error: {name} took longer than {limit_s:g} s"
         except mcp.McpError as error:
-            if error.error.code == CONNECTION_CLOSED:
-                raise _died(server.name, server.log) from error
             return f"error: {error.error.message}"
-        except GONE as error:
-            raise _died(server.name, server.log) from error
         # The client refuses a result that breaks the tool's own schema: the call is at fault, not the server.
         except (RuntimeError, ValueError) as error:
             return f"error: {error}"
@@ -97,34 +174,12 @@ class Toolbox:
 
 @asynccontextmanager
 async def open_toolbox(settings: McpSettings) -> AsyncIterator[Toolbox]:
-    """Start or reach every server and offer its tools; ServerDiedError says which one failed, now or later.
-
-    Servers end with the block. It must be left in the task that has entered it.
-    """
-    toolbox = Toolbox(settings)
+    """Offer the tools of servers that end with the block; ServerDiedError says which one failed, now or later."""
+    toolbox = await Toolbox.opened(settings)
     try:
-        async with AsyncExitStack() as stack:
-            for name, table in settings.table.servers.items():
-                written = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - to stderr
-                log: Any = stack.enter_context(written)
-                try:
-                    session = await _connected(table, log, stack)
-                    with anyio.fail_after(settings.timeout_s):
-                        await session.initialize()
-                        await toolbox.add(_Server(name=name, session=session, log=log), table.tools)
-                except TimeoutError as error:
-                    raise _died(name, log, f"has not started within {settings.timeout_s:g} s") from error
-                except (OSError, mcp.McpError, httpx.HTTPError, *GONE) as error:
-                    raise _died(name, log, f"cannot be used: {error}") from error
-            yield toolbox
-    except BaseExceptionGroup as group:  # the tasks that read and write wrap their errors
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        if isinstance(first, ServerDiedError):
-            raise first from group
-        names = " or ".join(repr(name) for name in settings.table.servers)
-        raise ServerDiedError(f"server {names} cannot be used: {first!r}") from group
+        yield toolbox
+    finally:
+        await toolbox.end()
 
 
 async def _connected(table: ServerTable, log: TextIO, stack: AsyncExitStack) -> mcp.ClientSession:
@@ -158,15 +213,6 @@ async def _tools_of(session: mcp.ClientSession) -> list[mcp.Tool]:
     return tools
 
 
-def _died(name: str, log: TextIO, what: str = "has ended") -> ServerDiedError:
-    tail = ""
-    # Closed once another of its users has found out.
-    if not log.closed:
-        log.seek(0)
-        tail = " | ".join(line.strip() for line in log.read()[-4000:].splitlines()[-LOG_TAIL:] if line.strip())
-    return ServerDiedError(f"server {name!r} {what}" + (f"; it said: {tail}" if tail else ""))
-
-
 def text_of_result(result: CallToolResult) -> str:
     texts = []
     for block in result.content:
@@ -185,37 +231,25 @@ def text_of_result(result: CallToolResult) -> str:
 
 
 class SharedServers:
-    """One set of servers for all episodes of an event loop, kept open by a dedicated task."""
+    """One set of servers for all episodes of an event loop."""
 
     def __init__(self, settings: McpSettings) -> None:
         self._settings = settings
-        self._holder: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[Toolbox] | None = None
-        self._given_up = asyncio.Event()
+        self._opening: asyncio.Task[Toolbox] | None = None
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Toolbox]:
         """Yield the shared toolbox; when a server dies under its user, the next one who enters gets new servers."""
-        if self._holder is None or self._holder.done() or self._given_up.is_set():
-            self._given_up = asyncio.Event()
-            self._ready = asyncio.get_running_loop().create_future()
-            self._holder = asyncio.create_task(self._hold(self._ready, self._given_up))
-        assert self._ready is not None
+        if self._opening is None:
+            self._opening = asyncio.create_task(Toolbox.opened(self._settings))
         # Kept, because another user may replace the servers while this one waits.
-        given_up = self._given_up
-        # Shielded: an episode that is cut must not cancel the start that others wait for.
-        toolbox = await asyncio.shield(self._ready)
+        opening = self._opening
         try:
-            yield toolbox
+            # Shielded: an episode that is cut must not cancel the start that others wait for.
+            yield await asyncio.shield(opening)
         except ServerDiedError:
-            given_up.set()
+            if self._opening is opening:
+                self._opening = None
+            if opening.exception() is None:
+                await opening.result().end()
             raise
-
-    async def _hold(self, ready: asyncio.Future[Toolbox], given_up: asyncio.Event) -> None:
-        try:
-            async with open_toolbox(self._settings) as toolbox:
-                ready.set_result(toolbox)
-                await given_up.wait()
-        except Exception as error:
-            if not ready.done():
-                ready.set_exception(error)

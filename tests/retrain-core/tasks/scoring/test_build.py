@@ -137,12 +137,12 @@ def test_whatever_goes_wrong_is_a_failed_score(service, example, monkeypatch):
     monkeypatch.setattr("retrain.tasks.scoring.event_loop.JOIN_S", 0.2)  # one call ignores its cancellation
     wanted = {
         "busy": "RuntimeError: 429: too many requests",
-        "hang": "timed out after 0.2 s",
-        "ignore": "timed out after 0.2 s",
+        "hang": "timed out after 1 s",
+        "ignore": "timed out after 1 s",
         "exit": "SystemExit: 1",
         "nan": "the reward returned nan, not a finite number",
     }
-    acts = service(rewards.AsyncActs(), timeout_s=0.2, retries=1, max_failed_frac=1.0)
+    acts = service(rewards.AsyncActs(), timeout_s=1.0, retries=1, max_failed_frac=1.0)
     with acts.batch() as batch:
         for text in (*wanted, "fine"):
             batch.submit(example, text)
@@ -171,7 +171,7 @@ def test_waiting_for_a_place_is_no_scoring(service, example):
 
 @pytest.mark.slow
 def test_a_reward_that_does_not_await_is_found_out(service, example):
-    acts = service(acts=rewards.AsyncActs(), match=rewards.Match(), timeout_s=0.5, retries=0, max_failed_frac=1.0)
+    acts = service(acts=rewards.AsyncActs(), match=rewards.Match(), timeout_s=2.0, retries=0, max_failed_frac=1.0)
     with acts.batch() as batch:
         batch.submit(example, "block")
         with pytest.raises(RewardError) as caught:

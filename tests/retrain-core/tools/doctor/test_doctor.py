@@ -23,7 +23,7 @@ from retrain.kernel.plugins.requirements import required_packages
 from retrain.kernel.registry import Plugins
 from retrain.tools.doctor.checks import diagnose_reach
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
-from tests.kit.http_handler import Handler
+from tests.kit.http_handler import Handler, in_a_thread
 from tests.kit.inference_server import serving
 from tests.kit.problems import codes_in
 from tests.kit.shared import first_or_long
@@ -356,13 +356,11 @@ class Answering(Handler):
 
 
 def test_any_answer_but_a_server_error_will_do_and_no_login_is_shown() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with in_a_thread(ThreadingHTTPServer(("127.0.0.1", 0), Answering)) as port:
         for code, status in {200: "ok", 401: "ok", 404: "ok", 501: "ok", 500: "failed", 503: "failed"}.items():
-            url = f"http://me:hunter22@127.0.0.1:{server.server_port}/{code}?api_key=hunter22"
+            url = f"http://me:hunter22@127.0.0.1:{port}/{code}?api_key=hunter22"
             found = diagnose_server("s", url, needed=True)
             assert (found.status, "hunter22" in repr(found)) == (status, False)
-        server.shutdown()
 
 
 def test_what_is_no_url_a_server_that_is_not_there_and_one_that_talks_no_http_fail() -> None:

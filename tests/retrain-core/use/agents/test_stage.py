@@ -53,7 +53,7 @@ def test_every_end_of_a_function_has_its_outcome(play: Callable[..., Any], scrip
     before = descendants(1)
     program = FunctionAgent(entry="hostile:play", where="[environment] id")
     doing = ["hang", "good", "silent", "crash", "exit", "never", "none", "number", "leak"]
-    episodes = performed(play, scripted, program, doing, timeout_s=1.0)
+    episodes = performed(play, scripted, program, doing, timeout_s=3.0)
     found = dict(zip(doing, episodes, strict=True))
     failed = {name: e.score.detail for name, e in found.items() if e.score and e.score.outcome is Outcome.FAILED}
     assert "timeout_s" in failed.pop("hang")

@@ -39,7 +39,7 @@ def test_a_reward_that_breaks_is_never_a_zero_and_a_measure_that_breaks_is_left_
 
 
 def test_an_environment_that_plays_the_user(sit):
-    table = sit("taskset_guess", timeout_s=1.0, endless_tasks=12)
+    table = sit("taskset_guess", timeout_s=3.0, endless_tasks=12)
     three = table.data.examples[2]
     played = table.play([three] * 4, [["1", "4", "3"], ["3"], ["hang"], ["raise"]])
     assert played.values == [1.0, 1.0, None, None]
@@ -49,7 +49,7 @@ def test_an_environment_that_plays_the_user(sit):
         {"role": "assistant", "content": "4"},
         {"role": "user", "content": "Too high. Guess again."},
     ]
-    assert played.details[2] == "the environment took longer than timeout_s = 1 s"
+    assert played.details[2] == "the environment took longer than timeout_s = 3 s"
     assert "the environment broke" in played.details[3]
     assert [example.reference for example in table.data.examples] == [str(n) for n in range(1, 13)]
     assert "the first of an endless taskset" in table.data.notes[0]
