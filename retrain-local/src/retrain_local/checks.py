@@ -88,7 +88,8 @@ def device_problems(config: Config) -> list[Problem]:
     wrong = [name for name in names if name != "cpu" and not GPU.fullmatch(name)]
     if wrong:
         kind, _, index = wrong[0].lower().partition(":")
-        fix = OTHER_NAMES.get(kind, DEVICE_FIX).replace("gpu:0", f"gpu:{index}" if index.isdecimal() else "gpu:0", 1)
+        gpu = f"gpu:{index}" if index.isdecimal() else "gpu:0"
+        fix = (OTHER_NAMES.get(kind) or DEVICE_FIX).replace("gpu:0", gpu, 1)
         what = f"{wrong[0]!r} is not a device"
         return [_problem(config, "backend.devices", code="device.unknown-name", what=what, fix=fix)]
     if len({name == "cpu" for name in names}) > 1:

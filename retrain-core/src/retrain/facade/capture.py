@@ -109,8 +109,8 @@ class _Text:
     def _add(self, name: str, value: Any, user: str) -> None:
         if name in self.values:
             if self.values[name] is not value:
-                what = f"{name!r} means two objects in the functions that are used"
-                raise _refused(self.argument, code="plugin.name-twice", what=what, fix="rename one")
+                what = f"{name!r} names two different objects in the functions passed"
+                raise _refused(self.argument, code="plugin.name-twice", what=what, fix=f"rename one {name!r}")
             return
         own = getattr(value, "__name__", name)
         is_plain = callable(value) and isinstance(inspect.unwrap(value), FunctionType) and own == name

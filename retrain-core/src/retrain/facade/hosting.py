@@ -136,8 +136,8 @@ def _rows(data: Any, argument: str) -> Iterable[Any]:
         return list(data.to_dicts())
     if hasattr(data, "convert_dtypes") and hasattr(data, "columns"):  # pandas
         if not data.columns.is_unique:
-            what = "has two columns of one name"
-            raise ConfigError(Problem(code="data.column-twice", where=argument, what=what, fix="rename one"))
+            what, fix = "has two columns with the same name", "rename one of the columns"
+            raise ConfigError(Problem(code="data.column-twice", where=argument, what=what, fix=fix))
         return list(data.convert_dtypes().to_dict("records"))  # with a missing value, integers would be floats
     if isinstance(data, bytes) or not isinstance(data, Iterable):
         what = f"a {type(data).__name__} holds no rows"

@@ -39,7 +39,8 @@ def missing_name(plugins: Plugins, kind: Kind, name: str, where: str) -> Problem
     note = note_on(f"{kind} {name}")
     if not note or plugins.find(kind, name):
         return None
-    return Problem(code="config.public-name", where=where, what=f"no {kind} named {name!r}", fix=note)
+    fix = f"replace or remove it: {note}"
+    return Problem(code="config.public-name", where=where, what=f"no {kind} named {name!r}", fix=fix)
 
 
 def names_in(document: Mapping[str, Any], keys: Sequence[Key], plugins: Plugins) -> Iterator[tuple[str, str]]:

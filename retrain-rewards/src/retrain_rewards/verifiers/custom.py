@@ -173,7 +173,8 @@ def style_of(function: Callable[..., Any], name: str) -> Style:
     parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
     if len(parameters) < 2:
         what = f"{name}{signature} does not name its two arguments"
-        raise _unusable(code="reward.bad-signature", what=what, why=EXPECTED, fix="name them")
+        fix = f"name them: def {name}(response, reference): ..."
+        raise _unusable(code="reward.bad-signature", what=what, why=EXPECTED, fix=fix)
     is_example = []
     for parameter in parameters:
         annotation = parameter.annotation

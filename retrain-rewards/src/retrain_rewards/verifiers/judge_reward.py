@@ -97,8 +97,8 @@ def make_judge(context: PluginContext) -> JudgeReward:
     try:
         import openai  # noqa: F401  (now, because importing it in the first call would block the event loop)
     except ImportError as error:
-        what, fix = "reward 'judge' needs the library openai", install_line("retrain-rewards", "judge")
-        refuse("judge_model", code="plugin.library-missing", what=what, fix=fix, why=str(error))
+        what, fix = "reward 'judge' needs the package openai", f"install it: {install_line('retrain-rewards', 'judge')}"
+        refuse("judge_model", code="plugin.missing-package", what=what, fix=fix, why=str(error))
     if found:
         raise ConfigError(*found)
     return JudgeReward(settings)

@@ -207,7 +207,7 @@ def build_part(
         raise
     except Exception as error:
         what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
-        fix = f"repair {found.owner.distribution}"
+        fix = f"repair the plugin in {found.owner.distribution}, or choose another {kind}"
         raise PluginError(Problem(code="plugin.build-failed", where=where, what=what, fix=fix)) from error
 
 

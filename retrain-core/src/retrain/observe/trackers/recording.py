@@ -183,6 +183,6 @@ def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
         if spec is None or spec.origin is None:
             from retrain.kernel.plugins.missing import install_line  # only the message needs it
 
-            what = f"recorder {library!r} needs the package {package!r}, but it is not installed"
-            fix = install_line("retrain-core", library)
+            what = f"recorder {library!r} needs the package {package!r}, and it is not installed"
+            fix = f"install it: {install_line('retrain-core', library)}"
             raise ConfigError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix))

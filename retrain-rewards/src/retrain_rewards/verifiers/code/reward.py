@@ -17,7 +17,7 @@ from retrain_rewards.faults import refused
 from retrain_rewards.sandbox.checks import UNUSED
 from retrain_rewards.sandbox.inside import HEADER_BYTES, TEXT_CHARS
 from retrain_rewards.sandbox.process import Limits, Process, ProcessEnded, ProcessFault
-from retrain_rewards.sandbox.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, with_numpy
+from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox, no_sandbox, with_numpy
 from retrain_rewards.tables import RewardTable, time_limit_of
 from retrain_rewards.verifiers.code.compare import (
     SHOWN_CHARS,
@@ -196,8 +196,7 @@ def make_code(context: PluginContext) -> CodeReward:
         LOG.warning("UNSAFE: programs that the model writes run WITHOUT A SANDBOX, with your rights: %s", reason)
         sandbox = NO_SANDBOX
     else:
-        what = f"reward 'code' runs programs that a model wrote, and there is no sandbox for them: {reason}"
-        raise refused(config.place("reward.type"), code="reward.no-sandbox", what=what, fix=FIX)
+        raise no_sandbox(config.place("reward.type"), reason)
     if table.numpy:
         try:
             sandbox = with_numpy(sandbox)
