@@ -151,7 +151,7 @@ def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Prob
         yield Problem(code="teacher.no-effect", where=where, what=what, why=why, fix=fix)
     capabilities = declared_capabilities(config, plugins)
     if capabilities is not None and not capabilities.preserves_token_advantages:
-        what = f"backend {config.backend.backend!r} trains all tokens of a completion alike"
+        what = f"backend {config.backend.backend!r} gives every token of a completion the same advantage"
         why = "a teacher gives each token a separate reward"
         fix = 'use [backend] backend = "local"'
         yield Problem(code="teacher.no-token-credit", where=where, what=what, why=why, fix=fix)

@@ -172,7 +172,7 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
         if found := [token for token in after if token in stops]:
             return int(found[0])
     if own is None:
-        what = "the tokenizer has no end-of-sequence token, so that an answer would never end"
+        what = "the tokenizer has no end-of-sequence token, so answers would never end"
         fix = "use a model whose tokenizer has one"
         raise ConfigError(Problem(code="model.no-end-token", where=config.place("model.model"), what=what, fix=fix))
     return int(own)

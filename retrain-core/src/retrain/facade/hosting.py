@@ -127,7 +127,7 @@ def rows_of(data: Any, argument: str) -> list[dict[str, Any]]:
 
 def _rows(data: Any, argument: str) -> Iterable[Any]:
     if isinstance(data, Mapping):
-        what = f"a {type(data).__name__} of {', '.join(map(str, list(data)[:8])) or 'nothing'} is no list of rows"
+        what = f"a {type(data).__name__} of {', '.join(map(str, list(data)[:8])) or 'nothing'} is not a list of rows"
         fix = f'choose one of its splits, data["train"], or give {ROWS}'
         raise ConfigError(Problem(code="data.no-split", where=argument, what=what, fix=fix))
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a polars LazyFrame

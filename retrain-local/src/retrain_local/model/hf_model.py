@@ -76,7 +76,7 @@ def route_of(base: Any, folder: Folder) -> Route:
     try:
         route = choose_route(base)
     except NotCausalError:
-        what = f"{type(base).__name__} is no causal language model: a token's logits change with later tokens"
+        what = f"{type(base).__name__} is not a causal language model: a token's logits change with later tokens"
         raise folder.refused(code="model.not-causal", what=what, fix="name a causal language model") from None
     if route.why:
         how = "its own cache" if route.cache else "no cache, so every token reads its row again"

@@ -103,7 +103,7 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
     # A single column with another separator in its name: the file is not comma-separated.
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
         what = f"columns are separated by {found!r}"
-        raise refused(f"{file}:1", code="data.wrong-separator", what=what, fix="separate them by commas")
+        raise refused(f"{file}:1", code="data.wrong-separator", what=what, fix="separate them with commas")
     if header:
         features = datasets.Features({name: datasets.Value("string") for name in header})
         yield from _stream("csv", file, features=features, encoding=ENCODING, keep_default_na=False, index_col=False)
