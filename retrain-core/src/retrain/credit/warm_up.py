@@ -43,7 +43,7 @@ class SupervisedSteps:
         self.first_step = -(table.steps + 1)
         self._table, self._rows = table, solved.rows
         self._left_out = solved.left_out.total()
-        # A separate seed: a warm-up does not change the order of the examples of [data].
+        # A separate seed, so that a warm-up does not change the order of the examples of [data].
         self._pool = PromptPool(train=solved.prompts, held_out=(), seeds=Seeds(seeds.derive("sft")))
 
     def take(self, step: int, train: Callable[[TrainBatch], TrainReport]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from retrain.engines.pool import Server
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, StopReason, Tokens
 
-# For vLLM and SGLang: they otherwise apply the generation defaults that come with a model.
+# vLLM and SGLang otherwise apply the generation defaults that come with a model.
 FULL_DISTRIBUTION: Mapping[str, Any] = {
     "top_p": 1.0,
     "top_k": -1,

@@ -27,7 +27,7 @@ from retrain_rewards.environments.episode import Cleaner, Episode
 from retrain_rewards.faults import refused
 
 Result = TypeVar("Result")
-# For an episode that was cut to clean up after itself.
+# Time for a cut episode to clean up.
 GRACE_S = 1.0
 
 

@@ -31,7 +31,7 @@ from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-# In nats: bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
+# Nats. bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
 MAX_MEAN_GAP = 0.05
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8
