@@ -231,7 +231,7 @@ def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[s
             code="config.public-name",
             where=f"{where}.{name}",
             what=f"unknown option {name!r}",
-            fix=f"replace or remove it: {note}",
+            fix=f"{note}; `retrain migrate-config` lists all such names",
         )
         for name in sorted(unknown)
         if (note := note_on(f"{path}.{name}"))
