@@ -163,7 +163,7 @@ def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
     teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.open_teacher}
     if table.engine not in teaching:
         if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # an unknown name is reported as such
-            what = f"engine {table.engine!r} gives no log-probabilities of given tokens"
+            what = f"engine {table.engine!r} does not report log-probabilities of given tokens"
             fix = f"use one of: {', '.join(sorted(teaching))}"
             yield Problem(code="teacher.bad-engine", where=where, what=what, fix=fix)
         elif table.engine == HERE:

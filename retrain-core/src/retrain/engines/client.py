@@ -220,7 +220,7 @@ class Client:
         where, what, fix = server.name, f"{call.label or call.path} failed: {failure}", "read the server's log"
         if failure.is_bad_answer:
             what = f"{call.label or call.path} returned unusable answers: {failure}"
-            why = f"{attempts} answers were unusable, and none of them was trained on"
+            why = f"tried {attempts} times; none of the answers was trained on"
             return UnusableAnswerError(Problem(code="engine.bad-answers", where=where, what=what, why=why, fix=fix))
         why = f"tried {attempts} times; [inference] retry_s = {self._table.retry_s:g} ended it" if is_late else ""
         if failure.was_reached:

@@ -90,7 +90,7 @@ class _Text:
         closed = inspect.getclosurevars(plain).nonlocals
         loaded, assigned = _global_names(code)
         if assigned:
-            what = f"{name} assigns the global {assigned[0]!r}, of which every scoring process has its own"
+            what = f"{name} assigns the global {assigned[0]!r}, and every scoring process has a separate copy"
             fix = "return the result, or keep it in an object of a module"
             raise _refused(self.argument, code="plugin.assigns-global", what=what, fix=fix)
         for used in sorted(loaded - {name}):

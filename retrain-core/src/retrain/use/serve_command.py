@@ -132,7 +132,7 @@ def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Pa
         found = find_subject(other)
         if found.model != policy.model:
             what = f"{printable(other)} was trained on {found.model!r}, and the served policy on another model"
-            fix = "serve it by itself, on another port"
+            fix = "serve it in a separate process, on another port"
             where = f"--adapter {printable(other_name)}"
             raise ConfigError(Problem(code="serve.other-base", where=where, what=what, fix=fix))
         known[other_name] = found.folder

@@ -296,7 +296,7 @@ def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
 def _completion(step: int, member: StoredCompletion) -> Completion:
     record, tokens = member.record, member.tokens
     if tokens.row is None:
-        what = "its records hold no tokens of prompts"
+        what = "its records contain no prompt tokens"
         raise refused(f"step {step}", code="replay.no-prompt-tokens", what=what, fix="replay another run")
     row = tokens.row
 

@@ -75,7 +75,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     recorded = [file for file in files_of(name) if ".." not in file.parts and not str(file).endswith(".pyc")]
     info = next((file.parts[0] for file in recorded if file.parts[0].endswith(".dist-info")), "")
     if not info:
-        what = f"{name} was not installed by an installer that records its files: no wheel can be made of it"
+        what = f"{name} was not installed by an installer that records its files, so no wheel can be built from it"
         fix = f"pip install it, or leave it out: RETRAIN_BLOCK={name}"
         raise ConfigError(Problem(code="pack.no-install-record", where=name, what=what, fix=fix))
     metadata = {
