@@ -259,10 +259,9 @@ def _has_word(text: str) -> bool:
 
 def _placeholder(node: ast.expr) -> str:
     """Return a placeholder that is named after the first variable of an expression."""
-    named = [each for each in ast.walk(node) if isinstance(each, ast.Attribute | ast.Name)]
+    nodes = list(ast.walk(node))
+    named = [each for each in nodes if isinstance(each, ast.Attribute | ast.Name)]
     names = [each.attr if isinstance(each, ast.Attribute) else each.id for each in named]
-    called = {
-        each.func.attr for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
-    }
+    called = {each.func.attr for each in nodes if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)}
     skipped = FORMATTING | called
     return f"{{{next((name for name in names if name not in skipped and not hasattr(builtins, name)), '...')}}}"
