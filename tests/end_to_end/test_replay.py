@@ -138,7 +138,7 @@ def test_another_step_than_the_one_on_record_is_refused(packs: Path, changed: An
         again(changed(other_token), 1)
     with pytest.raises(ConfigError, match=r"credit of group 0, completion 0, token 0 was"):
         again(changed(lambda record: replace(record, advantages_T=record.advantages_T + 0.5)), 1)
-    with pytest.raises(ConfigError, match="hold no tokens of prompts"):
+    with pytest.raises(ConfigError, match="contain no prompt tokens"):
         again(changed(lambda record: replace(record, row=None)), 1)
     again_on = partial(again, packs)
     with pytest.raises(ConfigError, match="step 7 cannot be replayed; those that can: 0 to 2"):

@@ -64,7 +64,7 @@ OTHER_RANKS = (
     "not the same bits."
 )
 LIMITS_FILE = "sampler_limits.json"
-# Of an engine that declares no traits.
+# Traits of an engine that declares none.
 FULL_TRAITS = EngineTraits(determinism=CAPABILITIES.determinism, provides_entropy=True)
 SAMPLER_DTYPES = {"bf16": torch.bfloat16}  # auto: as the trainer
 

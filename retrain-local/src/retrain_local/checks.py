@@ -73,7 +73,7 @@ def problems_of(config: Config) -> list[Problem]:
         what, fix = f"dtype = {dtype!r} is refused", 'use "bf16", or "auto"'
         problems.append(_problem(config, "inference.dtype", code="engine.dtype-refused", what=what, fix=fix, why=why))
     if name in GPU_ONLY and _is_cpu(config.backend.devices):
-        what = f"attention_kernel = {name!r} is refused with devices = {config.backend.devices!r}"
+        what = f"attention_kernel = {name!r} needs a GPU, and devices = {config.backend.devices!r}"
         fix, why, key = (
             'set [backend] devices = "gpu:0", or use "default"',
             GPU_ONLY[name],
@@ -88,7 +88,8 @@ def device_problems(config: Config) -> list[Problem]:
     wrong = [name for name in names if name != "cpu" and not GPU.fullmatch(name)]
     if wrong:
         kind, _, index = wrong[0].lower().partition(":")
-        fix = OTHER_NAMES.get(kind, DEVICE_FIX).replace("gpu:0", f"gpu:{index}" if index.isdecimal() else "gpu:0", 1)
+        gpu = f"gpu:{index}" if index.isdecimal() else "gpu:0"
+        fix = (OTHER_NAMES.get(kind) or DEVICE_FIX).replace("gpu:0", gpu, 1)
         what = f"{wrong[0]!r} is not a device"
         return [_problem(config, "backend.devices", code="device.unknown-name", what=what, fix=fix)]
     if len({name == "cpu" for name in names}) > 1:
@@ -141,7 +142,10 @@ def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]
         why = "quantised weights cannot be trained"
         found.append(_problem(config, key, code="model.quantised-training", what=what, fix=fix, why=why))
     if engine != ENGINE:
-        what, why = f"engine = {engine!r} does not go with quantize = {kind!r}", "it samples from other weights"
+        what, why = (
+            f"engine = {engine!r} does not go with quantize = {kind!r}",
+            "the engine would sample from weights that are not quantised",
+        )
         fix = f'use engine = "{ENGINE}", or quantize = "none"'
         found.append(_problem(config, "inference.engine", code="engine.not-quantised", what=what, fix=fix, why=why))
     return found

@@ -188,8 +188,8 @@ def _problems(config: Config, machines: Machines) -> list[Problem]:
 def command(plugins: Plugins, /, out: Path, force: bool, arguments: tuple[str, ...], **machines: Any) -> None:
     """Write PRIME-RL's own files for CONFIG, and the commands that start trainer, server and run.
 
-    trainer.toml and inference.toml hold what CONFIG says in PRIME-RL's words, so that both sides agree; what `retrain
-    explain` refuses is refused here. A file that exists and would change is kept, unless --force is given.
+    trainer.toml and inference.toml hold the settings of CONFIG under PRIME-RL's names, so that both sides agree; what
+    `retrain explain` refuses is refused here. A file that exists and would change is kept, unless --force is given.
     """
     layout = layout_of(load_checked(arguments, plugins).config, plugins, Machines(**machines), arguments)
     texts = written(layout, out)

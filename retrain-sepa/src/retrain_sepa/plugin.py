@@ -144,7 +144,7 @@ def retrain_check_config(config: Config) -> list[Problem]:
         problems.append(Problem(code="teacher.missing", where=where, what=what, why=why, fix=fix))
     if config.algorithm.loss == "gspo":
         what = "gspo does not go with 'distillation'"
-        why = "its one ratio per completion gives every token the same share"
+        why = "it has one ratio for each completion, so every token gets the same weight"
         where, fix = config.place("algorithm.loss"), 'use loss = "importance_sampling", "ppo" or "cispo"'
         problems.append(Problem(code="loss.not-for-distillation", where=where, what=what, why=why, fix=fix))
     return problems

@@ -60,7 +60,7 @@ def problems_of(config: Config) -> list[Problem]:
     teacher = config.teacher
     has_teacher = bool(teacher.model or teacher.adapter) or teacher.engine != "pytorch"
     if has_teacher and config.training.temperature != 1.0:
-        what = "a teacher needs temperature = 1.0: a Tinker service has no log-probabilities at another one"
+        what = "a teacher needs temperature = 1.0: a Tinker service reports log-probabilities only at 1.0"
         where, fix = config.place("training.temperature"), "set it to 1.0"
         problems.append(Problem(code="tinker.teacher-temperature", where=where, what=what, fix=fix))
     return problems

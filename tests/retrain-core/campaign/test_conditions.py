@@ -77,8 +77,8 @@ def test_labels_are_sorted_and_places_are_lines(tables, tmp_path):
         ('log_dir = "x"', "campaign.foreign-key", "remove"),
         ("[campaign]\nretries = 1", "campaign.foreign-key", "remove"),
         ('resume_from = "x"', "campaign.foreign-key", "remove"),
-        ('lr = 1.0\n"training.lr" = 2.0', "campaign.key-set-twice", "keep one"),
-        ('"algorithm.advantage_mode" = "maxrl"', "campaign.key-set-twice", "keep one"),
+        ('lr = 1.0\n"training.lr" = 2.0', "campaign.key-set-twice", "remove one"),
+        ('"algorithm.advantage_mode" = "maxrl"', "campaign.key-set-twice", "remove one"),
     ],
 )
 def test_what_a_condition_cannot_set(tables, text, code, fix):

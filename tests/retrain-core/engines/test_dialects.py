@@ -205,7 +205,7 @@ def test_what_a_server_cannot_do_is_refused(make_context, policy) -> None:
     with pytest.raises(ConfigError, match="prefix_caching"):
         create_openai(make_context(["http://127.0.0.1:9"], prefix_caching=False), policy)
     for dialect in (SGLang(), MAX(TextIds(None))):
-        with pytest.raises(ConfigError, match="server cannot take full weights"):
+        with pytest.raises(ConfigError, match="server cannot load full weights"):
             dialect.load_weights(Path("/w"))
     with pytest.raises(ConfigError, match=r'(?s)texts without log-probabilities.*start "max serve" and set'):
         create_max(make_context([]), policy)

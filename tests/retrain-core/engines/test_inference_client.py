@@ -59,9 +59,7 @@ def test_a_passing_fault_changes_nothing_but_the_count_of_retries(make_engine, s
 def test_a_server_that_always_answers_wrongly_is_one_clear_error(make_engine, server, fault) -> None:
     engine = make_engine(server, retry_s=600.0)
     server.always = PASSING[fault]
-    with pytest.raises(
-        BackendError, match=r"of prompt 0 failed.*\n.*3 answers were unusable; none was trained"
-    ) as caught:
+    with pytest.raises(BackendError, match=r"of prompt 0 returned unusable answers.*\n.*tried 3 times; none") as caught:
         engine.sample(EIGHT, PARAMS)
     assert str(caught.value).startswith(server.url)
 

@@ -139,7 +139,7 @@ def test_only_its_own_health_check_is_taken_for_the_server_and_full_weights_are_
         with pytest.raises(BadAnswerError, match="not the server of MLX-LM"):
             dialect.parse_models(answer)
     assert [model.name for model in dialect.parse_models({"status": "ok"})] == [MODEL]
-    with pytest.raises(ConfigError, match="server cannot take full weights"):
+    with pytest.raises(ConfigError, match="server cannot load full weights"):
         dialect.load_weights(Path("/weights"))
 
 

@@ -180,7 +180,7 @@ def test_what_is_left_out_is_told(tokenizer):
         assert {p.example.id for p in (*pool.train, *pool.held_out)} == {"e0", "e2", "e4"}
         assert notes[0].startswith("3 prompts of more than 29 tokens left out, the longest of 31")
     assert refused(pool_of, data, tokenizer, 30, eval=EvalTable(examples=3)) == ["eval.too-many-examples"]
-    with pytest.raises(ConfigError, match=r"(?s)no prompt can be used.*longer context"):
+    with pytest.raises(ConfigError, match=r"(?s)every prompt was left out.*longer context"):
         pool_of(data, tokenizer, 8)
     pool, notes = pool_of(tasks_of_words(8, 9, 10), tokenizer, training=TrainingTable(batch_size=8, max_tokens=4))
     assert notes == ("3 training examples for batch_size = 8: a step uses some more than once",)

@@ -159,7 +159,7 @@ def test_a_server_of_ones_own_needs_no_key_and_a_missing_library_is_refused_with
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ConfigError, match=re.escape(install_line("retrain-rewards", "judge"))) as caught:
         build_judge()
-    assert codes_in(caught) == ["plugin.library-missing"]
+    assert codes_in(caught) == ["plugin.missing-package"]
 
 
 def test_it_pickles_without_the_key_and_works_in_every_event_loop(build_judge):

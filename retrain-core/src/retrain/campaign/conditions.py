@@ -110,7 +110,9 @@ def _read(
         key, content = found
         if key.path in settings and not isinstance(content, Mapping):
             where, what = f"{origin} {name}", f"sets {key.path} a second time"
-            problems.append(Problem(code="campaign.key-set-twice", where=where, what=what, fix="keep one"))
+            problems.append(
+                Problem(code="campaign.key-set-twice", where=where, what=what, fix="remove one of the two values")
+            )
             continue
         if key.path in settings:
             content = {**settings[key.path].value, **content}
@@ -155,7 +157,7 @@ class _Names:
         foreign = f"[{key.table}] is of the campaign" if key.table in FOREIGN_TABLES else FOREIGN_KEYS.get(key.path)
         if foreign:
             what = f"a condition cannot set {key.path}: {foreign}"
-            return Problem(code="campaign.foreign-key", what=what, fix="remove it")
+            return Problem(code="campaign.foreign-key", what=what, fix="remove it from the condition")
         return key, value
 
     def _fix(self, name: str) -> str:

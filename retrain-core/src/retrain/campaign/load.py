@@ -159,7 +159,7 @@ def _base_problems(
             problems.append(Problem(code="campaign.mode-of-conditions", where=str(origin), what=what, fix=fix))
     if config.algorithm.algorithm_mode:
         what, where = "algorithm_mode replaces the modes that conditions vary", config.place("algorithm.algorithm_mode")
-        problems.append(Problem(code="campaign.algorithm-mode", where=where, what=what, fix="remove it"))
+        problems.append(Problem(code="campaign.algorithm-mode", where=where, what=what, fix="remove algorithm_mode"))
     if config.value(CONTROL, ""):
         what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
         problems.append(Problem(code="campaign.all-controls", where=config.place(CONTROL), what=what, fix=fix))
@@ -204,7 +204,7 @@ def seal_plan(
     """
     baseline = plan.baseline or next(iter(conditions), "")
     if baseline not in conditions:
-        what, fix = f"{baseline!r} is not a condition of this campaign", f"one of: {', '.join(conditions)}"
+        what, fix = f"{baseline!r} is not a condition of this campaign", f"use one of: {', '.join(conditions)}"
         where = "[campaign.plan] baseline"
         raise ConfigError(Problem(code="plan.unknown-baseline", where=where, what=what, fix=fix))
     if plan.looks and plan.looks[-1] != len(seeds):

@@ -59,7 +59,7 @@ def build(context: PluginContext) -> RayLauncher:
         import ray
     except ImportError as error:
         where, what = context.config.place("campaign.launcher"), f"launcher 'ray' needs the package 'ray': {error}"
-        fix = f"install Ray: {install_line('retrain-core', 'ray')}"
+        fix = f"install it: {install_line('retrain-core', 'ray')}"
         raise PluginError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix)) from error
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:

@@ -286,7 +286,7 @@ def refuse_changed(changed: ChangedRuns, campaign: Campaign, folder: str) -> Non
     if not changed.by_change:
         return
     other, total = changed.num_runs, campaign.num_runs
-    what = f"{other} of its {total} runs were made with other code or data than the present"
+    what = f"{other} of its {total} runs were made with code or data that has changed since"
     why = "\n    ".join([*changed.lines, "runs of different code cannot be compared; nothing was changed"])
     fix = (
         f"take the changes back; or run all {total} again with --new (these are kept); or insist with "

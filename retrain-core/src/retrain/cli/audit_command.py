@@ -165,7 +165,7 @@ def audit_config(config: Config, plugins: Plugins, examples: int | None = None) 
     settings = config.scoring.model_copy(update={"audit_examples": examples} if examples else {})
     try:
         if examples and examples > len(tasks.prompts):
-            what = f"{examples} examples wanted, but the data source has {len(tasks.prompts)}"
+            what = f"{examples} examples requested, and the data source has {len(tasks.prompts)}"
             fix = "lower --examples, or leave it out"
             raise ConfigError(Problem(code="audit.too-few-examples", where="--examples", what=what, fix=fix))
         report = audit_tasks(tasks, tokenizer, settings)

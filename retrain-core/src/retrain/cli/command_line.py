@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("retrain: interrupted", err=True)
         return EXIT_INTERRUPTED
-    # The reader has left, as `| head` does after its lines.
+    # The reader closed the pipe, as `| head` does after its lines.
     except BrokenPipeError:
         drop_stdout()
         return EXIT_DONE
@@ -280,7 +280,7 @@ class RetrainGroup(click.Group):
             for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
                 near = [] if flag in options else get_close_matches(flag, options, n=1, cutoff=MISSPELT)
                 if near:
-                    # These import pydantic, as a command that takes the flags of all keys does anyway.
+                    # These import pydantic; a command that takes all keys has imported it already.
                     from retrain.kernel.config.load import all_keys
                     from retrain.run.tables import registered_tables
 

@@ -204,7 +204,7 @@ def refuse_misspelt(word: str, plugins: Plugins) -> None:
         what, fix = f"`retrain {word}` is not part of this installation", "see `retrain --help`, or reinstall"
         raise ConfigError(Problem(code="usage.command-not-installed", where="command line", what=what, fix=fix))
     if word in FORMER_NAMES:
-        what, fix = f"there is no command {word!r} any more", f"use `retrain {FORMER_NAMES[word]}`"
+        what, fix = f"the command {word!r} was renamed", f"use `retrain {FORMER_NAMES[word]}`"
         raise ConfigError(Problem(code="usage.former-command", where="command line", what=what, fix=fix))
     near = get_close_matches(word, [*known, TRAIN], n=1)
     others = f"commands: {', '.join(known)}; or give a .toml file"

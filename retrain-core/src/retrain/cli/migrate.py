@@ -140,7 +140,7 @@ def _read(config: Path | None) -> str:
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what, fix = f"cannot be read: {getattr(error, 'strerror', None) or error}", "give a UTF-8 text file"
-        raise ConfigError(Problem(code="migrate.unreadable", where=label, what=what, fix=fix)) from None
+        raise ConfigError(Problem(code="config.unreadable", where=label, what=what, fix=fix)) from None
     if config is None and not text.strip():
         what, fix = "standard input is empty", "pipe a configuration into it"
         raise ConfigError(Problem(code="migrate.empty-input", where=STDIN, what=what, fix=fix))

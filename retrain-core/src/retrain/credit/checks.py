@@ -143,7 +143,7 @@ def as_numbers(values: Any, length: int, *, what: str) -> Floats:
 def check_count(values: Sequence[Any], count: int, *, what: str, each: str = "completion") -> None:
     got = f"has {len(values)} entries" if hasattr(values, "__len__") else f"is {type(values).__name__}"
     if not hasattr(values, "__len__") or len(values) != count:
-        fix = "return a list with an entry for each, empty ones too"
+        fix = "return a list with an entry for each, including empty ones"
         raise refusal(f"{what} {got}, expected {count}, one per {each}", fix, code="credit.wrong-count")
 
 

@@ -162,7 +162,7 @@ def _param_problems(config: Config, spec: PluginSpec | None) -> list[Problem]:
         fix = "repair or reinstall the distribution that provides it"
         return [Problem(code="plugin.broken-params", where=where, what=what, fix=fix)]
     if given and model is None and (spec is not None or "." not in name):
-        what, fix = f"the loss {name!r} takes no parameters", "remove them"
+        what, fix = f"the loss {name!r} takes no parameters", "remove loss_params"
         return [Problem(code="loss.takes-no-params", where=where, what=what, fix=fix)]
     return validated_params(model, given, where=where)[1]
 

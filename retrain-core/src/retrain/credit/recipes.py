@@ -115,7 +115,7 @@ def _problems_of(recipe: Recipe, tables: Mapping[str, TableEntry]) -> list[Probl
             what, fix = "a recipe cannot name another one", "write its values here"
             found = Problem(code="recipe.names-recipe", what=what, fix=fix)
         elif key.free_on_resume or tables[key.table].traits.starts_runs:
-            what, fix = "is about carrying out a run, not about learning: no recipe sets it", "remove it"
+            what, fix = "belongs to a run, so a recipe cannot set it", "remove it, and set it in the configuration"
             found = Problem(code="recipe.key-of-run", what=what, fix=fix)
         else:
             continue

@@ -151,7 +151,7 @@ def _unread(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Prob
         yield Problem(code="teacher.no-effect", where=where, what=what, why=why, fix=fix)
     capabilities = declared_capabilities(config, plugins)
     if capabilities is not None and not capabilities.preserves_token_advantages:
-        what = f"backend {config.backend.backend!r} trains all tokens of a completion alike"
+        what = f"backend {config.backend.backend!r} gives every token of a completion the same advantage"
         why = "a teacher gives each token a separate reward"
         fix = 'use [backend] backend = "local"'
         yield Problem(code="teacher.no-token-credit", where=where, what=what, why=why, fix=fix)
@@ -163,7 +163,7 @@ def _of_engine(config: Config, plugins: Plugins) -> Iterator[Problem]:
     teaching = {name: t for name, t in engines.items() if isinstance(t, EngineTraits) and t.open_teacher}
     if table.engine not in teaching:
         if plugins.find(Kind.INFERENCE_ENGINE, table.engine):  # an unknown name is reported as such
-            what = f"engine {table.engine!r} gives no log-probabilities of given tokens"
+            what = f"engine {table.engine!r} does not report log-probabilities of given tokens"
             fix = f"use one of: {', '.join(sorted(teaching))}"
             yield Problem(code="teacher.bad-engine", where=where, what=what, fix=fix)
         elif table.engine == HERE:

@@ -43,7 +43,7 @@ class SupervisedSteps:
         self.first_step = -(table.steps + 1)
         self._table, self._rows = table, solved.rows
         self._left_out = solved.left_out.total()
-        # A separate seed: a warm-up does not change the order of the examples of [data].
+        # A separate seed, so that a warm-up does not change the order of the examples of [data].
         self._pool = PromptPool(train=solved.prompts, held_out=(), seeds=Seeds(seeds.derive("sft")))
 
     def take(self, step: int, train: Callable[[TrainBatch], TrainReport]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
         if found := [token for token in after if token in stops]:
             return int(found[0])
     if own is None:
-        what = "the tokenizer has no end-of-sequence token, so that an answer would never end"
+        what = "the tokenizer has no end-of-sequence token, so answers would never end"
         fix = "use a model whose tokenizer has one"
         raise ConfigError(Problem(code="model.no-end-token", where=config.place("model.model"), what=what, fix=fix))
     return int(own)

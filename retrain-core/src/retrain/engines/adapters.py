@@ -28,7 +28,7 @@ from retrain.engines.pool import Server
 from retrain.kernel.errors import BackendError, Problem
 
 POLL_S = 0.005  # short against a step, since every publication waits for it
-# `publish` grants the other servers as long as the first one took, and at least this.
+# `publish` waits for the other servers as long as the first one took, and at least this long.
 SLOWER_S = 1.0
 
 

@@ -217,9 +217,10 @@ class Client:
     def _gave_up(
         self, call: Call[Any], server: Server, failure: _TransientError, attempts: int, *, is_late: bool
     ) -> BackendError:
-        where, what, fix = server.name, f"{call.label or call.path} failed: {failure}", "look at the server's log"
+        where, what, fix = server.name, f"{call.label or call.path} failed: {failure}", "read the server's log"
         if failure.is_bad_answer:
-            why = f"{attempts} answers were unusable; none was trained on"
+            what = f"{call.label or call.path} returned unusable answers: {failure}"
+            why = f"tried {attempts} times; none of the answers was trained on"
             return UnusableAnswerError(Problem(code="engine.bad-answers", where=where, what=what, why=why, fix=fix))
         why = f"tried {attempts} times; [inference] retry_s = {self._table.retry_s:g} ended it" if is_late else ""
         if failure.was_reached:

@@ -18,7 +18,7 @@ from retrain.engines.pool import Server
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats, StopReason, Tokens
 
-# For vLLM and SGLang: they otherwise apply the generation defaults that come with a model.
+# vLLM and SGLang otherwise apply the generation defaults that come with a model.
 FULL_DISTRIBUTION: Mapping[str, Any] = {
     "top_p": 1.0,
     "top_k": -1,
@@ -99,7 +99,7 @@ class Dialect:
 
     def load_weights(self, folder: Path) -> list[HttpRequest]:
         """The requests that replace all weights, in order; ConfigError where the server cannot."""
-        what, fix = f"{self.product} server cannot take full weights", 'use engine = "vllm", or train an adapter'
+        what, fix = f"{self.product} server cannot load full weights", 'use engine = "vllm", or train an adapter'
         raise ConfigError(Problem(code="engine.no-full-weights", where="[inference] engine", what=what, fix=fix))
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:

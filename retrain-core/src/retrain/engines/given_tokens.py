@@ -49,7 +49,10 @@ class ServerTeacher:
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         if temperature != 1.0:
-            what, fix = f"a server gives no log-probabilities at temperature {temperature:g}", "set temperature = 1.0"
+            what, fix = (
+                f"a server reports log-probabilities only at temperature 1, not {temperature:g}",
+                "set temperature = 1.0",
+            )
             raise BackendError(Problem(code="teacher.bad-temperature", where="[teacher] engine", what=what, fix=fix))
         calls = [self._call(row.tokens_T.tolist(), f"row {number} of the teacher") for number, row in enumerate(rows)]
         found: dict[int, list[GivenToken]] = {}

@@ -172,7 +172,8 @@ def require_distribution(
     if logprobs == "engine" or weighed_by:
         where = "[inference] logprobs" if logprobs == "engine" else f"[algorithm] {weighed_by}"
         why = "behaviour log-probabilities and importance weights must describe the sampled distribution"
-        fix = f'start it with {dialect.start_hint}, or set temperature = 1.0, or logprobs = "trainer" and no weight'
+        fix = f"start it with {dialect.start_hint}, or set temperature = 1.0"
+        fix += ', or logprobs = "trainer" without importance weights'
         raise ConfigError(Problem(code="engine.logprobs-before-temperature", where=where, what=what, why=why, fix=fix))
 
 

@@ -109,7 +109,7 @@ class Pool:
         server.backoff_until = max(server.backoff_until, now + max(pause_s, at_least_s))
 
     def reduce_room(self, server: Server) -> None:
-        # Of many requests that are refused together only the first counts.
+        # Count only the first of many requests that are refused together.
         if asyncio.get_running_loop().time() >= server.backoff_until:
             server.room = max(1.0, min(server.room, server.load) / 2)
 

@@ -52,7 +52,7 @@ def capture(function: Callable[..., Any], argument: str, *, companion: str = "")
     module ends in a hash of its text, so that two versions never meet.
     """
     if not isinstance(inspect.unwrap(function), FunctionType):
-        what = f"a {type(function).__name__} is no plain function"
+        what = f"a {type(function).__name__} is not a plain function"
         fix = "pass a function that `def` made; name anything else in the configuration"
         raise _refused(argument, code="plugin.not-a-function", what=what, fix=fix)
     plain: FunctionType = inspect.unwrap(function)
@@ -90,7 +90,7 @@ class _Text:
         closed = inspect.getclosurevars(plain).nonlocals
         loaded, assigned = _global_names(code)
         if assigned:
-            what = f"{name} assigns the global {assigned[0]!r}, of which every scoring process has its own"
+            what = f"{name} assigns the global {assigned[0]!r}, and every scoring process has a separate copy"
             fix = "return the result, or keep it in an object of a module"
             raise _refused(self.argument, code="plugin.assigns-global", what=what, fix=fix)
         for used in sorted(loaded - {name}):
@@ -109,8 +109,8 @@ class _Text:
     def _add(self, name: str, value: Any, user: str) -> None:
         if name in self.values:
             if self.values[name] is not value:
-                what = f"{name!r} means two objects in the functions that are used"
-                raise _refused(self.argument, code="plugin.name-twice", what=what, fix="rename one")
+                what = f"{name!r} names two different objects in the functions passed"
+                raise _refused(self.argument, code="plugin.name-twice", what=what, fix=f"rename one {name!r}")
             return
         own = getattr(value, "__name__", name)
         is_plain = callable(value) and isinstance(inspect.unwrap(value), FunctionType) and own == name
@@ -151,7 +151,7 @@ class _Text:
         own = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
         is_changed = not function.__code__.co_freevars and _words(own) != _words(function.__code__)
         if is_changed or (is_decorated and not tree[0].decorator_list):
-            what = f"the source of {name} differs from the running function: it was changed since, or by a decorator"
+            what = f"the source of {name} differs from the running function: it was edited since, or has a decorator"
             fix = "define the function again, without the decorator"
             raise _refused(self.argument, code="plugin.source-changed", what=what, fix=fix)
         return source, code

@@ -127,7 +127,7 @@ def rows_of(data: Any, argument: str) -> list[dict[str, Any]]:
 
 def _rows(data: Any, argument: str) -> Iterable[Any]:
     if isinstance(data, Mapping):
-        what = f"a {type(data).__name__} of {', '.join(map(str, list(data)[:8])) or 'nothing'} is no list of rows"
+        what = f"a {type(data).__name__} of {', '.join(map(str, list(data)[:8])) or 'nothing'} is not a list of rows"
         fix = f'choose one of its splits, data["train"], or give {ROWS}'
         raise ConfigError(Problem(code="data.no-split", where=argument, what=what, fix=fix))
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):  # a polars LazyFrame
@@ -136,8 +136,8 @@ def _rows(data: Any, argument: str) -> Iterable[Any]:
         return list(data.to_dicts())
     if hasattr(data, "convert_dtypes") and hasattr(data, "columns"):  # pandas
         if not data.columns.is_unique:
-            what = "has two columns of one name"
-            raise ConfigError(Problem(code="data.column-twice", where=argument, what=what, fix="rename one"))
+            what, fix = "has two columns with the same name", "rename one of the columns"
+            raise ConfigError(Problem(code="data.column-twice", where=argument, what=what, fix=fix))
         return list(data.convert_dtypes().to_dict("records"))  # with a missing value, integers would be floats
     if isinstance(data, bytes) or not isinstance(data, Iterable):
         what = f"a {type(data).__name__} holds no rows"

@@ -53,11 +53,11 @@ Exit codes: 0 done; 1 there is no such folder, or the run of --resume cannot con
 @json_option("As JSON; with --follow one line each time.")
 @click.option("--all", "everything", is_flag=True, help="Also runs that ended and have been idle for 24 hours.")
 @click.option("--active", "only_active", is_flag=True, help="Only active runs.")
-@click.option("--follow", "--watch", is_flag=True, help="Look again every --interval seconds, until Ctrl-C.")
+@click.option("--follow", "--watch", is_flag=True, help="Refresh every --interval seconds until Ctrl-C.")
 @click.option(
     "--interval", "interval_s", default=INTERVAL_S, show_default=True, type=click.FloatRange(min=0.05), help="Seconds."
 )
-@click.option("--resume", is_flag=True, help="Of RUN: what `retrain --resume RUN` would restore and what not.")
+@click.option("--resume", is_flag=True, help="List what `retrain --resume RUN` would restore.")
 @click.option(
     "--config",
     "config_file",
@@ -71,7 +71,9 @@ Exit codes: 0 done; 1 there is no such folder, or the run of --resume cannot con
     type=click.Path(path_type=Path),
     help="With --forecast: folder with finished runs (default: the one that holds RUN).",
 )
-@click.option("--level", type=click.FloatRange(0.5, 0.99), help="With --forecast: of the interval (default: 0.8).")
+@click.option(
+    "--level", type=click.FloatRange(0.5, 0.99), help="With --forecast: level of the interval (default: 0.8)."
+)
 @click.pass_context
 def command(
     ctx: click.Context,

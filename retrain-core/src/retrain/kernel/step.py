@@ -103,7 +103,7 @@ class Step:
         """Prompts of a step: the number sampled already, otherwise the pacer's choice; PluginError when that is < 1."""
         size = self.overlap.batch_size or self.run.parts.pacer.batch_size(step)
         if size < 1:
-            what = f"the pacer wants {size} prompts at step {step}"
+            what = f"the pacer requested {size} prompts at step {step}"
             raise PluginError(Problem(code="plugin.bad-batch-size", what=what, fix="return at least 1"))
         return size
 

@@ -146,7 +146,7 @@ class Run:
 
     def completions_of(self, *steps: int) -> list[Record]:
         """Return the completions of these steps; lines of other steps are not parsed."""
-        # By the first field: parsing the lines of all steps takes most of the time, and most of them are not wanted.
+        # Filter by the first field before parsing: parsing all lines takes most of the time.
         marks = tuple(f'{{"step": {step},'.encode() for step in steps)
         file = self.folder / GENERATIONS
         lines = reading.parsed_lines(file, lambda line: reading.parse_record(line) if line.startswith(marks) else None)

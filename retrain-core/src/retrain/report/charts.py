@@ -35,7 +35,7 @@ FEWEST_SEEDS = 3
 # The last of the 16-bit codes means a missing number, so 65,534 steps remain.
 MISSING = 65535
 MOST_POINTS, FEWEST_POINTS = 240, 60
-# Of all curves together: 2.4 MB on the page.
+# Limit for all curves together: 2.4 MB on the page.
 MOST_NUMBERS = 900_000
 
 

@@ -105,7 +105,7 @@ def watch(run: Path, port: int, opens: bool) -> None:
     from retrain.verdicts.ledger.looks import InterimLooks
 
     if not is_run(run) and read_campaign(run) is None:
-        what, fix = "there is no run here, and no campaign", "name the folder of one: `retrain status` lists them"
+        what, fix = "there is neither a run nor a campaign here", "name the folder of one: `retrain status` lists them"
         raise ConfigError(Problem(code="run.not-found", where=str(run), what=what, fix=fix))
     interim = InterimLooks("watch", partial(click.echo, err=True))
     interim.at([run])

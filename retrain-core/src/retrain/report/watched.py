@@ -117,7 +117,7 @@ def _item(sample: Card, correct_above: float) -> dict[str, Any]:
 
 # A long record takes several looks, so that no request blocks for seconds.
 LOOK_BYTES = 16 << 20
-# Of a longer record every second row is dropped, repeatedly: more points than pixels only slow the browser.
+# A longer record loses every second row, repeatedly: more points than pixels only slow the browser.
 MOST_ROWS = 4_000
 # Read again before the new part: a resumed run may have rewound the file and extended it since.
 SEAM_BYTES = 256

@@ -80,7 +80,7 @@ def retrain_check_config(config: Config) -> list[Problem]:
     is_judged = {*rewards} != {"none"} or config.environment.provider
     by_rate = sampler == "curriculum" and config.data.sampler_params.get("moves_by") == "rate"
     if not is_judged and (by_rate or sampler in BY_VERDICTS):
-        what = f"{sampler} goes by which completions are correct, and reward 'none' judges nothing"
+        what = f"{sampler} needs to know which completions are correct, and reward 'none' judges nothing"
         fix = 'use sampler = "uniform", or a reward'
         problems.append(Problem(code="reward.judges-nothing", where=config.place("data.sampler"), what=what, fix=fix))
     return problems

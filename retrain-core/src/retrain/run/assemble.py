@@ -234,7 +234,7 @@ class NamedShaper:
         match result:
             case [[*shaped], Mapping() as fields] if list(map(_example, shaped)) == list(map(_example, groups)):
                 return tuple(shaped), fields
-        what = f"{self} did not return the {len(groups)} groups that it was given, in their order, and its fields"
+        what = f"{self} did not return its {len(groups)} groups in their order, and a dict of fields"
         fix = "return (tuple of all groups, dict of fields)"
         raise HookError(Problem(code="plugin.bad-result", what=what, fix=fix))
 

@@ -325,7 +325,7 @@ class Window:
         self.samples.append(sample)
         if len(self.samples) > MAX_SAMPLES:
             counts = Counter(each.p for each in self.samples)
-            # Of equally frequent p the current one gives way, because its samples keep coming.
+            # Among equally frequent p drop the current one, because its samples keep coming.
             crowded = max(counts, key=lambda p: (counts[p], p == sample.p))
             self.samples.remove(next(each for each in self.samples if each.p == crowded))
 

@@ -227,7 +227,12 @@ def _former_options(config: Config, path: str, unknown: Iterable[str]) -> dict[s
 
     where = config.place(path)
     return {
-        name: Problem(code="config.public-name", where=f"{where}.{name}", what=f"unknown option {name!r}", fix=note)
+        name: Problem(
+            code="config.public-name",
+            where=f"{where}.{name}",
+            what=f"unknown option {name!r}",
+            fix=f"{note}; `retrain migrate-config` lists all such names",
+        )
         for name in sorted(unknown)
         if (note := note_on(f"{path}.{name}"))
     }

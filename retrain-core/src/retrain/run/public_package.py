@@ -15,7 +15,7 @@ from retrain.kernel.registry import Plugins
 
 # The beginning of the note on a name, by the status of its row
 PREFIXES: Mapping[str, str] = {
-    "renamed": "a name of the public retrain package; here it is ",
+    "renamed": "replace this name of the public retrain package: here it is ",
     "none": "a name of the public retrain package, without counterpart here: ",
 }
 
@@ -39,7 +39,8 @@ def missing_name(plugins: Plugins, kind: Kind, name: str, where: str) -> Problem
     note = note_on(f"{kind} {name}")
     if not note or plugins.find(kind, name):
         return None
-    return Problem(code="config.public-name", where=where, what=f"no {kind} named {name!r}", fix=note)
+    fix = f"{note}; `retrain migrate-config` lists all such names"
+    return Problem(code="config.public-name", where=where, what=f"no {kind} named {name!r}", fix=fix)
 
 
 def names_in(document: Mapping[str, Any], keys: Sequence[Key], plugins: Plugins) -> Iterator[tuple[str, str]]:

@@ -56,7 +56,7 @@ class EnvironmentProcess:
             self._is_loaded = True
         except (ChildDied, ChildTimeout) as error:
             what = f"environment {self.name!r} could not be loaded: {error}"
-            where, fix = "[environment]", "try it by itself, or choose another"
+            where, fix = "[environment]", "try the environment outside retrain, or choose another"
             raise RewardError(Problem(code="environment.cannot-load", where=where, what=what, fix=fix)) from error
         return found
 

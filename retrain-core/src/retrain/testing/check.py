@@ -73,7 +73,8 @@ class Check:
 
 def fail(what: str, *, why: str, fix: str) -> NoReturn:
     """Raise ConformanceError: the fault of the part, why it breaks a run, and the smallest change that repairs it."""
-    raise ConformanceError(Problem(code="conformance.broken-promise", what=f"broken promise: {what}", why=why, fix=fix))
+    what, fix = f"broken promise: {what}", f"change the part: {fix}"
+    raise ConformanceError(Problem(code="conformance.broken-promise", what=what, why=why, fix=fix))
 
 
 def expect(is_kept: object, what: str, *, why: str, fix: str) -> None:

@@ -18,11 +18,11 @@ from retrain.testing.check import expect, fail
 
 # Action tokens of each row: unequal, so that a mean over tokens differs from a mean over sequences.
 LENGTHS = (1, 4, 2, 5)
-# In other orders too: a backend packs rows as they fit, not as they come.
+# In other orders too, since a backend may pack rows by length.
 CUTS = (((0,), (1,), (2,), (3,)), ((3, 1), (0, 2)), ((2,), (0, 1, 3)))
-# Sums in another order round differently.
+# Rounding depends on the order of a sum.
 REL = 1e-6
-# Of finite differences: their error is about 1e-16 / STEP from rounding, plus STEP.
+# Finite differences have an error of about 1e-16 / STEP from rounding, plus STEP.
 STEP, SLOPE_REL = 1e-6, 1e-4
 EXTREMES = {
     "the policy of sampling": (0.0, 1.0),

@@ -89,7 +89,9 @@ def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
     arguments = config.data.template_args
     where = config.place("data.template_args")
     problems = [
-        Problem(code="data.template-argument", where=where, what=f"{name!r} is set by retrain itself", fix="remove it")
+        Problem(
+            code="data.template-argument", where=where, what=f"{name!r} is set by retrain itself", fix=f"remove {name}"
+        )
         for name in sorted(OWN_ARGUMENTS & arguments.keys())
     ]
     if problems:

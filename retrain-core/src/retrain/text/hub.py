@@ -37,7 +37,7 @@ def hub_options(name: str, *, where: str) -> dict[str, Any]:
     snapshots = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots"
     # An older variable may name another cache that only `transformers` knows how to read.
     if not any(map(os.environ.get, OTHER_CACHES)) and not any(snapshots.glob("*/*")):
-        what = f"{name!r} is no folder here and not in the cache, and the hub is out of reach: {fault}"
+        what = f"{name!r} is neither a folder here nor in the cache, and the hub is out of reach: {fault}"
         way = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "connect once"
         fix = f"correct the name, give a local folder, or {way} so that it is downloaded"
         raise ConfigError(Problem(code="model.hub-unreachable", where=where, what=what, fix=fix))

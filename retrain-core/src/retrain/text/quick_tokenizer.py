@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Of `tokenizer_config.json`: with others, `transformers` changes ids or texts.
+# Keys of `tokenizer_config.json`; with any other, `transformers` may change ids or texts.
 PLAIN_KEYS = frozenset(
     {"chat_template", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class", *SPECIAL_NAMES}
 )

@@ -140,7 +140,7 @@ def fit_context(
             f"(context of {model}: {context_length})"
         )
     if lengths and not kept:
-        where, what, why = config.place("data.source"), "no prompt can be used", "; ".join(notes)
+        where, what, why = config.place("data.source"), "every prompt was left out", "; ".join(notes)
         fix = "use shorter prompts ([data] system_prompt and instruction count too), or a model with a longer context"
         raise ConfigError(Problem(code="data.no-usable-prompt", where=where, what=what, why=why, fix=fix))
     wanted = config.training.max_tokens

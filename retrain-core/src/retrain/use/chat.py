@@ -205,8 +205,10 @@ class Conversation:
         source = self._source
         (ids,) = encode([self._with_system(turn)], source.tokenizer, source.config, names=["the conversation"])
         if self._limit is not None and len(ids) >= self._limit:
-            what = f"the conversation has {len(ids)} tokens, and the model reads {self._limit}"
-            raise ConfigError(Problem(code="chat.too-long", what=what, fix="/reset, or send something shorter"))
+            what = f"the conversation has {len(ids)} tokens, and the context of the model is {self._limit}"
+            raise ConfigError(
+                Problem(code="chat.too-long", what=what, fix="start again with /reset, or send a shorter message")
+            )
         return np.asarray(ids, dtype=np.int64)
 
     def _answer(self, name: str, folder: Path | None, tokens_T: Tokens) -> str:

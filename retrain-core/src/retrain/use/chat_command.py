@@ -29,7 +29,7 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 @subject_argument()
 @overrides_argument()
 @checkpoint_option()
-@click.option("--compare", metavar="NAME", default="", help="Let this one answer, too: base, best, a run, an adapter.")
+@click.option("--compare", metavar="NAME", default="", help="Also answer with this one: base, best, a run, an adapter.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
 @click.option("--entropy", is_flag=True, help="Shade tokens that the policy was unsure of.")
 @click.option("--plain", is_flag=True, help="Without the system prompt and the instruction of training.")

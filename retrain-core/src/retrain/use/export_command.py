@@ -156,7 +156,7 @@ def _write_mlx(whole: WholeModel, out: Path) -> ExportedModel:
         done = subprocess.run(convert, capture_output=True, text=True, check=False, env=environ)
         if done.returncode or not made.is_dir():
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            fix = "nothing was kept; a newer mlx-lm may know the model"
+            fix = "upgrade mlx-lm, since a newer version may support this model; nothing was kept"
             what = "the converter of mlx-lm failed"
             raise BackendError(Problem(code="export.converter-failed", where=str(out), what=what, why=why, fix=fix))
         if out.is_dir():

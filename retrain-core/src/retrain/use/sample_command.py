@@ -73,7 +73,7 @@ class Wanted:
 @checkpoint_option()
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions of each prompt.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the completions.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the completions.")
 @click.option("--raw", is_flag=True, help="Give the model each prompt verbatim, without chat template.")
 @click.option("--tokens", is_flag=True, help="Write token ids too.")
 @click.option("--logprobs", is_flag=True, help="Write the log-probability of each token too.")
@@ -93,7 +93,7 @@ def command(
 ) -> None:
     """Sample completions of every prompt in FILE from SUBJECT: a run, an adapter, or a model.
 
-    Prompts are rendered as in training. Temperature, token limit and all else come from the run; keys of the
+    Prompts are rendered as in training. Temperature, token limit and other settings come from the run; keys of the
     configuration are flags: --temperature 0.7, --max-tokens 64. Each line of the output is an object with the prompt
     and its completions."""
     policy = find_subject(subject, checkpoint)
@@ -194,7 +194,7 @@ def _done(out: Path, settings: str, prompts: Sequence[Prompt]) -> set[int]:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             is_ours = False
         if not is_ours:
-            what = "was sampled from something else, or with other prompts or settings"
+            what = "was sampled from another subject, or with other prompts or settings"
             fix = "give another file, or remove this one"
             raise ConfigError(Problem(code="sample.other-settings", where=f"{out}:{number}", what=what, fix=fix))
         done.add(int(entry["index"]))
@@ -231,7 +231,7 @@ def read_prompts(path: str, config: Config, plugins: Plugins) -> list[Prompt]:
         try:
             entries.append((where, json.loads(line)))
         except (ValueError, RecursionError) as error:
-            what, fix = f"is no JSON: {error}", "correct the line"
+            what, fix = f"is not JSON: {error}", "correct the line"
             raise ConfigError(Problem(code="sample.bad-json", where=where, what=what, fix=fix)) from None
     return prompts_of(entries, config)
 

@@ -40,13 +40,21 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM; 1 failed; 2 usage or configuration e
 @subject_argument()
 @overrides_argument()
 @checkpoint_option()
-@click.option("--name", default="", help="Of the model in requests; default: name of the folder, or hub id.")
+@click.option("--name", default="", help="Name of the model in requests; default: the folder's, or the hub id.")
 @click.option(
-    "--adapter", "adapters", metavar="NAME=SUBJECT", multiple=True, help="Another one on the same base; again."
+    "--adapter",
+    "adapters",
+    metavar="NAME=SUBJECT",
+    multiple=True,
+    help="Serve another adapter of the same base; repeatable.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--token", envvar="RETRAIN_SERVE_TOKEN", help="That clients must send; default: a random one, printed.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option(
+    "--token", envvar="RETRAIN_SERVE_TOKEN", help="Token that clients must send; default: a random one, printed."
+)
 @click.option("--no-token", is_flag=True, help="Admit every client that can reach the address.")
 @click.pass_obj
 def command(
@@ -124,7 +132,7 @@ def _models(policy: Subject, name: str, adapters: Sequence[str]) -> dict[str, Pa
         found = find_subject(other)
         if found.model != policy.model:
             what = f"{printable(other)} was trained on {found.model!r}, and the served policy on another model"
-            fix = "serve it by itself, on another port"
+            fix = "serve it in a separate process, on another port"
             where = f"--adapter {printable(other_name)}"
             raise ConfigError(Problem(code="serve.other-base", where=where, what=what, fix=fix))
         known[other_name] = found.folder
@@ -147,7 +155,7 @@ def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
 
 def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
     if others:
-        what, fix = "a server engine holds one policy of a run", "load the others on the server itself"
+        what, fix = "a server engine serves one policy of a run", "load the others on the server itself"
         raise ConfigError(Problem(code="serve.one-policy", where="--adapter", what=what, fix=fix))
     for url, name in addresses:
         click.echo(f"Serving {printable(name)} at {url}")

@@ -19,7 +19,7 @@ from retrain.text.tables import progress_bar
 from retrain.text.terminal_text import printable
 
 MIB = 2**20
-# Of the change by training: rounding that takes more of it is reported.
+# Share of the trained change; rounding that loses more of it is reported.
 ROUNDING_WARNING_FRAC = 0.5
 
 

@@ -97,7 +97,7 @@ class _Picked(torch.autograd.Function):  # type: ignore[misc]
         return g_N, None
 
 
-# Of the longest segment of a bucket. It bounds the cost of padding to two thirds.
+# Relative to the longest segment of a bucket. It bounds the cost of padding to two thirds.
 SHORTEST_SHARE = 0.6
 # Queries x keys of a bucket, to bound the memory of its mask; a larger segment has its own bucket.
 MASK_ELEMENTS = 2**24

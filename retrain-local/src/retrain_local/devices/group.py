@@ -27,7 +27,7 @@ class PeerFailedError(BackendError):
     """Another rank failed, so this one could not continue; the failure of that rank is the one to report."""
 
     def __init__(self, rank: int, text: str) -> None:
-        fix = "see the error of that rank"
+        fix = "read the error of that rank, correct its cause, and continue with --resume"
         super().__init__(Problem(code="backend.rank-failed", where=f"rank {rank}", what=text, fix=fix))
         self.rank, self._text = rank, text
 

@@ -43,7 +43,7 @@ from retrain_local.options import ModelKeys
 log = logging.getLogger("retrain")
 CPU = torch.device("cpu")
 SPARE_BYTES = 64 * 2**20
-# Of the largest logit. Weights are rounded once, to the dtype of the files; a larger gap is a fault.
+# Relative to the largest logit. Weights are rounded once, to the dtype of the files; a larger gap is a fault.
 BOUNDS = {"fp32": 1e-5, "f32": 1e-5, "f16": 0.02, "bf16": 0.1, "q8_0": 0.2}
 
 

@@ -25,14 +25,14 @@ TOKEN_BUDGET = {"cpu": 1536, "cuda": 65536}  # tokens of a pack, unless the opti
 FULL_SPEED_TOKENS = 3072
 FULL_SPEED_TOKENS_CPU = 384  # from here on a CPU multiplies no faster
 ACTIVATION_BYTES_CPU = 2**30  # of all packs computed at a time, unless these get too small
-# Of the free memory before the first step. Activations that need more are recomputed.
+# Share of the free memory before the first step. Activations that need more are recomputed.
 ACTIVATION_SHARE_CPU = 0.5
 # Each pack computes the prompt again, so a pack on a CPU holds this many times the longest prompt.
 PROMPTS_PER_PACK = 4
 ACTIVATION_SHARE_GPU = 0.7  # of the free memory before the first step
 # Parameters of a small model: on a CPU two of its packs are computed at a time.
 ONE_THREAD_BELOW = 10_000_000
-# Of a small model two, whatever the machine, so that its results do not depend on it; of a larger one a pack per core.
+# Two for a small model on any machine, so that its results are the same everywhere; a pack per core for a larger one.
 PACKS_AT_A_TIME, MOST_PACKS_AT_A_TIME = 2, 8
 LOGIT_CHUNK = {"cpu": 2**22, "cuda": 2**26}  # logits of a step's action tokens held at a time
 # A fused softmax leaves 4 bytes each in bf16, less than the LOGIT_BYTES of a plain chunk.

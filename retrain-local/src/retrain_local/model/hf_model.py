@@ -77,7 +77,7 @@ def route_of(base: Any, folder: Folder) -> Route:
     try:
         route = choose_route(base)
     except NotCausalError:
-        what = f"{type(base).__name__} is no causal language model: a token's logits change with later tokens"
+        what = f"{type(base).__name__} is not a causal language model: a token's logits change with later tokens"
         raise folder.refused(code="model.not-causal", what=what, fix="name a causal language model") from None
     except VaryingLogitsError:
         what = f"{type(base).__name__} gives a row other logits when it reads the row again"
@@ -89,7 +89,7 @@ def route_of(base: Any, folder: Folder) -> Route:
     elif route.mixers:
         count, size = len(route.mixers.layers), route.shape.row_bytes / 2**10
         told = "Tier paged for %s: %d layers keep a state of %.0f KiB a row. %s"
-        # Of random models of 20 to 50 M parameters: docs/pages/models.md.
+        # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
         normal = "In bf16 a mean log-probability gap of 0.004 is rounding." if base.dtype == torch.bfloat16 else ""
         log.info(told, folder.name, count, size, normal)
     return route
@@ -290,7 +290,7 @@ class PlainFullDecoder(ReadsReference, PlainDecoder):
 
 def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
     """Create a pair that trains all weights of the model; ConfigError where that is not possible."""
-    # transformers' modules multiply by the numbers they hold, so these are fp32: in bf16 they would lose updates
+    # transformers multiplies by the trained weights themselves, so they are fp32: bf16 would lose small updates
     _refuse(folder, place)
     base, whole = load_base(folder, place)
     route = route_of(base, folder)

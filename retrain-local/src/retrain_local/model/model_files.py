@@ -96,7 +96,7 @@ def _on_the_hub(name: str, where: str) -> Source:
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             log.info("The hub cannot be reached; using the cached copy of %s.", name)
             return Source(path=name, offline=True)
-        what = f"{name!r} is no folder here, is not in the cache, and the hub cannot be reached: {first_line(error)}"
+        what = f"{name!r} is neither a folder here nor in the cache, and the hub cannot be reached: {first_line(error)}"
         fix = "check the connection, or use builtin:tiny"
         raise ConfigError(Problem(code="model.hub-unreachable", where=where, what=what, fix=fix)) from None
 

@@ -50,7 +50,7 @@ class Caller:
             return Answer(number=call.number, error=error)
         except Exception as error:  # rank 0 reports it; a worker has no other way to say so
             log.exception("in %s", call.name)
-            what, fix = f"a rank failed: {type(error).__name__}: {error}", "see its traceback above"
+            what, fix = f"a rank failed: {type(error).__name__}: {error}", "read its traceback above"
             problem = Problem(code="backend.rank-failed", what=what, fix=fix)
             return Answer(number=call.number, error=BackendError(problem))
 

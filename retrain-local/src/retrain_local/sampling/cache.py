@@ -153,7 +153,7 @@ class Blocks:
         return owners
 
 
-# Of earlier calls: enough for the conversations of many agents that are busy with their tools.
+# Rows kept of earlier calls: enough for the conversations of many agents that wait for their tools.
 KEPT_ROWS = 256
 TAIL = 16  # trailing tokens of a prefix that serve as its lookup key
 

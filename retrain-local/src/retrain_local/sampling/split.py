@@ -156,7 +156,7 @@ def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
         return found.params.model_validate(options) if found.params else None
     except ValidationError as error:
         details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors()]
-        fix = f"known: {', '.join(found.params.model_fields)}" if found.params else ""
+        fix = f"use one of: {', '.join(found.params.model_fields)}" if found.params else "remove it"
         raise ConfigError(
             *(
                 Problem(code="engine.bad-option", where=f"{where}.{name}", what=f"invalid option: {what}", fix=fix)

@@ -13,11 +13,11 @@ from retrain_local.devices.kernel_trials import difference, numbers, proven
 from retrain_local.memory.sizes import FUSED_CHUNK, LOGIT_CHUNK
 
 ROWS = 3
-# Of the largest element: two units in the last place of bf16.
+# Relative to the largest element: two units in the last place of bf16.
 SLOPE_TOLERANCE = 1e-2
 
 
-# Of logits [M, V], tokens [M], temperature: log softmax(logits / temperature) at one token per row, fp32 [M], and its
+# From logits [M, V], tokens [M], temperature: log softmax(logits / temperature) at one token per row, fp32 [M], and its
 # slope by the logits, (onehot - softmax) / temperature, [M, V] in their dtype; undefined unless the last is True.
 Softmax = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 # Numbers of each row, [M] each, and their derivatives by the logits, [M, V] each; arguments as for `Softmax`.

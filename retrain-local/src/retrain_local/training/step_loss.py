@@ -198,7 +198,7 @@ def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.nda
     return np.split(values_N, ends[:-1])
 
 
-# By the names of `TrainBatch.loss`; without regularisers.
+# Keyed by `TrainBatch.loss`; without regularisers.
 NAMED = {"likelihood": PolicyLoss(spec=LIKELIHOOD)}
 
 

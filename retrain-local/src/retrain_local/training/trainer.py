@@ -145,7 +145,7 @@ class Trainer:
         """
         check_rows(batch.rows, self._decoder.shape.vocabulary)
         if batch.loss and batch.loss not in NAMED:
-            what, fix = f"no loss {batch.loss!r} for a batch", f"known: {', '.join(NAMED)}"
+            what, fix = f"unknown loss {batch.loss!r} for a batch", f"use one of: {', '.join(NAMED)}"
             raise BackendError(Problem(code="backend.unknown-loss", what=what, fix=fix))
         if not batch.num_actions:
             what = "nothing to train on: no row of the batch has an action token"

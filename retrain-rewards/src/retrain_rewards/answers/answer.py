@@ -16,12 +16,12 @@ from retrain_rewards.boxed import boxed
 
 # Relative. math-verify compares six decimals, and any two numbers below these are equal to it.
 TOLERANCE = 1e-3
-# From here on the six decimals are the stricter bound.
+# From here on, six decimals are the stricter bound.
 SMALL = 5e-4
 CACHED = 4096
 MAX_PROMPT = 8000  # characters of a prompt, and
 MAX_EXPRESSIONS = 100  # expressions in it, that an answer is held against
-# Text that math-verify's parser drops without a word.
+# Text that math-verify's parser drops silently.
 _SILENT = re.compile(r"\\(?:[lc]?dots|phantom|vrule|vcenter|vbox|vskip|vspace|hfil)(?![A-Za-z])|[A-Za-z0-9]'+\s*$")
 _PERCENT = re.compile(r"%|percent|pct")
 _BASE = re.compile(r"(?<=\d)\s*_\s*\{?\s*(\w+|\\text\s*\{[^}]*\})")

@@ -27,7 +27,7 @@ from retrain_rewards.environments.episode import Cleaner, Episode
 from retrain_rewards.faults import refused
 
 Result = TypeVar("Result")
-# For an episode that was cut to clean up after itself.
+# Time for a cut episode to clean up.
 GRACE_S = 1.0
 
 
@@ -274,6 +274,6 @@ class Settings(Generic[Arguments]):
 def require_library(context: PluginContext, module: str, extra: str) -> None:
     """ConfigError with the install line when the library of a provider is missing; the library is not imported."""
     if importlib.util.find_spec(module) is None:
-        what = f"the package {module!r} is not installed"
-        where, fix = context.config.place("environment.provider"), install_line("retrain-rewards", extra)
-        raise refused(where, code="plugin.library-missing", what=what, fix=fix)
+        what, fix = f"the package {module!r} is not installed", f"install it: {install_line('retrain-rewards', extra)}"
+        where = context.config.place("environment.provider")
+        raise refused(where, code="plugin.missing-package", what=what, fix=fix)

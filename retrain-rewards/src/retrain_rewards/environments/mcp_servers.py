@@ -25,7 +25,7 @@ from retrain_rewards.environments.mcp_settings import McpSettings, ServerTable
 Answer = TypeVar("Answer")
 # A server that takes longer to answer a ping is given up.
 PING_TIMEOUT_S = 5.0
-# Of a list of tools: a faulty server may give cursors for ever.
+# Pages of a tool list: a faulty server may return cursors without end.
 MAX_PAGES = 100
 # For a server to end; the library terminates it after 2 s and kills it after 2 more.
 END_S = 10.0

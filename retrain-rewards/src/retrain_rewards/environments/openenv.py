@@ -43,7 +43,7 @@ class OpenEnvTable(Table):
     @classmethod
     def _is_http(cls, url: str) -> str:
         if not re.match(r"https?://[^/\s]", url):
-            raise ValueError(f"{url!r} is no URL: write it as http://HOST:PORT")
+            raise ValueError(f"{url!r} is not a URL: write it as http://HOST:PORT")
         return url.rstrip("/")
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from retrain.api import ConfigError
+from retrain_rewards.faults import refused
 from retrain_rewards.sandbox.process import Limits, Process, ProcessFault
 
 PACKAGES = "/packages"
@@ -70,6 +72,11 @@ def find_sandbox() -> tuple[Sandbox | None, str]:
             except (ProcessFault, OSError) as error:
                 reason = reason or str(error)
     return None, f"{found} is installed but does not work here: {reason}"
+
+
+def no_sandbox(where: str, reason: str) -> ConfigError:
+    what = f"reward 'code' runs programs that a model wrote, and there is no sandbox for them: {reason}"
+    return refused(where, code="reward.no-sandbox", what=what, fix=FIX)
 
 
 def _bubblewrap(bwrap: str, more: tuple[str, ...]) -> tuple[str, ...]:

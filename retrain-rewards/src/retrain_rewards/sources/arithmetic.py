@@ -81,7 +81,7 @@ def pair(sign: str, index: int, digits: int, operands: Sequence[int] = ()) -> tu
     if sign != "*":
         return divmod(index, int(10**digits))
     index, swapped = divmod(index, 2) if digits > 1 else (index, 0)
-    # Of the factor with exactly so many digits; the other one is in [1, 9].
+    # Bounds of the factor with exactly so many digits; the other one is in [1, 9].
     smallest = int(10 ** (digits - 1))
     one, other = divmod(index, 9 * smallest)
     return (smallest + other, 1 + one) if swapped else (1 + one, smallest + other)

@@ -97,8 +97,8 @@ class Collector:
             notes.append(f"{self.source}: the tasks take {self.chars / 2**30:.1f} GB of memory or more")
         if not self.examples:
             what = f"no usable task among {self.rows} rows from {read_from}"
-            why, fix = "; ".join(notes[1:]), "a task needs a prompt and a reference answer that is not empty"
-            raise refused(where, code="data.no-tasks", what=what, why=why, fix=fix)
+            fix = "give each task a prompt and a reference answer; [data] prompt_key and answer_key name the columns"
+            raise refused(where, code="data.no-tasks", what=what, why="; ".join(notes[1:]), fix=fix)
         return LoadedData(examples=tuple(self.examples.values()), notes=tuple(notes), reward=reward)
 
 

@@ -187,7 +187,7 @@ def _other(where: str, names: Sequence[str], *, code: str, what: str, fix: str) 
     return refused(where, code=code, what=what, why=f"found: {found}", fix=fix + example)
 
 
-# Of a puzzle, in unchecked data: the search for a solution grows factorially.
+# Data is unchecked, and the search for a puzzle's solution grows factorially.
 MOST_NUMBERS = 8
 # The text around the problems of DAPO-Math: it requests another form of answer than [data] instruction does.
 _DAPO_HEAD = re.compile(

@@ -30,9 +30,9 @@ def data_sets(*, where: str) -> Mapping[str, tuple[type, type]]:
         import reasoning_gym  # noqa: F401  (fills the registry)
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        what = "source 'reasoning_gym' needs the library reasoning-gym, but it cannot be imported"
+        what = "source 'reasoning_gym' needs the package reasoning-gym, and it cannot be imported"
         fix = f"install it: {install_line('retrain-rewards', 'reasoning-gym')}"
-        raise refused(where, code="plugin.library-missing", what=what, why=str(error), fix=fix) from error
+        raise refused(where, code="plugin.missing-package", what=what, why=str(error), fix=fix) from error
     return dict(DATASETS)
 
 
@@ -71,7 +71,7 @@ def check(name: str, config: Mapping[str, Any], level: int = -1, *, where: str) 
     except Exception as error:
         reason = " ".join(str(error).split())
         what = f"data set {name!r} refuses its configuration: {type(error).__name__}: {reason}"
-        fix = f"its options: {', '.join(own)}"
+        fix = f"correct the value; the options of this data set: {', '.join(own)}"
         raise refused(f"{where}.config", code="data.bad-options", what=what, fix=fix) from error
 
 

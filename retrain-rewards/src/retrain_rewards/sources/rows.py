@@ -99,11 +99,11 @@ def _csv(file: Path) -> Iterator[dict[str, Any]]:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         what = f"there are two columns {twice[0]!r}"
-        raise refused(f"{file}:1", code="data.column-twice", what=what, fix="give every column its own name")
+        raise refused(f"{file}:1", code="data.column-twice", what=what, fix="rename one of the columns")
     # A single column with another separator in its name: the file is not comma-separated.
     if len(header) == 1 and (found := next((mark for mark in ";\t|" if mark in header[0]), "")):
         what = f"columns are separated by {found!r}"
-        raise refused(f"{file}:1", code="data.wrong-separator", what=what, fix="separate them by commas")
+        raise refused(f"{file}:1", code="data.wrong-separator", what=what, fix="separate them with commas")
     if header:
         features = datasets.Features({name: datasets.Value("string") for name in header})
         yield from _stream("csv", file, features=features, encoding=ENCODING, keep_default_na=False, index_col=False)
@@ -140,7 +140,9 @@ def _parsed(text: str, place: str, *, is_document: bool = False) -> Any:
         what = f"not JSON: {error.msg} at column {error.colno}"
         raise refused(where, code="data.bad-json", what=what, fix="correct that line") from error
     except (ValueError, RecursionError) as error:
-        raise refused(place, code="data.bad-json", what=f"not usable JSON: {error}", fix="correct it") from error
+        raise refused(
+            place, code="data.bad-json", what=f"not usable JSON: {error}", fix="correct that value"
+        ) from error
 
 
 def _object(values: Any, place: str) -> Mapping[str, Any]:

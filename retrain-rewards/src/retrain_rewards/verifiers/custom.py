@@ -44,7 +44,7 @@ class CustomReward:
             return value
         if isinstance(value, str | bytes | bytearray) or not hasattr(type(value), "__float__"):
             what = f"the function returned {type(value).__name__}, not a number, a Score or None"
-            raise RewardError(Problem(code="reward.bad-result", what=what, fix="return one of these"))
+            raise RewardError(Problem(code="reward.bad-result", what=what, fix="return a number, a Score or None"))
         return Score.of(value)
 
     def gold(self, example: Example) -> str | None:
@@ -54,7 +54,7 @@ class CustomReward:
         text = None if gold is None else _called(gold, example)
         if text is not None and not isinstance(text, str):
             what = f"gold returned {type(text).__name__}, not text or None"
-            raise RewardError(Problem(code="reward.bad-gold", what=what, fix="return one of these"))
+            raise RewardError(Problem(code="reward.bad-gold", what=what, fix="return text or None"))
         return text
 
 
@@ -87,7 +87,7 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
         return _loop().run(awaited())
     except SystemExit as error:
         what = f"the function called sys.exit({error.code!r})"
-        raise RewardError(Problem(code="reward.function-exited", what=what, fix="return a score")) from error
+        raise RewardError(Problem(code="reward.function-exited", what=what, fix="return a score instead")) from error
 
 
 @lru_cache(maxsize=1)
@@ -173,7 +173,8 @@ def style_of(function: Callable[..., Any], name: str) -> Style:
     parameters = [p for p in signature.parameters.values() if p.kind in by_position][:2]
     if len(parameters) < 2:
         what = f"{name}{signature} does not name its two arguments"
-        raise _unusable(code="reward.bad-signature", what=what, why=EXPECTED, fix="name them")
+        fix = f"name them: def {name}(response, reference): ..."
+        raise _unusable(code="reward.bad-signature", what=what, why=EXPECTED, fix=fix)
     is_example = []
     for parameter in parameters:
         annotation = parameter.annotation
@@ -197,7 +198,7 @@ def gold_of(module: ModuleType) -> Callable[..., Any] | None:
         inspect.signature(gold).bind(object())
     except TypeError as error:
         what = f"gold{inspect.signature(gold)} cannot be called with one argument: {error}"
-        why = "gold(example) gives a completion that must score 1, for the audit before training"
+        why = "gold(example) returns a completion that must score 1; the audit before training scores it"
         fix = "take only the example, or rename the function"
         raise _unusable(code="reward.bad-gold", what=what, why=why, fix=fix) from error
     return gold

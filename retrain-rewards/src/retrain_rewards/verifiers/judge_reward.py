@@ -87,7 +87,7 @@ def make_judge(context: PluginContext) -> JudgeReward:
         why, fix = "it is filled in for every completion", "write literal braces twice: {{ and }}"
         refuse("judge_prompt", code="reward.bad-rubric", what=f"the rubric {reason}", fix=fix, why=why)
     if reason := _problem_with_url(settings.base_url):
-        fix = "give something like http://localhost:8000/v1"
+        fix = "give an address such as http://localhost:8000/v1"
         refuse("judge_base_url", code="reward.bad-judge-url", what=f"the URL {reason}", fix=fix)
     elif not settings.key():
         name, host = table.judge_api_key_env, urlsplit(settings.base_url).hostname
@@ -97,8 +97,8 @@ def make_judge(context: PluginContext) -> JudgeReward:
     try:
         import openai  # noqa: F401  (now, because importing it in the first call would block the event loop)
     except ImportError as error:
-        what, fix = "reward 'judge' needs the library openai", install_line("retrain-rewards", "judge")
-        refuse("judge_model", code="plugin.library-missing", what=what, fix=fix, why=str(error))
+        what, fix = "reward 'judge' needs the package openai", f"install it: {install_line('retrain-rewards', 'judge')}"
+        refuse("judge_model", code="plugin.missing-package", what=what, fix=fix, why=str(error))
     if found:
         raise ConfigError(*found)
     return JudgeReward(settings)

@@ -26,7 +26,7 @@ from retrain_rewards.verifiers.match import collapsed, reference_of
 _AROUND_COMMAS = re.compile(r"\s*,\s*")
 # A library may swallow the first interruption in a bare `except`.
 AGAIN_S = 0.5
-# Of the scoring time limit, so that a slow comparison ends here with its reason, not by a kill.
+# Share of the scoring time limit, so that a slow comparison ends here with a reason, not by a kill.
 OWN_SHARE = 0.8
 
 

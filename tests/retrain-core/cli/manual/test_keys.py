@@ -1,8 +1,7 @@
-"""Keys: the annotated file, the JSON Schema, what works with which backend; and the codes of problems."""
+"""Keys: the annotated file, the JSON Schema, and the keys that each backend supports."""
 
 from __future__ import annotations
 
-import ast
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -12,17 +11,14 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from retrain.cli.command_line import run
 from retrain.cli.manual.json_schema import configuration_schema
 from retrain.cli.manual.keys import TRIED, Asked, annotated, ask, questions, support
-from retrain.cli.manual.problems import CODE, known_problems
 from retrain.credit.configured_loss import applicable_losses
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.run.tables import registered_tables
-from tests.kit.problems import codes_in
 
 
 def test_it_is_the_defaults_and_names_every_key_of_a_run(plugins: Plugins, load: Callable[..., Any]) -> None:
@@ -121,41 +117,6 @@ def test_every_question_is_asked_and_every_recipe_is_a_row(plugins: Plugins) -> 
     for entry in plugins.registered(Kind.RECIPE):
         assert f'recipe = "{entry.spec.name}"' in text
     assert text.startswith("|  | `local` | `tinker` | `prime_rl` |")
-
-
-SOURCES = Path(__file__).parents[4]
-
-
-def test_every_problem_in_the_sources_has_a_code() -> None:
-    without = []
-    for file in SOURCES.glob("retrain-*/src/**/*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem":
-                named = {each.arg for each in node.keywords}
-                if "code" not in named and file.name != "errors.py":  # where a plain string becomes a problem
-                    without.append(f"{file.relative_to(SOURCES)}:{node.lineno}")
-    assert not without
-
-
-def test_every_code_has_its_form_and_says_what_is_wrong() -> None:
-    known = known_problems()
-    assert len(known) > 300
-    assert not [code for code in known if not CODE.fullmatch(code)]
-    assert not [code for code, texts in known.items() if not texts["what"]]
-
-
-def test_help_explains_a_code_and_refuses_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["help", "help.unknown-code"]) == 0
-    assert "[help.unknown-code]" in capsys.readouterr().out
-    assert run(["help", "help.unknown-cod"]) == 2
-    refused = capsys.readouterr().err
-    assert codes_in(refused) == ["help.unknown-code"]
-    assert "fix: one of: help.unknown-code" in refused
-
-
-@pytest.mark.parametrize("said", ["a [b.c]\n    fix: d", "1. x: y [b.c]\n2. [training] lr: z"])
-def test_codes_are_found_on_a_console(said: str) -> None:
-    assert codes_in(said) == ["b.c"]
 
 
 TESTS = Path(__file__).parents[2]

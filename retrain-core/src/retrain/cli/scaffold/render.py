@@ -114,7 +114,7 @@ def _place_of(module: str) -> str:
     except (ConfigError, AttributeError):
         given = []
     paths = [path for path in given if isinstance(path, str)] if isinstance(given, list) and given else [SEARCHED]
-    # `candidate_files` looks for an __init__.py, and Python imports a folder of modules without one too.
+    # Python also imports a folder of modules without __init__.py, and `candidate_files` does not find it.
     folders = [Path(path, module) for path in ("", *paths)]
     for found in (*candidate_files(module, paths), *(folder for folder in folders if any(folder.glob("*.py")))):
         return str(found)

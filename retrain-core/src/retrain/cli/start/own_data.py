@@ -122,9 +122,9 @@ def _required(plugins: Plugins, name: str, value: str) -> dict[str, Any]:
     if bool(wanted) == bool(value):
         return {wanted: value} if wanted else {}
     if wanted:
-        what, fix = f"{name!r} needs its {wanted}", f"write it behind a colon: --data {name}:{wanted.upper()}"
+        what, fix = f"{name!r} needs its {wanted}", f"write it after a colon: --data {name}:{wanted.upper()}"
         raise ConfigError(Problem(code="init.source-needs-value", where="--data", what=what, fix=fix))
-    what, fix = f"{name!r} takes no {value!r}, and no such file is here", f"write --data {name}"
+    what, fix = f"source {name!r} takes no value, and there is no file {name}:{value}", f"write --data {name}"
     raise ConfigError(Problem(code="init.source-takes-no-value", where="--data", what=what, fix=fix))
 
 

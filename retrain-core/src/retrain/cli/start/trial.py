@@ -27,7 +27,7 @@ from retrain.text.tokenizer import load_tokenizer
 
 SHOWN, MEASURED = 3, 4
 MOST_LINES, MOST_CHARS = 12, 400
-# A longer reference, in the median, is not an answer that a model writes word for word.
+# Above this median length of references, a model cannot be expected to match them word for word.
 LONG_CHARS = 100
 
 

@@ -27,7 +27,7 @@ ZERO = "The gradient taken is 0, so it has no direction to compare with."
 Data = Mapping[str, Any]
 EPILOG = """\b
 Examples:
-  retrain replay logs/train --step 12                      only as recorded: the same bits?
+  retrain replay logs/train --step 12                      only the recorded update: is it bit-identical?
   retrain replay logs/train --step 12 --loss gspo --advantage rloo
   retrain replay logs/train --step 12 --try loss=ppo --try recipe=dapo --html replay.html
 
@@ -46,7 +46,13 @@ Exit codes: 0 done; 1 failed; 2 usage error, or a step that cannot be replayed.
 @click.option("--advantage", default="", help="Another advantage_mode.")
 @click.option("--transform", default="", help="Another transform_mode.")
 @click.option("--uncertainty", default="", help="Another uncertainty_kind.")
-@click.option("--resamples", type=click.IntRange(0), default=1000, show_default=True, help="0: one pass per condition.")
+@click.option(
+    "--resamples",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="Bootstrap resamples; 0: one pass per condition.",
+)
 @click.option("--most", type=click.IntRange(0), default=3, show_default=True, help="Prompts and tokens named for each.")
 @html_option("Write a self-contained page.")
 @json_option()

@@ -21,7 +21,7 @@ FOLDED = 2**18
 # A copy of the whole gradient as float64 would need twice its memory.
 CHUNK = 2**20
 LEVEL = 0.95
-# Of 1 - cosine between two float32 gradients.
+# Rounding error of 1 - cosine between two float32 gradients.
 ROUNDING = 1e-6
 # A resample of groups without gradient has no direction. Quantiles over the rest of many would mislead.
 MOST_UNDEFINED = 0.05

@@ -279,7 +279,7 @@ def parse_settings(text: str) -> dict[str, str]:
         path = key if "." in key else f"algorithm.{SHORT.get(key, key)}"
         where = f"--try {text!r}"
         if not (key and equals):
-            what = f"{part.strip()!r} is no KEY=VALUE"
+            what = f"{part.strip()!r} is not KEY=VALUE"
             raise refused(where, code="replay.bad-condition", what=what, fix='write "loss=gspo"')
         if path.partition(".")[0] not in TABLES:
             what = f"{path} changes neither the credit of stored completions nor their loss"

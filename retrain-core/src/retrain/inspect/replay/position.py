@@ -150,7 +150,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     start = _start(run, manifest, step, known)
     overrides = [f"--set={path}={value}" for path, value in SILENT.items()]
     if start:
-        # The run began with it; the checkpoint holds all of it.
+        # The run began with it, and the checkpoint contains it.
         overrides.append("--set=model.adapter=")
     checked = load_file(run / CONFIG_FILE, overrides, plugins)
     devices = choose_devices(checked.config, plugins, manifest)
@@ -201,7 +201,7 @@ def checkpoints_by_steps(run: Path, manifest: Mapping[str, Any]) -> dict[int, Ch
         except CheckpointError as error:
             LOG.warning("Damaged checkpoint passed over: %s", error)
             continue
-        # A run that began again in its folder may have left checkpoints of its earlier self.
+        # A run that was restarted in its folder may have left earlier checkpoints there.
         if checkpoint.state.get("run_started") == manifest.get("started"):
             found.setdefault(checkpoint.first_unwritten_step, checkpoint)
     return found
@@ -296,7 +296,7 @@ def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
 def _completion(step: int, member: StoredCompletion) -> Completion:
     record, tokens = member.record, member.tokens
     if tokens.row is None:
-        what = "its records hold no tokens of prompts"
+        what = "its records contain no prompt tokens"
         raise refused(f"step {step}", code="replay.no-prompt-tokens", what=what, fix="replay another run")
     row = tokens.row
 

@@ -136,7 +136,9 @@ def _take(draft: _Draft, table: str, name: str, value: Any, origin: Origin) -> N
         if key.table == table and (name == key.name or name in key.aliases):
             if key.path in draft.origins:
                 where, what = f"{origin} [{table}] {name}", f"sets {key.name} a second time"
-                draft.problems.append(Problem(code="config.key-twice", where=where, what=what, fix="keep one"))
+                draft.problems.append(
+                    Problem(code="config.key-twice", where=where, what=what, fix="remove one of the two values")
+                )
             draft.set(key.path, value, origin)
             return
     draft.problems.append(_unknown_key(draft, table, name, f"{origin} [{table}] {name}"))
@@ -310,7 +312,9 @@ def from_arguments(arguments: Sequence[str], keys: Sequence[Key]) -> tuple[list[
         flag, equals, value = word.partition("=")
         if not flag.startswith("--") or flag == "--":
             what = f"unexpected argument {word!r}"
-            problems.append(Problem(code="config.extra-argument", where=HERE, what=what, fix="remove it"))
+            problems.append(
+                Problem(code="config.extra-argument", where=HERE, what=what, fix="remove it, or write --key value")
+            )
             continue
         if flag not in flags and flag not in PARAM_FLAGS and flag != "--set":
             problems.append(_unknown_flag(flag, flags))

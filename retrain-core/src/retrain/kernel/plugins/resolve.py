@@ -129,7 +129,7 @@ def _from_dotted_path(name: str, kind: Kind, where: str, search_paths: Sequence[
             raise PluginError(Problem(code="plugin.no-such-name", where=where, what=what, fix=fix))
         owner = Owner(distribution=getattr(module, "__file__", None) or candidate, source=candidate)
         target = getattr(module, attribute)
-        # Treated as a registration hook would, so that its parameters and traits count.
+        # Handled as if registered by a hook, so that its parameters and traits count.
         if isinstance(target, PluginSpec):
             return _loaded(Registered(kind=kind, spec=target, owner=owner), name, where)
         return Found(name=name, target=target, owner=owner)
@@ -207,7 +207,7 @@ def build_part(
         raise
     except Exception as error:
         what = f"{kind} {name!r} of {found.owner} could not be built: {type(error).__name__}: {error}"
-        fix = f"repair {found.owner.distribution}"
+        fix = f"repair the plugin in {found.owner.distribution}, or choose another {kind}"
         raise PluginError(Problem(code="plugin.build-failed", where=where, what=what, fix=fix)) from error
 
 

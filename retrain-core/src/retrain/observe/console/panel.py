@@ -24,7 +24,7 @@ from retrain.text.amounts import ABSENT, duration, percent
 from retrain.text.progress import progress_of, progress_text, share_of, warm_up_left
 from retrain.text.terminal_text import printable, sparkline
 
-# The time left is estimated from the median of these: one slow step changes nothing.
+# The time left is estimated from their median, so that one slow step does not change it.
 RECENT_STEPS = 20
 LABEL_COLUMNS, SHARE_COLUMNS, TIME_COLUMNS = 13, 4, 24
 MOST_BAR_COLUMNS = 40

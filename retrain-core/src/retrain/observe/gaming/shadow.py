@@ -95,7 +95,7 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         yield Problem(code="reward.judges-nothing", where=where, what=what, fix=fix)
     elif brings_tasks(config, plugins):
         provider = config.environment.provider
-        what = f"environment {provider!r} scores its own episodes, and gives no text that a shadow could score"
+        what = f"environment {provider!r} scores its own episodes, so a shadow reward has no text to score"
         fix = "remove the shadow, or let [data] and [reward] give tasks and scores"
         yield Problem(code="reward.no-text-to-shadow", where=where, what=what, fix=fix)
     elif not has_verifier(config):
@@ -112,7 +112,7 @@ def shadow_problems(config: Config, plugins: Plugins) -> Iterator[Problem]:
         for detail in error.errors():
             key = ".".join(str(part) for part in detail["loc"])
             what = "unknown key" if detail["type"] == "extra_forbidden" else detail["msg"].removeprefix("Value error, ")
-            where, fix = f"{config.place(SHADOW_PARAMS)}.{key}", "give it as [reward] takes it"
+            where, fix = f"{config.place(SHADOW_PARAMS)}.{key}", "write it in the form that [reward] accepts"
             yield Problem(code="reward.bad-shadow-params", where=where, what=what, fix=fix)
 
 

@@ -100,7 +100,7 @@ class KeepsId:
         return {self.id_key: self._run_id} if self._run_id else {}
 
 
-# Constant throughout a run, so they go into the configuration there.
+# Constant throughout a run, so they go into the tracker's configuration.
 CONSTANTS = frozenset({"algorithm_mode", "advantage_mode", "transform_mode", "condition"})
 # Parts of `run.json` that say what made the run.
 PROVENANCE = ("config", "distributions", "libraries", "python", "git", "hardware", "command")
@@ -116,7 +116,7 @@ _PATTERNS = tuple(
         (r"eval_(\w+)", r"eval/\1"),
     )
 )
-# Name there -> path of the value in `run.json`.
+# Name in the tracker -> path of the value in `run.json`.
 CONFIG_KEYS = {
     "algorithm_mode": "config.algorithm.algorithm_mode",
     "advantage_mode": "config.algorithm.advantage_mode",
@@ -183,6 +183,6 @@ def require(library: str, *, where: str, needs: Sequence[str] = ()) -> None:
         if spec is None or spec.origin is None:
             from retrain.kernel.plugins.missing import install_line  # only the message needs it
 
-            what = f"recorder {library!r} needs the package {package!r}, but it is not installed"
-            fix = install_line("retrain-core", library)
+            what = f"recorder {library!r} needs the package {package!r}, and it is not installed"
+            fix = f"install it: {install_line('retrain-core', library)}"
             raise ConfigError(Problem(code="plugin.missing-package", where=where, what=what, fix=fix))

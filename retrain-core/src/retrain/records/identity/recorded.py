@@ -213,7 +213,7 @@ class _Follower:
             why = f"{candidates[0]} is another: {self._digest(place, candidates[0])}, recorded {before}"
         table, name, *below = place.keys
         flag = f"{table}.{name}='...' with the whole table" if len(below) > 1 else f"{'.'.join(place.keys)}=PLACE"
-        fix = f"give its present place: --set {flag}"
+        fix = f"give its current path: --set {flag}"
         return Problem(code="run.input-gone", where=printable(where), what=what, why=printable(why), fix=fix)
 
     def _import_folder(self) -> str:

@@ -71,10 +71,10 @@ class NamedSampler:
             what, fix = f"chose {len(ids)} prompts instead of {request.count}, {step}", "choose `request.count`"
             raise self._error(code="sampler.wrong-count", what=what, fix=fix)
         if not self.in_passes and (len(set(ids)) < len(ids) or request.taken.intersection(ids)):
-            what, fix = f"chose a prompt twice, {step}", "leave out its earlier choices, and `request.taken`"
+            what, fix = f"chose a prompt twice, {step}", "choose each prompt once, and none of `request.taken`"
             raise self._error(code="sampler.repeated-choice", what=what, fix=fix)
         if not all(math.isfinite(chance) and 0.0 <= chance <= 1.0 for chance in chances):
-            what, fix = f"gave a chance that is no number from 0 to 1, {step}", "give a probability, or None"
+            what, fix = f"gave a probability outside [0, 1], {step}", "give a probability, or None"
             raise self._error(code="sampler.bad-chance", what=what, fix=fix)
 
     @contextmanager

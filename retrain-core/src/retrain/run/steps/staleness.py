@@ -68,7 +68,7 @@ def staleness_problems(config: Config, capabilities: Capabilities | None) -> Ite
         yield too_many(config, capabilities.max_staleness)
     if most > 1 and config.backpressure.enabled:
         what = f"max_staleness = {most} does not go with back pressure"
-        why = "it sets a step's batch size by the time of the one before, and that is not over when they are sampled"
+        why = "back pressure sizes a batch by the time of the previous step, and that step is still training"
         fix = "set max_staleness = 1, or [backpressure] enabled = false"
         yield Problem(code="config.staleness-and-pacing", where=config.place(KEY), what=what, why=why, fix=fix)
 

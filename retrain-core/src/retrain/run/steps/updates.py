@@ -92,7 +92,7 @@ class Updates:
         found = measure(batch.rows, batch.temperature) if measure else None
         if found is None:
             name = self._config.backend.backend
-            what = f"backend {name!r} gives no log-probabilities, and tis_cap needs them with several updates per step"
+            what = f"backend {name!r} reports no log-probabilities: tis_cap needs them with several updates per step"
             fix = "set tis_cap = 0, or minibatches = 1 and epochs = 1"
             where = self._config.place("algorithm.tis_cap")
             raise BackendError(Problem(code="backend.no-logprobs", where=where, what=what, fix=fix))

@@ -128,7 +128,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), far_end.fileno()),
                 start_new_session=True,
-                # Sets of text are then iterated in the same order in every run.
+                # A fixed hash seed, so that sets of text have the same order in every run.
                 env={"PYTHONHASHSEED": "0", **os.environ},
             )
         except BaseException:
@@ -171,7 +171,7 @@ class Child:
         if process is None or connection is None or life_line is None:
             return
         with suppress(OSError):
-            # Closing would not wake a call that waits in another thread.
+            # Closing would not wake a call waiting in another thread.
             connection.shutdown(socket.SHUT_RDWR)
         # The guard then kills all processes below it, even those that left the group.
         life_line.close()

@@ -123,7 +123,7 @@ def read_failures(path: Path) -> list[tuple[Path, FailureRecord]]:
         raise ConfigError(Problem(code="replay.missing", where=str(path), what="does not exist", fix=fix))
     files = sorted(path.glob("*.json"), key=_order) if path.is_dir() else [path]
     if not files:
-        what, fix = "no failed scores in this folder", "give another"
+        what, fix = "no failed scores in this folder", "give the folder failures/ of a run"
         raise ConfigError(Problem(code="replay.empty-folder", where=str(path), what=what, fix=fix))
     records = []
     for file in files:

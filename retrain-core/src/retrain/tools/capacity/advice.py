@@ -30,7 +30,7 @@ KEYS = (
 )
 NO_KEY = "no key is enough: use a smaller [model] model, or a device with more memory"
 FLOORS = {"group_size": 2}  # a group of one carries no signal
-# Of a GPU's frozen weights, the closer to the given ones first.
+# Ways to store a GPU's frozen weights, the most accurate first.
 QUANTISED = ("int8", "nf4")
 # A value cut to less than this share is a larger change than 8-bit weights.
 KEPT = 0.5

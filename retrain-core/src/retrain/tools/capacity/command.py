@@ -53,11 +53,11 @@ Exit codes: 0 done; 1 a pilot failed; 2 usage or configuration error.
 @click.option("--inner", type=SIZE, help="Width inside its MLP (default: 4 x hidden).")
 @click.option("--heads", type=SIZE, help="Its attention heads.")
 @click.option("--kv-heads", type=SIZE, help="Its key-value heads (default: as many as heads).")
-@click.option("--head-size", type=SIZE, help="Numbers of a head (default: hidden / heads).")
+@click.option("--head-size", type=SIZE, help="Width of a head (default: hidden / heads).")
 @click.option("--vocabulary", type=SIZE, help="Entries of its vocabulary.")
 @click.option("--context", type=SIZE, help="Its longest row in tokens (default: unlimited).")
 @click.option("--tied", is_flag=True, help="Its head is its embedding.")
-@click.option("--known-models", "is_catalogue", is_flag=True, help="A line for every model of known size, and exit.")
+@click.option("--known-models", "is_catalogue", is_flag=True, help="List the models of known size and exit.")
 @json_option()
 @config_argument()
 @click.pass_obj
@@ -125,7 +125,7 @@ def run_pilot(arguments: Sequence[str], steps: int) -> Past:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             tail = "\n    ".join((done.stdout + done.stderr).strip().splitlines()[-TAIL_LINES:])
-            where, fix = "capacity --pilot", "fix that, then try again"
+            where, fix = "capacity --pilot", "correct the error above, and run the pilot again"
             what = f"the pilot of {steps} steps failed with exit code {done.returncode}"
             raise BackendError(Problem(code="capacity.pilot-failed", where=where, what=what, why=tail, fix=fix))
         manifest = Run(Path(log_dir)).started_manifest()

@@ -31,7 +31,7 @@ from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 
-# In nats: bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
+# Nats. bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
 MAX_MEAN_GAP = 0.05
 STYLES = {"ok": "green", "warn": "yellow", "missing": "red", "failed": "red"}
 STATUS_WIDTH = 8
@@ -60,7 +60,7 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
 
     The exit code is 1 when something that CONFIG needs is missing or broken. CONFIG defaults to ./retrain.toml where
     it exists. Without a configuration everything is shown, and only a plugin that failed to load
-    or an installation that is not whole counts.
+    or an incomplete installation counts.
     """
     plugins: Plugins = ctx.obj
     with redirect_stdout(sys.stderr):  # plugins may print when they are imported
@@ -111,7 +111,7 @@ def _verdict(source: str, fatal: Sequence[Diagnosis]) -> str:
     if not fatal:
         return "No configuration was given: `retrain doctor CONFIG` checks whether it can run here."
     broken = sum(finding.name.startswith("plugin ") for finding in fatal)
-    return f"{broken} of the installed plugins failed to load." if broken else "The installation is not whole."
+    return f"{broken} of the installed plugins failed to load." if broken else "The installation is incomplete."
 
 
 def _safe(text: str) -> str:

@@ -33,7 +33,7 @@ from retrain.records.record_names import CONFIG_FILE, METRICS, RUN_FILE
 from retrain.text.terminal_text import printable
 
 MANIFEST, FORMAT = "pack.json", 1
-MAKER = "get another one from its maker"
+MAKER = "get a new copy of the pack from its author"
 MAX_FILES, MAX_NAME, MAX_DEPTH = 50_000, 240, 30
 MAX_BYTES = 2**33  # unpacked, all members together
 MAX_MANIFEST_BYTES = 2**26
@@ -111,7 +111,7 @@ class Opened:
                     with os.fdopen(os.open(target, flags, 0o644), "wb") as stream:
                         self._copy(archive, name, stream)
         except FileExistsError as error:
-            what, fix = "is there already", "give another folder with --into, or remove it"
+            what, fix = "exists already", "give another folder with --into, or remove it"
             raise refused(error.filename or folder, code="rerun.folder-exists", what=what, fix=fix) from error
         except OSError as error:
             what = f"cannot be written: {error.strerror or error}"
@@ -150,7 +150,7 @@ def open_pack(file: Path) -> Opened:
     except ConfigError:
         raise
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, EOFError, zlib.error, RuntimeError) as error:
-        what, fix = f"is no pack: {error}", "give a file that `retrain pack` wrote"
+        what, fix = f"is not a pack: {error}", "give a file that `retrain pack` wrote"
         raise refused(file, code="pack.not-a-pack", what=what, fix=fix) from error
     if manifest.get("format") != FORMAT:
         what = f"is a pack of format {str(manifest.get('format'))[:20]!r}; this reads {FORMAT}"

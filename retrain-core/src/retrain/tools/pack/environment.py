@@ -181,7 +181,7 @@ def _checked_downloads(
             raise refused(file, code="pack.unlisted-wheel", what=what, fix=fix)
         if both := sorted(read.modules & owners.keys()):
             what = f"{owners[both[0]]} and {read.name} both hold the module {both[0]!r}"
-            fix = "get another pack from its maker, with one of the two"
+            fix = "ask the author for a pack with one of the two"
             raise refused(contents.opened.file, code="pack.module-twice", what=what, fix=fix)
         if not other_builds and (not listed["digest"] or _digest(read) != listed["digest"]):
             what = f"{read.name} {read.version} of your index has not the files that the pack lists"

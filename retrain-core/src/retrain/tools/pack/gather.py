@@ -126,7 +126,7 @@ def _campaign_runs(folder: Path) -> Iterator[Recorded]:
 
 def _recorded(name: str, folder: Path) -> Recorded:
     if not is_run(folder):
-        what = "is no run and no campaign"
+        what = "is neither a run nor a campaign"
         fix = "give the folder of a run or of a campaign; `retrain status` lists them"
         raise ConfigError(Problem(code="pack.not-a-run", where=str(folder), what=what, fix=fix))
     run = Run(folder)

@@ -113,7 +113,7 @@ def _take(found: Inputs, kind: str, name: str, file: Mapping[str, Any], identity
             return None
         content = hidden(content)
         found.hidden.append(name)
-    # Under this name the identity of a rerun looks for the packed copy, to show a line that differs.
+    # The identity of a rerun finds the packed copy under this name, to show a line that differs.
     member = f"{FOLDER}/{copy_name(kind, name if kind == 'model' else place)}"
     if not is_safe(member):
         member = f"{FOLDER}/{kind}-{len(found.placed)}"

@@ -72,7 +72,7 @@ def command(
     file = out or Path(f"{folder.resolve().name}{SUFFIX}")
     for each in filter(None, (file, html)):
         if each.exists():
-            what, fix = "is there already", "give another name, or remove it"
+            what, fix = "exists already", "give another name, or remove it"
             raise ConfigError(Problem(code="pack.file-exists", where=printable(str(each)), what=what, fix=fix))
     found = gather(folder, most_bytes=int(limit_mb * 2**20), margin=equivalence, hide_secrets=hide_secrets)
     try:

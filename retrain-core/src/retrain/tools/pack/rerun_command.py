@@ -50,11 +50,15 @@ Exit codes: 0 identical, or equivalent by the test that the pack declares; 1 dif
 @click.option("--yes", is_flag=True, help="Run and install the listed things without asking.")
 @click.option("--trust", multiple=True, metavar="SHA256", help="A wheel of retrain that is listed as UNKNOWN, by hash.")
 @click.option("--other-builds", is_flag=True, help="Take packages whose files are not those that the pack lists.")
-@click.option("--into", type=click.Path(path_type=Path), help="A new folder for it; by default NAME.rerun.")
+@click.option("--into", type=click.Path(path_type=Path), help="New folder of the rerun; by default NAME.rerun.")
 @click.option("--here", is_flag=True, help="Use this environment instead of making one.")
-@click.option("--data", "data", multiple=True, metavar="NAME=PATH", help="A file that the pack names, by your path.")
+@click.option(
+    "--data", "data", multiple=True, metavar="NAME=PATH", help="Your path to a data file that the pack names."
+)
 @set_option("Change a value; the comparison names it.")
-@click.option("--pass", "passed", multiple=True, metavar="VARIABLE", help="A secret variable that the run may see.")
+@click.option(
+    "--pass", "passed", multiple=True, metavar="VARIABLE", help="Pass a secret environment variable to the run."
+)
 @quiet_option("Print only the outcome.")
 @json_option("The outcome as JSON.")
 def command(
@@ -71,12 +75,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Run a PACK again in a new environment, and compare line by line: bit-identical on the same machine and versions,
-    otherwise by the test that the pack declares. The first difference is named with its cause. A pack is its maker's
-    code: everything that it would run and install is listed, and nothing happens until you agree."""
+    otherwise by the test that the pack declares. The first difference is named with its cause. A pack contains its
+    author's code: everything that it would run and install is listed, and nothing happens until you agree."""
     contents = read_contents(open_pack(file))
     folder = (into or Path(f"{file.stem}.rerun")).absolute()
     if folder.exists():
-        what, fix = "is there already", "give another folder with --into, or remove it"
+        what, fix = "exists already", "give another folder with --into, or remove it"
         raise ConfigError(Problem(code="rerun.folder-exists", where=printable(str(folder)), what=what, fix=fix))
     given = dict(map(_given, data))
     wheels = () if here else check_wheels(contents)

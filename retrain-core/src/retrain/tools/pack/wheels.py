@@ -75,7 +75,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
     recorded = [file for file in files_of(name) if ".." not in file.parts and not str(file).endswith(".pyc")]
     info = next((file.parts[0] for file in recorded if file.parts[0].endswith(".dist-info")), "")
     if not info:
-        what = f"{name} was not installed by an installer that records its files: no wheel can be made of it"
+        what = f"{name} was not installed by an installer that records its files, so no wheel can be built from it"
         fix = f"pip install it, or leave it out: RETRAIN_BLOCK={name}"
         raise ConfigError(Problem(code="pack.no-install-record", where=name, what=what, fix=fix))
     metadata = {
@@ -113,7 +113,7 @@ def wheel_of(name: str, version: str, modules: Iterable[str]) -> Wheel:
 
 
 # The same words as in `archive`: `retrain help` finds a fix in the module that gives it.
-MAKER = "get another one from its maker"
+MAKER = "get a new copy of the pack from its author"
 MAX_WHEEL_BYTES = 2**28  # of a plugin's modules, unpacked
 # The format gives a RECORD no hash of these.
 SIGNATURES = ("RECORD", "RECORD.jws", "RECORD.p7s")
@@ -178,7 +178,7 @@ def read_wheel(where: Path | str, file: str, stream: IO[bytes]) -> ReadWheel:
     except ConfigError:
         raise
     except (InvalidWheelFilename, InvalidVersion, *DAMAGED) as error:
-        what = f"{file} is no wheel that can be used: {str(error)[:200]}"
+        what = f"{file} is not a usable wheel: {str(error)[:200]}"
         raise refused(where, code="pack.not-a-wheel", what=what, fix=MAKER) from error
     return ReadWheel(name=str(name), version=str(version), folder=folder, files=files)
 
@@ -226,7 +226,7 @@ def _checked(opened: Opened, packed: PackedWheel) -> CheckedWheel:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
     except DAMAGED as error:
-        what = f"{file} is no wheel that can be used: {error}"
+        what = f"{file} is not a usable wheel: {error}"
         raise refused(opened.file, code="pack.not-a-wheel", what=what, fix=MAKER) from error
     check_members(Path(f"{opened.file}: {file}"), infos)
     if sum(info.file_size for info in infos) > MAX_WHEEL_BYTES:

@@ -271,7 +271,7 @@ class TorchSolver(Solver):
             self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
             torch.zeros(1, device=self._device, dtype=self._dtype)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            what, fix = f"{device!r} cannot be used: {str(error).splitlines()[0]}", 'device = "cpu"'
+            what, fix = f"{device!r} cannot be used: {str(error).splitlines()[0]}", 'set device = "cpu"'
             raise unusable("[squeeze] device", code="squeeze.bad-device", what=what, fix=fix) from error
 
     @override

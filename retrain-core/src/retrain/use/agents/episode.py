@@ -67,7 +67,7 @@ class Calls:
     def prompt(self, text: str) -> tuple[Call | None, Tokens]:
         """Return the call that a rendered conversation continues, if any, and all its token ids."""
         continued = [call for call in self._calls if text.startswith(call.text)]
-        # Of equal texts with different tokens the choice must not depend on the order of arrival.
+        # Among equal texts with different tokens, the choice must not depend on the order of arrival.
         parent = max(continued, key=lambda call: (len(call.text), call.tokens_T.tobytes()), default=None)
         added = text if parent is None else text[len(parent.text) :]
         # A chat template writes its special tokens itself.

@@ -26,10 +26,10 @@ from retrain.use.serving.batcher import Batcher
 from retrain.use.serving.http import ApiServer
 
 CLOCK_S = 0.05  # between two looks at the agents' clocks
-# The limit that counts is on the agent's own clock. That clock stops while the policy works.
+# The agent's own clock, which stops while the policy works, sets the real limit.
 NO_LIMIT_S = 7 * 24 * 3600.0
 MOST_CALLS = 64
-# For the calls of several agents to come together, where none can join a batch later.
+# Wait this long for calls of several agents where a call cannot join a running batch.
 GATHER_S = 0.05
 
 
@@ -81,7 +81,7 @@ class Performance:
         with self._lock:
             self._is_stopped = True
             self._waiting.clear()
-            # An actor that is still starting plays nothing yet.
+            # An actor that is still starting has no episode yet.
             busy = self._actors if self._left else ()
         for actor in busy:
             actor.kill()

@@ -29,7 +29,7 @@ Examples:
   retrain eval logs/train --checkpoint base --checkpoint all
   retrain eval logs/a logs/b --data tasks.jsonl --reward math --samples 8
   retrain eval Qwen/Qwen3-0.6B --data tasks.jsonl --reward match --greedy --json
-  retrain eval logs/train --to lm-eval             what to type to let lm-eval judge it
+  retrain eval logs/train --to lm-eval             the command that runs lm-eval on it
 
 \b
 Exit codes: 0 done; 1 failed; 2 usage or configuration error.
@@ -68,7 +68,7 @@ def client_lines(client: str, named: str, checkpoint: str, plugins: Plugins) -> 
 @click.option("--greedy", is_flag=True, help="With --data: always take the most likely token.")
 @click.option("--out", type=FOLDER, help="Folder of the results; default: evaluations in the run's folder.")
 @click.option("--save-every", "at_once", type=click.IntRange(1), default=256, show_default=True, help="Examples.")
-@click.option("--to", "client", type=click.Choice(CLIENTS), help="Print how another evaluation is run.")
+@click.option("--to", "client", type=click.Choice(CLIENTS), help="Print the command that runs another evaluator.")
 @json_option()
 @config_argument("SUBJECT... [--KEY VALUE]...")
 @click.pass_obj
@@ -85,7 +85,7 @@ def command(
 ) -> None:
     """Evaluate each SUBJECT: a run, a checkpoint, an adapter or a model.
 
-    A run is evaluated as it evaluated itself: on its held-out examples and the sets of [eval.sets], with the same
+    A run is evaluated as during training: on its held-out examples and the sets of [eval.sets], with the same
     random streams. Keys of the configuration are flags here as anywhere: --temperature 0.7, --eval-samples 16. Results
     are recorded, so that an interrupted command continues where it stopped."""
     count = next((number for number, word in enumerate(arguments) if word.startswith("-")), len(arguments))

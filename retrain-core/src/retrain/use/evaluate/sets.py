@@ -36,7 +36,7 @@ from retrain.text.tokenizer import context_length
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-# The other keys of [data] belong to its source, and mean nothing for another one.
+# The other keys of [data] belong to its source and do not apply to another one.
 PRESENTATION = ("instruction", "system_prompt", "template_args")
 LOG = logging.getLogger("retrain")
 
@@ -219,7 +219,7 @@ def load_set(each: EvalSet, context: PluginContext, tasks: Tasks | None = None) 
     reading = replace(context, config=each.config)
     data = load_data(each.config, reading)
     if data.reward is not None and not each.names_reward and each.config.data.source != context.config.data.source:
-        # the source's own verifier is the better one: as if no reward had been named
+        # prefer the source's own verifier to the run's reward
         tables = {name: type(table)() if name == "reward" else table for name, table in each.config.tables.items()}
         origins = {path: origin for path, origin in each.config.origins.items() if not path.startswith("reward.")}
         reading = replace(reading, config=replace(each.config, tables=tables, origins=origins))

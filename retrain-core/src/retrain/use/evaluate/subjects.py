@@ -155,7 +155,8 @@ def _overrides(request: Request, subject: Subject) -> tuple[list[str], Path | No
         read_toml(file)[0].get("eval", {}).get("sets", {}) for file in (subject.run / CONFIG_FILE, request.file)
     )
     if not added or not isinstance(added, dict):
-        what, fix = "has no [eval.sets.NAME], the only table that is read for a run", "add one"
+        what = "has no [eval.sets.NAME], the only table that `retrain eval RUN` reads"
+        fix = "add a table [eval.sets.NAME] with the set's data"
         raise ConfigError(Problem(code="eval.no-sets", where=str(request.file), what=what, fix=fix))
     return [f"--eval-sets={json.dumps({**own, **added})}", *request.overrides], None
 
@@ -300,8 +301,8 @@ class ResultFile:
             return []
         names = [record.get("example") for record in found[1:]]
         if found[:1] != [self._header] or names != [prompt.example.id for prompt in prompts[: len(names)]]:
-            what = "is not the record of this evaluation"
-            raise ConfigError(Problem(code="eval.other-record", where=str(self.path), what=what, fix="remove it"))
+            what, fix = "is the record of another evaluation", "delete this file, and evaluate again"
+            raise ConfigError(Problem(code="eval.other-record", where=str(self.path), what=what, fix=fix))
         # A portion is sampled as one batch, and rounding depends on the batch: a partial one is done again.
         whole = len(names) if len(names) == len(prompts) else len(names) // at_once * at_once
         with self.path.open("r+b") as stream:

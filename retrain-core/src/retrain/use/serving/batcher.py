@@ -19,7 +19,7 @@ from retrain.tasks.rollout import check_sample
 
 LOG = logging.getLogger("retrain")
 POLL_S = 0.2  # between two looks at `is_over`
-# In tokens: every completion ends at its own limit, so the batch needs none.
+# Tokens. Every completion ends at its own limit, so the batch needs none.
 NO_LIMIT = 2**24
 MOST_ROWS = 1024  # completions that are sampled or wait
 

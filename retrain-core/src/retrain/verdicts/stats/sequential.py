@@ -42,7 +42,7 @@ def spent(alpha: float, share: float, spend: Spend) -> float:
     if spend is Spend.POCOCK:
         return alpha * math.log1p((math.e - 1.0) * share)
     z = -NormalDist().inv_cdf(alpha / 2.0)
-    # 2 - 2 Phi(x) = erfc(x / sqrt 2). erfc keeps its digits far out, where 1 - Phi loses all.
+    # 2 - 2 Phi(x) = erfc(x / sqrt 2). erfc keeps its precision in the tail, where 1 - Phi loses all digits.
     return math.erfc(z / math.sqrt(2.0 * share))
 
 
@@ -132,7 +132,7 @@ class SequentialFlip:
             left = math.floor(spent(alpha, share, self.spend) * total + 1e-9) - (total - alive_A.size)
             if left <= 0:
                 continue
-            # The largest sum that is kept sets the cut, so that ties share their fate.
+            # The largest sum that is kept sets the cut, so that ties are treated alike.
             kept = alive_A.size - left
             cut = float(np.partition(alive_A, kept - 1)[kept - 1]) + sums.slack if kept > 0 else -1.0
             if sums.observed_K[look] > cut:
@@ -177,7 +177,7 @@ def _patterns(n_max: int, drawn: int) -> Floats:
 # Good to 3.5 percentage points; a campaign stops for futility below 5 %.
 FUTURES = 200
 DRAWN_OF_A_FUTURE = 999
-# Fewer say nothing about the spread.
+# Fewer do not estimate the spread.
 LEAST_SEEDS = 3
 
 
@@ -231,7 +231,7 @@ def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_r
     mean = float(diffs_N.mean())
     far = FAR * max(float(np.ptp(diffs_N)), abs(mean), float(np.abs(diffs_N).max()), np.finfo(float).tiny)
     inner = [mean] if is_zero_rejected else [mean, 0.0]
-    # Zero, where rejected, bounds the side of the mean on which it lies.
+    # A rejected zero bounds the interval on its side of the mean.
     low, high = (0.0 if is_zero_rejected and (end < 0.0) == (mean > 0.0) else None for end in (-far, far))
     return _limit(min(inner), -far, low, is_rejected), _limit(max(inner), far, high, is_rejected)
 
@@ -268,7 +268,7 @@ def running_evidence(diffs_N: Floats) -> Floats:
     if not np.isfinite(diffs_N).all():
         raise ValueError("a difference is not finite")
     peak = float(np.abs(diffs_N).max(initial=0.0))
-    # Squares of tiny differences would vanish.
+    # Squares of tiny differences would underflow.
     unitless_N = diffs_N / peak if peak > 0.0 else diffs_N
     rms_N = np.sqrt(np.cumsum(unitless_N**2) / np.arange(1, diffs_N.size + 1))
     x_N = np.divide(unitless_N, rms_N, out=np.zeros_like(unitless_N), where=rms_N > 0)

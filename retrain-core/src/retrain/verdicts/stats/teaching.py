@@ -19,7 +19,7 @@ from retrain.kernel.types import Floats
 _SPAN, _CELLS = 7.0, 29
 # Expectation maximisation: further rounds change no forecast by more than about 0.002.
 _ROUNDS = 40
-# Of the drift per step before any outcome, and of its change within a step.
+# Prior standard deviations of the drift per step, and of its change within a step.
 _DRIFT_SD, _DRIFT_STEP_SD = 0.1, 0.01
 
 

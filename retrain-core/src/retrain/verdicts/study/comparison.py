@@ -261,7 +261,7 @@ def collapses(values: Mapping[str, Values], metric: Metric, *, direction: Direct
 
 # In robust standard deviations: among normal values one in three million lies that far below.
 FAR = 5.0
-# Of three values one always lies apart.
+# With three values, one always looks like an outlier.
 LEAST_SEEDS = 4
 # The median absolute deviation of a normal law is its standard deviation over 1.4826.
 _NORMAL = 1.4826

@@ -84,7 +84,6 @@ def with_seeds(
     found = []
     for each in comparisons:
         own = values[each.baseline]
-        # The compared seeds come first, in their order.
         ordered = {seed: own[seed] for seed in (*each.seeds, *own)}
         found.append(replace(each, per_seed=per_seed(ordered, values[each.condition], direction=direction)))
     return tuple(found)

@@ -310,7 +310,7 @@ def _baseline(options: Options, source: Source, runs: Sequence[ComparedRun]) -> 
     first = next(label for label in source.conditions if label in present)
     baseline = options.baseline or (source.plan.baseline if source.plan else "") or first
     if baseline not in source.conditions:
-        where, fix = "--baseline" if options.baseline else "plan", f"one of: {', '.join(source.conditions)}"
+        where, fix = "--baseline" if options.baseline else "plan", f"use one of: {', '.join(source.conditions)}"
         what = f"{baseline!r} is not a condition here"
         raise ConfigError(Problem(code="compare.unknown-baseline", where=where, what=what, fix=fix))
     return baseline

@@ -74,10 +74,10 @@ def command(
 ) -> None:
     """Compare the conditions of a campaign, or of run folders, over their seeds; two runs over their examples.
 
-    Two files that `retrain eval` wrote, of two checkpoints say, are compared over their examples as well.
+    Two files that `retrain eval` wrote, for example of two checkpoints, are compared over their examples as well.
 
-    The look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs. With
-    --ledger check the chain of hashes of that file, and the runs and campaigns next to it against it.
+    Each look and its verdicts are recorded in `ledger.jsonl`, in the folder that holds the campaign or the runs. With
+    --ledger, verify that file's chain of hashes, and the runs and campaigns next to it.
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")

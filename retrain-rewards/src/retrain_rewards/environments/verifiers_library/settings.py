@@ -55,7 +55,7 @@ class Settings:
         try:
             json.dumps(settings.args, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            what, fix = f"is not plain data: {error}", "use text, numbers, booleans, lists and tables only"
+            what, fix = f"is not plain data: {error}", "use only text, numbers, booleans, lists and tables as arguments"
             faults.append(settings.problem("args", code="environment.bad-args", what=what, fix=fix))
         if faults:
             raise ConfigError(*(problem for fault in faults for problem in fault.problems))

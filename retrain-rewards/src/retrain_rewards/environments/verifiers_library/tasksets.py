@@ -157,7 +157,7 @@ class Tasksets:
         except ValidationError as error:
             found = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()]
             what = f"{self.settings.id!r} does not take these arguments: {'; '.join(found)}"
-            fix = "correct them"
+            fix = "correct the arguments in [environment] args"
             raise self.settings.problem("args", code="environment.bad-args", what=what, fix=fix) from error
         except (ImportError, TypeError, ValueError, AttributeError) as error:
             if hasattr(error, "problems"):

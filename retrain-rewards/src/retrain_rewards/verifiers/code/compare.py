@@ -20,7 +20,7 @@ SLACK_BYTES, SLACK_ITEMS = 4096, 64
 # A `1` may come as `["Fraction",1,1]`.
 BYTES_FACTOR, ITEMS_FACTOR = 16, 4
 SHOWN_CHARS = 80
-# Of a fraction or a Decimal, whose arithmetic is not linear.
+# Longest fraction or Decimal, since their arithmetic is not linear.
 EXACT_CHARS = 5000
 ARRAYS = ("list", "tuple", "namedtuple", "range", "deque", "array", "ndarray", "dict_keys", "dict_values", "dict_items")
 HEADS = {"namedtuple": 2, "deque": 1, "array": 1}  # parts before the items

@@ -17,7 +17,7 @@ from retrain_rewards.faults import refused
 from retrain_rewards.sandbox.checks import UNUSED
 from retrain_rewards.sandbox.inside import HEADER_BYTES, TEXT_CHARS
 from retrain_rewards.sandbox.process import Limits, Process, ProcessEnded, ProcessFault
-from retrain_rewards.sandbox.sandbox import FIX, NO_SANDBOX, Sandbox, find_sandbox, with_numpy
+from retrain_rewards.sandbox.sandbox import NO_SANDBOX, Sandbox, find_sandbox, no_sandbox, with_numpy
 from retrain_rewards.tables import RewardTable, time_limit_of
 from retrain_rewards.verifiers.code.compare import (
     SHOWN_CHARS,
@@ -32,7 +32,7 @@ from retrain_rewards.verifiers.code.layouts import CallTest, CodeTest, StdinTest
 from retrain_rewards.verifiers.code.source import FAULTS, FENCE, last_program, prelude, ready, unbound
 
 LOG = logging.getLogger("retrain")
-# Of the scoring time limit: a program that is too slow is wrong, and no failed score.
+# Share of the scoring time limit: a program that is too slow scores 0; it is not a failed score.
 OWN_SHARE = 0.8
 PROCESSES = re.compile(r"\b(multiprocessing|ProcessPoolExecutor|subprocess|os\.(fork|system|popen|posix_spawn))\b")
 NO_PROCESSES = " (the sandbox does not offer further processes, such as multiprocessing: use threads)"
@@ -121,7 +121,7 @@ class Trial(AbstractContextManager["Trial"]):
         reply = self._process("script", *self.program).ask(test.stdin, deadline)
         size = int.from_bytes(reply[1 : 1 + HEADER_BYTES], "big")
         fault, output = (reply[1 + HEADER_BYTES :][part] for part in (slice(size), slice(size, None)))
-        # It has started threads: the next test begins in another process.
+        # The program started threads, so the next test runs in another process.
         if reply[:1] == b"1":
             self.close()
         if size:
@@ -196,8 +196,7 @@ def make_code(context: PluginContext) -> CodeReward:
         LOG.warning("UNSAFE: programs that the model writes run WITHOUT A SANDBOX, with your rights: %s", reason)
         sandbox = NO_SANDBOX
     else:
-        what = f"reward 'code' runs programs that a model wrote, and there is no sandbox for them: {reason}"
-        raise refused(config.place("reward.type"), code="reward.no-sandbox", what=what, fix=FIX)
+        raise no_sandbox(config.place("reward.type"), reason)
     if table.numpy:
         try:
             sandbox = with_numpy(sandbox)
