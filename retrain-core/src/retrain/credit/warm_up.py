@@ -25,7 +25,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Kind, TrainBatch, TrainReport, TrainRow
 from retrain.tasks.prompts import PromptPool, encode_prompts, usable_examples
 from retrain.tasks.tasks import Tasks
-from retrain.text.chat import prompt_text
+from retrain.text.chat import prompt_text, template_args
 from retrain.text.terminal_text import printable
 
 LOG = logging.getLogger("retrain")
@@ -164,7 +164,7 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         try:
-            text = str(tokenizer.apply_chat_template(chat, tokenize=False, **config.data.template_args))
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False, **template_args(config, tokenizer)))
         # Templates may raise anything; then the tokenizer's end-of-sequence token will do.
         except Exception:
             text = ""

@@ -64,6 +64,10 @@ def build_pool(
     """
     examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
     notes += check_template_args(tokenizer, config)
+    if config.environment.provider:
+        from retrain.text.template_probe import history_note  # only turns have a history
+
+        notes += tuple(filter(None, [history_note(config, tokenizer)]))
     chats = sum(not isinstance(example.prompt, str) for example in examples)
     if chats and not is_environment and (config.data.system_prompt or config.data.instruction):
         notes += (f"{chats} prompts are whole chats: [data] system_prompt and instruction are not added to them",)

@@ -50,7 +50,7 @@ def encode(
     chats: Sequence[Sequence[Message]], tokenizer: Any, config: Config, *, names: Sequence[str]
 ) -> list[list[int]]:
     """Token ids of chats; ConfigError names the example that cannot be rendered or tokenised."""
-    args = config.data.template_args
+    args = template_args(config, tokenizer)
     texts = [_rendered(chat, tokenizer, args, name) for chat, name in zip(chats, names, strict=True)]
     # A template writes its special tokens itself.
     special = not tokenizer.chat_template
@@ -79,6 +79,15 @@ def as_chat(value: Any) -> list[Mapping[str, Any]]:
             return []
         found.append({**message, "role": role, "content": content})
     return found
+
+
+def template_args(config: Config, tokenizer: Any) -> Mapping[str, Any]:
+    """`[data] template_args`, with the switch that `[data] thinking` is in this template."""
+    if config.data.thinking == "template":
+        return config.data.template_args
+    from retrain.text.template_probe import switched  # which renders through this module
+
+    return switched(config, tokenizer)
 
 
 def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:
