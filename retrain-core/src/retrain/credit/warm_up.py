@@ -25,8 +25,9 @@ from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Kind, TrainBatch, TrainReport, TrainRow
 from retrain.tasks.prompts import PromptPool, encode_prompts, usable_examples
 from retrain.tasks.tasks import Tasks
-from retrain.text.chat import prompt_text, template_args
+from retrain.text.chat import prompt_text
 from retrain.text.terminal_text import printable
+from retrain.text.thinking import template_args
 
 LOG = logging.getLogger("retrain")
 LIKELIHOOD = "likelihood"  # the loss

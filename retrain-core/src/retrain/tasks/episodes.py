@@ -25,9 +25,8 @@ from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, Sam
 from retrain.tasks.rollout import budget_of, draw_samples
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.tasks.scoring.verdict import part_means
-from retrain.text.chat import template_args
 from retrain.text.terminal_text import printable
-from retrain.text.thinking import thinking_of
+from retrain.text.thinking import template_args, thinking_of
 from retrain.text.transcript import Transcript
 
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)

@@ -14,6 +14,7 @@ from retrain.text.terminal_text import printable
 
 # Texts in one call of the tokenizer: half the time of one by one.
 BATCH = 1000
+THOUGHT_FIELDS = ("reasoning_content", "thinking")  # of a message, as templates read its thought
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
 OWN_ARGUMENTS = frozenset(
     {
@@ -47,11 +48,10 @@ def chat_text(
 
 
 def encode(
-    chats: Sequence[Sequence[Message]], tokenizer: Any, config: Config, *, names: Sequence[str]
+    chats: Sequence[Sequence[Message]], tokenizer: Any, template_args: Mapping[str, Any], *, names: Sequence[str]
 ) -> list[list[int]]:
     """Token ids of chats; ConfigError names the example that cannot be rendered or tokenised."""
-    args = template_args(config, tokenizer)
-    texts = [_rendered(chat, tokenizer, args, name) for chat, name in zip(chats, names, strict=True)]
+    texts = [_rendered(chat, tokenizer, template_args, name) for chat, name in zip(chats, names, strict=True)]
     # A template writes its special tokens itself.
     special = not tokenizer.chat_template
     ids: list[list[int]] = []
@@ -79,15 +79,6 @@ def as_chat(value: Any) -> list[Mapping[str, Any]]:
             return []
         found.append({**message, "role": role, "content": content})
     return found
-
-
-def template_args(config: Config, tokenizer: Any) -> Mapping[str, Any]:
-    """`[data] template_args`, with the switch that `[data] thinking` is in this template."""
-    if config.data.thinking == "template":
-        return config.data.template_args
-    from retrain.text.template_probe import switched  # which renders through this module
-
-    return switched(config, tokenizer)
 
 
 def check_template_args(tokenizer: Any, config: Config) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Message
-from retrain.text.chat import chat_text, template_args
-from retrain.text.thinking import THOUGHT_FIELDS, thinking_of
+from retrain.text.chat import THOUGHT_FIELDS, chat_text
 
 SWITCHES = ("enable_thinking", "thinking")  # arguments that are true or false
 ASKED: Message = {"role": "user", "content": "Which number?"}
@@ -37,16 +36,15 @@ def _rendered(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
         return ""
 
 
-def history_note(config: Config, tokenizer: Any) -> str:
+def history_note(config: Config, tokenizer: Any, arguments: Mapping[str, Any], *, thinks: bool) -> str:
     """How the template changes earlier turns, and what `[environment] history` makes of it; empty if it does not."""
-    arguments, answer = template_args(config, tokenizer), {"role": "assistant", "content": ANSWERED}
+    answer = {"role": "assistant", "content": ANSWERED, **dict.fromkeys(THOUGHT_FIELDS, THOUGHT)}
     try:
         first = chat_text([ASKED], tokenizer, arguments)
-        later = chat_text([ASKED, {**answer, **dict.fromkeys(THOUGHT_FIELDS, THOUGHT)}, ASKED], tokenizer, arguments)
+        later = chat_text([ASKED, answer, ASKED], tokenizer, arguments)
     except Exception:  # it may want other roles; the environment's own messages are rendered later
         return ""
-    thinks = config.data.thinking != "off" and bool(thinking_of(config, tokenizer).opening)
-    drops = thinks and THOUGHT not in later
+    drops = thinks and config.data.thinking != "off" and THOUGHT not in later
     if not tokenizer.chat_template or (later.startswith(first) and not drops):
         return ""
     what = "drops earlier thoughts" if drops else "changes earlier text"

@@ -19,7 +19,6 @@ TAGS = (
     ("[THINK]", "[/THINK]", ""),
     ("<seed:think>", "</seed:think>", ""),
 )
-THOUGHT_FIELDS = ("reasoning_content", "thinking")  # of a message, as templates read them
 TAIL = 32  # tokens of a prompt's end in which an opening tag is looked for
 
 
@@ -81,3 +80,12 @@ def thinking_of(config: Config, tokenizer: Any) -> Thinking:
         return Thinking(tokenizer=tokenizer)
     opening, closing, before = known[0]
     return Thinking(tokenizer=tokenizer, opening=opening, closing=closing, cut=before + closing, sees_all=sees_all)
+
+
+def template_args(config: Config, tokenizer: Any) -> Mapping[str, Any]:
+    """`[data] template_args`, with the switch that `[data] thinking` is in this template."""
+    if config.data.thinking == "template":
+        return config.data.template_args
+    from retrain.text.template_probe import switched  # most runs leave it to the template
+
+    return switched(config, tokenizer)

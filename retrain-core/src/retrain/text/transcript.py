@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Completion, Floats, Mask, Message, Sample, StopReason, Tokens
-from retrain.text.chat import chat_text
-from retrain.text.thinking import THOUGHT_FIELDS, Thinking, Thought
+from retrain.text.chat import THOUGHT_FIELDS, chat_text
+from retrain.text.thinking import Thinking, Thought
 
 MARK = "retrain-says"  # stands for an answer, to find what a template writes after it
 

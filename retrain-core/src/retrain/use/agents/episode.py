@@ -17,8 +17,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.types import Completion, Message, Sample, SamplingParams, Score, StopReason, Tokens
 from retrain.tasks.prompts import chat_of
-from retrain.text.chat import template_args
-from retrain.text.thinking import thinking_of
+from retrain.text.thinking import template_args, thinking_of
 from retrain.text.transcript import Transcript, written
 from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError

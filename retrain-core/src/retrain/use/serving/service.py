@@ -16,7 +16,8 @@ from retrain.kernel.types import LogprobRow, Sample, SampleRequest, StopReason, 
 from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import TopLogprobs
-from retrain.text.chat import chat_text, template_args
+from retrain.text.chat import chat_text
+from retrain.text.thinking import template_args
 from retrain.text.tokenizer import context_length, token_texts
 from retrain.text.tool_calls import ToolCall, parse_tool_calls, plain_tool_calls
 from retrain.use.serving.batcher import Batcher, BusyError, Failure, Generation, Inbox, Piece, Ranking, Work
