@@ -1,13 +1,21 @@
 """`[training] max_thinking_tokens` over any backend: open thoughts are closed, and the closing tag is no action."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from retrain.kernel.config.plugin_tables import EnvironmentTable
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
+from retrain.kernel.contracts.context import PhaseProgress
+from retrain.kernel.contracts.tasks import Prompt, Streams
+from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, StopReason
+from retrain.tasks.episodes import Episodes
 from retrain.tasks.rollout import budget_of, draw_samples
 from retrain.text.thinking import Thinking, thinking_of
+from tests.kit.playing import Counting
 from tests.kit.problems import refused
 from tests.kit.thinking_models import CHANNELS, HARMONY, OPENED, thinking_model
 
@@ -143,3 +151,42 @@ def test_a_limit_needs_tags_and_room_for_an_answer():
     assert refused(budget_of, config, Thinking(tokenizer=None), None) == ["training.no-thinking-tags"]
     with pytest.raises(ValueError, match="below max_tokens"):
         TrainingTable(max_tokens=8, max_thinking_tokens=8)
+
+
+class Counter:
+    """Never ends a thought; after the tag that does, it says how often it has been asked before."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def sample(self, requests, params):
+        return [[self._one(request, params) for _ in request.seeds_G] for request in requests]
+
+    def _one(self, request, params):
+        context = self.tokenizer.decode(request.prompt_T)
+        is_closed = context.endswith("</think>")
+        text = f"{context.count('And then?')}<|im_end|>" if is_closed else " hmm" * params.max_tokens
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"][: params.max_tokens]
+        stop = StopReason.EOS if is_closed else StopReason.LENGTH
+        numbers_T = np.full(len(ids), -0.5)
+        return Sample(tokens_T=np.array(ids), logprobs_T=numbers_T, stop_reason=stop, policy_version=1)
+
+
+@pytest.mark.parametrize("history", ["sampled", "rows"])
+def test_each_turn_of_an_episode_has_its_limit_and_the_environment_sees_answers(tokenizer, history):
+    training = TrainingTable(max_tokens=20, max_thinking_tokens=5)
+    config = Config(tables={"training": training, "environment": EnvironmentTable(history=history)})
+    context = SimpleNamespace(tokenizer=tokenizer, config=config, sampling_progress=PhaseProgress())
+    environment, params = Counting(turns=2), SamplingParams(max_tokens=20, temperature=1.0)
+    prompts = [Prompt(example=each, tokens_T=np.arange(3)) for each in environment.load().examples[:1]]
+    with Episodes(Counter(tokenizer), context, environment, params).batch("step_0") as batch:
+        ((first, second),) = batch.sample(prompts, 2, Streams(seeds=Seeds(1), purpose="sample"))
+        assert [score.value for score in batch.scores()[0]] == [1.0, 1.0]
+    assert environment.said == {0: ["0", "1"], 1: ["0", "1", "2"]}
+    for completion, turns in ((first, 2), (second, 3)):
+        closing = tokenizer.convert_tokens_to_ids("</think>")
+        assert closing not in completion.tokens_T[completion.action_T]
+        assert (completion.answer, len(completion.reasoning.split("\n\n"))) == (str(turns - 1), turns)
+        assert len(completion.contexts) == (1 if history == "sampled" else turns)
+        seen = tokenizer.decode(completion.tokens_T[completion.contexts[-1]])
+        assert seen.count("</think>") == (turns if history == "sampled" else 1)

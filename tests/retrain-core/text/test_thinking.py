@@ -100,8 +100,8 @@ def test_a_template_without_a_switch_is_refused(tokenizers, kind, wanted):
 @pytest.mark.parametrize(
     ("kind", "history", "data", "told"),
     [
-        ("qwen3", "sampled", {}, "sampled stay"),
-        ("qwen3", "rows", {}, "each turn is a row"),
+        ("qwen3", "sampled", {}, "drops earlier thoughts"),
+        ("qwen3", "rows", {}, None),
         ("qwen3", "sampled", {"thinking": "off"}, "changes earlier text"),
         ("harmony", "sampled", {}, "drops earlier thoughts"),
         ("opened", "sampled", {"template_args": {"keep": True}}, None),

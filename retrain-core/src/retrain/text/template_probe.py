@@ -37,7 +37,9 @@ def _rendered(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
 
 
 def history_note(config: Config, tokenizer: Any, arguments: Mapping[str, Any], *, thinks: bool) -> str:
-    """How the template changes earlier turns, and what `[environment] history` makes of it; empty if it does not."""
+    """One line if the template changes earlier turns when there is another one, whose sampled tokens are kept."""
+    if config.environment.history == "rows" or not tokenizer.chat_template:
+        return ""
     answer = {"role": "assistant", "content": ANSWERED, **dict.fromkeys(THOUGHT_FIELDS, THOUGHT)}
     try:
         first = chat_text([ASKED], tokenizer, arguments)
@@ -45,8 +47,8 @@ def history_note(config: Config, tokenizer: Any, arguments: Mapping[str, Any], *
     except Exception:  # it may want other roles; the environment's own messages are rendered later
         return ""
     drops = thinks and config.data.thinking != "off" and THOUGHT not in later
-    if not tokenizer.chat_template or (later.startswith(first) and not drops):
+    if later.startswith(first) and not drops:
         return ""
     what = "drops earlier thoughts" if drops else "changes earlier text"
-    kept = "the tokens that were sampled stay" if config.environment.history == "sampled" else "each turn is a row"
-    return f"the chat template {what} when a turn is added: {kept} ([environment] history)"
+    kept = 'the policy still sees the tokens that it sampled; [environment] history = "rows" renders every turn anew'
+    return f"the chat template {what} when a turn is added: {kept}"
