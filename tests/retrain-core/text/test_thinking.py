@@ -30,8 +30,9 @@ def tokenizers(tmp_path_factory):
     return {name: transformers.AutoTokenizer.from_pretrained(path) for name, path in models.items()}
 
 
-def config(*, sees="answer", history="sampled", **data):
-    tables = {"reward": RewardTable(sees=sees), "environment": EnvironmentTable(history=history, provider="mcp")}
+def config(*, sees="answer", history="sampled", provider="mcp", **data):
+    environment = EnvironmentTable(history=history, provider=provider)
+    tables = {"reward": RewardTable(sees=sees), "environment": environment}
     return Config(tables={**tables, "data": DataTable(instruction="", **data)})
 
 
@@ -102,6 +103,7 @@ def test_a_template_without_a_switch_is_refused(tokenizers, kind, wanted):
     [
         ("qwen3", "sampled", {}, "drops earlier thoughts"),
         ("qwen3", "rows", {}, None),
+        ("qwen3", "sampled", {"provider": "agent"}, "separate rows"),
         ("qwen3", "sampled", {"thinking": "off"}, "changes earlier text"),
         ("harmony", "sampled", {}, "drops earlier thoughts"),
         ("opened", "sampled", {"template_args": {"keep": True}}, None),
@@ -115,7 +117,7 @@ def test_a_template_that_rewrites_earlier_turns_is_told_before_the_run(tokenizer
     examples = tuple(Example(id=f"e{n}", prompt=f"Guess {n}.", reference="1") for n in range(9))
     given = config(history=history, **data)
     _, notes = build_pool(LoadedData(examples=examples), given, tokenizers[kind], Seeds(0), is_environment=True)
-    found = [note for note in notes if "history" in note]
+    found = [note for note in notes if "when a turn is added" in note]
     assert [told in note for note in found] == ([] if told is None else [True])
 
 
