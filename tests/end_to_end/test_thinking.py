@@ -34,7 +34,11 @@ def test_thoughts_are_limited_and_recorded_apart_and_the_tag_is_not_trained(tmp_
         places = np.flatnonzero((record.row.tokens_T == tag) & ~record.row.action_T)
         assert len(places) == (line in closed)
         assert line["num_tokens"] == np.count_nonzero(record.row.action_T) <= 24 - len(places)
-    gaps = [line["logprob_gap_max"] for line in records(tmp_path / "run/metrics.jsonl") if "logprob_gap_max" in line]
+    steps = records(tmp_path / "run/metrics.jsonl")
+    rates = [line["cut_thought_rate"] for line in steps if "cut_thought_rate" in line]
+    assert len(rates) == 3
+    assert rates[0] > 0.5
+    gaps = [line["logprob_gap_max"] for line in steps if "logprob_gap_max" in line]
     assert gaps
     assert max(gaps) < 1e-3, "tokens after the tag are trained in the context that they were sampled in"
 

@@ -15,7 +15,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
 from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
-from retrain.kernel.errors import BackendError, ConfigError, NonFiniteError, Problem
+from retrain.kernel.errors import BackendError, NonFiniteError, Problem
 from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.text.progress import SCORES
@@ -52,6 +52,7 @@ class _SingleTurnBatch:
         self._owner = owner
         self._scores = scores
         self._tickets: list[list[int]] = []
+        self._cut_rate = 0.0
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         tokenizer, progress = self._owner.tokenizer, self._owner.progress
@@ -78,6 +79,8 @@ class _SingleTurnBatch:
         for group, index in _indices(samples):
             if (group, index) not in submitted:
                 deliver(group, index, samples[group][index])
+        cut = [sample.forced_T is not None and sample.forced_T.any() for group in samples for sample in group]
+        self._cut_rate = sum(cut) / max(1, len(cut))
         self._tickets = [[submitted[group, i][0] for i in range(group_size)] for group in range(len(prompts))]
         return [
             tuple(_completion(prompt, sample, *submitted[group, i][1:]) for i, sample in enumerate(samples[group]))
@@ -92,7 +95,7 @@ class _SingleTurnBatch:
         return [tuple(found[ticket] for ticket in group) for group in self._tickets]
 
     def metrics(self) -> Mapping[str, float]:
-        return self._scores.metrics()
+        return {**self._scores.metrics(), **({"cut_thought_rate": self._cut_rate} if self._owner.budget else {})}
 
 
 def draw_samples(
@@ -135,13 +138,9 @@ def budget_of(config: Config, thinking: Thinking, context_length: int | None) ->
     """The limit of `[training] max_thinking_tokens`; ConfigError where the template has no tag that ends a thought."""
     if not config.training.max_thinking_tokens:
         return None
-    if not thinking.opening:
-        what, where = f"{config.model.model} has no tags of thoughts", config.place("training.max_thinking_tokens")
-        fix = "remove it, or use a model whose chat template thinks"
-        raise ConfigError(Problem(code="training.no-thinking-tags", where=where, what=what, fix=fix))
     from retrain.tasks.thinking_budget import ThinkingBudget  # most runs have none
 
-    return ThinkingBudget.of(thinking, config.training.max_thinking_tokens, context_length)
+    return ThinkingBudget.of(config, thinking, context_length)
 
 
 def check_sample(sample: Sample, name: str) -> None:

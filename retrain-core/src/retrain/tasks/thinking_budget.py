@@ -1,4 +1,4 @@
-"""`[training] max_thinking_tokens`: a thought that is still open at its limit is closed, and sampling goes on.
+"""`[training] max_thinking_tokens`: a thought that is still open at its limit is closed before its answer.
 
 The row is sampled in parts, each a request of its own, so that any engine can do it and none has to look at a token
 while it samples.
@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Deliver
+from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, StopReason, Tokens
 from retrain.text.thinking import Thinking
@@ -30,7 +32,12 @@ class ThinkingBudget:
     context_length: int | None = None
 
     @classmethod
-    def of(cls, thinking: Thinking, tokens: int, context_length: int | None) -> ThinkingBudget:
+    def of(cls, config: Config, thinking: Thinking, context_length: int | None) -> ThinkingBudget:
+        tokens = config.training.max_thinking_tokens
+        if not thinking.opening:
+            what, where = f"{config.model.model} has no tags of thoughts", config.place("training.max_thinking_tokens")
+            fix = "remove it, or use a model whose chat template thinks"
+            raise ConfigError(Problem(code="training.no-thinking-tags", where=where, what=what, fix=fix))
         ids = thinking.tokenizer(thinking.cut, add_special_tokens=False)["input_ids"]
         cut_T = np.asarray(ids, dtype=np.int64)
         return cls(thinking=thinking, tokens=tokens, cut_T=cut_T, context_length=context_length)

@@ -50,7 +50,7 @@ def history_note(config: Config, tokenizer: Any, arguments: Mapping[str, Any], *
     if later.startswith(first) and not drops:
         return ""
     what = "drops earlier thoughts" if drops else "changes earlier text"
-    kept = 'the policy still sees the tokens that it sampled; [environment] history = "rows" renders every turn anew'
+    kept = 'the policy still sees the tokens that it sampled; [environment] history = "rows" makes each turn a row'
     if config.environment.provider == "agent":  # whose own program keeps the conversation
         kept = "calls that it changes are separate rows"
     return f"the chat template {what} when a turn is added: {kept}"

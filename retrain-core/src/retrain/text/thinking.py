@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Tokens
 
-# Opening and closing tag, and what stands before the closing one where a thought is cut short.
+# Opening and closing tag, and what a thought that is cut short gets before the closing one.
 TAGS = (
     ("<think>", "</think>", ""),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|><|start|>assistant"),

@@ -12,7 +12,7 @@ from retrain.kernel.types import Completion, Floats, Mask, Message, Sample, Stop
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.thinking import Thinking, Thought
 
-MARK = "retrain-says"  # stands for an answer, to find what a template writes after it
+MARK = "retrain-says"  # in place of an answer, to find what a template writes after it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class Transcript:
         return has_room
 
     def _rest(self, text: str, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """What follows the context in a conversation that goes on with it; None where the environment rewrote it."""
+        """Return the text to append to the context; None where the environment rewrote the conversation."""
         if self._context and text.startswith(self._context):
             return text[len(self._context) :]
         seen = len(self._messages)
