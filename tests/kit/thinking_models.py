@@ -30,7 +30,7 @@ HARMONY = (
     "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
 )
 THINK = {"<think>": False, "</think>": False}  # whether each is a special token
-CHANNELS = dict.fromkeys(("<|start|>", "<|channel|>", "<|message|>", "<|end|>"), True)
+CHANNELS = dict.fromkeys(("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"), True)
 
 
 def thinking_model(folder: Path, template: str, tokens: dict[str, bool] = THINK) -> Path:

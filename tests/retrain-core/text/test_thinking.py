@@ -142,7 +142,7 @@ TURNS = {
     "qwen3": ["<think>\nlow\n</think>\n\n3<|im_end|>", "<think>\nhigher\n</think>\n\n7<|im_end|>"],
     "opened": ["low</think>3<|im_end|>", "higher</think>7<|im_end|>"],
     "harmony": [
-        f"<|channel|>analysis<|message|>{a}<|end|><|start|>assistant<|channel|>final<|message|>{b}<|end|>"
+        f"<|channel|>analysis<|message|>{a}<|end|><|start|>assistant<|channel|>final<|message|>{b}<|return|>"
         for a, b in (("low", "3"), ("higher", "7"))
     ],
 }
@@ -174,7 +174,7 @@ def test_sampled_tokens_stay_although_the_template_drops_the_thought(tokenizers,
     after = tokenizer.apply_chat_template(again, tokenize=False, add_generation_prompt=True).rpartition("Too low")[2]
     assert context.endswith("Too low" + after)
     assert "<|im_end|><|im_end|>" not in context
-    assert "<|end|><|end|>" not in context
+    assert "<|return|><|start|>user" in context or kind != "harmony"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,3 +210,11 @@ def test_a_cut_thought_says_nothing_and_an_altered_answer_begins_a_context(token
         [ASKED, {"role": "assistant", "content": ""}, AGAIN, {"role": "assistant", "content": "8"}, AGAIN], ()
     )
     assert len(found.starts) == 2
+
+
+def test_a_template_that_refuses_the_marked_answer_begins_a_context(tokenizers, monkeypatch):
+    tokenizer = tokenizers["qwen3"]
+    strict = "{%- for m in messages if m.content == 'retrain-says' %}{{ raise_exception('no') }}{%- endfor %}" + QWEN3
+    monkeypatch.setattr(tokenizer, "chat_template", strict)
+    row, _ = played(tokenizer, "qwen3", "sampled")
+    assert len(row.starts) == 2

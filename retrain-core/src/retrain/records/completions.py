@@ -55,7 +55,7 @@ def generation_records(
                     **_difficulty(group.example),
                     "prompt": text,
                     "completion": completion.text,
-                    **_apart(completion),
+                    **({} if completion.answer is None else _parts(completion)),
                     "reference": group.example.reference,
                     **_score_fields(raw),
                     **({"shaped_reward": score.value} if score.value != raw.value else {}),
@@ -107,9 +107,8 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
     }
 
 
-def _apart(completion: Completion) -> dict[str, Any]:
-    is_whole = completion.answer is None
-    return {} if is_whole else {"reasoning": completion.reasoning, "answer": completion.answer}
+def _parts(completion: Completion) -> dict[str, Any]:
+    return {"reasoning": completion.reasoning, "answer": completion.answer}
 
 
 def _difficulty(example: Example) -> dict[str, Any]:

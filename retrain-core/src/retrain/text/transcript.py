@@ -78,7 +78,12 @@ class Transcript:
         if not _says(messages[seen], self._turns[-1][0]):
             return None
         marked = [*messages[:seen], {"role": "assistant", "content": MARK}, *messages[seen + 1 :]]
-        _, found, rest = chat_text(marked, self.tokenizer, self.template_args, tools).rpartition(MARK)
+        try:
+            _, found, rest = chat_text(marked, self.tokenizer, self.template_args, tools).rpartition(MARK)
+        except Exception:  # a template that wants the tool calls of this message
+            return None
+        if self._context.endswith("<|return|>"):  # as gpt-oss ends a turn, which its template changes later
+            rest = rest.removeprefix("<|end|>")
         # The end of the turn is sampled already, unless the answer was cut off.
         overlap = next(n for n in range(len(rest), -1, -1) if self._context.endswith(rest[:n]))
         return rest[overlap:] if found else None
