@@ -232,6 +232,7 @@ SEEN_ELSEWHERE = {
     "retrain-prime-rl/test_prime_rl_backend.py": "prime_rl_enqueue_time_s prime_rl_sync_time_s prime_rl_step "
     "prime_rl_policy_lag prime_rl_stale_steps",
     "end_to_end/test_agents.py": "turns_mean turn_limit_rate rewritten_history_count dropped_call_count",
+    "end_to_end/test_thinking.py": "cut_thought_rate",
     "retrain-core/kernel/test_overlap.py": "staleness_mean staleness_max overlap_time_s sampler_idle_time_s "
     "trainer_idle_time_s",
 }

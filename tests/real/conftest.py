@@ -91,7 +91,7 @@ def asked(
     """A request per question, through the chat template."""
     chats = [[{"role": "user", "content": question}] for question in questions]
     seeds = [tuple(range(place, place + group_size)) for place in range(0, 1000 * len(questions), 1000)]
-    prompts = encode(chats, context.tokenizer, context.config, names=list(questions))
+    prompts = encode(chats, context.tokenizer, context.config.data.template_args, names=list(questions))
     return tuple(
         SampleRequest(prompt_T=np.array(prompt), seeds_G=own) for prompt, own in zip(prompts, seeds, strict=True)
     )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 import retrain
 from retrain.api import Capabilities
 from retrain.cli.plugins import option_schema
+from tests.kit.thinking_models import QWEN3, thinking_model
 
 Command = Callable[..., Any]
 DOCUMENTED_FIELDS = {
@@ -71,6 +72,16 @@ def test_origins_name_file_environment_and_flag(
 def test_legal_but_odd_values_are_warned_of(arguments: tuple[str, ...], fragment: str, command: Command) -> None:
     assert any(fragment in warning for warning in explained(command, *arguments)["warnings"])
     assert fragment in command("explain", *arguments).out
+
+
+def test_a_template_that_drops_the_thoughts_of_earlier_turns(command: Command, tmp_path: Path) -> None:
+    plays = ("--environment-provider", "mcp", "--environment-args", '{"command": "x"}')
+    model = ("--model", str(thinking_model(tmp_path / "model", QWEN3)))
+    told = [
+        [line for line in explained(command, *more)["warnings"] if "drops earlier thoughts" in line]
+        for more in ((*model, *plays), (*model, *plays, "--environment-history", "rows"), model, plays)
+    ]
+    assert [len(lines) for lines in told] == [1, 0, 0, 0]
 
 
 def test_truncated_completions_and_further_rounds(command: Command) -> None:

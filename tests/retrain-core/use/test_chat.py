@@ -49,7 +49,7 @@ def source(tiny: Opened) -> Iterator[Opened]:
 
 
 def greedy(source: Opened, messages: list[dict[str, str]]) -> str:
-    (ids,) = encode([messages], source.tokenizer, source.config, names=["it"])
+    (ids,) = encode([messages], source.tokenizer, source.config.data.template_args, names=["it"])
     params = SamplingParams(max_tokens=24, temperature=1.0, greedy=True)
     ((sample,),) = source.backend.sample([SampleRequest(prompt_T=np.array(ids), seeds_G=(0,))], params)
     return str(source.tokenizer.decode(sample.tokens_T, skip_special_tokens=True))

@@ -15,7 +15,7 @@ from tests.kit.causal_types import small_model
 from tests.kit.local_backend import Local
 
 
-@pytest.mark.parametrize("kind", ["lfm2", "falcon_h1", "qwen3_moe", "gptj", "gemma3n_text", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["lfm2", "falcon_h1", "deepseek_v3", "gptj", "gemma3n_text", "nemotron_h"])
 def test_a_copy_of_few_layers_keeps_what_the_model_does(kind: str, local: Local, tmp_path: Path) -> None:
     small_model(kind, max_position_embeddings=512).save_pretrained(tmp_path)
     decoder = local.pair(tmp_path).trained

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -164,9 +165,28 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         warnings.append(f"{', '.join(names)}: set otherwise than {recipe.place} has it")
     warnings += credit_notices(config, plugins, flow)
     warnings += without_effect(config, plugins, flow, checked.tables)
+    if config.environment.provider and (note := _history_note(config, plugins)):
+        warnings.append(note)
     content |= {"origins": values, "warnings": warnings}
     hidden: dict[str, Any] = hide(content)
     return hidden
+
+
+def _history_note(config: Config, plugins: Plugins) -> str:
+    """What the chat template does to earlier turns, if its tokenizer is on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from retrain.text.template_probe import history_note
+    from retrain.text.thinking import template_args, thinking_of
+    from retrain.text.tokenizer import load_tokenizer
+
+    model = config.model.model
+    is_folder = Path(plugins.locate_model(model) or model).expanduser().is_dir()
+    if not is_folder and not isinstance(try_to_load_from_cache(model, "tokenizer_config.json"), str):
+        return ""
+    tokenizer = load_tokenizer(config, plugins)
+    thinks = bool(thinking_of(config, tokenizer).opening)
+    return history_note(config, tokenizer, template_args(config, tokenizer), thinks=thinks)
 
 
 def _warnings(config: Config) -> list[str]:

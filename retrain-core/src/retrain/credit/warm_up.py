@@ -27,6 +27,7 @@ from retrain.tasks.prompts import PromptPool, encode_prompts, usable_examples
 from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.terminal_text import printable
+from retrain.text.thinking import template_args
 
 LOG = logging.getLogger("retrain")
 LIKELIHOOD = "likelihood"  # the loss
@@ -164,7 +165,7 @@ def end_of_turn(tokenizer: Any, config: Config, plugins: Plugins) -> int:
     if tokenizer.chat_template:
         chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         try:
-            text = str(tokenizer.apply_chat_template(chat, tokenize=False, **config.data.template_args))
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False, **template_args(config, tokenizer)))
         # Templates may raise anything; then the tokenizer's end-of-sequence token will do.
         except Exception:
             text = ""

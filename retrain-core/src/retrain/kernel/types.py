@@ -82,7 +82,8 @@ class Sample:
 
     `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) only if requested.
     `policy_version` is the version that `publish` returned before these tokens were sampled. If `logprobs_T` were
-    recomputed with the training model, `engine_logprobs_T` are the engine's own for the same tokens.
+    recomputed with the training model, `engine_logprobs_T` are the engine's own for the same tokens. `forced_T` marks
+    tokens that were put there, not sampled, such as the closing tag of a thought; their numbers are 0.
     """
 
     tokens_T: Tokens
@@ -91,6 +92,11 @@ class Sample:
     policy_version: int
     entropies_T: Floats | None = None
     engine_logprobs_T: Floats | None = None
+    forced_T: Mask | None = None
+
+    @property
+    def action_T(self) -> Mask:
+        return np.ones(len(self.tokens_T), np.bool_) if self.forced_T is None else ~self.forced_T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,10 +105,11 @@ class Completion:
 
     `action_T` marks the tokens that the policy sampled. `logprobs_T`, `entropies_T` and `engine_logprobs_T` (see
     `Sample`) have the row's length and are meaningful at action tokens only (0 at the others). `text` is a view of the
-    sampled tokens, never trained on. `starts` are the positions at which the policy got a fresh context: usually only
-    0, and more when an episode rewrote its history; each part is trained as a separate row. `turns` counts how often
-    the policy was sampled. `rewards_T` are rewards of single tokens in addition to the score, for a transform that
-    takes them. `reference_logprobs_T` and `kl_coef` are set for a KL term of the loss (see `TrainRow`).
+    sampled tokens, never trained on; if the model thought, `reasoning` and `answer` are its parts. `starts` are the
+    positions at which the policy got a fresh context: usually only 0, and more when an episode rewrote its history;
+    each part is trained as a separate row. `turns` counts how often the policy was sampled. `rewards_T` are rewards of
+    single tokens in addition to the score, for a transform that takes them. `reference_logprobs_T` and `kl_coef` are
+    for a KL term of the loss (see `TrainRow`).
     """
 
     tokens_T: Tokens
@@ -118,6 +125,8 @@ class Completion:
     turns: int = 1
     reference_logprobs_T: Floats | None = None
     kl_coef: float = 0.0
+    reasoning: str = ""
+    answer: str | None = None
 
     @property
     def num_actions(self) -> int:

@@ -55,6 +55,7 @@ def generation_records(
                     **_difficulty(group.example),
                     "prompt": text,
                     "completion": completion.text,
+                    **({} if completion.answer is None else _parts(completion)),
                     "reference": group.example.reference,
                     **_score_fields(raw),
                     **({"shaped_reward": score.value} if score.value != raw.value else {}),
@@ -104,6 +105,10 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
         "uncertainty_kind": metrics.get("uncertainty_kind"),
         **kept,
     }
+
+
+def _parts(completion: Completion) -> dict[str, Any]:
+    return {"reasoning": completion.reasoning, "answer": completion.answer}
 
 
 def _difficulty(example: Example) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from retrain.kernel.contracts.tasks import (
 )
 from retrain.kernel.errors import BackendError, Problem, RewardError
 from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
-from retrain.tasks.rollout import draw_samples
+from retrain.tasks.rollout import budget_of, draw_samples
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.tasks.scoring.verdict import part_means
 from retrain.text.terminal_text import printable
+from retrain.text.thinking import template_args, thinking_of
 from retrain.text.transcript import Transcript
 
 CONTEXT_IS_FULL = Action(text="", stop_reason=StopReason.LENGTH)
@@ -78,6 +79,7 @@ class _EpisodeBatch:
     def __init__(self, owner: Episodes, answers: ScoringBatch | None = None) -> None:
         self._owner, self._progress = owner, owner.context.sampling_progress
         self._answers = answers
+        self._thinking = thinking_of(owner.context.config, owner.context.tokenizer)
         self._groups: list[list[_Episode]] = []
         self._results: list[EpisodeResult] = []
         self._scores: list[Score] = []
@@ -85,7 +87,11 @@ class _EpisodeBatch:
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
         owner, progress = self._owner, self._progress
         transcript = partial(
-            Transcript, tokenizer=owner.context.tokenizer, template_args=owner.context.config.data.template_args
+            Transcript,
+            tokenizer=owner.context.tokenizer,
+            template_args=template_args(owner.context.config, owner.context.tokenizer),
+            thinking=self._thinking,
+            history=owner.context.config.environment.history,
         )
         self._groups = [[_Episode(p, i, transcript()) for i in range(group_size)] for p in prompts]
         episodes = [episode for group in self._groups for episode in group]
@@ -183,7 +189,9 @@ class _EpisodeBatch:
         def count(group: int, index: int, sample: Sample) -> None:
             self._progress.add(tokens=len(sample.tokens_T))
 
-        drawn = draw_samples(self._owner.backend, requests, self._owner.params, names, count)
+        owner = self._owner
+        budget = budget_of(owner.context.config, self._thinking, owner.context_length)
+        drawn = draw_samples(owner.backend, requests, owner.params, names, count, budget=budget)
         tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
         # Samples that were delivered early are counted already.
         self._progress.add(tokens=before + tokens - self._progress.tokens)

@@ -16,6 +16,7 @@ from retrain.kernel.types import Example, Tokens
 from retrain.tasks.scoring.build import uses_own_verifier
 from retrain.text.chat import check_template_args, encode, prompt_text
 from retrain.text.terminal_text import printable
+from retrain.text.thinking import template_args, thinking_of
 from retrain.text.tokenizer import fit_context
 
 HEAD_CHARS = 60
@@ -64,6 +65,11 @@ def build_pool(
     """
     examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
     notes += check_template_args(tokenizer, config)
+    if config.environment.provider:
+        from retrain.text.template_probe import history_note  # only turns have a history
+
+        arguments, thinks = template_args(config, tokenizer), bool(thinking_of(config, tokenizer).opening)
+        notes += tuple(filter(None, [history_note(config, tokenizer, arguments, thinks=thinks)]))
     chats = sum(not isinstance(example.prompt, str) for example in examples)
     if chats and not is_environment and (config.data.system_prompt or config.data.instruction):
         notes += (f"{chats} prompts are whole chats: [data] system_prompt and instruction are not added to them",)
@@ -183,7 +189,7 @@ def split_examples(
 def encode_prompts(examples: Sequence[Example], tokenizer: Any, config: Config) -> list[Tokens]:
     """Return the token ids of the prompts; ConfigError names an example that template or tokenizer refuses."""
     chats = [chat_of(example, config) for example in examples]
-    ids = encode(chats, tokenizer, config, names=[example.id for example in examples])
+    ids = encode(chats, tokenizer, template_args(config, tokenizer), names=[example.id for example in examples])
     return [np.asarray(row, dtype=np.int64) for row in ids]
 
 

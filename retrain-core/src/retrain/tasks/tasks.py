@@ -13,10 +13,11 @@ from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedData, Prompt, Reward, Rollouts, TimedScore, Verifier
 from retrain.kernel.types import Example, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool
-from retrain.tasks.rollout import SingleTurn
+from retrain.tasks.rollout import SingleTurn, budget_of
 from retrain.tasks.scoring.build import brings_tasks, build_service, comparing_rewards, judges, load_data
 from retrain.tasks.scoring.service import ScoringService
 from retrain.text.terminal_text import printable
+from retrain.text.thinking import thinking_of
 from retrain.text.tokenizer import context_length
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ class RewardVerifier:
     ) -> Rollouts:
         if self.player is not None:
             return self.player.rollouts(backend, self.service, context, params, context_length)
+        thinking = thinking_of(context.config, context.tokenizer)
         return SingleTurn(
+            thinking=thinking,
+            budget=budget_of(context.config, thinking, context_length),
             backend=backend,
             tokenizer=context.tokenizer,
             scoring=self.service,
@@ -125,6 +129,7 @@ def _tasks(
         LOG.info("%s", printable(note))
     LOG.info("Loaded %d examples", len(data.examples))
     limit = context_length(context.config, context.plugins)
+    budget_of(context.config, thinking_of(context.config, context.tokenizer), limit)  # refused before a model loads
     pool, notes = build_pool(
         data,
         context.config,

@@ -106,7 +106,7 @@ def backend_subject(bench: Bench) -> Subject:
 def requests(bench: Bench, counts: Sequence[int] = COUNTS) -> list[SampleRequest]:
     """Return prompts of unequal lengths through the chat template, with unequal numbers of completions."""
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    encoded = encode(chats, bench.tokenizer, bench.config, names=QUESTIONS)
+    encoded = encode(chats, bench.tokenizer, bench.config.data.template_args, names=QUESTIONS)
     seeds = Seeds(0)
     return [
         SampleRequest(

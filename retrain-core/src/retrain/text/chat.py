@@ -14,6 +14,7 @@ from retrain.text.terminal_text import printable
 
 # Texts in one call of the tokenizer: half the time of one by one.
 BATCH = 1000
+THOUGHT_FIELDS = ("reasoning_content", "thinking")  # of a message, as templates read its thought
 # Arguments of `apply_chat_template` itself, in any version; all others are passed to the template.
 OWN_ARGUMENTS = frozenset(
     {
@@ -47,11 +48,10 @@ def chat_text(
 
 
 def encode(
-    chats: Sequence[Sequence[Message]], tokenizer: Any, config: Config, *, names: Sequence[str]
+    chats: Sequence[Sequence[Message]], tokenizer: Any, template_args: Mapping[str, Any], *, names: Sequence[str]
 ) -> list[list[int]]:
     """Token ids of chats; ConfigError names the example that cannot be rendered or tokenised."""
-    args = config.data.template_args
-    texts = [_rendered(chat, tokenizer, args, name) for chat, name in zip(chats, names, strict=True)]
+    texts = [_rendered(chat, tokenizer, template_args, name) for chat, name in zip(chats, names, strict=True)]
     # A template writes its special tokens itself.
     special = not tokenizer.chat_template
     ids: list[list[int]] = []

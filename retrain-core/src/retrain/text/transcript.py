@@ -9,20 +9,26 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.types import Completion, Floats, Mask, Message, Sample, StopReason, Tokens
-from retrain.text.chat import chat_text
+from retrain.text.chat import THOUGHT_FIELDS, chat_text
+from retrain.text.thinking import Thinking, Thought
+
+MARK = "retrain-says"  # in place of an answer, to find what a template writes after it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transcript:
     """Tokens of one episode so far; sampled tokens are never tokenised again.
 
-    The chat template renders the conversation of each turn. If the rendered text continues the context, only the
-    rest is tokenised and appended. Otherwise (templates that drop thoughts, environments that shorten the history), a
-    new context starts with the whole text, and `starts` gets its position.
+    The chat template renders the conversation of each turn. If the text continues the context, only the rest is
+    tokenised and appended; if the template rewrites earlier turns, what it writes after the last one. Otherwise
+    (environments that shorten the history), and in each turn with `history` "rows", a new context starts with the whole
+    text, and `starts` gets its position.
     """
 
     tokenizer: Any
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    thinking: Thinking | None = None
+    history: str = "sampled"
     tokens_T: list[Tokens] = field(default_factory=list)
     action_T: list[Mask] = field(default_factory=list)
     logprobs_T: list[Floats] = field(default_factory=list)
@@ -32,6 +38,8 @@ class Transcript:
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     _context: str = ""
+    _messages: list[Message] = field(default_factory=list)  # of the last observation
+    _turns: list[tuple[str, Thought | None]] = field(default_factory=list)  # what the policy said, and its thought
     _opening: int = 0  # tokens of the first prompt, the task: not part of the text
 
     def observe(
@@ -42,9 +50,13 @@ class Transcript:
         False when the context would leave no room for a token below `limit`; then only a first prompt is appended.
         """
         is_chat = not isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else chat_text(prompt, self.tokenizer, self.template_args, tools)
-        continues = bool(self._context) and text.startswith(self._context)
-        added = text[len(self._context) :] if continues else text
+        if isinstance(prompt, str):
+            messages, text = list[Message](), prompt
+        else:
+            messages = self._with_thoughts(prompt)
+            text = chat_text(messages, self.tokenizer, self.template_args, tools)
+        rest = None if self.history == "rows" else self._rest(text, messages, tools)
+        continues, added = rest is not None, text if rest is None else rest
         # Special tokens belong only at the start of a text, and a template writes them itself.
         special = not continues and not (is_chat and self.tokenizer.chat_template)
         ids_T = np.asarray(self.tokenizer(added, add_special_tokens=special)["input_ids"], dtype=np.int64)
@@ -52,8 +64,38 @@ class Transcript:
         if not has_room and self.tokens_T:
             return False
         self.show(ids_T, starts=not continues)
-        self._context = text
+        self._context = self._context + added if continues else text
+        self._messages = messages
         return has_room
+
+    def _rest(self, text: str, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the text to append to the context; None where the environment rewrote the conversation."""
+        if self._context and text.startswith(self._context):
+            return text[len(self._context) :]
+        seen = len(self._messages)
+        if not 0 < seen < len(messages) or messages[:seen] != self._messages:
+            return None
+        if not _says(messages[seen], self._turns[-1][0]):
+            return None
+        marked = [*messages[:seen], {"role": "assistant", "content": MARK}, *messages[seen + 1 :]]
+        try:
+            _, found, rest = chat_text(marked, self.tokenizer, self.template_args, tools).rpartition(MARK)
+        except Exception:  # a template that wants the tool calls of this message
+            return None
+        if self._context.endswith("<|return|>"):  # as gpt-oss ends a turn, which its template changes later
+            rest = rest.removeprefix("<|end|>")
+        # The end of the turn is sampled already, unless the answer was cut off.
+        overlap = next(n for n in range(len(rest), -1, -1) if self._context.endswith(rest[:n]))
+        return rest[overlap:] if found else None
+
+    def _with_thoughts(self, prompt: Sequence[Message]) -> list[Message]:
+        """The messages, those of the policy with their thoughts, for templates that keep some of them."""
+        messages, turns = list[Message](), [thought for _, thought in self._turns if thought is not None]
+        for message in prompt:
+            if turns and _says(message, turns[0].answer):
+                message = {**message, **dict.fromkeys(THOUGHT_FIELDS, turns.pop(0).reasoning)}
+            messages.append(message)
+        return messages
 
     def show(self, tokens_T: Tokens, *, starts: bool) -> None:
         """Append tokens that the policy did not sample, or not in this episode; `starts` begins a new context."""
@@ -69,9 +111,13 @@ class Transcript:
 
     def take(self, sample: Sample) -> str:
         """Append a sample of the policy; returns its text without special tokens."""
-        self._context += written(self.tokenizer, self.context_T, sample.tokens_T)
+        context_T, text = self.context_T, str(self.tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
+        self._context += written(self.tokenizer, context_T, sample.tokens_T)
+        thought = self.thinking.split(context_T, sample.tokens_T) if self.thinking else None
+        said = self.thinking.seen(text, thought) if self.thinking else text
+        self._turns.append((said, thought))
         self.sampled(sample)
-        return str(self.tokenizer.decode(sample.tokens_T, skip_special_tokens=True))
+        return said
 
     @property
     def context_T(self) -> Tokens:
@@ -87,26 +133,34 @@ class Transcript:
         tokens_T = np.concatenate(self.tokens_T)
         several = len(self.stops) > 1
         text = self.tokenizer.decode(tokens_T[self._opening :], skip_special_tokens=not several)
+        thoughts = [thought for _, thought in self._turns if thought is not None]
+        said, last = self._turns[-1] if self._turns else ("", None)
         return Completion(
             tokens_T=tokens_T,
             action_T=np.concatenate(self.action_T),
             logprobs_T=np.concatenate(self.logprobs_T),
-            entropies_T=_joined(self.entropies_T),
-            engine_logprobs_T=_joined(self.engine_logprobs_T),
+            entropies_T=joined(self.entropies_T),
+            engine_logprobs_T=joined(self.engine_logprobs_T),
             text=text,
             stop_reason=stop_reason,
             policy_version=min(self.versions, default=0),
             starts=tuple(self.starts),
             turns=len(self.stops),
+            reasoning="\n\n".join(thought.reasoning for thought in thoughts),
+            answer=None if not thoughts else last.answer if last else said,
         )
 
     def _append(self, tokens_T: Tokens, sample: Sample | None) -> None:
         zeros_T = np.zeros(len(tokens_T))
         self.tokens_T.append(tokens_T)
-        self.action_T.append(np.full(len(tokens_T), sample is not None))
+        self.action_T.append(np.zeros(len(tokens_T), np.bool_) if sample is None else sample.action_T)
         self.logprobs_T.append(zeros_T if sample is None else np.asarray(sample.logprobs_T, dtype=np.float64))
         self.entropies_T.append(zeros_T if sample is None else sample.entropies_T)
         self.engine_logprobs_T.append(zeros_T if sample is None else sample.engine_logprobs_T)
+
+
+def _says(message: Message, text: str) -> bool:
+    return message["role"] == "assistant" and str(message.get("content")).strip() == text.strip()
 
 
 def written(tokenizer: Any, context_T: Tokens, tokens_T: Tokens) -> str:
@@ -122,7 +176,7 @@ def _decoded(tokenizer: Any, tokens_T: Tokens) -> str:
     return str(tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _joined(parts: Sequence[Floats | None]) -> Floats | None:
+def joined(parts: Sequence[Floats | None]) -> Floats | None:
     """All parts as one array; None when a turn lacks its part."""
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if len(present) == len(parts) else None

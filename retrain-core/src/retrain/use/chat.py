@@ -38,6 +38,7 @@ from retrain.tasks.scoring.build import build_rewards, data_reward
 from retrain.tasks.scoring.service import ScoringService
 from retrain.text.chat import encode
 from retrain.text.terminal_text import printable
+from retrain.text.thinking import template_args, thinking_of
 from retrain.text.tokenizer import context_length, token_texts
 from retrain.use.serving.text_stream import TextStream
 
@@ -203,7 +204,8 @@ class Conversation:
 
     def _encoded(self, turn: Sequence[Message]) -> Tokens:
         source = self._source
-        (ids,) = encode([self._with_system(turn)], source.tokenizer, source.config, names=["the conversation"])
+        arguments = template_args(source.config, source.tokenizer)
+        (ids,) = encode([self._with_system(turn)], source.tokenizer, arguments, names=["the conversation"])
         if self._limit is not None and len(ids) >= self._limit:
             what = f"the conversation has {len(ids)} tokens, and the context of the model is {self._limit}"
             raise ConfigError(
@@ -345,7 +347,13 @@ def credit_of(source: Opened, question: str, reference: str, *, size: int, numbe
     )
     rewards = build_rewards(config, source.context, data_reward(config, source.context))
     with ScoringService(rewards, config.scoring) as scoring:
-        rollouts = SingleTurn(backend=source.backend, tokenizer=source.tokenizer, scoring=scoring, params=params)
+        rollouts = SingleTurn(
+            backend=source.backend,
+            tokenizer=source.tokenizer,
+            scoring=scoring,
+            params=params,
+            thinking=thinking_of(config, source.tokenizer),
+        )
         with rollouts.batch("chat") as batch:
             streams = Streams(seeds=source.context.seeds, purpose="chat")
             (completions,) = batch.sample([Prompt(example=example, tokens_T=tokens_T)], size, streams)

@@ -110,7 +110,7 @@ def sample_file(source: Opened, prompts: Sequence[Prompt], wanted: Wanted, out: 
     rows = prompt_tokens(source, prompts, names, raw=wanted.raw)
     # equal where the same prompt gives the same completions and the same line
     subject, data = source.subject, config.data.model_dump(mode="json")
-    kept = {name: data[name] for name in ("system_prompt", "instruction", "template_args")}
+    kept = {name: data[name] for name in ("system_prompt", "instruction", "template_args", "thinking")}
     content = [subject.model, str(subject.folder and subject.folder.resolve()), subject.steps, asdict(params)]
     text = json.dumps([*content, asdict(wanted), kept], sort_keys=True, default=str)
     settings = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -133,6 +133,7 @@ def made(*flags: str) -> Any:
         (('--environment-args={"command": "x", "concurrency": true}',), ["concurrency"]),
         (('--environment-args={"command": ["x"]}',), ["args.command", "string"]),
         (("--environment-id=a:b", "--environment-max-turns=0"), ["without a call"]),
+        (("--environment-id=a:b", "--max-thinking-tokens=9"), ["training.no-agent-budget"]),
     ],
 )
 def test_every_fault_is_said_at_once(flags: tuple[str, ...], words: list[str]) -> None:

@@ -323,4 +323,6 @@ def _completion(step: int, member: StoredCompletion) -> Completion:
         turns=int(record.get("turns", 1)),
         reference_logprobs_T=spread(tokens.reference_logprobs_T),
         kl_coef=tokens.kl_coef,
+        reasoning=record.get("reasoning", ""),
+        answer=record.get("answer"),
     )

@@ -77,6 +77,7 @@ class RewardTable(Table):
     type: str = key("", "Reward: {names} or a plugin.", names=Kind.REWARD)
     weights: dict[str, float] = key({}, "Several rewards together, by name; replaces type.", names=Kind.REWARD)
     params: dict[str, Any] = key({}, "Parameters of a reward plugin; with weights, a table for each reward's name.")
+    sees: Literal["answer", "all"] = key("answer", "What rewards see of a completion: its answer, or thoughts as well.")
 
 
 class ShadowKeys(Table):
@@ -107,6 +108,9 @@ class EnvironmentTable(Table):
     id: str = key("", "Environment, for example primeintellect/gsm8k.", validate_default=True, reads="package")
     args: dict[str, Any] = _of_environment({}, "Its arguments, a table or JSON text of an object.")
     max_turns: int = _of_environment(-1, "Turns per episode at most; -1 = as the environment says.", ge=-1)
+    history: Literal["sampled", "rows"] = _of_environment(
+        "sampled", "Earlier turns: the tokens sampled, or as the chat template has them, with a row for each turn."
+    )
     auto_install: bool = _of_environment(False, "Install a missing environment from its hub.", free_on_resume=True)
     timeout_s: float = _of_environment(
         60.0, "Seconds that it may take between two turns of all episodes, and to score.", gt=0.0, free_on_resume=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from retrain.kernel.config.keys import Table, key, share
 from retrain.kernel.declared import CORRECT_ABOVE, Kind
@@ -126,6 +126,7 @@ class TrainingTable(Table):
     batch_size: int = key(8, "Prompts per step.", ge=1)
     group_size: int = key(16, "Completions per prompt.", ge=1)
     max_tokens: int = key(10240, "New tokens per completion at most.", ge=1)
+    max_thinking_tokens: int = key(0, "Tokens after which an open thought is closed, untrained; 0 = no limit.", ge=0)
     temperature: float = key(0.7, "Sampling temperature; the trainer uses the same.", gt=0.0)
     top_p: float = key(1.0, "Nucleus sampling.", gt=0.0, le=1.0, pending="only the full distribution can be trained on")
     lr: float = key(4e-5, "AdamW learning rate; the highest one with a schedule.", gt=0.0)
@@ -148,6 +149,13 @@ class TrainingTable(Table):
     control: Literal["", "random_reward", "format_only", "no_update"] = key(
         "", "Make the run a control: training is rewarded by coin flips, or only by form, or nothing is updated."
     )
+
+    @field_validator("max_thinking_tokens")
+    @classmethod
+    def _leaves_an_answer(cls, value: int, info: ValidationInfo) -> int:
+        if value >= info.data.get("max_tokens", value + 1):
+            raise ValueError("must be below max_tokens, so that an answer has room after the thought")
+        return value
 
 
 class OptimizerTable(Table):
@@ -181,7 +189,8 @@ class DataTable(Table):
     messages_key: str = key("", "Column of a chat that may end with the answer; no prompt_key.", flag="messages_key")
     instruction: str = key(INSTRUCTION, "Sentence put after every plain prompt; empty = none.")
     system_prompt: str = key("", "System message put before every plain prompt; empty = none.")
-    template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {enable_thinking = false}.")
+    template_args: dict[str, Any] = key({}, "Arguments of the chat template, for example {reasoning_effort = 'low'}.")
+    thinking: Literal["template", "on", "off"] = key("template", "Thoughts: on, off, or as the template has them.")
     options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
     sampler: str = key("uniform", "Sampler of each step's prompts: {names} or a plugin.", names=Kind.SAMPLER)
     sampler_params: dict[str, Any] = key({}, "Parameters of the sampler.")

@@ -102,12 +102,13 @@ TOKENS = (
     ("max_tokens_seen", "Longest completion.", "tokens", REJECTED),
     ("sampled_tokens", "All tokens sampled.", "tokens", REJECTED),
     ("max_token_hit_rate", "Share of completions truncated by max_tokens or the context limit.", "", REJECTED),
+    ("cut_thought_rate", "Share of thoughts closed at max_thinking_tokens.", "", "without such a limit, in episodes"),
     ("sepa_lambda", "Pooling strength of the step's controller; 0 without one.", "", REJECTED),
 )
 EPISODES = (
     ("turns_mean", "Mean number of turns of an episode.", "turns", NO_EPISODES),
     ("turn_limit_rate", "Share of episodes that ended at max_turns.", "", NO_EPISODES),
-    ("rewritten_history_count", "Rewrites of the earlier conversation by an environment.", "times", NO_EPISODES),
+    ("rewritten_history_count", "Contexts that began with a rewritten conversation.", "times", NO_EPISODES),
 )
 EVALUATION = (
     ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),

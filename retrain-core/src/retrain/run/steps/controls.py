@@ -121,7 +121,12 @@ def _forms(verifier: Verifier, *, where: str) -> _Pays:
         fix = 'use control = "random_reward" or "no_update", or give the reward that method'
         raise ConfigError(Problem(code="reward.no-answer-form", where=where, what=what, why=why, fix=fix))
     readers = [_reader(getattr(reward, "answer_in"), name) for name, reward in named]  # noqa: B009 - optional
-    return lambda prompt, number, completion: [reads(completion.text) for reads in readers]
+
+    def pays(prompt: Prompt, number: int, completion: Completion) -> list[bool]:
+        seen = completion.text if completion.answer is None else completion.answer
+        return [reads(seen) for reads in readers]
+
+    return pays
 
 
 def _score(paid: Sequence[bool], weights: Mapping[str, float]) -> Score:

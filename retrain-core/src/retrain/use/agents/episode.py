@@ -17,6 +17,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import Prompt, Streams
 from retrain.kernel.types import Completion, Message, Sample, SamplingParams, Score, StopReason, Tokens
 from retrain.tasks.prompts import chat_of
+from retrain.text.thinking import template_args, thinking_of
 from retrain.text.transcript import Transcript, written
 from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
@@ -198,7 +199,11 @@ class Episode(Answers):
         if self.said is not None:
             return self.said
         last = list(self.calls)[-1:]
-        return str(self._tokenizer.decode(last[0].sample.tokens_T, skip_special_tokens=True)) if last else ""
+        if not last:
+            return ""
+        thinking, tokens_T = thinking_of(self._rules.config, self._tokenizer), last[0].sample.tokens_T
+        text = str(self._tokenizer.decode(tokens_T, skip_special_tokens=True))
+        return thinking.seen(text, thinking.split(last[0].prompt_T, tokens_T))
 
     def begin(self) -> None:
         with self._state:
@@ -316,7 +321,7 @@ class Episode(Answers):
     def _asking(self, asked: Asked, events: Inbox) -> _Asking:
         messages = [self._plain(message) for message in asked.messages]
         with self._tokenizer_lock:
-            text = self._rendered(messages, asked, self._rules.config.data.template_args)
+            text = self._rendered(messages, asked, template_args(self._rules.config, self._tokenizer))
             parent, prompt_T = self.calls.prompt(text)
         if self.limit is not None and len(prompt_T) >= self.limit:
             self.is_full = True

@@ -170,6 +170,9 @@ def make_agent(context: PluginContext) -> AgentPlayer:
     if most_calls == 0:
         what, fix = "an agent without a call cannot learn", f"use 1 or more, or -1 for {MOST_CALLS}"
         problems.append(Problem(code="environment.no-calls", where=places["max_turns"], what=what, fix=fix))
+    if config.training.max_thinking_tokens:
+        what, where = "an agent's calls have no limit for thoughts", config.place("training.max_thinking_tokens")
+        problems.append(Problem(code="training.no-agent-budget", where=where, what=what, fix="remove it"))
     if problems:
         raise ConfigError(*problems)
     assert isinstance(args, AgentArgs)

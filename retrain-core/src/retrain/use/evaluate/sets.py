@@ -37,7 +37,7 @@ from retrain.text.tokenizer import context_length
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # The other keys of [data] belong to its source and do not apply to another one.
-PRESENTATION = ("instruction", "system_prompt", "template_args")
+PRESENTATION = ("instruction", "system_prompt", "template_args", "thinking")
 LOG = logging.getLogger("retrain")
 
 

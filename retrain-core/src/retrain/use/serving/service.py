@@ -17,6 +17,7 @@ from retrain.run.opened import Opened
 from retrain.run.seed_sources import sample_seed
 from retrain.run.streaming import TopLogprobs
 from retrain.text.chat import chat_text
+from retrain.text.thinking import template_args
 from retrain.text.tokenizer import context_length, token_texts
 from retrain.text.tool_calls import ToolCall, parse_tool_calls, plain_tool_calls
 from retrain.use.serving.batcher import Batcher, BusyError, Failure, Generation, Inbox, Piece, Ranking, Work
@@ -315,7 +316,7 @@ class Service(Answers):
             self._read_tools(answer, choice)
 
     def _chat(self, asked: Asked) -> tuple[str, Tokens]:
-        text = self._rendered(asked.messages, asked, self._source.config.data.template_args)
+        text = self._rendered(asked.messages, asked, template_args(self._source.config, self._tokenizer))
         # A chat template writes its special tokens itself.
         special = not self._tokenizer.chat_template
         return "", self._encoded(text, "messages", special=special)
