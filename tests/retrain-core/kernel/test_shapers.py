@@ -48,9 +48,9 @@ def test_credit_sees_the_shaped_rewards_and_the_records_the_raw_ones(command, di
     ("body", "told"),
     [
         ("raise ValueError('too long')", r"shaping\.Shaper raised ValueError: too long \(.*shaping\.py:"),
-        ("return groups", r"shaping\.Shaper did not return the 2 groups"),
-        ("return groups[1:], {}", r"shaping\.Shaper did not return the 2 groups that it was given, in their order"),
-        ("return groups, [1.0]", r"shaping\.Shaper did not return .* and its fields"),
+        ("return groups", r"shaping\.Shaper did not return its 2 groups"),
+        ("return groups[1:], {}", r"shaping\.Shaper did not return its 2 groups in their order"),
+        ("return groups, [1.0]", r"shaping\.Shaper did not return .* a dict of fields"),
         ("return groups, {'loss': 1.0}", "metric 'loss' of a shaper exists already"),
         ("return groups, {'x': [1.0]}", r"metric 'x' of shaper shaping\.Shaper is list"),
     ],

@@ -14,15 +14,13 @@ from retrain_local.attention.select_kernels import paged_faults
 from retrain_local.decoder import Scores, Shape
 from retrain_local.devices.kernel_trials import first_fault
 from tests.kit.shapes import shape
-from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import DEVICE, HAS_CUDA, in_the_interpreter, kernels_run, run_interpreted
 
-DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 BLOCK_SIZE = 8
 SCORES = Scores(scale=0.2)
 
 
-@needs_triton
-@elsewhere
+@in_the_interpreter
 @pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(Path(__file__))

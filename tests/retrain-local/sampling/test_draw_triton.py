@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from retrain_local.sampling.draw import DrawnTokens, draw_faults, draw_for, draw_tokens
-from tests.kit.triton_interpreter import HAS_CUDA, elsewhere, kernels_run, needs_triton, run_interpreted
+from tests.kit.triton_interpreter import DEVICE, in_the_interpreter, kernels_run, run_interpreted
 
-DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 CPU = torch.device("cpu")
 
 
-@needs_triton
-@elsewhere
+@in_the_interpreter
 @pytest.mark.long  # the interpreter takes its time; `nox -s proofs` installs triton
 def test_the_kernels_in_the_interpreter() -> None:
     run_interpreted(Path(__file__))

@@ -270,7 +270,8 @@ def training_phase(
     inner = tokens * shape.inner * element
     waste = 1.0
     if sizes.is_on_heap(inner, work.device):
-        waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
+        again = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
+        waste = sizes.HEAP_WASTE_HOSTED if shape.kept else again
     each = activation_elements(shape, work, recompute=recompute) * element
     living = min(at_a_time * tokens, total) * each
     gradients = _gradient_elements(shape, work.lora_rank, at_a_time, is_summed=total > at_a_time * tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,14 @@ from retrain_local.model.probe import Route, choose_route
 from retrain_local.model.states import tensors_in
 from retrain_local.model.targets import linear_names, set_targets
 
-# The sizes of the copy. They affect neither its tier, nor its states, nor its activations.
+# The sizes of a copy. They affect neither its tier, nor its states, nor its activations.
 FEW = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 512),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
 }
-# Others of a copy whose layers are too large otherwise. Its activations are not measured.
-NARROW = {
-    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), 64),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), 2),
-}
+# Most of a model's weights. Activations are linear in these sizes, so those of two copies with shares of them tell.
+INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp")
+SHARES = (8, 16)
 # Counts of layers without experts, and of layers that read other layers' keys and values.
 FIRST_DENSE, LAST_SHARED = "first_k_dense_replace", "num_kv_shared_layers"
 # Bounds the memory of this measurement, since a command may run it only to show a configuration.
@@ -49,14 +48,12 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(text)
         adapted = _adapted(whole)
-        model = _shallow(text, kinds, FEW)
-        is_wide = model is not None
-        model = model or _shallow(text, kinds, FEW | NARROW)
-        if model is None:
+        wide, narrow = (_shallow(text, kinds, share) for share in SHARES)
+        if wide is None or narrow is None:
             return None
-        route = choose_route(model)
+        route = choose_route(wide)
         kept = _of_layers(route, kinds)
-        activations = _activations(model, route, rank, kinds) if is_wide else None
+        activations = _whole(*(_activations(model, route, rank, kinds) for model in (wide, narrow)))
     # Configurations and modules may raise errors of any class. The caller then uses a formula of the sizes.
     except Exception:
         return None
@@ -86,6 +83,13 @@ def _activations(model: Any, route: Route, rank: int, kinds: list[Any]) -> Activ
     return measure_activations(route.decoder(model), model, _times(kinds))
 
 
+def _whole(wide: Activations, narrow: Activations) -> Activations:
+    a, b = (1.0 / share for share in SHARES)
+    names = ("packed", "repeated", "largest")
+    sizes = {name: (getattr(wide, name), getattr(narrow, name)) for name in names}
+    return replace(wide, **{name: int(x + (x - y) * (1.0 - a) / (a - b)) for name, (x, y) in sizes.items()})
+
+
 def _lists(text: Any) -> dict[str, list[Any]]:
     """Return the lists with an entry for each layer."""
     return {
@@ -110,16 +114,20 @@ def _times(kinds: list[Any]) -> dict[int, int]:
     return dict(enumerate(counts if len(counts) > 1 else [1, counts[0] - 1]))
 
 
-def _shallow(text: Any, kinds: list[Any], few: dict[str, int]) -> Any | None:
-    """Return a random model with one layer of each kind, or two of the only one; None if that is too large."""
+def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
+    """Return a random model with one layer of each kind, or two of the only one, and a share of the inner sizes.
+
+    None if that is too large.
+    """
     copied, places = copy.deepcopy(text), [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     places = places if len(places) > 1 else places * 2
     for name, value in _lists(text).items():
-        setattr(copied, name, [value[place] for place in places])
+        few = [value[place] for place in places]
+        setattr(copied, name, [each // share for each in few] if name in INNER else few)
     copied.num_hidden_layers = len(places)
     for name, value in vars(text).items():
-        if name in few and isinstance(value, int):
-            setattr(copied, name, min(value, few[name]))
+        if isinstance(value, int) and (name in FEW or name in INNER):
+            setattr(copied, name, min(value, FEW[name]) if name in FEW else value // share)
         elif name == FIRST_DENSE and value:
             copied.first_k_dense_replace = sum(place < value for place in places)
         elif name == LAST_SHARED and value:
@@ -132,7 +140,9 @@ def _shallow(text: Any, kinds: list[Any], few: dict[str, int]) -> Any | None:
         return None
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(copied, dtype=torch.float32, attn_implementation="eager")
+        with torch.device("meta"):  # where torch's own initialisation, replaced below, costs nothing
+            model = AutoModelForCausalLM.from_config(copied, dtype=torch.float32, attn_implementation="eager")
+        model.to_empty(device="cpu").init_weights()
     return model.eval().requires_grad_(False)
 
 

@@ -146,7 +146,7 @@ REFUSED = [  # the places, and the codes of `init` itself
     (("--data", "bad.jsonl"), "bad.jsonl:2", ""),
     (("--data", "empty.jsonl"), "--data empty.jsonl", "data.empty"),
     (("--data", "reasoning_gym"), "--data reasoning_gym:NAME", "init.source-needs-value"),
-    (("--data", "arithmetic:hard"), "'hard'", "init.source-takes-no-value"),
+    (("--data", "arithmetic:hard"), "arithmetic:hard", "init.source-takes-no-value"),
     (("--data", "tasks.jsonl", "--reward", "mtach"), "'match'", ""),
     (("--data", "tasks.jsonl", "--prompt-key", "promt"), "'promt'", ""),
     (("--data", "tasks.jsonl", "-t", "tiny"), "--template", "usage.bad-arguments"),

@@ -297,6 +297,10 @@ def test_where_no_key_is_enough_the_largest_model_of_the_maker_that_fits_is_name
 def test_the_page_shows_what_the_command_prints(ask: Callable[..., str]) -> None:
     page = (Path(__file__).parents[4] / "docs/pages/your-model.md").read_text(encoding="utf-8")
     assert ask("--gpu-memory", "24", *QWEN_8B).partition("\n\nCompletions")[0] in page
+
+
+@pytest.mark.slow  # measures a layer of each large model
+def test_every_known_model_has_a_line(ask: Callable[..., str]) -> None:
     rows = json.loads(ask("--known-models", "--max-tokens", "4096", "--gpu-memory", "24", "--json"))
     assert {row["model"]: row["parameters"] for row in rows}["Qwen/Qwen3-0.6B"] == "0.60 B"
     assert set(rows[0]) == {"model", "parameters", "24 GiB"}

@@ -12,6 +12,7 @@ import pytest
 
 from retrain.run import opened
 from retrain.use.evaluate import subjects
+from tests.kit.problems import codes_in
 from tests.kit.shared import made_once
 
 Command = Callable[..., Any]
@@ -96,7 +97,7 @@ def test_a_stopped_evaluation_goes_on_with_the_same_samples(
     half.write_text("{}\n")
     refused = command("eval", "run", "--out", "parts")
     assert refused.code == 2
-    assert "is not the record of this evaluation" in refused.err
+    assert "eval.other-record" in codes_in(refused.err)
 
 
 @pytest.mark.long

@@ -265,9 +265,8 @@ def known_models(
     A cell is the first of bf16, int8 and nf4 weights that fits, and the completions sampled at a time.
     """
 
-    def cell(shape: KnownShape, card: float) -> str:
-        changed, limit = _with_model(config, shape.name), int(card * 2**30)
-        found = forecast(changed, plugins, prompt_tokens=prompt_tokens, gpu_bytes=limit)
+    def cell(found: Forecast, card: float) -> str:
+        limit = int(card * 2**30)
         for work in _ways(found):
             estimated = found.model.estimate(work, None, limit)
             if estimated.needed_bytes <= limit * SAFETY[work.device]:
@@ -275,8 +274,10 @@ def known_models(
                 return kind if work.is_served else f"{kind}, {estimated.at_once:,d}"
         return "-"
 
-    return [
-        {"model": shape.name, "parameters": f"{shape.parameters / 1e9:.2f} B"}
-        | {f"{card:g} GiB": cell(shape, card) for card in cards}
-        for shape in known_shapes()
-    ]
+    def row(shape: KnownShape) -> dict[str, str]:
+        changed = _with_model(config, shape.name)
+        found = forecast(changed, plugins, prompt_tokens=prompt_tokens, gpu_bytes=int(max(cards) * 2**30))
+        named = {"model": shape.name, "parameters": f"{shape.parameters / 1e9:.2f} B"}
+        return named | {f"{card:g} GiB": cell(found, card) for card in cards}
+
+    return [row(shape) for shape in known_shapes()]
