@@ -1,7 +1,8 @@
 """`python -m tests.mutants`: draw mutants, run the tests that import their modules, print the survivors.
 
-The score is the share of mutants that a test noticed (failed, or did not end), with the Wilson interval of
-95 %. Mutants in `accepted.toml` are not drawn.
+The score is the share of mutants that a test noticed (failed, or did not end), with the Wilson interval of 95 %. A
+mutant whose tests take longer than `--limit-s` is undecided: a survivor in the first of two scores, left out of the
+second. Mutants in `accepted.toml` are not drawn.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ MUTATED = (
 )
 HERE = "not slow and not long and not gpu and not server and not client"
 TEST_LIMIT_S = 60  # no quick test takes as long: a mutant that does not end is noticed
-LIMIT_S = 150  # of one mutant; what no test has noticed by then survives
+LIMIT_S = 150  # of one mutant
+UNDECIDED = "undecided"
 FILES_AT_ONCE = 40  # of the tests that reach a module only through another
 
 
@@ -132,43 +134,47 @@ def rings(module: str) -> Iterator[list[Path]]:
         reached |= {name for name, file in _sources().items() if reached & imports_of(file)}
 
 
-def notices(each: Drawn, folder: Path) -> str:
-    """Return which tests noticed a mutant, empty if none did."""
+def notices(each: Drawn, folder: Path, limit_s: float) -> str:
+    """Return which tests noticed a mutant, empty if none did, or `UNDECIDED` if they take longer than the limit."""
     file = folder / f"{abs(hash(str(each)))}.json"
     file.write_text(json.dumps({"module": each.module, "source": each.mutant.source}), encoding="utf-8")
     environ = os.environ | {VARIABLE: str(file), "OMP_NUM_THREADS": "1"}
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + limit_s
     for tests in rings(each.module):
         left_s = end - time.monotonic()
         if left_s < 10:
-            break
+            return UNDECIDED
         options = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S), "-m", HERE)
         line = [sys.executable, "-m", "pytest", *options, *map(str, tests)]
         try:
             done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=left_s)
         except subprocess.TimeoutExpired:
-            break
+            return UNDECIDED
         if done.returncode not in (0, 5):  # 5: no test has the mark
             failed = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
             return failed[0] if failed else "pytest did not start"
     return ""
 
 
-def run(chosen: Sequence[Drawn], jobs: int) -> list[Drawn]:
-    """Try each mutant, print it as it is settled, and return the survivors."""
+def run(chosen: Sequence[Drawn], jobs: int, limit_s: float) -> tuple[list[Drawn], list[Drawn]]:
+    """Try each mutant, print it as it is settled, and return the survivors and the undecided."""
     packages = Path(sysconfig.get_path("purelib"))
     hook, path = packages / "retrain_mutant_hook.py", packages / "retrain_mutant_hook.pth"
     hook.write_text(Path(__file__).with_name("hook.py").read_text(encoding="utf-8"), encoding="utf-8")
     path.write_text("import retrain_mutant_hook\n", encoding="utf-8")
-    survivors, settled, lock = list[Drawn](), 0, Lock()
+    survivors, undecided, settled, lock = list[Drawn](), list[Drawn](), 0, Lock()
 
     def settle(each: Drawn) -> None:
         nonlocal settled
-        by = notices(each, Path(folder))
+        by = notices(each, Path(folder), limit_s)
         with lock:
             settled += 1
-            survivors.extend([] if by else [each])
-            print(f"{settled:4}/{len(chosen)} {'noticed ' if by else 'SURVIVED'} {each}  {by}", flush=True)
+            if by == UNDECIDED:
+                undecided.append(each)
+            elif not by:
+                survivors.append(each)
+            outcome = by if by == UNDECIDED else "noticed" if by else "SURVIVED"
+            print(f"{settled:4}/{len(chosen)} {outcome:9} {each}  {by}", flush=True)
 
     try:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
@@ -176,7 +182,7 @@ def run(chosen: Sequence[Drawn], jobs: int) -> list[Drawn]:
     finally:
         hook.unlink()
         path.unlink()
-    return survivors
+    return survivors, undecided
 
 
 def main() -> None:
@@ -185,14 +191,17 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of one mutant; more on a slow machine")
     given = parser.parse_args()
     begin = time.monotonic()
     chosen = drawn(given.sample, given.seed)
-    survivors = run(chosen, given.jobs)
-    noticed = len(chosen) - len(survivors)
-    interval = binomtest(noticed, len(chosen)).proportion_ci(method="wilson")
-    print("\nsurvivors:", *(f"  {each}" for each in sorted(survivors, key=str)), sep="\n")
-    print(f"{noticed} of {len(chosen)} noticed: {noticed / len(chosen):.1%} [{interval.low:.1%}, {interval.high:.1%}]")
+    survivors, undecided = run(chosen, given.jobs, given.limit_s)
+    noticed = len(chosen) - len(survivors) - len(undecided)
+    for title, found in (("survivors", survivors), ("undecided", undecided)):
+        print(f"\n{title}:", *(f"  {each}" for each in sorted(found, key=str)), sep="\n")
+    for of, count in (("drawn", len(chosen)), ("decided", len(chosen) - len(undecided))):
+        low, high = binomtest(noticed, count).proportion_ci(method="wilson") if count else (0.0, 1.0)
+        print(f"{noticed} of {count} {of} noticed: {noticed / max(1, count):.1%} [{low:.1%}, {high:.1%}]")
     print(f"{(time.monotonic() - begin) / 60:.1f} minutes, seed {given.seed}")
 
 
