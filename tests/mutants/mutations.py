@@ -51,13 +51,15 @@ def mutant(source: str, place: int, number: int) -> Mutant:
 
 
 def _left_out(tree: ast.Module) -> set[int]:
-    """Return the nodes that are annotations, docstrings, words of errors, or the module's own level."""
+    """Return the nodes that are annotations, docstrings, words of errors, checks of zip, or the module's own level."""
     left_out: set[int] = set()
     for node in ast.walk(tree):
         skipped: list[ast.AST] = []
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             skipped = [node] if name in WORDING or name.endswith(("Error", "Exception")) else []
+        elif isinstance(node, ast.keyword) and node.arg == "strict":  # zip checks lengths that are equal
+            skipped = [node.value]
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
             skipped = [node]
         elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:

@@ -45,7 +45,16 @@ def test_a_mutant_is_one_change(body: str, change: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["raise ValueError(a + 1)", "x: 'int | 2'", "'a' + 'b'", "f'{a + 1}'", "import os", "assert a < b", '"""1 < 2"""'],
+    [
+        '"""1 < 2"""',
+        "raise ValueError(a + 1)",
+        "x: 'int | 2'",
+        "'a' + 'b'",
+        "f'{a + 1}'",
+        "import os",
+        "assert a < b",
+        "a = zip(b, strict=True)",
+    ],
 )
 def test_words_and_annotations_have_none(body: str) -> None:
     assert not changes(body)
