@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -37,12 +38,14 @@ MOST_PARAMETERS = 400_000_000
 
 
 def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept | None:
-    """Return the measured sizes; None for a model that cannot be built, or is not a causal language model.
+    """Return the measured sizes; None for sizes without a model, or one that cannot be built or is not causal.
 
     `rank` is that of the adapter, 0 if all weights are trained.
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        if not config.architectures:  # sizes from a table or a command, not from a model's own file
+            return None
         text = text_config(config) or config
         kinds = _kinds(text)
         with torch.device("meta"):
@@ -57,6 +60,8 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
     # Configurations and modules may raise errors of any class. The caller then uses a formula of the sizes.
     except Exception:
         return None
+    finally:
+        gc.collect()  # the copies are cycles, through the methods that a route has replaced
     return Kept(tier="plain" if route.why else "paged", why=route.why, activations=activations, **kept, **adapted)
 
 
