@@ -262,9 +262,8 @@ def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) ->
     assert pack(80, "on") == sizes.TOKEN_BUDGET["cuda"] > pack(80)
     assert pack(24) == pack(24, "on") > pack(24, "off")
     assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
-    room = (
-        5000 * 2 * activation_elements(qwen, replace(WORK, device="cuda"), recompute=False) / sizes.ACTIVATION_SHARE_GPU
-    )
+    each = activation_elements(qwen, replace(WORK, device="cuda"), recompute=False)
+    room = 5000 * 2 * each / sizes.ACTIVATION_SHARE_GPU
     for max_tokens, recompute in ((1024, False), (10_240, True)):  # a row that does not fit is computed again
         tokens, again = pack_tokens(qwen, replace(QWEN_STEP, max_tokens=max_tokens), int(room))
         assert 4990 <= tokens <= 5000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from retrain.api import BackendError, SamplingParams, TrainBatch
@@ -289,3 +292,12 @@ def test_a_gpu_keeps_what_it_can(monkeypatch: pytest.MonkeyPatch, fitting: int, 
     assert plan.recompute is recompute
     assert recompute or abs(plan.tokens - fitting) <= 1
     assert plan.kept_tokens == (plan.tokens if asked == "auto" and not recompute else 0)
+
+
+@given(rows=st.integers(1, 9), tokens=st.integers(2, 10**6), fitting=st.integers(0, 2 * 10**6))
+def test_what_does_not_fit_is_answered_with_a_smaller_number(rows: int, tokens: int, fitting: int) -> None:
+    size = budget.PackSize(rows=rows, tokens=tokens, longest=tokens)
+    error = budget.too_big_to_train(size, fitting, SHAPE, torch.float32, torch.device("cpu"))
+    [told] = re.findall(r"(?:micro_batch_tokens = |below )(\d+)", error.problems[0].fix)
+    assert tokens // 2 <= int(told) < tokens
+    assert int(told) >= min(tokens - 1, fitting), "what did fit is not given up"
