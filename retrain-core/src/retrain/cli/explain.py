@@ -173,7 +173,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
 
 
 def _history_note(config: Config, plugins: Plugins) -> str:
-    """What the chat template does to earlier turns, if its tokenizer is on this machine."""
+    """Return how the chat template changes earlier turns, if its tokenizer is on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
     from retrain.text.template_probe import history_note

@@ -50,7 +50,7 @@ class ThinkingBudget:
         names: Sequence[str],
         deliver: Deliver | None,
     ) -> list[list[Sample]]:
-        """As `draw`, in parts: up to the limit, and the rest of every row that has not ended."""
+        """Return samples as `draw` does, in parts: up to the limit, then the rest of every row that has not ended."""
         first = min(self.tokens, params.max_tokens)
         rows_PG = [
             [_Row(place=(at, i), prompt_T=each.prompt_T, seed=seed, limit=first) for i, seed in enumerate(each.seeds_G)]
@@ -58,7 +58,7 @@ class ThinkingBudget:
         ]
 
         def part(
-            limit: int, rows: Sequence[Sequence[_Row]], asked: Sequence[SampleRequest], labels: Sequence[str]
+            limit: int, rows: Sequence[Sequence[_Row]], wanted: Sequence[SampleRequest], labels: Sequence[str]
         ) -> None:
             early = set[tuple[int, int]]()
 
@@ -69,7 +69,7 @@ class ThinkingBudget:
                 if not row.limit and deliver is not None:
                     deliver(*row.place, row.sample())
 
-            found = draw(asked, replace(params, max_tokens=limit), labels, take)
+            found = draw(wanted, replace(params, max_tokens=limit), labels, take)
             for group, samples in enumerate(found):
                 for index, sample in enumerate(samples):
                     if (group, index) not in early:
@@ -129,7 +129,7 @@ class _Row:
         return np.concatenate([part.tokens_T for part in self.parts])
 
     def request(self) -> SampleRequest:
-        """The rest, as a prompt with a stream of its own."""
+        """Return the request for the rest of the row, with its own random stream."""
         context_T = np.concatenate([self.prompt_T, self.tokens_T])
         return SampleRequest(prompt_T=context_T, seeds_G=(Seeds(self.seed).derive("thinking", len(context_T)),))
 

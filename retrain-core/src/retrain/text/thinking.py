@@ -1,4 +1,4 @@
-"""Thoughts: the tags between which a model's chat template has them, and the answer apart from them."""
+"""Separates a completion's thought from its answer by the tags of the chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.types import Tokens
 
-# Opening and closing tag, and what a thought that is cut short gets before the closing one.
+# Opening tag, closing tag, and the text that a thought cut short gets before the closing one.
 TAGS = (
     ("<think>", "</think>", ""),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|><|start|>assistant"),
@@ -32,7 +32,7 @@ class Thought(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Thinking:
-    """The tags of a model, empty for one that has none; `cut` closes a thought. Rewards see all with `sees_all`."""
+    """The tags of a model, empty without thoughts; `cut` closes a thought. Rewards see all with `sees_all`."""
 
     tokenizer: Any
     opening: str = ""
@@ -41,7 +41,7 @@ class Thinking:
     sees_all: bool = False
 
     def split(self, prompt_T: Tokens, tokens_T: Tokens) -> Thought | None:
-        """The thought in the tokens sampled after a prompt, up to the last closing tag; None without one."""
+        """Return the thought in the tokens sampled after a prompt, up to the last closing tag; None without one."""
         if not self.opening:
             return None
         text = self._decoded(tokens_T)
@@ -55,7 +55,7 @@ class Thinking:
         return bool(self.opening) and self._decoded(prompt_T[-TAIL:]).rstrip().endswith(self.opening)
 
     def seen(self, text: str, thought: Thought | None) -> str:
-        """What rewards and environments see of a text."""
+        """Return the part of a text that rewards and environments see."""
         return text if thought is None or self.sees_all else thought.answer
 
     def _decoded(self, tokens_T: Tokens) -> str:
@@ -70,7 +70,7 @@ class Thinking:
 
 
 def thinking_of(config: Config, tokenizer: Any) -> Thinking:
-    """The tags that the chat template writes; without one, those that are tokens of their own."""
+    """Return the tags that the chat template writes; without one, those that are single tokens."""
     template, sees_all = str(getattr(tokenizer, "chat_template", None) or ""), config.reward.sees == "all"
     known = [tags for tags in TAGS if tags[0] in template or tags[1] in template]
     if not known:
@@ -83,7 +83,7 @@ def thinking_of(config: Config, tokenizer: Any) -> Thinking:
 
 
 def template_args(config: Config, tokenizer: Any) -> Mapping[str, Any]:
-    """`[data] template_args`, with the switch that `[data] thinking` is in this template."""
+    """Return `[data] template_args`, with this template's switch for `[data] thinking`."""
     if config.data.thinking == "template":
         return config.data.template_args
     from retrain.text.template_probe import switched  # most runs leave it to the template

@@ -12,7 +12,7 @@ from retrain.kernel.types import Completion, Floats, Mask, Message, Sample, Stop
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.thinking import Thinking, Thought
 
-MARK = "retrain-says"  # in place of an answer, to find what a template writes after it
+MARK = "retrain-says"  # in place of an answer, to find the text that a template writes after it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,7 +89,7 @@ class Transcript:
         return rest[overlap:] if found else None
 
     def _with_thoughts(self, prompt: Sequence[Message]) -> list[Message]:
-        """The messages, those of the policy with their thoughts, for templates that keep some of them."""
+        """Return the messages, with the policy's thoughts for templates that keep some of them."""
         messages, turns = list[Message](), [thought for _, thought in self._turns if thought is not None]
         for message in prompt:
             if turns and _says(message, turns[0].answer):
