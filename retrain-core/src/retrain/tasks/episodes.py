@@ -79,7 +79,9 @@ class _EpisodeBatch:
     def __init__(self, owner: Episodes, answers: ScoringBatch | None = None) -> None:
         self._owner, self._progress = owner, owner.context.sampling_progress
         self._answers = answers
-        self._thinking = thinking_of(owner.context.config, owner.context.tokenizer)
+        config = owner.context.config
+        self._thinking = thinking_of(config, owner.context.tokenizer)
+        self._budget = budget_of(config, self._thinking, owner.context_length)
         self._groups: list[list[_Episode]] = []
         self._results: list[EpisodeResult] = []
         self._scores: list[Score] = []
@@ -190,8 +192,7 @@ class _EpisodeBatch:
             self._progress.add(tokens=len(sample.tokens_T))
 
         owner = self._owner
-        budget = budget_of(owner.context.config, self._thinking, owner.context_length)
-        drawn = draw_samples(owner.backend, requests, owner.params, names, count, budget=budget)
+        drawn = draw_samples(owner.backend, requests, owner.params, names, count, budget=self._budget)
         tokens = sum(len(sample.tokens_T) for samples in drawn for sample in samples)
         # Samples that were delivered early are counted already.
         self._progress.add(tokens=before + tokens - self._progress.tokens)

@@ -31,8 +31,7 @@ class Kept:
     """The state that a model of transformers keeps, as `model.measure` measured it.
 
     A token keeps `token_elements` numbers, a row another `row_bytes`. An adapter has `adapter_width` numbers for each
-    of its ranks, and adapts matrices of `adapted_elements`. `why` is the reason against the tier paged. `activations`
-    are None where a layer is too large to be measured.
+    of its ranks, and adapts matrices of `adapted_elements`. `why` is the reason against the tier paged.
     """
 
     tier: str
@@ -41,7 +40,7 @@ class Kept:
     row_bytes: int
     adapter_width: int
     adapted_elements: int
-    activations: Activations | None = None
+    activations: Activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,8 @@ class Episode(Answers):
         self.said: str | None = None  # the agent's own answer
         self.dropped = 0
         self._rules = rules
+        with rules.lock:
+            self._template_args = template_args(rules.config, rules.tokenizer)
         self._state = threading.RLock()
         self._asked: list[_Asking] = []
         self._quotes: dict[str, str] = {}
@@ -321,7 +323,7 @@ class Episode(Answers):
     def _asking(self, asked: Asked, events: Inbox) -> _Asking:
         messages = [self._plain(message) for message in asked.messages]
         with self._tokenizer_lock:
-            text = self._rendered(messages, asked, template_args(self._rules.config, self._tokenizer))
+            text = self._rendered(messages, asked, self._template_args)
             parent, prompt_T = self.calls.prompt(text)
         if self.limit is not None and len(prompt_T) >= self.limit:
             self.is_full = True

@@ -284,6 +284,7 @@ class Service(Answers):
         limit = context_length(source.config, source.plugins)
         super().__init__(source.tokenizer, batcher, models=models, limit=limit, lock=threading.Lock())
         self._source = source
+        self._template_args = template_args(source.config, source.tokenizer)
 
     def start(self, asked: Asked, events: Inbox, *, is_chat: bool, is_retry: bool = False) -> Answer:
         model = asked.model or next(iter(self.models))
@@ -316,7 +317,7 @@ class Service(Answers):
             self._read_tools(answer, choice)
 
     def _chat(self, asked: Asked) -> tuple[str, Tokens]:
-        text = self._rendered(asked.messages, asked, template_args(self._source.config, self._tokenizer))
+        text = self._rendered(asked.messages, asked, self._template_args)
         # A chat template writes its special tokens itself.
         special = not self._tokenizer.chat_template
         return "", self._encoded(text, "messages", special=special)
