@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import multiprocessing
 import os
 import random
-import subprocess
-import sys
+import signal
 import sysconfig
 import tempfile
 import time
@@ -27,7 +27,8 @@ from threading import Lock
 
 from scipy.stats import binomtest
 
-from tests.mutants.hook import VARIABLE
+from tests.kit.clean_environment import cleaned
+from tests.mutants.forked import run_pytest
 from tests.mutants.mutations import Mutant, mutant, sites
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,9 @@ HERE = "not slow and not long and not gpu and not server and not client"
 TEST_LIMIT_S = 60  # no quick test takes as long: a mutant that does not end is noticed
 LIMIT_S = 150  # of one mutant
 UNDECIDED = "undecided"
+# Each of them takes a second or more to import, and holds nothing of ours.
+LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "scipy.stats", "math_verify", "pydantic", "peft")
+FORKS = multiprocessing.get_context("forkserver")
 FILES_AT_ONCE = 40  # of the tests that reach a module only through another
 
 
@@ -136,28 +140,32 @@ def rings(module: str) -> Iterator[list[Path]]:
 
 def notices(each: Drawn, folder: Path, limit_s: float) -> str:
     """Return which tests noticed a mutant, empty if none did, or `UNDECIDED` if they take longer than the limit."""
-    file = folder / f"{abs(hash(str(each)))}.json"
-    file.write_text(json.dumps({"module": each.module, "source": each.mutant.source}), encoding="utf-8")
-    environ = os.environ | {VARIABLE: str(file), "OMP_NUM_THREADS": "1"}
+    mutated = folder / f"{abs(hash(str(each)))}.json"
+    output = mutated.with_suffix(".txt")
+    mutated.write_text(json.dumps({"module": each.module, "source": each.mutant.source}), encoding="utf-8")
     end = time.monotonic() + limit_s
     for tests in rings(each.module):
-        left_s = end - time.monotonic()
-        if left_s < 10:
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S), "-m", HERE, *map(str, tests))
+        process = FORKS.Process(target=run_pytest, args=(options, mutated, output))
+        process.start()
+        process.join(max(10, end - time.monotonic()))
+        if process.exitcode is None:
+            os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
             return UNDECIDED
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S), "-m", HERE)
-        line = [sys.executable, "-m", "pytest", *options, *map(str, tests)]
-        try:
-            done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=left_s)
-        except subprocess.TimeoutExpired:
-            return UNDECIDED
-        if done.returncode not in (0, 5):  # 5: no test has the mark
-            failed = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
+        if process.exitcode not in (0, 5):  # 5: no test has the mark
+            lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+            failed = [text for text in lines if text.startswith(("FAILED", "ERROR"))]
             return failed[0] if failed else "pytest did not start"
     return ""
 
 
 def run(chosen: Sequence[Drawn], jobs: int, limit_s: float) -> tuple[list[Drawn], list[Drawn]]:
     """Try each mutant, print it as it is settled, and return the survivors and the undecided."""
+    environ = cleaned(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    FORKS.set_forkserver_preload(list(LIBRARIES))
     packages = Path(sysconfig.get_path("purelib"))
     hook, path = packages / "retrain_mutant_hook.py", packages / "retrain_mutant_hook.pth"
     hook.write_text(Path(__file__).with_name("hook.py").read_text(encoding="utf-8"), encoding="utf-8")

@@ -36,7 +36,12 @@ class _Finder:
         return spec
 
 
-if _file := os.environ.get(VARIABLE):
-    with open(_file, encoding="utf-8") as _stream:
-        _mutant = json.load(_stream)
-    sys.meta_path.insert(0, _Finder(_mutant["module"], _mutant["source"]))  # type: ignore[arg-type]
+def install() -> None:
+    """Load the mutant that the variable names, if it names one."""
+    if file := os.environ.get(VARIABLE):
+        with open(file, encoding="utf-8") as stream:
+            mutant = json.load(stream)
+        sys.meta_path.insert(0, _Finder(mutant["module"], mutant["source"]))  # type: ignore[arg-type]
+
+
+install()
