@@ -264,6 +264,9 @@ def test_what_a_teacher_settled_on_survives_a_resume(monkeypatch):
     assert "3 and 3 tokens, 2 of" in caught.value.problems[0].why
     assert open_teacher(context({}, toy, adapter="logs/a")), "the same model has the same tokens"
     assert refused(open_teacher, context({}, engine="vllm")) == ["teacher.not-installed"]
+    samples_only = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits()))
+    plugins = SimpleNamespace(find=lambda kind, name: [samples_only])
+    assert refused(open_teacher, replace(context({}), plugins=plugins)) == ["teacher.not-installed"]
 
 
 def context(student, answer=None, **teacher):

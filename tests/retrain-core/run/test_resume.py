@@ -277,6 +277,15 @@ def test_only_the_last_and_the_best_checkpoints_stay(run, never, tmp_path):
     check_same(tmp_path / LOG, never)
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_continued(run, never, tmp_path):
+    assert run("--save-every", "1", act={"hook": "sampling", "step": 3, "action": "raise"}).code == 1
+    adapters = tmp_path / LOG / "adapter"
+    (adapters / "checkpoint_step_3/logits.json").write_bytes(b"")
+    assert run("--resume", LOG).code == 0
+    check_same(tmp_path / LOG, never)
+    assert (adapters / ".checkpoint_step_3.damaged/logits.json").read_bytes() == b""
+
+
 SAVED = "logs/train.rescued"
 LOSSES = [("deleted", "scoring", 2, 2), ("all deleted", "recording", 1, 1), ("moved", "checkpoint", 2, 2)]
 LOSSES += [("replaced", "scoring", 0, 0), ("one deleted", "checkpoint", 4, 4)]

@@ -1,6 +1,8 @@
-"""The rule of `max_staleness`, tried without a run: any n, any speeds, any resume, and steps that change nothing."""
+"""Both overlaps, tried without a run: any `max_staleness`, any speeds, any resume, and steps that change nothing."""
 
 import random
+import sys
+import threading
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable, TrainingTable
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.overlapped import Buffered, meaning
+from retrain.run.steps.overlapped import Buffered, Overlapped, meaning
 
 
 class Policies:
@@ -30,6 +32,13 @@ class Policies:
     def use_version(self, version):
         assert version in self.kept
         self.in_use = version
+
+
+def run_of(policies, train, num_steps, progress=None):
+    training = SimpleNamespace(max_steps=num_steps)
+    parts = SimpleNamespace(backend=policies, train=train, config=SimpleNamespace(training=training))
+    stops = SimpleNamespace(exposed=lambda call: call())
+    return SimpleNamespace(parts=parts, progress=progress or Progress(), enter=lambda step, phase: None, stops=stops)
 
 
 def steps_of(most, trains, delays, progress, policies):
@@ -49,11 +58,7 @@ def steps_of(most, trains, delays, progress, policies):
         pause()
         policies.version += 1
 
-    parts = SimpleNamespace(
-        backend=policies, train=train, config=SimpleNamespace(training=SimpleNamespace(max_steps=len(trains)))
-    )
-    run = SimpleNamespace(parts=parts, progress=progress, enter=lambda step, phase: None)
-    buffered = Buffered(run, sample, policies, most)
+    buffered = Buffered(run_of(policies, train, len(trains), progress), sample, policies, most)
 
     def upcoming():
         first = Planned(step=progress.step, cursor=progress.example_idx, batch_size=1)
@@ -96,6 +101,45 @@ def test_step_s_is_sampled_with_the_policy_after_s_minus_n_steps(most, trains, s
     after = np.cumsum([0, *trains])  # version after so many steps
     cursors = np.cumsum([0, *(1 + step % 2 for step in range(len(trains)))])
     assert seen == [(step, after[max(0, step - most)], cursors[step]) for step in range(len(trains))]
+
+
+def test_an_evaluation_waits_for_no_batch_but_the_one_under_way():
+    """Others have been ordered, and their thread is quicker to ask for the turn than one that has to wake up."""
+    began, caller = [], threading.get_ident()
+
+    def sample(planned, clock):
+        began.append(planned.step)
+        while not planned.step and sys._current_frames()[caller].f_code.co_name != "evaluation":
+            time.sleep(0.01)
+        time.sleep(0.02)
+        return Sampled(prompts=[0])
+
+    policies = Policies(4)
+    buffered = Buffered(run_of(policies, lambda batch: None, 9), sample, policies, 4)
+    buffered.start(Clock(), lambda: Planned(step=0, cursor=0, batch_size=1), is_restored=False)
+    try:
+        with buffered.evaluation():
+            assert began == [0]
+    finally:
+        buffered.close()
+
+
+def test_sampling_ahead_leaves_the_run_in_the_training_of_its_step():
+    places = []
+
+    def sample(planned, clock):
+        run.enter(planned.step, "sampling")
+        return Sampled(prompts=[0])
+
+    policies = Policies(1)
+    run = run_of(policies, lambda batch: None, 9)
+    run.enter = lambda *place: places.append(place)
+    overlapped = Overlapped(run, sample)
+    try:
+        overlapped.train(SimpleNamespace(), Clock(), lambda: Planned(step=5, cursor=0, batch_size=1))
+    finally:
+        overlapped.close()
+    assert places == [(5, "sampling"), (4, "training")]
 
 
 def test_what_the_key_means_is_told_in_steps():
