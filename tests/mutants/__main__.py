@@ -20,6 +20,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -150,7 +151,9 @@ def notices(each: Drawn, folder: Path, limit_s: float) -> str:
         process.start()
         process.join(max(10, end - time.monotonic()))
         if process.exitcode is None:
-            os.killpg(process.pid or 0, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has not begun
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.kill()
             process.join()
             return UNDECIDED
         if process.exitcode not in (0, 5):  # 5: no test has the mark

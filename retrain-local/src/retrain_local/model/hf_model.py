@@ -88,10 +88,11 @@ def route_of(base: Any, folder: Folder) -> Route:
         log.info("Tier plain for %s (%s): the model's own forward pass, with %s.", folder.name, route.why, how)
     elif route.mixers:
         count, size = len(route.mixers.layers), route.shape.row_bytes / 2**10
-        told = "Tier paged for %s: %d layers keep a state of %.0f KiB a row. %s"
-        # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
-        normal = "In bf16 a mean log-probability gap of 0.004 is rounding." if base.dtype == torch.bfloat16 else ""
-        log.info(told, folder.name, count, size, normal)
+        told = "Tier paged for %s: %d layers keep a state of %.0f KiB a row."
+        if base.dtype == torch.bfloat16:
+            # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
+            told += " In bf16 a mean log-probability gap of 0.004 is rounding."
+        log.info(told, folder.name, count, size)
     return route
 
 

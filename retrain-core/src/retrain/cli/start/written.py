@@ -129,7 +129,7 @@ def configuration_text(
     head = [f"# {one_line(learner)} learns {one_line(wishes.data)}."]
     if reward.get("type") == DEFAULT_REWARD and not keep:
         head.append(f"# The reward is the default, {DEFAULT_REWARD}: {one_line(about_reward)}.")
-    head += [f"# It takes {time}."] if time else []
+    head += [f"# Time: {time}."] if time else []
     keys = {key.path: key for key in all_keys(registered_tables(plugins))}
     return "\n".join([*head, *_lines(sections, keys, keep)]) + "\n"
 
