@@ -314,12 +314,6 @@ def test_any_text_is_survived(answer, prompt):
 
 
 FORMS = tomllib.loads(Path(__file__).with_name("answer_forms.toml").read_text(encoding="utf-8"))
-PAIRS = [
-    (reference, answer, float(verdict == "right"))
-    for family in FORMS.values()
-    for verdict in ("right", "wrong")
-    for reference, answer in family[verdict]
-]
 GROUPS = [value for module in (texts, rewrites) for value in vars(module).values()]
 REWRITES = {
     each: None
@@ -338,13 +332,10 @@ def failures(reward, pairs):
     return [(reference, answer, got) for reference, answer, got, wanted in scored if got != wanted]
 
 
-def test_right_forms_score_1_and_near_misses_0(reward):
-    assert failures(reward, PAIRS[::9]) == []  # all of them take half a minute
-
-
-@pytest.mark.long
-def test_all_right_forms_score_1_and_all_near_misses_0(reward):
-    assert failures(reward, PAIRS) == []
+@pytest.mark.parametrize("family", FORMS)
+def test_right_forms_score_1_and_near_misses_0(reward, family):
+    pairs = [(*pair, float(verdict == "right")) for verdict, found in FORMS[family].items() for pair in found]
+    assert failures(reward, pairs) == []
 
 
 @pytest.mark.parametrize("each", REWRITES, ids=lambda each: each.example[0])
