@@ -232,7 +232,7 @@ UNFINISHED = cells(r"""
     \begin{vmatrix}1&2\\3&4\end{vmatrix}  \begin{pmatrix}1\\2\end{pmatrix}+\begin{pmatrix}3\\4\end{pmatrix}
     \begin{pmatrix}1+3\\6\end{pmatrix}  3x+2x  2 \cdot 3x  x-x  x \cdot x  x^1  x+0  x \cdot 1  \frac{x}{1}
     x = 2+3  (1, 1+1)  \{1+1\}  [1-1, 2]  1+1 < x  [0, 5] \cap [1, 2]  \frac{4!}{2}  \frac{1+3}{2}
-    \frac{1}{2} \cdot \frac{2}{3}
+    \frac{1}{2} \cdot \frac{2}{3}  2\frac{3}{2}
 """)
 
 
@@ -246,6 +246,7 @@ def test_what_still_has_to_be_computed_is_not_finished(formula):
     pairs(r"""
         5 =>  1, 2 => list  \{1\} => {}  (1, 2, 3) => ()  (1, 2) => ()  [1, 2) => [)  (1, 2] => (]
         \left[1, 2\right] => []  x = 5 => =  x \in [1, 2] => =  \{1\} \cup \{2\} => union  x < 1 => <
+        x \notin [1, 2) => \notin
     """),
 )
 def test_kinds(formula, kind):
@@ -365,7 +366,12 @@ def test_plain_mathematics_is_left_as_it_is(formula):
         *((r"1 < x \le 2", ("x", "(1,2]")), (r"3 \ge x", ("x", r"(-\infty,3]"))),
         (r"x<-1 \text{ or } x>2", ("x", r"(-\infty,-1) \cup (2,\infty)")),
         (r"|t| > \frac{1}{2}", ("t", r"(-\infty,-\frac{1}{2}) \cup (\frac{1}{2},\infty)")),
-        *((r"x \ne 3", ("x", r"\mathbb{R} \setminus \{3\}")), ("1 < x > 2", ("", "")), ("x < y", ("", ""))),
+        *(
+            (r"|x| \le 2", ("x", "[-2,2]")),
+            (r"x \ne 3", ("x", r"\mathbb{R} \setminus \{3\}")),
+            ("1 < x > 2", ("", "")),
+            ("x < y", ("", "")),
+        ),
         *(("x = 3", ("", "")), (r"x<1 \text{ or } y>2", ("", ""))),
     ],
 )

@@ -187,6 +187,14 @@ def test_ordinary_formulas_are_not_refused(formula):
     assert refusal(formula) == ""
 
 
+@pytest.mark.parametrize(
+    "formula",
+    ["7" * 1001, "(" * 21 + "1" + ")" * 21, "10^{20000}", "10000!", r"\binom{100000}{50000}", "9^{9^{9^9}}"],
+)
+def test_formulas_that_may_run_away_are_refused(formula):
+    assert refusal(formula)
+
+
 def test_long_texts_cost_neither_time_nor_memory_and_references_must_be_text(reward):
     long = [r"\boxed{5}", "\\boxed{" + "x" * 1_000_000 + "}", "\\boxed{" * 100_000, "{" * 1_000_000]
     assert all(reward.score(example("5"), text).outcome is not Outcome.FAILED for text in long)
