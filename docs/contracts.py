@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from retrain.cli.manual import markdown
-from retrain.cli.manual.contracts import described_function, naming_keys, signature
+from retrain.cli.manual.sections import described_function, naming_keys, signature
 from retrain.cli.scaffold.render import kind_of, names_from, render_file
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.registry import HOOK_OF_KIND, Plugins

@@ -11,7 +11,7 @@ import pytest
 from docs.contracts import MODULES
 from docs.generate import OWN
 from retrain.cli.manual.command import GENERATORS, generator
-from retrain.cli.manual.keys import described
+from retrain.cli.manual.sections import described
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins

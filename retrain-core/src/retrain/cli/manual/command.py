@@ -10,10 +10,9 @@ from pathlib import Path
 
 import click
 
-from retrain.cli.manual.contracts import hooks, parts
-from retrain.cli.manual.keys import commands, flags, keys, metrics
 from retrain.cli.manual.markdown import MANUAL, Generate, find_topic, regenerated, topics, without_markers
 from retrain.cli.manual.problems import problems
+from retrain.cli.manual.sections import commands, flags, hooks, keys, metrics, parts
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.text.command_options import json_option
