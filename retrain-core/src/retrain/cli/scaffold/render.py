@@ -222,10 +222,7 @@ def render_file(kind: Kind, names: Names, prefix: str) -> OneFile:
 
 def toml_of(readme: str) -> str:
     """The first TOML block in a README; it selects the part."""
-    found = TOML_BLOCK.search(readme)
-    if found is None:
-        raise ValueError("the template's README has no block of TOML")
-    return found.group(1)
+    return str(TOML_BLOCK.findall(readme)[0])
 
 
 @contextmanager
