@@ -327,7 +327,9 @@ def docs(session: nox.Session) -> None:
     others = [f"./{name}" for name in DISTRIBUTIONS if name != "retrain-core"]
     session.install("--no-deps", *PIP_OPTIONS, *others)  # they announce their plugins without what these need
     environ = {"NO_MKDOCS_2_WARNING": "1"}  # a notice about other software, on every build
-    session.run("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml", env=environ)
+    session.run(
+        "python", "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml", env=environ
+    )
     session.log(f"file://{ROOT}/build/site/index.html")
 
 

@@ -1,7 +1,7 @@
 """The generated part of the site, as a hook of MkDocs: whole reference pages, and marked sections of other pages.
 
 Nothing of it is committed. A section is a pair of markers, `<!-- generated: WHAT -->` and `<!-- end: WHAT -->`, and
-`retrain.cli.manual` fills it from the installed schemas, commands and contracts.
+`retrain.cli.manual` and the modules beside this one fill it from the installed schemas, commands and contracts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from retrain.cli.manual.command import generator
-from retrain.cli.manual.contracts import PUBLIC
+from docs.contracts import BY_SLUG, api, checks, contract, public_names, scaffold, source
+from docs.support import annotated, support
+from retrain.cli.manual.command import GENERATORS, generator
 from retrain.cli.manual.markdown import regenerated
 from retrain.kernel.plugins.discover import load_plugins
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-KINDS = tuple(kind.value.replace(" ", "-") for kind in PUBLIC)
+OWN = {each.__name__: each for each in (annotated, support, contract, checks, api, scaffold, source, public_names)}
+KINDS = tuple(BY_SLUG)
 # Controllers, monitors and pacers have no scaffold of their own: a plugin brings them along.
 EXAMPLES = {
     "data-source": "carrying",
@@ -105,7 +107,7 @@ PAGES = {
 
 @cache
 def _generate() -> Callable[[str], str]:
-    return cache(generator(load_plugins({})))
+    return cache(generator(load_plugins({}), GENERATORS | OWN))
 
 
 def filled(text: str) -> str:

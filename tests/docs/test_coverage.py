@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from retrain.cli.manual.contracts import MODULES
-from retrain.cli.manual.keys import described
+from docs.contracts import MODULES
+from docs.generate import OWN
+from retrain.cli.manual.command import GENERATORS, generator
+from retrain.cli.manual.sections import described
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.plugins.discover import load_plugins
@@ -100,6 +102,14 @@ def test_every_kind_has_a_page_with_its_checks_and_its_contract(kind: Kind) -> N
     checks, contract = (page.partition(f"<!-- generated: {part} {slug} -->")[2] for part in ("checks", "contract"))
     assert "| `is_found_by_name` |" in checks
     assert f"`{HOOK_OF_KIND[kind]}(register)`" in contract
+
+
+@pytest.mark.parametrize("what", ["api retrain.api", "api retrain.advantages", "contract backend"])
+def test_a_section_is_the_same_in_every_process(what: str, plugins: Plugins) -> None:
+    page = generator(plugins, GENERATORS | OWN)(what)
+    assert " at 0x" not in page
+    assert "PydanticUndefined" not in page
+    assert page == generator(load_plugins({}), GENERATORS | OWN)(what)
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "where-things-are.md"])

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 import pytest
 
-from retrain.cli.manual.keys import described
+from retrain.cli.manual.sections import described
 from retrain.kernel.config.keys import Key, Table, keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.declared import Kind, MetricSpec

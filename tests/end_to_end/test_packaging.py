@@ -149,7 +149,7 @@ def test_training_works_with_every_optional_package_deleted(installation, work, 
     explained = installation.retrain("explain", toml(SMALL), "--json", folder=work)
     assert explained.returncode == 0, explained.stderr
     check_rest_works(before, after, json.loads(explained.stdout), OPTIONAL)
-    template = "from retrain_local.templates import TINY; open('retrain.toml', 'w').write(TINY)"  # `init` is gone
+    template = "from retrain_local.templates import TINY; open('retrain.toml', 'w').write(TINY())"  # `init` is gone
     assert installation.python("-c", template, folder=work).returncode == 0
     result = installation.retrain(*SHORT, folder=work)
     assert result.returncode == 0, result.stderr

@@ -24,7 +24,7 @@ from retrain.records.reading import last_record, read_steps
 from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.run_status import status_of_run
-from retrain.report.watched import Tail
+from retrain.report.watch_server import Tail
 from retrain.text.tool_calls import parse_tool_calls
 from retrain.use.serving.objects import parse_response
 from retrain.use.serving.parse import RequestError, parse

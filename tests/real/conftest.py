@@ -77,7 +77,7 @@ class Real:
 def context_of(folder: Path, kind: str, path: Path) -> PluginContext:
     """What a run of the template gives to its backend."""
     plugins = load_plugins({})
-    path.write_text(SMOLLM2, encoding="utf-8")
+    path.write_text(SMOLLM2(), encoding="utf-8")
     arguments = ("--model", str(folder), *KINDS[kind])
     config, problems = load_config(path, tables=registered_tables(plugins), arguments=arguments)
     assert not problems

@@ -24,9 +24,9 @@ GPU_ONLY = {  # values of [inference] attention_kernel
     "tk": "its kernels are CUDA's",
     "cutlass": "its kernels are CUDA's",
 }
-LOCAL_ONLY = 'remove it, or use backend = "local"'
+LOCAL_ONLY = 'or use backend = "local"'
 LOCAL_KEYS = (  # keys of this backend, their defaults, and the fix under another backend
-    ("model.dtype", "auto", "remove it, and set the dtype where that backend's trainer is configured"),
+    ("model.dtype", "auto", "and set the dtype where that backend's trainer is configured"),
     ("model.quantize", "none", LOCAL_ONLY),
     ("model.adapter", "", LOCAL_ONLY),
     ("lora.rslora", False, LOCAL_ONLY),
@@ -178,7 +178,7 @@ def foreign_keys(config: Config) -> list[Problem]:
     for path, default, fix in LOCAL_KEYS:
         if (value := config.value(path, default)) != default:
             what = f"{path.partition('.')[2]} = {value!r} {effect}"
-            problems.append(_problem(config, path, code="config.without-effect", what=what, fix=fix))
+            problems.append(_problem(config, path, code="config.without-effect", what=what, fix=f"remove it, {fix}"))
     return problems
 
 
@@ -193,11 +193,12 @@ def adapter_problems(config: Config, plugins: Plugins) -> list[Problem]:
     adapter, model = next(adapters, {}), _model_sizes(config, plugins)
     rank, shape, problems = adapter.get("rank"), adapter.get("shape"), []
     for path, before, now, fix in (
-        ("model.lora_rank", rank, config.model.lora_rank, f"set it to {rank}, or start a new run"),
+        ("model.lora_rank", rank, config.model.lora_rank, f"set it to {rank}"),
         ("model.model", shape, model or shape, "name the run's own model"),
     ):
         if before is not None and before != now:
             what, why = f"is {now}, and the adapter of this run has {before}", "--resume-anyway cannot change that"
+            fix = f"{fix}, or start a new run"
             problems.append(_problem(config, path, code="resume.other-adapter", what=what, fix=fix, why=why))
     return problems
 

@@ -78,7 +78,7 @@ def check_rows(rows: Sequence[TrainRow]) -> None:
         for name, values_T in (("log-probability", row.logprobs_T), ("advantage", row.advantages_T)):
             faulty = np.flatnonzero(row.action_T & ~np.isfinite(values_T))
             if len(faulty):
-                what = f"row {index}: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
+                what = f"row {index} of a batch for Tinker: the {name} of token {faulty[0]} is {values_T[faulty[0]]}"
                 fix = "correct the plugin that made the rows"
                 raise NonFiniteError(Problem(code="tinker.non-finite-row", where="training", what=what, fix=fix))
     if not any(row.action_T.any() for row in rows):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from retrain.kernel.errors import ConfigError
 from retrain.records.completions import RowRecord, TokenRecord, read_tokens, row_arrays, rows_of, write_tokens
 from retrain.records.folder import RunFolder
-from retrain.records.integrity import check_records
 from retrain.records.record_names import FILES, token_file
+from retrain.run.resume_plan import check_records
 from tests.kit.problems import codes_in
 
 TOKENS = TokenRecord(tokens_T=np.array([3, 4]), logprobs_T=np.array([-0.5, -1]), advantages_T=np.array([1.0, 1.0]))

@@ -126,6 +126,7 @@ def _of_verdicts(config: Config, flow: CreditFlow) -> Iterator[Problem]:
         given: Any = config.value(path, value if value == 0 else "")
         if (given == value) is bool(value):
             what = f"{path.partition('.')[2]} = {given!r} does not go with advantage {flow.advantage.name!r}"
+            fix = f"{fix}, or use another advantage"
             yield Problem(code="credit.needs-no-verdict", where=config.place(path), what=what, why=why, fix=fix)
 
 

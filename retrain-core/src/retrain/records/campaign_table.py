@@ -92,9 +92,7 @@ class PlanTable(Table):
 
     @property
     def written_stop_rule(self) -> str:
-        """The stop rule; with looks, the one that follows from them."""
-        if not self.looks:
-            return self.stop_rule
+        """The stop rule that follows from the looks."""
         *first, last = map(str, self.looks)
         after = f"{', '.join(first)} and {last}" if first else last
         return (

@@ -31,7 +31,6 @@ Exit codes: 0 done; 1 failed; 2 usage or configuration error.
 @checkpoint_option()
 @click.option("--compare", metavar="NAME", default="", help="Also answer with this one: base, best, a run, an adapter.")
 @click.option("--greedy", is_flag=True, help="Take the likeliest token each time.")
-@click.option("--entropy", is_flag=True, help="Shade tokens that the policy was unsure of.")
 @click.option("--plain", is_flag=True, help="Without the system prompt and the instruction of training.")
 @click.pass_obj
 def command(
@@ -42,7 +41,6 @@ def command(
     checkpoint: str,
     compare: str,
     greedy: bool,
-    entropy: bool,
     plain: bool,
 ) -> None:
     """Talk to SUBJECT: a run, an adapter, or a model.
@@ -55,9 +53,8 @@ def command(
     with opened(policy, plugins, overrides) as source:
         conversation = Conversation(source, plain=plain)
         conversation.introduce()
-        for is_wanted, line in ((greedy, "/temperature 0"), (entropy, "/entropy on")):
-            if is_wanted:
-                conversation.hear(line)
+        if greedy:
+            conversation.hear("/temperature 0")
         if compare:
             conversation.compare(compare)
         while (typed := _read()) is not None and conversation.hear(typed):

@@ -186,13 +186,12 @@ def test_on_a_terminal_it_is_rendered(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_generated_is_answered_with_what_can(plugins: Plugins) -> None:
-    for what, wanted in (("nonsense", "keys, "), ("contract advntage", "advantage, "), ("api os", "retrain.api, ")):
-        with pytest.raises(ConfigError) as caught:
-            generator(plugins)(what)
-        assert wanted in caught.value.problems[0].fix
+    with pytest.raises(ConfigError) as caught:
+        generator(plugins)("nonsense")
+    assert "keys, " in caught.value.problems[0].fix
 
 
-@pytest.mark.parametrize("what", ["api retrain.api", "api retrain.advantages", "hooks", "contract backend", "keys"])
+@pytest.mark.parametrize("what", ["hooks", "keys"])
 def test_a_section_is_the_same_in_every_process(what: str, plugins: Plugins) -> None:
     page = generator(plugins)(what)
     assert " at 0x" not in page

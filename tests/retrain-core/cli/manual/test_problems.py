@@ -97,10 +97,10 @@ def test_codes_are_found_on_a_console(said: str) -> None:
 
 
 READ = """
-FIXES = {"a": "remove it", "b": "rename it"}
+FIX = "remove it"
 
-def refuse(what, fix="try again", *, code, where=""):
-    return ConfigError(Problem(code=code, where=where, what=f"the run {what}", fix=fix))
+def refuse(what, fix="", *, code, where=""):
+    return ConfigError(Problem(code=code, where=where, what=f"the run {what}", fix=fix or "try again"))
 
 def hint(name):
     if name:
@@ -117,8 +117,7 @@ def check(name, error, is_old):
         return
     Problem(code="x.branches", what=what, fix=fix)
     Problem(code="x.function", what=f"unknown {name}", fix=hint(name))
-    for key, fix in FIXES.items():
-        Problem(code="x.loop", what=f"bad: {error.reason or error}", fix=fix)
+    Problem(code="x.either", what=f"bad: {error.reason or error}", fix=FIX)
     refuse("failed", code="x.helper")
     refuse(f"lost {name}", "look for it", code="x.position")
 """
@@ -128,6 +127,6 @@ def test_texts_are_found_where_the_source_writes_them() -> None:
     texts = dict(problems_in(READ))
     assert texts["x.branches"] == {"what": "no {name} / too new", "fix": "update / wait"}
     assert texts["x.function"]["fix"] == "did you mean {name}? / see the list"
-    assert texts["x.loop"] == {"what": "bad: {reason} / {error}", "fix": "remove it / rename it"}
-    assert texts["x.helper"] == {"what": "the run failed", "fix": "try again"}
-    assert texts["x.position"] == {"what": "the run lost {name}", "fix": "look for it"}
+    assert texts["x.either"] == {"what": "bad: {reason} / {error}", "fix": "remove it"}
+    assert texts["x.helper"] == {"what": "failed", "fix": "try again"}
+    assert texts["x.position"] == {"what": "lost {name}", "fix": "look for it"}

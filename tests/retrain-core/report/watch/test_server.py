@@ -19,10 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrain.report import watched as module
+from retrain.report import watch_server as module
 from retrain.report.commands import watch as command
-from retrain.report.watch_server import HEADERS, WatchServer
-from retrain.report.watched import Tail
+from retrain.report.watch_server import HEADERS, Tail, WatchServer
 from retrain.verdicts.ledger.looks import InterimLooks
 from tests.kit import made_runs
 from tests.kit.invoke import invoke

@@ -204,9 +204,12 @@ def test_people_read_a_line_each_with_the_fix_below(command: Command, tmp_path: 
     assert lines[-1] == "1 thing that run.toml needs is missing or broken."
 
 
-def test_logprobs_of_sampler_and_trainer_agree_to_the_limit_that_is_set(command: Command, tmp_path: Path) -> None:
+def test_logprobs_of_sampler_and_trainer_agree_to_the_limit(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "run.toml").write_text(SMALL)
-    result = command("doctor", "run.toml", "--logprobs", "--json", "--max-gap", "0")
+    monkeypatch.setattr("retrain.tools.doctor.command.MAX_MEAN_GAP", 0.0)
+    result = command("doctor", "run.toml", "--logprobs", "--json")
     found = json.loads(result.out)["logprobs"]
     assert (result.code, found["prompts"], found["tokens"] >= 8) == (1, 8, True)
     assert 0.0 < found["mean"] <= found["max"] < 1e-4

@@ -14,8 +14,7 @@ from retrain.report.verdicts import forest, seed_plots
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.judge import judge
 from retrain.verdicts.study.safeguards import with_seeds
-from retrain.verdicts.study.study import NO_PLAN, Study
-from retrain.verdicts.study.summaries import Condition, Estimate
+from retrain.verdicts.study.study import NO_PLAN, Condition, Estimate, Study
 from retrain.verdicts.wording import plain_words as plainly
 from retrain.verdicts.wording.sentences import bracketed, limits, sized
 from retrain.verdicts.wording.show import comparison_table, markdown, study_data

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 
-from retrain.cli.manual import markdown
-from retrain.cli.manual.contracts import api, checks, contract, hooks, parts, scaffold
-from retrain.cli.manual.keys import annotated, commands, flags, keys, metrics, support
 from retrain.cli.manual.markdown import MANUAL, Generate, find_topic, regenerated, topics, without_markers
 from retrain.cli.manual.problems import problems
+from retrain.cli.manual.sections import commands, flags, hooks, keys, metrics, parts
 from retrain.kernel.errors import EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.run.public_package import public_names
 from retrain.text.command_options import json_option
 from retrain.text.tables import table_lines
 
 FORMATS = ("text", "json", "troff", "html")
 TITLE = "The manual of retrain"
-STATUS = {"renamed": "", "none": "no counterpart: "}
 EPILOG = """\b
 Examples:
   retrain man quickstart                    one topic; --list-topics lists them
@@ -159,39 +151,22 @@ def _read(file: Path) -> str:
         ) from None
 
 
-def public(plugins: Plugins) -> str:
-    """Every name of the public package `retrain` that this one does not have, and its replacement."""
-    rows = [(", ".join(map(markdown.code, names)), STATUS[status] + note) for names, status, note in public_names()]
-    return markdown.table(("there", "here"), rows)
-
-
-def source(plugins: Plugins, place: str) -> str:
-    """The source of `module:Class.method`, as in the tree."""
-    module, _, path = place.partition(":")
-    found: Any = import_module(module)
-    for name in path.split("."):
-        found = getattr(found, name)
-    return f"```python\n{textwrap.dedent(inspect.getsource(found)).rstrip()}\n```"
-
-
 GENERATORS: dict[str, Callable[..., str]] = {
-    **{each.__name__: each for each in (keys, flags, annotated, commands, metrics, hooks, contract, checks)},
-    **{each.__name__: each for each in (api, scaffold, support, source, problems)},
+    **{each.__name__: each for each in (keys, flags, commands, metrics, hooks, problems)},
     "plugins": parts,
-    "public_names": public,
 }
 
 
-def generator(plugins: Plugins) -> Callable[[str], str]:
+def generator(plugins: Plugins, generators: Mapping[str, Callable[..., str]] = GENERATORS) -> Generate:
     """`generate("keys")` for the installed plugins: Markdown with headings from the third level on."""
 
     def generate(what: str) -> str:
         name, *arguments = what.split()
-        if name not in GENERATORS:
-            fix = f"use one of: {', '.join(GENERATORS)}"
+        if name not in generators:
+            fix = f"use one of: {', '.join(generators)}"
             raise ConfigError(
                 Problem(code="help.unknown-section", what=f"there is no generated section {name!r}", fix=fix)
             )
-        return GENERATORS[name](plugins, *arguments)
+        return generators[name](plugins, *arguments)
 
     return generate

@@ -1,8 +1,8 @@
 """The problems of a module, read from its source: each code with its texts, variables as placeholders.
 
 The texts of a problem are rarely all at its code: `fix` may be a variable with one text per branch, the result of a
-function of the module, or written in the function of the module that makes the problem. All these are followed;
-nothing is imported or run.
+function of the module, or written in the function of the module that makes the problem. These are followed, but not
+arguments of functions and loops over tables; nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def problems_in(source: str) -> Iterator[tuple[str, Texts]]:
         for call in _calls(node) if _holds(node, coded) else ():
             code = {each.arg: each.value for each in call.keywords}.get("code")
             if isinstance(code, ast.Constant) and isinstance(code.value, str) and CODE.fullmatch(code.value):
-                yield from ((code.value, made) for made in reader.made(call, texts))
+                yield code.value, reader.made(call, texts)
 
 
 class _Reader:
@@ -43,18 +43,11 @@ class _Reader:
 
     def __init__(self, tree: ast.Module) -> None:
         self._depth = 0
-        self.functions: dict[str, list[Function]] = {}
-        for node in _all_statements(tree.body):
-            if isinstance(node, Function):
-                self.functions.setdefault(node.name, []).append(node)
+        self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
         self.constants: Texts = {}
-        self.containers: dict[str, ast.expr] = {}
         for node in tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 self.constants |= self._assigned(node, self.constants)
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                if isinstance(target, ast.Name) and isinstance(node.value, ast.Tuple | ast.List | ast.Dict):
-                    self.containers[target.id] = node.value
 
     def walk(self, body: list[ast.stmt], texts: Texts, lines: set[int] | None = None) -> Walk:
         """Yield each statement with the texts of the variables before it; return the texts after the last one.
@@ -71,10 +64,9 @@ class _Reader:
             elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 texts = texts | self._assigned(node, texts)
             elif blocks := _blocks(node):
-                inner = texts | self._looped(node, texts) if isinstance(node, ast.For) else texts
                 ends = []
                 for block in blocks:
-                    ends.append((yield from self.walk(block, inner, lines)))
+                    ends.append((yield from self.walk(block, texts, lines)))
                 # every branch of these is written down; of the others, none may be taken
                 is_complete = isinstance(node, ast.With | ast.AsyncWith) or (isinstance(node, ast.If) and node.orelse)
                 going_on = [end for end in (*ends, *([] if is_complete else [texts])) if end is not None]
@@ -83,24 +75,18 @@ class _Reader:
                 texts = _either(going_on)
         return texts
 
-    def made(self, call: ast.Call, texts: Texts) -> Iterator[Texts]:
-        """Yield the texts of the problems that a call with a code makes."""
-        given = {each.arg: self.sentence(each.value, texts) for each in call.keywords if each.arg}
-        makers = [each for each in self._called(call) if "code" in _parameters(each)]
-        if not makers or self._depth == DEEPEST:
-            # a function of another module that makes a problem takes its texts by position in this order
-            first = {} if "what" in given else dict(zip(("what", "fix"), call.args, strict=False))
-            given |= {name: self.sentence(value, texts) for name, value in first.items()}
-            yield {name: text for name, text in given.items() if name in TEXTS}
-            return
-        self._depth += 1
-        for maker in makers:
-            bound = self._bound(maker, call, texts)
-            for node, known in self.walk(maker.body, bound):
-                for inner in _calls(node):
-                    if any(each.arg == "code" and isinstance(each.value, ast.Name) for each in inner.keywords):
-                        yield from self.made(inner, known)
-        self._depth -= 1
+    def made(self, call: ast.Call, texts: Texts) -> Texts:
+        """Return the texts of the problem that a call with a code makes."""
+        given = {each.arg: each.value for each in call.keywords if each.arg}
+        # a function that makes a problem takes its texts by position in this order
+        given |= {} if "what" in given else dict(zip(("what", "fix"), call.args, strict=False))
+        found = {name: self.sentence(given[name], texts) for name in TEXTS if name in given}
+        maker = self._called(call)
+        for inner in ast.walk(maker) if maker else ():
+            if isinstance(inner, ast.Call) and any(each.arg == "code" for each in inner.keywords):
+                own = {each.arg: self.sentence(each.value, {}) for each in inner.keywords if each.arg in TEXTS}
+                found = own | {name: text for name, text in found.items() if text}
+        return found
 
     def sentence(self, node: ast.expr, texts: Texts) -> str:
         return " ".join(self._known(node, texts).split())
@@ -135,38 +121,26 @@ class _Reader:
                 return self.text(first, texts)
             case ast.Call(func=ast.Attribute(value=value, attr="replace")) if self._known(value, texts):
                 return self.text(value, texts)
-            case ast.Call() if (returned := self._returned(node, texts)) and len(returned) <= MOST_CHARS:
+            case ast.Call() if (returned := self._returned(node)) and len(returned) <= MOST_CHARS:
                 return returned
         return _placeholder(node)
 
-    def _returned(self, call: ast.Call, texts: Texts) -> str:
+    def _returned(self, call: ast.Call) -> str:
         """Return the texts that a function of the module can return; empty if they have no word."""
-        if self._depth == DEEPEST:
+        function = self._called(call)
+        if function is None or self._depth == DEEPEST:
             return ""
         self._depth += 1
-        found = []
-        for function in self._called(call):
-            for node, known in self.walk(function.body, self._bound(function, call, texts)):
-                if isinstance(node, ast.Return) and node.value:
-                    found.append(self.text(node.value, known))
+        walked = list(self.walk(function.body, {}))
+        found = [self.text(node.value, known) for node, known in walked if isinstance(node, ast.Return) and node.value]
         self._depth -= 1
         return _alternatives(text for text in found if " " in text and _has_word(text))
 
-    def _called(self, call: ast.Call) -> list[Function]:
+    def _called(self, call: ast.Call) -> Function | None:
         match call.func:
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
-                return self.functions.get(name, [])
-        return []
-
-    def _bound(self, function: Function, call: ast.Call, texts: Texts) -> Texts:
-        """Return the texts of a function's parameters in a call; a parameter without a text is a placeholder."""
-        names, arguments = _parameters(function), function.args
-        defaults = zip(reversed([*arguments.posonlyargs, *arguments.args]), reversed(arguments.defaults), strict=False)
-        keyword_only = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        given: dict[str, ast.expr | None] = {each.arg: value for each, value in chain(defaults, keyword_only)}
-        own = {name: self._known(value, {}) for name, value in given.items() if value}
-        passed = [*zip(names, call.args, strict=False), *((each.arg, each.value) for each in call.keywords if each.arg)]
-        return own | {name: self._known(value, texts) for name, value in passed}
+                return self.functions.get(name)
+        return None
 
     def _assigned(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, texts: Texts) -> Texts:
         """Return the texts that a statement gives to variables."""
@@ -178,26 +152,6 @@ class _Reader:
         if isinstance(node, ast.AugAssign):
             return {name: texts.get(name, "") + text for name, text in named.items()}
         return named
-
-    def _looped(self, loop: ast.For, texts: Texts) -> Texts:
-        """Return the texts that the variables of a loop over a tuple, list or dictionary of the module can have."""
-        match loop.iter:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="items")) | ast.Name(id=name):
-                container: ast.expr | None = self.containers.get(name)
-            case other:
-                container = other
-        match container:
-            case ast.Dict(keys=keys, values=values):
-                rows: list[ast.expr] = [ast.Tuple([key, value]) for key, value in zip(keys, values, strict=True) if key]
-            case ast.Tuple(elts=rows) | ast.List(elts=rows):
-                pass
-            case _:
-                return {}
-        found: dict[str, list[str]] = {}
-        for row in rows:
-            for target, value in _pairs(loop.target, row):
-                found.setdefault(target.id, []).append(self.text(value, texts))
-        return {name: _alternatives(each) for name, each in found.items() if any(map(_has_word, each))}
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.expr]]:
@@ -213,25 +167,11 @@ def _holds(node: ast.stmt, lines: set[int]) -> bool:
     return not lines.isdisjoint(range(node.lineno, (node.end_lineno or 0) + 1))
 
 
-def _parameters(function: Function) -> list[str]:
-    arguments = function.args
-    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
-    names = names[1:] if names[:1] == ["self"] else names
-    return [*names, *(each.arg for each in arguments.kwonlyargs)]
-
-
 def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
     """Return the blocks of statements within a statement."""
     own = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
     inner = [each.body for each in (*getattr(node, "handlers", ()), *getattr(node, "cases", ()))]
     return [block for block in (*own, *inner) if block]
-
-
-def _all_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        for block in _blocks(node):
-            yield from _all_statements(block)
 
 
 def _calls(statement: ast.stmt) -> Iterator[ast.Call]:

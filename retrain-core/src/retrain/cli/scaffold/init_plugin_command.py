@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,7 +22,6 @@ from retrain.text.command_options import json_option
 from retrain.text.process import is_interactive
 from retrain.text.terminal_text import program
 
-LICENSES = ("Apache-2.0", "MIT", "BSD-3-Clause")
 DEFAULT_DIR = Path("plugins")
 EPILOG = """\b
 Examples:
@@ -48,16 +46,6 @@ Exit codes: 0 written; 2 usage error, or the name, a file or the folder is taken
 )
 @click.option("--with-test", is_flag=True, help="Write tests/test_NAME_plugin.py as well.")
 @click.option("--distribution", is_flag=True, help="Write a folder with tests, README and CI that pip installs.")
-@click.option("--description", help="With --distribution: one sentence (default: a description of the example).")
-@click.option("--author", help="With --distribution (default: your name from git or the system).")
-@click.option(
-    "--license",
-    "licence",
-    type=click.Choice(LICENSES),
-    default=LICENSES[0],
-    show_default=True,
-    help="With --distribution.",
-)
 @click.option("--no-input", is_flag=True, help="With --distribution: no questions, use the defaults.")
 @json_option("As JSON; without questions.")
 @click.pass_obj
@@ -69,19 +57,19 @@ def command(
     output_dir: Path | None,
     with_test: bool,
     distribution: bool,
+    no_input: bool,
     as_json: bool,
-    **about: Any,
 ) -> None:
     """Write a working plugin and print the TOML that selects it: a single file that is found through
     `[plugins] search_paths`, or with --distribution a folder with tests, README and CI."""
     if distribution:
         if with_test:
             raise click.UsageError("--with-test is for a single file; a distribution has tests")
-        _distribution(plugins, kind, name, output_dir or Path(), as_json=as_json, **about)
+        _distribution(plugins, kind, name, output_dir or Path(), no_input=no_input, as_json=as_json)
     elif kind is None or name is None:
         raise click.UsageError("--kind and --name are needed")
-    elif about["description"] or about["author"] or about["no_input"]:
-        raise click.UsageError("--description, --author and --no-input go with --distribution")
+    elif no_input:
+        raise click.UsageError("--no-input goes with --distribution")
     else:
         _one_file(plugins, kind, name, output_dir or DEFAULT_DIR, with_test=with_test, as_json=as_json)
 
@@ -92,9 +80,6 @@ def _distribution(
     name: str | None,
     output_dir: Path,
     *,
-    description: str | None,
-    author: str | None,
-    licence: str,
     no_input: bool,
     as_json: bool,
 ) -> None:
@@ -113,16 +98,9 @@ def _distribution(
     render.refuse_taken(
         names, chosen, plugins, where="--name", targets=lambda wanted: [output_dir / wanted.distribution]
     )
-    given = {
-        "description": render.plain_text(
-            answer("Description", description, render.description_of(chosen)), where="--description"
-        ),
-        "author": render.plain_text(answer("Author", author, _own_name()), where="--author"),
-        "license": licence,
-    }
     target = output_dir / names.distribution
     with render.scratch(output_dir) as folder:
-        made, toml = render.render_distribution(chosen, names, folder, given)
+        made, toml = render.render_distribution(chosen, names, folder, author=_own_name())
         shutil.move(made, target)
     shown = str(target) if target.is_absolute() else f".{os.sep}{target}"
     commands = [f'{program("pip")} install -e "{shown}[dev]"', f"{program('pytest')} {shlex.quote(shown)}"]
@@ -147,10 +125,10 @@ def _own_name() -> str:
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=5, check=False)
         if asked.returncode == 0 and asked.stdout.strip():
-            return asked.stdout.strip()
+            return render.plain_text(asked.stdout)
     # A container may run under a number that no user has.
     with suppress(OSError, KeyError):
-        return getpass.getuser()
+        return render.plain_text(getpass.getuser())
     return "Its author"
 
 

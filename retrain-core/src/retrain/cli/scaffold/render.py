@@ -15,7 +15,6 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ CONFIGURATION = Path("retrain.toml")
 MAX_CHARS = 40
 SEARCHED = "plugins"  # the default of [plugins] search_paths: names below it need no prefix
 PREFIX = "retrain_"  # of distributions only: retrain-entropy-floor registers `entropy_floor`
-# Characters that end a TOML or Python string, or that the templates would interpret.
+# Characters that end a TOML string, or that the templates would interpret.
 UNSAFE = re.compile(r"[\"\\{}\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -126,13 +125,9 @@ def _place_of(module: str) -> str:
     return str(spec.origin or "") if spec else ""
 
 
-def plain_text(text: str, *, where: str) -> str:
-    """A description or an author that is safe in TOML and in a docstring; ConfigError when it is not."""
-    found = UNSAFE.search(text)
-    if found:
-        what, fix = f"the character {found.group()!a} is not allowed here", "leave it out; edit the files afterwards"
-        raise ConfigError(Problem(code="plugin.character-refused", where=where, what=what, fix=fix))
-    return " ".join(text.split())
+def plain_text(text: str) -> str:
+    """A name on one line, without characters that are not safe in TOML."""
+    return " ".join(UNSAFE.sub(" ", text).split())
 
 
 KINDS = (
@@ -173,10 +168,6 @@ README = "README.md"
 TOML_BLOCK = re.compile(r"```toml\n(.*?)\n```", flags=re.DOTALL)
 
 
-def description_of(kind: Kind) -> str:
-    return str(_variables(kind)["description"])
-
-
 def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
     """Render the kind's own files in `folder`; returns their folder and the variables used."""
     from cookiecutter.prompt import prompt_for_config
@@ -188,16 +179,16 @@ def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]
     return _generate(template(slug(kind)), rendered, folder), rendered
 
 
-def render_distribution(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]) -> tuple[Path, str]:
+def render_distribution(kind: Kind, names: Names, folder: Path, *, author: str) -> tuple[Path, str]:
     """Render a whole distribution in `folder`; returns its folder and the TOML to paste from its README.
 
     The kind's files are copied over those that all kinds share, whose README and example include the kind's.
     """
-    own, variables = render_kind(kind, names, folder / "kind", {**given, "form": SHARED})
+    own, variables = render_kind(kind, names, folder / "kind", {"author": author, "form": SHARED})
     usage = (own / README).read_text(encoding="utf-8").strip()
     toml = toml_of(usage)
     major, minor, *_ = __version__.split(".")
-    versions = {"core_from": __version__, "core_below": f"{major}.{int(minor) + 1}", "year": str(date.today().year)}
+    versions = {"core_from": __version__, "core_below": f"{major}.{int(minor) + 1}"}
     whole = _generate(template(SHARED), {**variables, **versions, "usage": usage, "toml": toml}, folder / SHARED)
     (own / README).unlink()
     shutil.copytree(own, whole, dirs_exist_ok=True)
@@ -231,10 +222,7 @@ def render_file(kind: Kind, names: Names, prefix: str) -> OneFile:
 
 def toml_of(readme: str) -> str:
     """The first TOML block in a README; it selects the part."""
-    found = TOML_BLOCK.search(readme)
-    if found is None:
-        raise ValueError("the template's README has no block of TOML")
-    return found.group(1)
+    return str(TOML_BLOCK.findall(readme)[0])
 
 
 @contextmanager

@@ -44,7 +44,6 @@ class Drawn:
     examples: tuple[str, ...]
     difficulties: Mapping[str, str]
     step_N: Ints
-    group_N: Ints
     example_N: Ints
     tokens_N: Ints
     rewards_N: Floats
@@ -84,7 +83,6 @@ def _columns(rows: list[tuple[Any, ...]], examples: tuple[str, ...], difficultie
         examples=examples,
         difficulties=difficulties,
         step_N=step_N,
-        group_N=group_N,
         example_N=np.array(example, dtype=np.int64),
         tokens_N=np.array(tokens, dtype=np.int64),
         rewards_N=np.array(rewards, dtype=np.float64),

@@ -11,18 +11,12 @@ from typing import Any
 from retrain.kernel.contracts.context import PluginContext
 from retrain.observe.trackers.contract import TrackerKeys
 from retrain.observe.trackers.recording import PROVENANCE, KeepsId, named_config, named_metrics, require, run_name
-from retrain.run.wandb_key import wandb_key
-from retrain.text.secrets import hide_text
-from retrain.text.terminal_text import printable
+from retrain.run.wandb_runs import open_run, wandb_key
 
 LOG = logging.getLogger("retrain")
 STEP = "train/step"
 # The evaluation before training in `metrics.jsonl`; wandb itself has no negative steps.
 BEFORE = -1
-# An unreachable server must not keep a finished run waiting forever.
-FINISH_TIMEOUT_S = 300.0
-# By default wandb collects the command line, the git remote and the console, including any secrets in them.
-SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 
 
 def build(context: PluginContext) -> WandbRecorder:
@@ -59,7 +53,7 @@ class WandbRecorder(KeepsId):
         arguments = run_arguments(manifest, folder)
         if self._run_id:
             arguments |= {"id": self._run_id, "resume": "allow", "allow_val_change": True}
-        self._run = _open(arguments)
+        self._run = open_run(arguments)
         self._run_id = self._run.id
         if warm_up := manifest["config"].get("sft", {}).get("steps", 0):
             self._first_step = -(warm_up + 1)
@@ -104,31 +98,3 @@ def run_arguments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "dir": os.environ.get("WANDB_DIR") or str(folder),
         "config": {**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},
     }
-
-
-def _open(arguments: Mapping[str, Any]) -> Any:
-    import wandb
-
-    settings: dict[str, Any] = dict(SETTINGS)
-    if "WANDB_FINISH_TIMEOUT" not in os.environ:
-        settings |= {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
-    run: Any
-    mode = wandb.setup().settings.mode
-    if mode not in ("online", "shared"):
-        run = wandb.init(**arguments, settings=wandb.Settings(**settings))
-        if mode != "disabled":
-            LOG.info("wandb run %s is kept in %s", run.id, Path(run.dir).parent)
-        return run
-    try:
-        # wandb's prompt for a key would be hidden by the live panel, and the run would wait for it.
-        if not wandb.login(prompt=False, verify=False):
-            raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
-        run = wandb.init(**arguments, settings=wandb.Settings(**settings))
-        LOG.info("wandb run %s: %s", run.id, run.url)
-    # No key, no network, no such entity: the run can still be recorded locally.
-    except Exception as error:
-        run = wandb.init(**arguments, mode="offline", settings=wandb.Settings(**settings))
-        reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:300])
-        place = Path(run.dir).parent
-        LOG.warning("Recorder 'wandb' works offline (%s). Upload the run later with: wandb sync %s", reason, place)
-    return run

@@ -21,7 +21,7 @@ from retrain.records.campaign_table import CampaignTable, is_campaign
 from retrain.records.folder import check_run_folder
 from retrain.run.check import Selected, selected_parts
 from retrain.run.tables import registered_tables
-from retrain.run.wandb_key import wandb_key
+from retrain.run.wandb_runs import wandb_key
 from retrain.tools.doctor.diagnosis import diagnose_distribution, diagnose_extra, diagnose_server
 from retrain.tools.installation import examine
 

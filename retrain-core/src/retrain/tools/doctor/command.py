@@ -49,13 +49,10 @@ Exit codes: 0 everything CONFIG needs is there; 1 something is missing; 2 usage 
 
 @click.command("doctor", context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 @click.option("--logprobs", is_flag=True, help="Load the model; compare sampler and trainer on 8 prompts.")
-@click.option(
-    "--max-gap", type=click.FloatRange(min=0.0), default=MAX_MEAN_GAP, show_default=True, help="Mean gap allowed, nats."
-)
 @json_option()
 @config_argument()
 @click.pass_context
-def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, arguments: tuple[str, ...]) -> None:
+def command(ctx: click.Context, logprobs: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Check that this machine has everything that CONFIG needs, with a fix for each gap.
 
     The exit code is 1 when something that CONFIG needs is missing or broken. CONFIG defaults to ./retrain.toml where
@@ -72,7 +69,7 @@ def command(ctx: click.Context, logprobs: bool, max_gap: float, as_json: bool, a
     if logprobs and config is not None and not any(finding.is_fatal for finding in findings):
         click.echo(f"Loading {config.model.model} to compare log-probabilities ...", err=True)
         with redirect_stdout(sys.stderr):
-            finding, gap = compare(config, plugins, max_gap)
+            finding, gap = compare(config, plugins)
         findings.append(finding)
     fatal = [finding for finding in findings if finding.is_fatal]
     if as_json:
@@ -130,15 +127,15 @@ QUESTIONS = (
 )
 
 
-def compare(config: Config, plugins: Plugins, max_gap: float) -> tuple[Diagnosis, dict[str, Any]]:
+def compare(config: Config, plugins: Plugins) -> tuple[Diagnosis, dict[str, Any]]:
     gap = logprob_gap(config, plugins)
     detail = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
     numbers = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
     found = Diagnosis(name="log-probabilities", status="ok", detail=detail, needed=True)
-    if gap.mean > max_gap:
+    if gap.mean > MAX_MEAN_GAP:
         fix = "use the same weights, temperature and dtype in both; [algorithm] tis_cap softens a small gap"
-        found = replace(found, status="failed", detail=f"{detail}; the mean must be at most {max_gap:g}", fix=fix)
-    return found, {**numbers, "max_mean_gap": max_gap}
+        found = replace(found, status="failed", detail=f"{detail}; the mean must be at most {MAX_MEAN_GAP:g}", fix=fix)
+    return found, {**numbers, "max_mean_gap": MAX_MEAN_GAP}
 
 
 def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:

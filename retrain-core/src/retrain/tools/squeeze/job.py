@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.files import write_json
-from retrain.text.secrets import hide, hide_text
+from retrain.run.wandb_runs import open_run, reason_of
+from retrain.text.secrets import hide
 from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
 from retrain.tools.squeeze.adapter import unusable
@@ -23,11 +24,6 @@ LOG = logging.getLogger("retrain")
 PLOT_FILE = "spectrum.html"
 RUN_NAME = "squeeze-analysis"
 VALUES = ("rank", "mean_variance", "min_variance", "max_variance")
-MAX_REASON_CHARS = 300
-# An unreachable server must not block a finished command for ever.
-FINISH_TIMEOUT_S = 300.0
-# As for training runs, wandb collects nothing by itself.
-SETTINGS = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
 FRAME = "=" * 60
 COLUMNS = ("  Rank", "Mean Var%", "Min Var%", "Max Var%", "Energy Var%", "")
 MARKER = "<--"
@@ -130,7 +126,7 @@ def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder:
     try:
         import wandb
 
-        run = _open(wandb, arguments)
+        run = open_run(arguments)
         rows = [[getattr(row, name) for name in VALUES] for row in analysis.rows]
         run.define_metric("squeeze/*", step_metric="squeeze/rank")
         for row in rows:
@@ -143,29 +139,8 @@ def record_analysis(analysis: SqueezeAnalysis, table: Mapping[str, Any], folder:
         return str(run.id)
     # No package, disk or server: the analysis itself is complete and must not be lost with it.
     except Exception as error:
-        LOG.warning("The squeeze analysis is not in wandb: %s", _reason(error))
+        LOG.warning("The squeeze analysis is not in wandb: %s", reason_of(error))
         return ""
-
-
-def _open(wandb: Any, arguments: Mapping[str, Any]) -> Any:
-    has_own = "WANDB_FINISH_TIMEOUT" in os.environ
-    limit: dict[str, Any] = {} if has_own else {"finish_timeout": FINISH_TIMEOUT_S, "finish_timeout_raises": True}
-    arguments = {**arguments, "settings": wandb.Settings(**SETTINGS, **limit)}
-    if wandb.setup().settings.mode not in ("online", "shared"):
-        return wandb.init(**arguments)
-    try:
-        if not wandb.login(prompt=False, verify=False):
-            raise ConnectionError("no API key; run `wandb login`, or set WANDB_API_KEY")
-        return wandb.init(**arguments)
-    # No key, network or entity: keep the records on disk, from where `wandb sync` sends them.
-    except Exception as error:
-        run = wandb.init(**arguments, mode="offline")
-        LOG.warning("wandb works offline (%s). Upload with: wandb sync %s", _reason(error), Path(run.dir).parent)
-        return run
-
-
-def _reason(error: Exception) -> str:
-    return printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
 
 
 def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""Generated sections about plugins: `hooks`, `contract KIND`, `checks KIND`, `plugins`, `api` and `scaffold`."""
+"""Generated sections about Python: `contract KIND`, `checks KIND`, `api`, `scaffold`, `source` and `public_names`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Iterator
-from types import FunctionType
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from retrain.cli.manual import markdown
+from retrain.cli.manual.sections import described_function, naming_keys, signature
 from retrain.cli.scaffold.render import kind_of, names_from, render_file
 from retrain.kernel import hooks as hookspecs
-from retrain.kernel.config.keys import keys_of
-from retrain.kernel.declared import TableTraits
-from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.registry import HOOK_OF_KIND, Plugins, Registered
+from retrain.kernel.registry import HOOK_OF_KIND, Plugins
 from retrain.kernel.types import Kind
-from retrain.run.tables import registered_tables
+from retrain.run import public_package
 
 MODULES = ("retrain.api", "retrain.advantages", "retrain.testing", "retrain")  # the last one for scripts
 ALIASES = ("retrain.kernel.types", "retrain.kernel.contracts.backend")  # define the type aliases
@@ -48,20 +45,13 @@ PUBLIC = {  # the types of each kind, in retrain.api or retrain.advantages
     Kind.SAMPLER: ("Sampler", "PromptRequest", "PromptChoice", "GroupOutcome"),
     Kind.LAUNCHER: ("Launcher", "Job", "RunningJob", "FindsJobs"),
 }
-
-
-def hooks(plugins: Plugins) -> str:
-    """Every hook in life-cycle order, with its signature and docstring."""
-    specs = (value for name, value in vars(hookspecs).items() if name.startswith(f"{hookspecs.PROJECT}_"))
-    return "\n\n".join(_entry(value.__name__, value) for value in specs if isinstance(value, FunctionType))
+NO_COUNTERPART = "no counterpart: "
+BY_SLUG = {kind.value.replace(" ", "-"): kind for kind in PUBLIC}
 
 
 def contract(plugins: Plugins, kind: str) -> str:
     """The hook that registers a kind, the TOML key that names a part, and the types involved."""
-    wanted = next((known for known in PUBLIC if known.value.replace(" ", "-") == kind), None)
-    if wanted is None:
-        fix = f"use one of: {', '.join(known.value.replace(' ', '-') for known in PUBLIC)}"
-        raise ConfigError(Problem(code="help.unknown-kind", what=f"there is no contract of kind {kind!r}", fix=fix))
+    wanted = BY_SLUG[kind]
     hook = getattr(hookspecs, HOOK_OF_KIND[wanted])
     names = ", ".join(markdown.code(entry.spec.name) for entry in plugins.registered(wanted))
     rows = [
@@ -79,96 +69,15 @@ def checks(plugins: Plugins, kind: str) -> str:
     return markdown.table(("check", "purpose"), rows)
 
 
-# The places that name parts, for kinds that no config key declares.
-KEYS = {
-    Kind.CONTROLLER: "named by a `TransformSpec`",
-    Kind.CONFIG_TABLE: "the table itself",
-    Kind.COMMAND: "`retrain NAME`",
-    Kind.TEMPLATE: "`retrain init --template NAME`",
-}
-
-
-def parts(plugins: Plugins, *only: str) -> str:
-    """One table of parts per kind: name, distribution, summary; then the parameters of parts that take any.
-
-    `only` limits it to these kinds, with hyphens in their names: `data-source`.
-    """
-    where = naming_keys(plugins)
-    sections = []
-    for kind in Kind:
-        entries = plugins.registered(kind)
-        if not entries or (only and kind.value.replace(" ", "-") not in only):
-            continue
-        rows = []
-        for spec, owner in ((entry.spec, entry.owner) for entry in entries):
-            also = f" ({', '.join(map(markdown.code, spec.aliases))})" if spec.aliases else ""
-            rows.append((markdown.code(spec.name) + also, owner.distribution, spec.summary))
-        sections += [f"### {kind.value}", f"Named in: {where.get(kind, '')}." if kind in where else ""]
-        sections.append(markdown.table(("name", "distribution", "summary"), rows))
-        sections += [_params(entry) for entry in entries]
-    return "\n\n".join(section for section in sections if section)
-
-
-def naming_keys(plugins: Plugins) -> dict[Kind, str]:
-    """The TOML keys that name parts, by kind."""
-    found = dict(KEYS)
-    for name, entry in registered_tables(plugins).items():
-        for key in keys_of(name, entry.model, entry.traits):
-            if key.names:
-                others = [found[key.names]] if key.names in found else []
-                found[key.names] = ", ".join([*others, f"`[{key.table}] {key.name}`"])
-    return found
-
-
-def _params(entry: Registered) -> str:
-    try:
-        model = entry.spec.load_params()
-    except Exception:  # a broken plugin; `retrain plugins` reports it
-        return ""
-    if model is None or not issubclass(model, BaseModel) or not model.model_fields:
-        return ""
-    rows = [
-        (markdown.code(key.name), markdown.value(key.default), key.description)
-        for key in keys_of(entry.spec.name, model, TableTraits())
-    ]
-    return f"Parameters of `{entry.spec.name}`:\n\n" + markdown.table(("parameter", "default", "meaning"), rows)
-
-
 def api(plugins: Plugins, module: str) -> str:
-    if module not in MODULES:
-        raise ConfigError(
-            Problem(code="help.not-public", what=f"{module!r} is not public", fix=f"use one of: {', '.join(MODULES)}")
-        )
     content = importlib.import_module(module)
     return "\n\n".join(_entry(name, getattr(content, name)) for name in sorted(content.__all__, key=str.lower))
 
 
 def described(name: str) -> str:
-    for module in MODULES[:2]:
-        content = importlib.import_module(module)
-        if name in content.__all__:
-            return _entry(name, getattr(content, name))
-    raise ConfigError(Problem(code="help.not-public", what=f"{name!r} is not public", fix="use a name of retrain.api"))
-
-
-def signature(function: Callable[..., Any]) -> str:
-    """`(rewards_G: Numbers, *, eps: float = 1e-06) -> Floats`: annotations as in the source, without `self`."""
-    found = inspect.signature(function)
-    parameters = [p.replace(annotation=_text(p.annotation)) for name, p in found.parameters.items() if name != "self"]
-    return str(found.replace(parameters=parameters, return_annotation=_text(found.return_annotation)))
-
-
-class _Text(str):
-    """An annotation that is stored as text, shown without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _text(annotation: Any) -> Any:
-    return _Text(annotation) if isinstance(annotation, str) else annotation
+    """Return the entry of a name of `retrain.api` or `retrain.advantages`."""
+    modules = map(importlib.import_module, MODULES[:2])
+    return _entry(name, getattr(next(module for module in modules if name in module.__all__), name))
 
 
 def _entry(name: str, value: Any) -> str:
@@ -181,7 +90,7 @@ def _entry(name: str, value: Any) -> str:
         doc = "" if is_generated else markdown.prose(value.__doc__)
         lines += [f"```python\n{_class_line(name, value)}\n```", doc, *_members(value)]
     elif inspect.isfunction(value):
-        lines += [f"```python\ndef {name}{signature(value)}\n```", markdown.prose(value.__doc__)]
+        return described_function(name, value)
     elif written := _alias(name):
         lines.append(f"```python\n{name} = {written}\n```")
     else:
@@ -236,6 +145,21 @@ def _members(value: type) -> Iterator[str]:
             continue
         call = "" if isinstance(member, property) else signature(inner)
         yield f"`{name}{call}`\n:   " + markdown.prose(inner.__doc__).replace("\n", "\n    ")
+
+
+def source(plugins: Plugins, place: str) -> str:
+    """The source of `module:Class.method`, as in the tree."""
+    found = pkgutil.resolve_name(place)
+    return f"```python\n{textwrap.dedent(inspect.getsource(found)).rstrip()}\n```"
+
+
+def public_names(plugins: Plugins) -> str:
+    """Every name of the public package `retrain` that this one does not have, and its replacement."""
+    rows = [
+        (", ".join(map(markdown.code, names)), NO_COUNTERPART * (status == "none") + note)
+        for names, status, note in public_package.public_names()
+    ]
+    return markdown.table(("there", "here"), rows)
 
 
 def scaffold(plugins: Plugins, kind: str, name: str) -> str:
