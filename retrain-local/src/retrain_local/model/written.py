@@ -1,0 +1,145 @@
+"""Attention that a model of transformers writes out itself, in place of the function that others call by name.
+
+The cache hands out keys and values marked. A product with marked keys gives `Weights`, which hold no numbers; their
+scaling is noted, and after a softmax their product with marked values is computed by an `Attend`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from retrain_local.decoder import Attend, Scores
+
+PRODUCTS = frozenset({"matmul", "bmm", "baddbmm"})
+DIVISIONS, FACTORS = frozenset({"div", "truediv", "itruediv"}), frozenset({"mul", "imul"})
+# These change neither the numbers nor, in evaluation mode, anything but the shape and the dtype.
+SAME = frozenset({"view", "reshape", "to", "float", "type_as", "contiguous", "dropout", "unsqueeze", "squeeze"})
+
+
+class UnsupportedAttentionError(Exception):
+    """The architecture needs something that `Attend` does not provide."""
+
+
+class Passage:
+    """The part of a cache that leads to an `Attend`; it numbers the calls of attention in a forward pass."""
+
+    attend: Attend
+    positions_N: Tensor
+    calls = 0
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """Return the attention of tensors [1, heads, N, size] as [N, heads, size]."""
+        number, self.calls = self.calls, self.calls + 1
+        inputs = (x.as_subclass(Tensor)[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend(number, *inputs, scores)
+
+
+_current = threading.local()
+
+
+def current() -> Passage | None:
+    """Return the `Passage` of the layer that is being computed in this thread."""
+    return getattr(_current, "passage", None)
+
+
+@contextmanager
+def entered(passage: Passage | None) -> Iterator[None]:
+    """Make this the current passage within the block."""
+    before, _current.passage = current(), passage
+    try:
+        yield
+    finally:
+        _current.passage = before
+
+
+class Marked(Tensor):  # type: ignore[misc]
+    """Keys or values of the cache, and tensors made of them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args, *(value for value in (kwargs or {}).values() if isinstance(value, Tensor)))
+        if func.__name__.strip("_") not in PRODUCTS or not isinstance(given[-1], Marked):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        *bias, left, right = given
+        if isinstance(left, Weights):
+            return left.times(right)
+        made = torch.empty((*left.shape[:-1], right.shape[-1]), dtype=left.dtype, device="meta").as_subclass(Weights)
+        made.query, made.keys, made.scale = left, right, (kwargs or {}).get("alpha", 1.0)
+        return made + bias[0] if bias else made
+
+
+class Weights(Tensor):  # type: ignore[misc]
+    """Products of queries and keys by their shape: `query` [..., N, size], `keys` [..., size, N], times `scale`.
+
+    `bias` is added for each head and key, linear in the position of the key; `window` is that of its mask.
+    """
+
+    query: Tensor
+    keys: Tensor
+    scale: float
+    bias: Tensor | None = None
+    window: int | None = None
+    is_normal = False
+
+    def __add__(self, bias: Tensor | None) -> Weights:
+        if bias is not None:
+            self.bias = bias
+        return self
+
+    def times(self, values: Tensor) -> Tensor:
+        """Return the attention of the passage."""
+        passage = current()
+        if passage is None or not self.is_normal:
+            raise UnsupportedAttentionError("it multiplies its values by scores that are not normalised")
+        q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (self.query, self.keys.mT, values))
+        q, k = (x.to(v.dtype) for x in (q, k))
+        if self.bias is not None and (slopes_H := self.bias[..., 1].sub(self.bias[..., 0]).flatten()).any():
+            # Another part of the head: 256 and 1 times the slope by the position in base 256, exact in bf16.
+            parts_H2 = torch.stack([256 * slopes_H, slopes_H], dim=1) / self.scale
+            q = torch.cat([q, _padded(parts_H2[None, :, None].expand(1, -1, q.shape[2], 2)).to(v.dtype)], dim=3)
+            at_N2 = torch.stack([passage.positions_N // 256, passage.positions_N % 256], dim=1)
+            k = torch.cat([k, _padded(at_N2[None, None].expand(1, k.shape[1], -1, 2)).to(v.dtype)], dim=3)
+        out_NHD = passage.attended(q, k, v, Scores(scale=self.scale, window=self.window))
+        return out_NHD.transpose(0, 1).reshape(*self.shape[:-1], v.shape[3])
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, given = func.__name__.strip("_"), kwargs or {}
+        if name in PRODUCTS and isinstance(args[-1], Marked):
+            return Marked.__torch_function__(func, types, args, given)
+        first, *others = args
+        if name == "where":
+            others[0].window = _window(first)
+            return others[0]
+        made = super().__torch_function__(func, types, args, given)
+        if not isinstance(made, Weights):
+            return made
+        made.__dict__.update(first.__dict__)
+        if name == "softmax":
+            made.is_normal = True
+        elif name in DIVISIONS | FACTORS and isinstance(others[0], (int, float)) and not made.is_normal:
+            factor = 1 / others[0] if name in DIVISIONS else others[0]
+            made.scale, made.bias = made.scale * factor, None if made.bias is None else made.bias * factor
+        elif name not in SAME:
+            raise UnsupportedAttentionError(f"it changes its attention by {name}")
+        return made
+
+
+def _padded(x: Tensor) -> Tensor:
+    return functional.pad(x, (0, 6))  # heads of a multiple of eight
+
+
+def _window(mask: Tensor) -> int | None:
+    """Return the window of a causal mask, from the last row of the buffer of which it is a part."""
+    pattern = mask if mask._base is None else mask._base
+    if not hasattr(pattern, "retrain_window"):
+        count, size = int(pattern[..., -1, :].sum()), pattern.shape[-1]
+        pattern.retrain_window = None if count == size else count
+    return pattern.retrain_window
