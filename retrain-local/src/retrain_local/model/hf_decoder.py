@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -74,6 +75,8 @@ class HfDecoder:
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         tunnel = Tunnel(attend, positions_N)
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": True}
+        if any(name.endswith("token_type_ids") for name, _ in self._body.named_buffers()):
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # the buffer is as long as one row
         with entered(tunnel):
             return self._body(**inputs, **{self._argument: tunnel}).last_hidden_state[0]
 

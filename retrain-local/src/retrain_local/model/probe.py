@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, KeySize, Scores, Shape
 from retrain_local.model.hf_decoder import CACHES, HfDecoder, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
 from retrain_local.model.states import Mixed, Mixer, Mixers, PackedMix, Run, tensors_in
-from retrain_local.model.written import Marked, Passage, UnsupportedAttentionError, current, entered
+from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
 
 ATTENTION = "retrain"
 # Two rows of 9 and 7 tokens that share their first four.
@@ -78,17 +78,16 @@ def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     """Replace attention in transformers, with tensors [1, heads, N, size]."""
-    # transformers builds no mask for this unknown name, so a mask was made by the architecture, with unknown meaning
     passage = current()
     if passage is None:
         raise UnsupportedAttentionError("its layers are not given the cache")
-    if attention_mask is not None:
+    if not isinstance(attention_mask, Mask | None):
         raise UnsupportedAttentionError("it builds its own attention masks")
-    scale = given.get("scaling")
+    scale, window = given.get("scaling"), given.get("sliding_window")
     scores = Scores(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-        window=given.get("sliding_window"),
-        chunk=module.config.attention_chunk_size if _kind(module) == CHUNKED else None,
+        window=getattr(attention_mask, "window", None) if window is None else window,
+        chunk=getattr(attention_mask, "chunk", None),
         softcap=given.get("softcap"),
         sinks_H=given.get("s_aux"),
     )
@@ -160,6 +159,8 @@ def _piece(start: int, length: int, x_1N: Tensor) -> Tensor:
 def choose_route(model: Any) -> Route:
     """Return the first tier whose logits are the model's own; NotCausalError or VaryingLogitsError if none is."""
     AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, Mask.of)
+    before = model.config._attn_implementation
     vocabulary = model.get_input_embeddings().num_embeddings
     ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
     shared, *endings = ids_N.split(SPANS.lengths)
@@ -178,7 +179,7 @@ def choose_route(model: Any) -> Route:
             why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
         for module in model.modules():
             module.__dict__.pop("forward", None)
-        _use("eager", model)
+        _use(before, model)
         return _plain(model, ids_N, rows, own, why)
 
 

@@ -16,7 +16,7 @@ from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend
 from retrain_local.model.recurrent import with_fast_steps
 from retrain_local.model.states import Mixed, Mixers
-from retrain_local.model.written import Marked, Passage, current, entered
+from retrain_local.model.written import Marked, Mask, Passage, current, entered
 
 
 class Tunnel(Passage, Cache):  # type: ignore[misc]
@@ -94,7 +94,8 @@ def _diverted(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
             def moved(each: Any) -> Any:
                 if isinstance(each, Tunnel):
                     return cache
-                return move(each) if isinstance(each, Tensor) and each.shape[:2] == packed else each
+                is_row = isinstance(each, Tensor) and not isinstance(each, Mask) and each.shape[:2] == packed
+                return move(each) if is_row else each
 
             out = forward(*map(moved, args), **{name: moved(each) for name, each in kwargs.items()})
             if not isinstance(out, tuple):

@@ -20,7 +20,9 @@ from retrain_local.decoder import Attend, Scores
 PRODUCTS = frozenset({"matmul", "bmm", "baddbmm"})
 DIVISIONS, FACTORS = frozenset({"div", "truediv", "itruediv"}), frozenset({"mul", "imul"})
 # These change neither the numbers nor, in evaluation mode, anything but the shape and the dtype.
-SAME = frozenset({"view", "reshape", "to", "float", "type_as", "contiguous", "dropout", "unsqueeze", "squeeze"})
+SAME = frozenset({"view", "reshape", "to", "float", "type_as", "contiguous", "dropout", "max"})
+
+READS = frozenset({"get", "size", "dim", "getitem", "to", "bool"})  # of a mask
 
 
 class UnsupportedAttentionError(Exception):
@@ -59,6 +61,38 @@ def entered(passage: Passage | None) -> Iterator[None]:
         _current.passage = before
 
 
+class Mask(Tensor):  # type: ignore[misc]
+    """A causal mask of transformers, without numbers; tokens see `window` keys back, or their `chunk`."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @classmethod
+    def of(cls, *, q_length: int, mask_function: Any, use_vmap: bool, local_size: Any = None, **_: Any) -> Mask | None:
+        """Replace the function of transformers that makes masks."""
+        if use_vmap:
+            raise UnsupportedAttentionError("it builds its own attention masks")
+
+        def sees(query: int, key: int) -> bool:
+            return bool(mask_function(*torch.tensor([0, 0, query, key])))
+
+        if sees(0, 1):
+            return None
+        made = torch.empty((1, 1, q_length, q_length), device="meta").as_subclass(cls)
+        if local_size is not None:
+            setattr(made, "window" if sees(local_size, 1) else "chunk", local_size)
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.strip("_") not in READS:
+            raise UnsupportedAttentionError("it builds its own attention masks")
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(made, Mask):
+            made.__dict__.update(args[0].__dict__)
+        return made
+
+
 class Marked(Tensor):  # type: ignore[misc]
     """Keys or values of the cache, and tensors made of them."""
 
@@ -88,9 +122,11 @@ class Weights(Tensor):  # type: ignore[misc]
     window: int | None = None
     is_normal = False
 
-    def __add__(self, bias: Tensor | None) -> Weights:
-        if bias is not None:
-            self.bias = bias
+    def __add__(self, other: Tensor | None) -> Weights:
+        if isinstance(other, Mask):
+            self.window = self.window or other.window
+        elif other is not None:
+            self.bias = other
         return self
 
     def times(self, values: Tensor) -> Tensor:
@@ -118,6 +154,8 @@ class Weights(Tensor):  # type: ignore[misc]
         if name == "where":
             others[0].window = _window(first)
             return others[0]
+        if name == "masked_fill":
+            return first + others[0]
         made = super().__torch_function__(func, types, args, given)
         if not isinstance(made, Weights):
             return made
