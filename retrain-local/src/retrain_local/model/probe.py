@@ -117,14 +117,12 @@ class Recorder:
     modules: list[nn.Module] = field(default_factory=list)
     heads: int = 0
     sizes: list[KeySize] = field(default_factory=list)
-    windows: list[int | None] = field(default_factory=list)
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         _, kv_heads, size = keys_NKD.shape
         self.modules.append(self.given[-1])
         self.heads = max(self.heads, queries_NHD.shape[1])
         self.sizes.append(KeySize(kv_heads=kv_heads, head_size=size, value_size=values_NKD.shape[2]))
-        self.windows.append(scores.window)
         return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
@@ -206,7 +204,8 @@ def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route
     if not recorder.modules and not mixers:
         raise UnsupportedAttentionError("it calls no attention function of transformers")
     names = {id(module): name for name, module in model.named_modules()}
-    _check_masks(recorder)
+    if kinds := {_kind(module) for module in recorder.modules} - MASKS:
+        raise UnsupportedAttentionError(f"its layers of {', '.join(kinds)} need a mask that only it can make")
     decoder = HfDecoder(model, mixers) if mixers else plain
     positions_N = torch.from_numpy(SPANS.positions()).to(device)
     attend: Attend = PaddedAttend(SPANS, device)
@@ -276,16 +275,6 @@ def _hooked(body: nn.Module, begin: Any, end: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_masks(recorder: Recorder) -> None:
-    """Refuse masks that rows of nine tokens do not show."""
-    for module, window in zip(recorder.modules, recorder.windows, strict=True):
-        kind = _kind(module)
-        if kind not in MASKS:
-            raise UnsupportedAttentionError(f"its layers of {kind} need a mask that only it can make")
-        if kind == "sliding_attention" and window is None:
-            raise UnsupportedAttentionError("it does not pass the window size to its attention")
 
 
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:

@@ -39,8 +39,8 @@ class Passage:
     def attended(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Return the attention of tensors [1, heads, N, size] as [N, heads, size]."""
         number, self.calls = self.calls, self.calls + 1
-        inputs = (x.as_subclass(Tensor)[0].transpose(0, 1) for x in (query, key, value))
-        return self.attend(number, *inputs, scores)
+        q_NHD, k_NKD, v_NKD = (x.as_subclass(Tensor)[0].transpose(0, 1) for x in (query, key, value))
+        return self.attend(number, q_NHD, k_NKD, v_NKD, scores)
 
 
 _current = threading.local()
@@ -78,7 +78,7 @@ class Mask(Tensor):  # type: ignore[misc]
 
         if sees(0, 1):
             return None
-        made = torch.empty((1, 1, q_length, q_length), device="meta").as_subclass(cls)
+        made: Mask = torch.empty((1, 1, q_length, q_length), device="meta").as_subclass(cls)
         if local_size is not None:
             setattr(made, "window" if sees(local_size, 1) else "chunk", local_size)
         return made
@@ -137,11 +137,14 @@ class Weights(Tensor):  # type: ignore[misc]
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (self.query, self.keys.mT, values))
         q, k = (x.to(v.dtype) for x in (q, k))
         if self.bias is not None and (slopes_H := self.bias[..., 1].sub(self.bias[..., 0]).flatten()).any():
-            # Another part of the head: 256 and 1 times the slope by the position in base 256, exact in bf16.
-            parts_H2 = torch.stack([256 * slopes_H, slopes_H], dim=1) / self.scale
-            q = torch.cat([q, _padded(parts_H2[None, :, None].expand(1, -1, q.shape[2], 2)).to(v.dtype)], dim=3)
+            # Another part of the head, padded to eight: 256 and 1 times the slope by the position in base 256,
+            # exact in bf16.
             at_N2 = torch.stack([passage.positions_N // 256, passage.positions_N % 256], dim=1)
-            k = torch.cat([k, _padded(at_N2[None, None].expand(1, k.shape[1], -1, 2)).to(v.dtype)], dim=3)
+            parts_H2 = torch.stack([256 * slopes_H, slopes_H], dim=1) / self.scale
+            more = parts_H2[None, :, None].expand(1, -1, q.shape[2], 2), at_N2.expand(1, k.shape[1], -1, 2)
+            q, k = (
+                torch.cat([x, functional.pad(y, (0, 6)).to(v.dtype)], dim=3) for x, y in zip((q, k), more, strict=True)
+            )
         out_NHD = passage.attended(q, k, v, Scores(scale=self.scale, window=self.window))
         return out_NHD.transpose(0, 1).reshape(*self.shape[:-1], v.shape[3])
 
@@ -152,7 +155,10 @@ class Weights(Tensor):  # type: ignore[misc]
             return Marked.__torch_function__(func, types, args, given)
         first, *others = args
         if name == "where":
-            others[0].window = _window(first)
+            # A mask is part of a square buffer, whose last row shows the window.
+            pattern = first if first._base is None else first._base
+            count, size = int(pattern[..., -1, :].sum()), pattern.shape[-1]
+            others[0].window = None if count == size else count
             return others[0]
         if name == "masked_fill":
             return first + others[0]
@@ -168,16 +174,3 @@ class Weights(Tensor):  # type: ignore[misc]
         elif name not in SAME:
             raise UnsupportedAttentionError(f"it changes its attention by {name}")
         return made
-
-
-def _padded(x: Tensor) -> Tensor:
-    return functional.pad(x, (0, 6))  # heads of a multiple of eight
-
-
-def _window(mask: Tensor) -> int | None:
-    """Return the window of a causal mask, from the last row of the buffer of which it is a part."""
-    pattern = mask if mask._base is None else mask._base
-    if not hasattr(pattern, "retrain_window"):
-        count, size = int(pattern[..., -1, :].sum()), pattern.shape[-1]
-        pattern.retrain_window = None if count == size else count
-    return pattern.retrain_window
