@@ -112,7 +112,8 @@ class Marked(Tensor):  # type: ignore[misc]
 class Weights(Tensor):  # type: ignore[misc]
     """Products of queries and keys by their shape: `query` [..., N, size], `keys` [..., size, N], times `scale`.
 
-    `bias` is added for each head and key, linear in the position of the key; `window` is that of its mask.
+    `bias` is added for each head and key, linear in the position of the key (or zero, for each query); `window` is the
+    mask's.
     """
 
     query: Tensor
@@ -136,7 +137,8 @@ class Weights(Tensor):  # type: ignore[misc]
             raise UnsupportedAttentionError("it multiplies its values by scores that are not normalised")
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (self.query, self.keys.mT, values))
         q, k = (x.to(v.dtype) for x in (q, k))
-        if self.bias is not None and (slopes_H := self.bias[..., 1].sub(self.bias[..., 0]).flatten()).any():
+        if self.bias is not None and self.bias.shape[-2] == 1 < self.bias.shape[-1]:
+            slopes_H = self.bias[..., 1].sub(self.bias[..., 0]).flatten()
             # Another part of the head, padded to eight: 256 and 1 times the slope by the position in base 256,
             # exact in bf16.
             at_N2 = torch.stack([passage.positions_N // 256, passage.positions_N % 256], dim=1)
@@ -155,10 +157,12 @@ class Weights(Tensor):  # type: ignore[misc]
             return Marked.__torch_function__(func, types, args, given)
         first, *others = args
         if name == "where":
-            # A mask is part of a square buffer, whose last row shows the window.
+            # A mask is part of a square buffer, whose last row shows the window. Reading it waits for a GPU.
             pattern = first if first._base is None else first._base
-            count, size = int(pattern[..., -1, :].sum()), pattern.shape[-1]
-            others[0].window = None if count == size else count
+            if not hasattr(pattern, "window"):
+                count = int(pattern[..., -1, :].sum())
+                pattern.window = None if count == pattern.shape[-1] else count
+            others[0].window = pattern.window
             return others[0]
         if name == "masked_fill":
             return first + others[0]
