@@ -33,10 +33,15 @@ TIERS = {
     "kimi_linear": "paged",  # delta attention and latent attention
     "llama4_text": "paged",  # chunks
     "gemma4_text": "paged",  # heads of different sizes, shared keys and values
-    "gptj": "plain",  # attention of its own
+    "gptj": "paged",  # attention that it writes out itself
+    "bloom": "paged",  # with a slope by position
+    "bart": "paged",  # positions counted from the length of the cache
+    "hrm_text": "paged",  # layers that are called several times
+    "zaya": "paged",  # a convolution of queries, keys and values at once
+    "doge": "plain",  # a mask from its values
     "openai-gpt": "plain",  # no cache
 }
-QUICK = ("qwen3_5_text", "falcon_h1", "gptj")
+QUICK = ("qwen3_5_text", "gptj", "doge")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +129,7 @@ PROMPT_T = np.arange(2, 9)
 @settings(max_examples=12, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    kind=st.sampled_from(["qwen3_5_text", "falcon_h1", "gptj"]),
+    kind=st.sampled_from(["qwen3_5_text", "falcon_h1", "bloom", "doge"]),
     is_shared=st.booleans(),
 )
 def test_a_row_does_not_depend_on_its_neighbours(
@@ -171,7 +176,7 @@ def pairs(local: Local, folders: Callable[[str], Path]) -> Callable[[str], Any]:
     return pair
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "gptj"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "bloom", "doge"])
 def test_turns_continue_from_what_was_kept(kind: str, local: Local, folders: Callable[[str], Path]) -> None:
     from retrain.kernel.config.plugin_tables import EnvironmentTable
 
@@ -221,6 +226,22 @@ def test_a_model_that_reads_a_row_differently_each_time_is_refused(
     with pytest.raises(ConfigError) as caught:
         local.pair(folders("gptj"))
     assert codes_in(caught) == ["model.varying-logits"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "window"), [("phimoe", "sliding_window"), ("gpt_neo", "window_size"), ("mistral", "sliding_window")]
+)
+def test_a_window_wider_than_the_rows_of_the_probe_is_kept(kind: str, window: str) -> None:
+    model = small_model(kind, **{window: 24})
+    model.set_attn_implementation("eager")
+    ids_N = torch.arange(40) * 7 % 200
+    with torch.no_grad():
+        wanted = model(input_ids=ids_N[None], use_cache=False).logits[0]
+        decoder = choose_route(model).decoder(model)
+        attend = PaddedAttend(Spans.apart((40,)), model.device)
+        found = decoder.logits(decoder.hidden(ids_N, torch.arange(40), attend))
+    assert decoder.tier == "paged"
+    assert (found - wanted).abs().max() < 1e-4
 
 
 def test_the_tier_is_chosen_by_what_the_modules_compute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +21,7 @@ from retrain_local.attention.packed import MakeAttend
 from retrain_local.decoder import Attend, Shape
 from retrain_local.model.states import Mixers, with_mixers
 from retrain_local.model.tunnel import Tunnel, divert
+from retrain_local.model.written import entered
 
 # Names of the cache among the arguments and outputs of models.
 CACHES = ("past_key_values", "cache_params", "state")
@@ -71,8 +73,12 @@ class HfDecoder:
         return with_mixers(attend) if self.mixers else attend
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        tunnel = Tunnel(attend, positions_N)
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": True}
-        return self._body(**inputs, **{self._argument: Tunnel(attend)}).last_hidden_state[0]
+        if any(name.endswith("token_type_ids") for name, _ in self._body.named_buffers()):
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # the buffer is as long as one row
+        with entered(tunnel):
+            return self._body(**inputs, **{self._argument: tunnel}).last_hidden_state[0]
 
     def keep_reference(self) -> None:
         self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]

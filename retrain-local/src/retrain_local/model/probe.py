@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, KeySize, Scores, Shape
 from retrain_local.model.hf_decoder import CACHES, HfDecoder, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
 from retrain_local.model.states import Mixed, Mixer, Mixers, PackedMix, Run, tensors_in
-from retrain_local.model.tunnel import current
+from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
 
 ATTENTION = "retrain"
 # Two rows of 9 and 7 tokens that share their first four.
@@ -33,10 +33,6 @@ CHUNKED = "chunked_attention"
 MASKS = frozenset({CHUNKED, "full_attention", "sliding_attention", "attention", "hybrid", "hybrid_sliding"})
 # A row in pieces: a prompt, several more tokens, then token by token. Some layers read several only without a state.
 PIECES, STEPS = (4, 3, 1, 1), (4, 1, 1, 1, 1, 1)
-
-
-class UnsupportedAttentionError(Exception):
-    """The architecture needs something that `Attend` does not provide."""
 
 
 class NotCausalError(Exception):
@@ -72,9 +68,7 @@ class Route:
         if self.why:
             decoder: HfDecoder = plain(model, cache=self.cache, is_whole=self.is_whole, pads=self.pads)
         else:
-            model.set_attn_implementation(ATTENTION)
-            for number, name in enumerate(self.attention):
-                _number(model, model.get_submodule(name), number)
+            _use(ATTENTION, model)
             decoder = paged(model, self.mixers)
         decoder.shape = self.shape
         return decoder
@@ -84,62 +78,60 @@ def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     """Replace attention in transformers, with tensors [1, heads, N, size]."""
-    # transformers builds no mask for this unknown name, so a mask was made by the architecture, with unknown meaning
-    attend = current()
-    if attend is None:
+    passage = current()
+    if passage is None:
         raise UnsupportedAttentionError("its layers are not given the cache")
-    if attention_mask is not None:
+    if not isinstance(attention_mask, Mask | None):
         raise UnsupportedAttentionError("it builds its own attention masks")
-    if isinstance(attend, Recorder):
-        attend.note(module)
-    scale = given.get("scaling")
+    scale, window = given.get("scaling"), given.get("sliding_window")
     scores = Scores(
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-        window=given.get("sliding_window"),
-        chunk=getattr(module, "retrain_chunk", None),
+        window=getattr(attention_mask, "window", None) if window is None else window,
+        chunk=getattr(attention_mask, "chunk", None),
         softcap=given.get("softcap"),
         sinks_H=given.get("s_aux"),
     )
-    queries_NHD, keys_NKD, values_NKD = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(module.retrain_layer, queries_NHD, keys_NKD, values_NKD, scores)[None], None
+    return passage.attended(query, key, value, scores)[None], None
+
+
+def _kind(module: nn.Module) -> str:
+    """Return the layer type of this attention in the configuration."""
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None) or ()
+    return types[index] if isinstance(index, int) and index < len(types) else "full_attention"
+
+
+def _use(name: str, model: Any) -> None:
+    """Let all parts of the model find their attention by this name, also those that write out theirs."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation_internal = name
 
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """An `Attend` that records the modules that called it, in order, and their shapes."""
+    """An `Attend` that records the calls of attention: the innermost module that has the cache, and its numbers."""
 
-    model: Any
     attend: Attend
+    given: list[nn.Module] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     heads: int = 0
     sizes: list[KeySize] = field(default_factory=list)
-    windows: list[int | None] = field(default_factory=list)
-
-    def note(self, module: nn.Module) -> None:
-        if any(module is each for each in self.modules):
-            raise UnsupportedAttentionError("it calls the same attention for several layers")
-        _number(self.model, module, len(self.modules))
-        self.modules.append(module)
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         _, kv_heads, size = keys_NKD.shape
+        self.modules.append(self.given[-1])
         self.heads = max(self.heads, queries_NHD.shape[1])
         self.sizes.append(KeySize(kv_heads=kv_heads, head_size=size, value_size=values_NKD.shape[2]))
-        self.windows.append(scores.window)
         return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
-def _kind(model: Any, module: nn.Module) -> str:
-    """Return the layer type of this attention in the configuration."""
-    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    index = getattr(module, "layer_idx", None)
-    return types[index] if isinstance(index, int) and index < len(types) else "full_attention"
+class Recording(Passage, DynamicCache):  # type: ignore[misc]
+    """A cache of transformers whose keys and values lead to a `Recorder`."""
 
-
-def _number(model: Any, module: nn.Module, number: int) -> None:
-    """Store in an attention module its number among the layers with keys and values."""
-    module.retrain_layer, text = number, model.config.get_text_config(decoder=True)
-    module.retrain_chunk = text.attention_chunk_size if _kind(model, module) == CHUNKED else None
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(*args, **kwargs)
+        return keys.as_subclass(Marked), values.as_subclass(Marked)
 
 
 class Pieces:
@@ -165,6 +157,8 @@ def _piece(start: int, length: int, x_1N: Tensor) -> Tensor:
 def choose_route(model: Any) -> Route:
     """Return the first tier whose logits are the model's own; NotCausalError or VaryingLogitsError if none is."""
     AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, Mask.of)
+    before = model.config._attn_implementation
     vocabulary = model.get_input_embeddings().num_embeddings
     ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
     shared, *endings = ids_N.split(SPANS.lengths)
@@ -183,7 +177,7 @@ def choose_route(model: Any) -> Route:
             why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
         for module in model.modules():
             module.__dict__.pop("forward", None)
-        model.set_attn_implementation("eager")
+        _use(before, model)
         return _plain(model, ids_N, rows, own, why)
 
 
@@ -202,15 +196,16 @@ def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
 
 
 def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route:
-    model.set_attn_implementation(ATTENTION)
+    _use(ATTENTION, model)
     device, alone = model.device, Spans.apart((len(row_T),))
     plain = HfDecoder(model)
-    recorder = Recorder(model, PaddedAttend(alone, device))
+    recorder = Recorder(PaddedAttend(alone, device))
     mixers = _mixers(plain._body, model, row_T, recorder)
     if not recorder.modules and not mixers:
         raise UnsupportedAttentionError("it calls no attention function of transformers")
     names = {id(module): name for name, module in model.named_modules()}
-    _check_masks(model, recorder)
+    if kinds := {_kind(module) for module in recorder.modules} - MASKS:
+        raise UnsupportedAttentionError(f"its layers of {', '.join(kinds)} need a mask that only it can make")
     decoder = HfDecoder(model, mixers) if mixers else plain
     positions_N = torch.from_numpy(SPANS.positions()).to(device)
     attend: Attend = PaddedAttend(SPANS, device)
@@ -230,16 +225,21 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers 
     """Find the innermost modules that are given the cache and do not call `recorder`."""
     given: list[nn.Module] = []
     config = model.config.get_text_config(decoder=True)
-    cache = DynamicCache(config=config)
-    cache.attend = recorder
+    cache = Recording(config=config)
+    cache.attend, cache.positions_N = recorder, torch.arange(len(row_T), device=row_T.device)
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(each is cache for each in (*args, *kwargs.values())):
             given.append(module)
+            recorder.given.append(module)
+
+    def end(module: nn.Module, *_: Any) -> None:
+        if recorder.given and recorder.given[-1] is module:
+            recorder.given.pop()
 
     positions_1T = torch.arange(len(row_T), device=row_T.device)[None]
     argument = cache_argument(body)
-    with _hooked(body, note):
+    with _hooked(body, begin, end), entered(cache):
         body(input_ids=row_T[None], position_ids=positions_1T, use_cache=True, **{argument: cache})
     receivers = {id(module) for module in given}
     names = {id(module): name for name, module in model.named_modules()}
@@ -266,25 +266,15 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers 
 
 
 @contextmanager
-def _hooked(body: nn.Module, note: Any) -> Iterator[None]:
-    handles = [
-        module.register_forward_pre_hook(note, with_kwargs=True) for module in body.modules() if module is not body
-    ]
+def _hooked(body: nn.Module, begin: Any, end: Any) -> Iterator[None]:
+    inner = [module for module in body.modules() if module is not body]
+    handles = [module.register_forward_pre_hook(begin, with_kwargs=True) for module in inner]
+    handles += [module.register_forward_hook(end) for module in inner]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_masks(model: Any, recorder: Recorder) -> None:
-    """Refuse masks that rows of nine tokens do not show."""
-    for module, window in zip(recorder.modules, recorder.windows, strict=True):
-        kind = _kind(model, module)
-        if kind not in MASKS:
-            raise UnsupportedAttentionError(f"its layers of {kind} need a mask that only it can make")
-        if kind == "sliding_attention" and window is None:
-            raise UnsupportedAttentionError("it does not pass the window size to its attention")
 
 
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:

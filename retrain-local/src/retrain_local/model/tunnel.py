@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -15,21 +16,22 @@ from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend
 from retrain_local.model.recurrent import with_fast_steps
 from retrain_local.model.states import Mixed, Mixers
+from retrain_local.model.written import Marked, Mask, Passage, current, entered
 
 
-class Tunnel(Cache):  # type: ignore[misc]
+class Tunnel(Passage, Cache):  # type: ignore[misc]
     """Takes the place of the cache that transformers hands from layer to layer, and stores nothing.
 
     Every layer gets it as an argument, even when another thread recomputes the layer for its gradient. Attention gets
     its new keys and values back.
     """
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: Attend, positions_N: Tensor) -> None:
         super().__init__(layers=[])
-        self.attend = attend
+        self.attend, self.positions_N = attend, positions_N
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
+        return key_states.as_subclass(Marked), value_states.as_subclass(Marked)
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
         return 0
@@ -38,15 +40,7 @@ class Tunnel(Cache):  # type: ignore[misc]
         return False
 
     def get_mask_sizes(self, query_length: int, *_: Any, **__: Any) -> tuple[int, int]:
-        return query_length, 0
-
-
-_current = threading.local()
-
-
-def current() -> Attend | None:
-    """Return the `Attend` of the layer that is being computed in this thread."""
-    return getattr(_current, "attend", None)
+        return max(2, query_length), 0  # two positions show the slope of a bias
 
 
 def divert(model: nn.Module, mixers: Mixers | None) -> None:
@@ -54,6 +48,8 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.__dict__["forward"] = _announced(partial(type(module).forward, module))
+        elif isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
+            module.__dict__["forward"] = _placed(partial(type(module).forward, module))
     for number, layer in enumerate(mixers.layers if mixers else ()):
         module = model.get_submodule(layer.name)
         # Not `module.forward`: in a copied model it is the other model's function.
@@ -65,14 +61,22 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
 
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
     def announced(*args: Any, **kwargs: Any) -> Any:
-        caches = (each for each in (*args, *kwargs.values()) if isinstance(each, Cache))
-        before, _current.attend = current(), getattr(next(caches, None), "attend", current())
-        try:
+        with entered(next((each for each in (*args, *kwargs.values()) if isinstance(each, Passage)), None)):
             return forward(*args, **kwargs)
-        finally:
-            _current.attend = before
 
     return announced
+
+
+def _placed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward pass of learned positions, which counts them from the length of the cache."""
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        given = signature(forward).bind(*args, **kwargs)
+        if isinstance(tunnel := current(), Tunnel):
+            given.arguments["position_ids"] = tunnel.positions_N
+        return forward(*given.args, **given.kwargs)
+
+    return placed
 
 
 def _diverted(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
@@ -82,24 +86,31 @@ def _diverted(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         if tunnel is None:
             return forward(*args, **kwargs)
         packed = next(each.shape[:2] for each in given if isinstance(each, Tensor) and each.dim() == 3)
-        others: tuple[None, ...] = ()
+        shapes: list[Any] = []
 
         def run(move: Move, cache: Any) -> Tensor:
-            nonlocal others
+            nonlocal shapes
 
             def moved(each: Any) -> Any:
                 if isinstance(each, Tunnel):
                     return cache
-                return move(each) if isinstance(each, Tensor) and each.shape[:2] == packed else each
+                is_row = isinstance(each, Tensor) and not isinstance(each, Mask) and each.shape[:2] == packed
+                return move(each) if is_row else each
 
             out = forward(*map(moved, args), **{name: moved(each) for name, each in kwargs.items()})
             if not isinstance(out, tuple):
                 return out
-            others = (None,) * (len(out) - 1)
-            return out[0]
+            rows = out[0].shape[:2]
+            is_row = [isinstance(each, Tensor) and each.shape[:2] == rows for each in out]
+            shapes = [each.shape[2:] if kept else None for each, kept in zip(out, is_row, strict=True)]
+            parts = [each.flatten(2) for each, kept in zip(out, is_row, strict=True) if kept]
+            return torch.cat(parts, dim=2) if len(parts) > 1 else out[0]
 
         assert isinstance(tunnel.attend, Mixed)
         out = tunnel.attend.mix(number, run)
-        return (out, *others) if others else out
+        if not shapes:
+            return out
+        parts = iter(out.flatten(2).split([shape.numel() for shape in shapes if shape is not None], dim=2))
+        return tuple(None if shape is None else next(parts).unflatten(2, shape) for shape in shapes)
 
     return diverted
