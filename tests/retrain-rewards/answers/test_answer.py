@@ -137,7 +137,7 @@ ALIKE = {  # right answers that look like gamed ones, by the reason for which th
     "percent, by meaning and by number": r"\frac{1}{2} => 50\%  50\% => 50  50 => 50\%",
     "decimals": r"""
         \frac{1}{3} => 0.333333  \frac{1}{3000} => 0.000333  0.333 => 0.333
-        1.602 \times 10^{-19} => 1.602 \cdot 10^{-19}
+        1.602 \times 10^{-19} => 1.602 \cdot 10^{-19}  (0,0.0001) => (0,10^{-4})
     """,
     "names": r"""
         \text{no solution} => \mathrm{no solution}  \text{Not enough information} => \text{not enough information}

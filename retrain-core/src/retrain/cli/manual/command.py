@@ -25,7 +25,7 @@ Examples:
   retrain man quickstart                    one topic; --list-topics lists them
   retrain man -f troff > retrain.1          a man page: man -l retrain.1
   retrain man -f json --topic metrics       for programs
-  retrain man --check docs/pages/*.md       are the generated sections of these pages current?
+  retrain man --check my_page.md            are its generated sections current?
 
 \b
 Exit codes: 0; 1 --check found stale sections; 2 usage error, no such topic, or a file that cannot be used.

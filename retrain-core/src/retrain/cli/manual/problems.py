@@ -35,8 +35,9 @@ def explanation(code: str) -> str:
     """Return the text that `retrain help CODE` prints. ConfigError when no installed package has the code."""
     known = known_problems()
     if code not in known:
+        areas = sorted({each.partition(".")[0] for each in known})
         near = get_close_matches(code, known, n=3, cutoff=0.5)
-        fix = f"one of: {', '.join(near)}" if near else "`retrain man problems` lists all codes"
+        fix = f"one of: {', '.join(near)}" if near else f"codes begin with one of: {', '.join(areas)}"
         raise ConfigError(Problem(code="help.unknown-code", what=f"no problem has the code {code!r}", fix=fix))
     lines = [f"{name:5}{text}" for name in TEXTS for text in known[code][name]]
     return "\n".join([f"[{code}]", *lines])
