@@ -173,7 +173,8 @@ class LocalBackend:
             self._hand_over(self._history.find(version), version)
 
     def metrics(self) -> Mapping[str, float]:
-        return self._engine.metrics() if isinstance(self._engine, Measuring) else {}
+        own = {} if self._trainer is None else self._trainer.metrics()
+        return {**own, **(self._engine.metrics() if isinstance(self._engine, Measuring) else {})}
 
     def save_adapter(self, folder: Path) -> None:
         pair, _ = self._open()

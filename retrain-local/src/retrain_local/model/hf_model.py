@@ -92,6 +92,8 @@ def route_of(base: Any, folder: Folder) -> Route:
         # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
         normal = "In bf16 a mean log-probability gap of 0.004 is rounding." if base.dtype == torch.bfloat16 else ""
         log.info(told, folder.name, count, size, normal)
+    if route.routers is None and any(name.endswith("experts") for name, _ in base.named_modules()):
+        log.info("The experts of %s are not measured: its routers are of another kind than most.", folder.name)
     return route
 
 

@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend
+from retrain_local.model.experts import current_routing, routed
 from retrain_local.model.recurrent import with_fast_steps
 from retrain_local.model.states import Mixed, Mixers
 
@@ -26,7 +27,7 @@ class Tunnel(Cache):  # type: ignore[misc]
 
     def __init__(self, attend: Attend) -> None:
         super().__init__(layers=[])
-        self.attend = attend
+        self.attend, self.routing = attend, current_routing()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return key_states, value_states
@@ -65,10 +66,11 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
 
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
     def announced(*args: Any, **kwargs: Any) -> Any:
-        caches = (each for each in (*args, *kwargs.values()) if isinstance(each, Cache))
-        before, _current.attend = current(), getattr(next(caches, None), "attend", current())
+        cache = next((each for each in (*args, *kwargs.values()) if isinstance(each, Cache)), None)
+        before, _current.attend = current(), getattr(cache, "attend", current())
         try:
-            return forward(*args, **kwargs)
+            with routed(getattr(cache, "routing", current_routing())):
+                return forward(*args, **kwargs)
         finally:
             _current.attend = before
 

@@ -36,6 +36,7 @@ from retrain_local.decoder import TrainedDecoder
 from retrain_local.devices.group import ALONE, Group, own_part
 from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
+from retrain_local.model.experts import Routing, count_experts, load_metrics, routed
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
@@ -49,11 +50,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PackResult:
-    """Loss, clipping and gradients of one pack; `gradients` are in the order of the parameters."""
+    """Loss, clipping, counts of experts and gradients of one pack; `gradients` are in the order of the parameters."""
 
     loss: Tensor
     clipped: Tensor
     gaps_M: Tensor
+    experts: Tensor | None
     gradients: tuple[Tensor | None, ...]
 
 
@@ -64,6 +66,7 @@ class _Share:
     loss: float
     clipped: int
     gaps_N: Floats
+    experts: NDArray[np.int64] | None
     with_gradient: tuple[bool, ...]
     limits: MemoryLimits
 
@@ -112,6 +115,7 @@ class Trainer:
         self._is_ordered = is_ordered or decoder.device.type == "cpu"
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
+        self._experts: NDArray[np.int64] | None = None
         self._loss = loss
         self._seeds = seeds or Seeds(0)
         self._clip, self._rank = config.optimizer.grad_clip_norm, config.model.lora_rank
@@ -157,7 +161,15 @@ class Trainer:
             self._add_up(shares)
             self._limits.tighten(share.limits for share in shares)
         loss, clipped = sum(share.loss for share in shares), sum(share.clipped for share in shares)
+        counts = [share.experts for share in shares if share.experts is not None]
+        if counts:
+            self._experts = np.sum([*counts, *([] if self._experts is None else [self._experts])], axis=0)
         return loss, clipped, np.concatenate([share.gaps_N for share in shares])
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the experts since the last call; nothing for other models."""
+        counts, self._experts = self._experts, None
+        return {} if counts is None else load_metrics(counts)
 
     def gradient(
         self, batch: TrainBatch, rows: Sequence[int], loss: PolicyLoss
@@ -212,6 +224,7 @@ class Trainer:
     def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
+        experts: Tensor | None = None
         rounds = self._rounds(len(packs))
         # The other updates of the step are expected to have as many packs as this one.
         if batch.update == 0:
@@ -224,6 +237,8 @@ class Trainer:
             losses.append(part.loss)
             clipped.append(part.clipped)
             gaps.append(part.gaps_M)
+            if part.experts is not None:
+                experts = part.experts if experts is None else experts + part.experts
             self._progress.add(1, tokens=pack.spans.num_tokens)
             # A stop between packs is safe: `step` drops the gradient, and nothing else has changed.
             self._stop_between()
@@ -234,6 +249,7 @@ class Trainer:
             loss=float(torch.stack(losses).sum()) if losses else 0.0,
             clipped=int(torch.stack(clipped).sum()) if clipped else 0,
             gaps_N=torch.cat(gaps).cpu().numpy() if gaps else np.zeros(0),
+            experts=None if experts is None else experts.cpu().numpy(),
             with_gradient=tuple(p.grad is not None for p in self.parameters.values()),
             limits=self._limits,
         )
@@ -356,12 +372,14 @@ class Trainer:
         return policy.marked(batch, now, self._seeds)
 
     def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
-        policy, entropies_M = self._loss_of(batch), None
-        if policy.regularisers.entropy:
-            given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
-            new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
-        else:
-            new_M = self._logprobs(pack, batch.temperature)
+        policy, entropies_M, routers = self._loss_of(batch), None, self._decoder.routers
+        with routed(routing := Routing() if routers else None):
+            if policy.regularisers.entropy:
+                given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
+                new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
+            else:
+                new_M = self._logprobs(pack, batch.temperature)
+        experts = count_experts(routers, routing) if routing is not None else None
         is_fixed = policy.is_fixed(batch)
         columns, denominator = columns_of(rows, pack, marked), policy.denominator(batch)
         loss, clipped = policy.of_pack(
@@ -375,7 +393,8 @@ class Trainer:
             gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
         gaps_M = (new_M.detach() - sampler_M).double()
-        return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
+        loss = loss.detach().double()
+        return _PackResult(loss=loss, clipped=clipped, gaps_M=gaps_M, experts=experts, gradients=gradients)
 
     def _loss_of(self, batch: TrainBatch) -> PolicyLoss:
         return NAMED[batch.loss] if batch.loss else self._loss
