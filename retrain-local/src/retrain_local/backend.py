@@ -284,6 +284,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
     trained = sum(p.numel() for p in pair.parameters.values())
     share = 100 * trained / pair.total
     log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
+    replay = config.table("model", ModelKeys).replay_experts
     limits = [MemoryLimits() for _ in devices.samplers]
     trainer = create_trainer(
         pair,
@@ -291,6 +292,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
         config,
         loss=loss,
         seeds=context.seeds,
+        replays_experts=replay == "on" or (replay == "auto" and found.name != "pytorch"),
         options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
         progress=context.training_progress,

@@ -55,6 +55,8 @@ LOADS = {
     "all get the same.",
     "expert_load_max": "Largest share of tokens that one expert of any layer gets, times the number of experts: 1 = "
     "even; minus 1 it is MaxVio.",
+    "expert_mismatch_rate": "Share of sampled tokens for which any layer chose other experts in sampling than in the "
+    "first update.",
     "expert_unused_frac": "Share of experts that no token of the step was sent to, over all layers.",
 }
 METRICS = [

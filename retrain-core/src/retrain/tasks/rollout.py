@@ -20,6 +20,7 @@ from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, Samp
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.text.progress import SCORES
 from retrain.text.thinking import Thinking, Thought
+from retrain.text.transcript import joined_experts
 
 if TYPE_CHECKING:
     from retrain.tasks.thinking_budget import ThinkingBudget
@@ -153,6 +154,13 @@ def check_sample(sample: Sample, name: str) -> None:
             what = f"sampler returned a {kind} that is not finite, or not one per token, for {name}"
             fix = "check the model's weights and dtype"
             raise NonFiniteError(Problem(code="engine.bad-numbers", where="sampling", what=what, fix=fix))
+    experts = sample.experts_TLK
+    if experts is not None and (experts.ndim != 3 or len(experts) != len(sample.tokens_T)):
+        what = (
+            f"sampler returned experts of shape {list(experts.shape)} for the {len(sample.tokens_T)} tokens of {name}"
+        )
+        fix = "return [tokens, layers, experts per token]"
+        raise BackendError(Problem(code="engine.bad-experts", where="sampling", what=what, fix=fix))
 
 
 def _indices(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
@@ -171,6 +179,9 @@ def _completion(prompt: Prompt, sample: Sample, text: str, thought: Thought | No
         logprobs_T=np.concatenate([np.zeros(prompt_len), sample.logprobs_T]),
         entropies_T=after_prompt(sample.entropies_T),
         engine_logprobs_T=after_prompt(sample.engine_logprobs_T),
+        experts_TLK=joined_experts(
+            [sample.context_experts_TLK, sample.experts_TLK], [prompt.tokens_T, sample.tokens_T]
+        ),
         text=text,
         stop_reason=sample.stop_reason,
         policy_version=sample.policy_version,
