@@ -154,13 +154,6 @@ def check_sample(sample: Sample, name: str) -> None:
             what = f"sampler returned a {kind} that is not finite, or not one per token, for {name}"
             fix = "check the model's weights and dtype"
             raise NonFiniteError(Problem(code="engine.bad-numbers", where="sampling", what=what, fix=fix))
-    experts = sample.experts_TLK
-    if experts is not None and (experts.ndim != 3 or len(experts) != len(sample.tokens_T)):
-        what = (
-            f"sampler returned experts of shape {list(experts.shape)} for the {len(sample.tokens_T)} tokens of {name}"
-        )
-        fix = "return [tokens, layers, experts per token]"
-        raise BackendError(Problem(code="engine.bad-experts", where="sampling", what=what, fix=fix))
 
 
 def _indices(samples: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -80,14 +80,11 @@ def _reported(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
         routing = current_routing()
         if routing is None:
             return forward(*args, **kwargs)
-        # A layer that is computed again for its gradient reports the same experts again.
-        if routing.given_NLK is None:
+        given = None if routing.given_NLK is None else _Given(routing.given_NLK[:, number])
+        with given or nullcontext():
             out = forward(*args, **kwargs)
-            routing.chosen[number] = out[2]
-        else:
-            with _Given(routing.given_NLK[:, number]) as mode:
-                out = forward(*args, **kwargs)
-            routing.chosen[number] = mode.chosen_NK
+        # A layer that is computed again for its gradient reports the same experts again.
+        routing.chosen[number] = given.chosen_NK if given else out[2]
         return out
 
     return reported
@@ -117,19 +114,20 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
 
     Such a router returns logits [N, experts], weights [N, chosen] and indices [N, chosen].
     """
-    sizes: dict[str, tuple[int, int, bool]] = {}
+    found: dict[str, tuple[int, int, bool]] = {}
 
     def note(name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        match out:
-            case (Tensor() as logits, Tensor() as weights, Tensor() as indices, *_):
-                is_choice = indices.dtype == torch.int64 and indices.dim() == logits.dim() == 2
-                if is_choice and weights.shape == indices.shape and len(logits) == len(indices):
-                    again = partial(module.forward, *args, **kwargs)
-                    sizes[name] = (
-                        logits.shape[1],
-                        indices.shape[1],
-                        _can_replay(again, weights, indices, logits.shape[1]),
-                    )
+        if not isinstance(out, tuple) or len(out) < 3 or not all(isinstance(each, Tensor) for each in out[:3]):
+            return
+        logits, weights, own_NK = out[:3]
+        sizes = len(own_NK), logits.shape[-1], own_NK.shape[-1]
+        shapes = logits.shape, weights.shape, own_NK.shape
+        if own_NK.dtype != torch.int64 or shapes != (sizes[:2], sizes[::2], sizes[::2]):
+            return
+        with _Given(others_NK := (own_NK + 1) % sizes[1]):
+            _, weights, given_NK, *_ = module.forward(*args, **kwargs)
+        # A weight of 0 is of an expert that the router would never choose.
+        found[name] = *sizes[1:], torch.equal(given_NK, others_NK) and bool((weights != 0).all())
 
     hook = partial(nn.Module.register_forward_hook, with_kwargs=True)
     handles = [hook(module, partial(note, name)) for name, module in model.named_modules()]
@@ -138,44 +136,30 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
     finally:
         for handle in handles:
             handle.remove()
-    if len(set(sizes.values())) != 1:
+    if len(set(found.values())) != 1:
         return None
-    experts, chosen, can_replay = next(iter(sizes.values()))
-    return Routers(names=tuple(sizes), experts=experts, chosen=chosen, can_replay=can_replay)
-
-
-def _can_replay(run: Callable[[], Any], weights_NK: Tensor, chosen_NK: Tensor, experts: int) -> bool:
-    """True if a router that is given its own choice returns the same, and uses others that it is given."""
-    with _Given(chosen_NK):
-        _, own_NK, same_NK, *_ = run()
-    others_NK = (chosen_NK + 1) % experts
-    with _Given(others_NK):
-        _, weights, indices_NK, *_ = run()
-    is_same = torch.equal(same_NK, chosen_NK) and torch.equal(own_NK, weights_NK)
-    # A weight of 0 is of an expert that the router would never choose.
-    return is_same and torch.equal(indices_NK, others_NK) and bool((weights != 0).all())
+    experts, chosen, can_replay = next(iter(found.values()))
+    return Routers(names=tuple(found), experts=experts, chosen=chosen, can_replay=can_replay)
 
 
 def fitted(rows: Sequence[TrainRow], routers: Routers | None, layers: int) -> tuple[TrainRow, ...]:
-    """Return the rows with the experts of the routers: servers report all layers, dense ones too.
+    """Return the rows with the experts of the routers, all or none: servers report all layers, dense ones too.
 
     BackendError for experts that the model cannot have chosen.
     """
-    if routers is None:
-        return tuple(row if row.experts_TLK is None else replace(row, experts_TLK=None) for row in rows)
+    if routers is None or all(row.experts_TLK is None for row in rows):
+        return tuple(replace(row, experts_TLK=None) for row in rows)
     found, numbers = [], [int(next(filter(str.isdecimal, name.split(".")), 0)) for name in routers.names]
     for index, row in enumerate(rows):
-        given = row.experts_TLK
-        if given is not None:
-            shape, sizes = (len(row.tokens_T), *routers.size), list(given.shape)
-            given = given[:, numbers] if given.shape == (shape[0], layers, shape[2]) else given
-            if given.shape != shape or not ((given >= -1) & (given < routers.experts)).all():
-                what = f"row {index} has experts of shape {sizes} that the model cannot have chosen"
-                why = f"it chooses {routers.chosen} of {routers.experts} experts in {len(numbers)} of {layers} layers"
-                fix = "serve the model that is trained, or start the server without reporting experts"
-                raise BackendError(Problem(code="backend.row-experts", what=what, why=why, fix=fix))
-            row = replace(row, experts_TLK=given)
-        found.append(row)
+        shape = (len(row.tokens_T), *routers.size)
+        given = np.full(shape, -1, np.int16) if row.experts_TLK is None else row.experts_TLK
+        own = given[:, numbers] if given.shape == (shape[0], layers, shape[2]) else given
+        if own.shape != shape or not ((own >= -1) & (own < routers.experts)).all():
+            what = f"row {index} has experts of shape {list(given.shape)} that the model cannot have chosen"
+            why = f"it chooses {routers.chosen} of {routers.experts} experts in {len(numbers)} of {layers} layers"
+            fix = "serve the model that is trained, or start the server without reporting experts"
+            raise BackendError(Problem(code="backend.row-experts", what=what, why=why, fix=fix))
+        found.append(replace(row, experts_TLK=own))
     return tuple(found)
 
 

@@ -92,10 +92,10 @@ def route_of(base: Any, folder: Folder) -> Route:
         # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
         normal = "In bf16 a mean log-probability gap of 0.004 is rounding." if base.dtype == torch.bfloat16 else ""
         log.info(told, folder.name, count, size, normal)
-    if route.routers is None and any(name.endswith("experts") for name, _ in base.named_modules()):
-        log.info("The experts of %s are not measured or replayed: its routers are of another kind.", folder.name)
-    elif route.routers is not None and not route.routers.can_replay:
-        log.info("The experts of %s are not replayed: its routers do not choose by topk.", folder.name)
+    if any(name.endswith("experts") for name, _ in base.named_modules()):
+        unable = ("replayed" if not route.routers.can_replay else "") if route.routers else "measured or replayed"
+        if unable:
+            log.info("The experts of %s are not %s: its routers are of another kind.", folder.name, unable)
     return route
 
 

@@ -103,13 +103,8 @@ class Row:
             stop_reason=StopReason.LENGTH if self.ended_by_room else StopReason.EOS,
             policy_version=version,
             entropies_T=np.asarray(self.entropies[since:], dtype=np.float64) if entropy else None,
-            experts_TLK=self._experts(since),
+            experts_TLK=np.reshape(self.experts[since:], (-1, *self.experts[0].shape)) if self.experts else None,
         )
-
-    def _experts(self, since: int) -> NDArray[np.int16] | None:
-        if not self.experts:
-            return None
-        return np.asarray(self.experts[since:], dtype=np.int16).reshape(-1, *self.experts[0].shape)
 
 
 def new_rows(

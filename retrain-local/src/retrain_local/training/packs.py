@@ -150,14 +150,15 @@ def cut_groups(groups: list[list[Member]], max_tokens: int) -> Iterator[list[lis
 def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
     lengths: list[int] = []
     prefixes: list[int] = []
-    ids, places, members, experts = [], [], [], list[np.ndarray | None]()
+    ids, places, members, experts = [], [], [], list[np.ndarray]()
     start = 0
 
     def segment(row: TrainRow, first: int, last: int, prefix: int) -> int:
         nonlocal start
         tokens_T = row.tokens_T[first:last]
         # The experts of a token are in the pass over the token before it.
-        experts.append(None if row.experts_TLK is None else row.experts_TLK[first + 1 : last + 1])
+        if row.experts_TLK is not None:
+            experts.append(row.experts_TLK[first + 1 : last + 1])
         lengths.append(len(tokens_T))
         prefixes.append(prefix)
         ids.append(tokens_T)
@@ -179,10 +180,6 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
             members.append(member)
     spans = Spans(lengths=tuple(lengths), prefixes=tuple(prefixes))
     rows = [member.row for member in members]
-    sizes = next((part.shape[1:] for part in experts if part is not None), None)
-    known = [
-        np.full((length, *(sizes or ())), -1) if p is None else p for p, length in zip(experts, lengths, strict=True)
-    ]
 
     return Pack.of(
         [member.number for member in members],
@@ -194,7 +191,7 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
         positions_N=joined([spans.positions()], torch.int64, device),
         sources=Picks(np.concatenate(places), spans.num_tokens, device),
         tokens_M=joined([row.tokens_T[row.action_T] for row in rows], torch.int64, device),
-        experts_NLK=joined(known, torch.int16, device) if sizes else None,
+        experts_NLK=joined(experts, torch.int16, device) if experts else None,
     )
 
 

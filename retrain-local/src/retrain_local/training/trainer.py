@@ -50,12 +50,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PackResult:
-    """Loss, clipping, counts of experts and gradients of one pack; `gradients` are in the order of the parameters."""
+    """Loss, clipping and gradients of one pack; `gradients` are in the order of the parameters."""
 
     loss: Tensor
     clipped: Tensor
     gaps_M: Tensor
-    experts: Tensor | None
     gradients: tuple[Tensor | None, ...]
 
 
@@ -66,7 +65,7 @@ class _Share:
     loss: float
     clipped: int
     gaps_N: Floats
-    experts: NDArray[np.int64] | None
+    experts: NDArray[np.int64] | int
     with_gradient: tuple[bool, ...]
     limits: MemoryLimits
 
@@ -117,7 +116,8 @@ class Trainer:
         self._is_ordered = is_ordered or decoder.device.type == "cpu"
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
-        self._experts: NDArray[np.int64] | None = None
+        self._experts: NDArray[np.int64] | int = 0
+        self._counted: list[Tensor] = []  # by pack
         self._replays_experts = replays_experts and bool(decoder.routers) and decoder.routers.can_replay
         self._loss = loss
         self._seeds = seeds or Seeds(0)
@@ -164,15 +164,13 @@ class Trainer:
             self._add_up(shares)
             self._limits.tighten(share.limits for share in shares)
         loss, clipped = sum(share.loss for share in shares), sum(share.clipped for share in shares)
-        counts = [share.experts for share in shares if share.experts is not None]
-        if counts:
-            self._experts = np.sum([*counts, *([] if self._experts is None else [self._experts])], axis=0)
+        self._experts += sum(share.experts for share in shares)
         return loss, clipped, np.concatenate([share.gaps_N for share in shares])
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the experts since the last call; nothing for other models."""
-        counts, self._experts = self._experts, None
-        return {} if counts is None else expert_metrics(counts, self._decoder.routers)
+        counts, self._experts = self._experts, 0
+        return expert_metrics(counts, self._decoder.routers) if isinstance(counts, np.ndarray) else {}
 
     def gradient(
         self, batch: TrainBatch, rows: Sequence[int], loss: PolicyLoss
@@ -232,8 +230,7 @@ class Trainer:
     def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
-        experts: Tensor | None = None
-        rounds = self._rounds(len(packs))
+        rounds, self._counted = self._rounds(len(packs)), []
         # The other updates of the step are expected to have as many packs as this one.
         if batch.update == 0:
             self._progress.begin("packs", len(packs) * batch.updates)
@@ -245,8 +242,6 @@ class Trainer:
             losses.append(part.loss)
             clipped.append(part.clipped)
             gaps.append(part.gaps_M)
-            if part.experts is not None:
-                experts = part.experts if experts is None else experts + part.experts
             self._progress.add(1, tokens=pack.spans.num_tokens)
             # A stop between packs is safe: `step` drops the gradient, and nothing else has changed.
             self._stop_between()
@@ -257,7 +252,7 @@ class Trainer:
             loss=float(torch.stack(losses).sum()) if losses else 0.0,
             clipped=int(torch.stack(clipped).sum()) if clipped else 0,
             gaps_N=torch.cat(gaps).cpu().numpy() if gaps else np.zeros(0),
-            experts=None if experts is None else experts.cpu().numpy(),
+            experts=torch.stack(self._counted).sum(0).cpu().numpy() if self._counted else 0,
             with_gradient=tuple(p.grad is not None for p in self.parameters.values()),
             limits=self._limits,
         )
@@ -388,11 +383,10 @@ class Trainer:
                 new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
             else:
                 new_M = self._logprobs(pack, batch.temperature)
-        experts = None
         if routing is not None:
             # Later updates of a step train another policy than the one that sampled.
             sampled_NLK = None if batch.update else pack.experts_NLK
-            experts = count_experts(routers, routing, sampled_NLK, pack.sources.index_M)
+            self._counted.append(count_experts(routers, routing, sampled_NLK, pack.sources.index_M))
         is_fixed = policy.is_fixed(batch)
         columns, denominator = columns_of(rows, pack, marked), policy.denominator(batch)
         loss, clipped = policy.of_pack(
@@ -406,8 +400,7 @@ class Trainer:
             gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         sampler_M = pack.engine_logprobs_M if is_fixed else pack.behaviour_logprobs_M
         gaps_M = (new_M.detach() - sampler_M).double()
-        loss = loss.detach().double()
-        return _PackResult(loss=loss, clipped=clipped, gaps_M=gaps_M, experts=experts, gradients=gradients)
+        return _PackResult(loss=loss.detach().double(), clipped=clipped, gaps_M=gaps_M, gradients=gradients)
 
     def _loss_of(self, batch: TrainBatch) -> PolicyLoss:
         return NAMED[batch.loss] if batch.loss else self._loss
