@@ -298,10 +298,17 @@ class Behaviour:
 
 
 def _sample(completion: Completion, logprobs_T: Floats, engine_T: Floats | None, version: int) -> Sample:
+    experts, context, count = completion.experts_TLK, None, len(completion.tokens_T)
+    if experts is not None:
+        # The experts of a token are in the pass over the token before it; the first one has none.
+        context = np.concatenate([np.full_like(experts[:1], -1), experts[:-count]])
+        experts = experts[-count:]
     return Sample(
         tokens_T=completion.tokens_T,
         logprobs_T=logprobs_T,
         stop_reason=completion.stop_reason,
         policy_version=version,
         engine_logprobs_T=engine_T,
+        experts_TLK=experts,
+        context_experts_TLK=context,
     )
