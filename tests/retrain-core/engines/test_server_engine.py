@@ -375,3 +375,5 @@ def test_experts_that_a_server_reports_belong_to_the_tokens_of_sample_and_prompt
             assert (sample.context_experts_TLK[0] == -1).all(), "no pass is before the first token"
             found_T = np.concatenate([sample.context_experts_TLK, sample.experts_TLK])[1:, 2, 0]
             assert found_T.tolist() == read_T.tolist()
+    recomputing = make_engine(server, logprobs="trainer").sample(requests[:1], params)
+    assert recomputing[0][0].experts_TLK is None, "the trainer chose its own"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from retrain.api import BackendError, TrainBatch
+from retrain.api import BackendError, Kind, PluginSpec, TrainBatch
+from retrain.kernel.registry import Owner
+from retrain_local.factory import create_backend
 from tests.kit.causal_types import small_model
 from tests.kit.local_backend import REQUESTS, Local, saved
 from tests.kit.plain_path import distance, gradient, joined, plain_gradient, plain_model
@@ -207,3 +210,16 @@ def test_experts_that_the_model_cannot_have_chosen_are_refused(
     with pytest.raises(BackendError) as caught:
         backend.train(with_experts(batch, change))
     assert codes_in(caught) == ["backend.row-experts"]
+
+
+def test_only_the_experts_of_another_engine_are_replayed_by_default(
+    local: Local, folders: Callable[[str], Path]
+) -> None:
+    batch = local.roll(local.make(folders("gpt_oss")), requests=REQUESTS[:1], max_tokens=6)
+    others = with_experts(batch, lambda given: np.where(given < 0, given, (given + 1) % 4))
+    for engine, is_replayed in (("pytorch", False), ("server", True)):
+        context = local.context(folders("gpt_oss"), inference={"engine": engine})
+        spec = PluginSpec(name="server", summary="", factory=lambda *_: SimpleNamespace(publish=lambda: None))
+        context.plugins.registries[Kind.INFERENCE_ENGINE].add(spec, Owner(distribution="test"))
+        backend = create_backend(context)
+        assert torch.equal(gradient(backend, batch), gradient(backend, others)) != is_replayed

@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -267,6 +267,8 @@ class Behaviour:
     ) -> list[Sample]:
         if not self.recomputes:
             return [_sample(completion, completion.logprobs_T, None, version) for _, completion in completions]
+        # The recomputation chooses its own experts, and so must training.
+        completions = [(prompt_T, replace(completion, experts_TLK=None)) for prompt_T, completion in completions]
         rows = [LogprobRow.of(prompt_T, completion.tokens_T) for prompt_T, completion in completions]
         trained = self._trainer_logprobs(rows, temperature)
         compared = trained if self.is_same_distribution else self._trainer_logprobs(rows[:COMPARED_ROWS], 1.0)
