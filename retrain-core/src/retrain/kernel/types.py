@@ -104,6 +104,15 @@ class Sample:
         return np.ones(len(self.tokens_T), np.bool_) if self.forced_T is None else ~self.forced_T
 
 
+def joined_experts(parts: Sequence[Experts | None], tokens: Sequence[Tokens]) -> Experts | None:
+    """All parts as one array, -1 for the tokens of a part that lacks them; None when all do."""
+    sizes = next((part.shape[1:] for part in parts if part is not None), None)
+    if sizes is None:
+        return None
+    unknown = (np.full((len(tokens_T), *sizes), -1, np.int16) for tokens_T in tokens)
+    return np.concatenate([one if part is None else part for part, one in zip(parts, unknown, strict=True)])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.

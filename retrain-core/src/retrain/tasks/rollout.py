@@ -16,11 +16,10 @@ from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
 from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
-from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
+from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score, joined_experts
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.text.progress import SCORES
 from retrain.text.thinking import Thinking, Thought
-from retrain.text.transcript import joined_experts
 
 if TYPE_CHECKING:
     from retrain.tasks.thinking_budget import ThinkingBudget

@@ -15,9 +15,9 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams, StopReason, Tokens, joined_experts
 from retrain.text.thinking import Thinking
-from retrain.text.transcript import joined, joined_experts
+from retrain.text.transcript import joined
 
 Draw = Callable[[Sequence[SampleRequest], SamplingParams, Sequence[str], Deliver], list[list[Sample]]]
 

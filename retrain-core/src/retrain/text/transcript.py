@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import Completion, Experts, Floats, Mask, Message, Sample, StopReason, Tokens
+from retrain.kernel.types import (
+    Completion,
+    Experts,
+    Floats,
+    Mask,
+    Message,
+    Sample,
+    StopReason,
+    Tokens,
+    joined_experts,
+)
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.thinking import Thinking, Thought
 
@@ -186,16 +196,3 @@ def joined(parts: Sequence[Floats | None]) -> Floats | None:
     """All parts as one array; None when a turn lacks its part."""
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if len(present) == len(parts) else None
-
-
-def joined_experts(parts: Sequence[Experts | None], tokens: Sequence[Tokens]) -> Experts | None:
-    """All parts as one array, -1 for the tokens of a part that lacks them; None when all do."""
-    sizes = next((part.shape[1:] for part in parts if part is not None), None)
-    if sizes is None:
-        return None
-    return np.concatenate(
-        [
-            np.full((len(tokens_T), *sizes), -1, np.int16) if part is None else part
-            for part, tokens_T in zip(parts, tokens, strict=True)
-        ]
-    )
