@@ -42,7 +42,8 @@ from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.types import Completion, Example, Group, Score, StopReason
 from retrain.observe.gaming.alarm import MOST_NAMED, GamingAlarm, PaidCompletion, Verdicts, paid_in, unconfirmed
 from retrain.observe.gaming.suspicion import ROW, THRESHOLDS, TWO_SIDED, GamingWatch
-from retrain.records.completions import TokenRecord, read_tokens
+from retrain.records.completions import TokenRecord
+from retrain.records.stored_tokens import read_tokens
 
 SMOOTH, NEAR, FALL = 5, 0.05, 0.2
 PROXIES = '''"""Rewards that can be gamed, and verifiers that are stricter or wrong now and then."""

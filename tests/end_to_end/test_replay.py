@@ -15,7 +15,8 @@ from retrain.inspect.replay.command import command
 from retrain.inspect.replay.job import Replay, replay_step
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.plugins.discover import load_plugins
-from retrain.records.completions import TokenRecord, read_tokens, write_tokens
+from retrain.records.completions import TokenRecord, write_tokens
+from retrain.records.stored_tokens import read_tokens
 from retrain_local.model.load import bf16_refusal
 from tests.end_to_end.running import records, tiny
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrain.records.completions import read_tokens
+from retrain.records.stored_tokens import read_tokens
 from tests.end_to_end.running import SMALL, records, retrain, tiny
 from tests.kit.thinking_models import OPENED, thinking_model
 

@@ -7,6 +7,8 @@ of the real server (names that exist, stale caches of keys and values, adapters 
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import socket
 import threading
@@ -168,6 +170,7 @@ class InferenceServer(ThreadingHTTPServer):
         self.processed = True
         self.deaf = self.ignores_n = False
         self.hangs = False
+        self.layers = 0  # with experts, as after --enable-return-routed-experts
         self.is_stale = False  # new names get the weights of the last one
         self.key = ""
         self.texts: dict[int, str] = {}  # of tokens, for log-probabilities of given ones
@@ -222,6 +225,8 @@ class InferenceServer(ThreadingHTTPServer):
             "logprobs": {"token_logprobs": logprobs, "top_logprobs": tops, "tokens": [f"token_id:{t}" for t in tokens]},
             "finish_reason": "stop" if tokens[-1] in stop else "length",
         }
+        if self.layers:
+            choice["routed_experts"] = expert_file(np.array([*asked["prompt"], *tokens[:-1]]), self.layers)
         return {"id": "1", "object": "text_completion", "model": name, "choices": [choice]}
 
     def given(self, asked: Body) -> Body:
@@ -277,6 +282,13 @@ def hangs_up(handler: Handler, answer: Body) -> None:
     handler.close_connection = True
     with suppress(OSError):
         handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def expert_file(read_T: np.ndarray, layers: int) -> str:
+    """As vLLM encodes them: of each token that was read, here its id in each layer, and the next one."""
+    file = io.BytesIO()
+    np.save(file, np.stack([np.stack([read_T, read_T + 1], axis=1)] * layers, axis=1).astype(np.int32))
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def truncated(handler: Handler, answer: Body) -> None:

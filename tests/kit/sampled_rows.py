@@ -16,15 +16,21 @@ def sampled_rows(
         for sample in group:
             prompt = len(request.prompt_T)
             action_T = np.arange(prompt + len(sample.tokens_T)) >= prompt
+            experts = sample.experts_TLK
             rows.append(
                 TrainRow(
                     tokens_T=np.concatenate([request.prompt_T, sample.tokens_T]),
                     action_T=action_T,
                     logprobs_T=np.concatenate([np.zeros(prompt), sample.logprobs_T]),
                     advantages_T=np.where(action_T, rng.normal(), 0.0),
+                    experts_TLK=None if experts is None else after_prompt(prompt, experts),
                 )
             )
     return tuple(rows)
+
+
+def after_prompt(prompt: int, experts_TLK: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.full((prompt, *experts_TLK.shape[1:]), -1, np.int16), experts_TLK])
 
 
 def make_row(length: int, *, prompt: int | None = None, seed: int = 0, varying: bool = True) -> TrainRow:

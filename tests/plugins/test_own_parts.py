@@ -65,7 +65,7 @@ def test_credit_of_a_run_is_what_was_trained_and_can_be_recomputed(tmp_path: Pat
     assert content["flows"] == ["maxrl+gtpo_sepa"]
     assert content["sepa_lambda"] == records(tmp_path / "logs/tiny/metrics.jsonl")[-1]["sepa_lambda"] > 0.0
 
-    from retrain.records.completions import read_tokens
+    from retrain.records.stored_tokens import read_tokens
 
     stored = read_tokens(tmp_path / "logs/tiny", content["step"])
     trained = [c for c in content["completions"] if c["trained"]]

@@ -173,7 +173,8 @@ class LocalBackend:
             self._hand_over(self._history.find(version), version)
 
     def metrics(self) -> Mapping[str, float]:
-        return self._engine.metrics() if isinstance(self._engine, Measuring) else {}
+        own = {} if self._trainer is None else self._trainer.metrics()
+        return {**own, **(self._engine.metrics() if isinstance(self._engine, Measuring) else {})}
 
     def save_adapter(self, folder: Path) -> None:
         pair, _ = self._open()
@@ -283,6 +284,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
     trained = sum(p.numel() for p in pair.parameters.values())
     share = 100 * trained / pair.total
     log.info("trainable params: %s || all params: %s || trainable%%: %.4f", f"{trained:,d}", f"{pair.total:,d}", share)
+    replay = config.table("model", ModelKeys).replay_experts
     limits = [MemoryLimits() for _ in devices.samplers]
     trainer = create_trainer(
         pair,
@@ -290,6 +292,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
         config,
         loss=loss,
         seeds=context.seeds,
+        replays_experts=replay == "on" or (replay == "auto" and found.name != "pytorch"),
         options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
         progress=context.training_progress,

@@ -108,11 +108,13 @@ class Decoder(Protocol):
     """A causal language model in evaluation mode; everything but its adapter is frozen.
 
     `tier`: "native", "paged" or "plain", the model's own forward pass (see `model.plain`). `mixers` are the layers with
-    other state than keys and values (see `model.states`), if any.
+    other state than keys and values (see `model.states`), if any. `routers` are those of a mixture of experts (see
+    `model.experts`), if they can be observed.
     """
 
     tier: str
     mixers: Any
+    routers: Any
     shape: Shape
     device: torch.device
     dtype: torch.dtype

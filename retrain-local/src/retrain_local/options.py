@@ -20,6 +20,10 @@ class ModelKeys(Table):
         "none",
         "Frozen matrices of backend local, in sampling and training: none = as dtype says, nf4 = 4 bits (QLoRA), int8.",
     )
+    replay_experts: Literal["auto", "on", "off"] = key(
+        "auto",
+        "Train a mixture with the experts that sampling chose: auto = if a server reports them (backend local).",
+    )
     adapter: str = key(
         "",
         "PEFT adapter to start from (backend local): its folder, or a run, whose newest checkpoint is taken.",

@@ -49,7 +49,21 @@ MEANINGS = {
     "engine_rows_put_aside": "Preemptions of running completions because the keys and values of all did not fit.",
     "engine_live_rows_mean": "Completions decoded together, mean over decoding steps.",
 }
-METRICS = [MetricSpec(name=name, meaning=meaning, absent=OTHER_ENGINE) for name, meaning in MEANINGS.items()]
+NO_ROUTERS = "nothing was trained, or the model has no experts whose choice can be measured"
+LOADS = {
+    "expert_load_entropy": "Entropy of the shares of tokens that experts get, over ln(experts), mean over layers: 1 = "
+    "all get the same.",
+    "expert_load_max": "Largest share of tokens that one expert of any layer gets, times the number of experts: 1 = "
+    "even; minus 1 it is MaxVio.",
+    "expert_mismatch_rate": "Share of sampled tokens for which any layer chose other experts in sampling than in the "
+    "first update.",
+    "expert_unused_frac": "Share of experts that no token of the step was sent to, over all layers.",
+}
+METRICS = [
+    MetricSpec(name=name, meaning=meaning, absent=absent)
+    for meanings, absent in ((MEANINGS, OTHER_ENGINE), (LOADS, NO_ROUTERS))
+    for name, meaning in meanings.items()
+]
 BUILTIN_MODELS = {"tiny": Path(__file__).parent / "tiny"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from copy import deepcopy
@@ -25,7 +26,7 @@ from retrain.engines.openai import create_engine as create_openai
 from retrain.engines.sglang import SGLang
 from retrain.engines.vllm import VLLM
 from retrain.kernel.types import StopReason
-from tests.kit.inference_server import changed
+from tests.kit.inference_server import changed, expert_file
 
 MAX_FIELDS = {  # all that MAX 26.6 takes of what an engine here might send; it refuses any other
     *("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"),
@@ -266,6 +267,10 @@ def test_a_good_answer() -> None:
         ({"logprobs": None}, "no log-probabilities"),
         ({"logprobs": [True, -1.0, -1.0]}, "True is not a log-probability"),
         ({"logprobs": [2 * ROUNDING, 0, -1]}, "is not a log-probability"),
+        ({"experts": expert_file(np.arange(3), 2)}, "experts of shape .3, 2, 2. for 4 tokens"),
+        ({"experts": "AAAA"}, "cannot be read"),
+        ({"experts": 7}, "cannot be read"),
+        ({"experts": base64.b64encode(b"\x93NUMPY\x01\x00\x10\x00{'descr': '|O', (").decode()}, "cannot be read"),
     ],
 )
 def test_what_is_wrong_is_said(changes, said) -> None:

@@ -359,3 +359,21 @@ def test_the_engines_that_teach() -> None:
     engines = load_plugins().registered(Kind.INFERENCE_ENGINE)
     teachers = {entry.spec.name for entry in engines if entry.spec.traits.open_teacher}
     assert teachers == {"pytorch", *TEACHERS} == {"pytorch", "vllm", "sglang"}
+
+
+def test_experts_that_a_server_reports_belong_to_the_tokens_of_sample_and_prompt(
+    make_engine, server, requests, params
+) -> None:
+    assert make_engine(server).sample(requests[:1], params)[0][0].experts_TLK is None
+    server.layers = 3
+    for request, group in zip(requests, make_engine(server).sample(requests, params), strict=True):
+        for sample in group:
+            # The pass that a token is drawn from reads the token before it.
+            read_T = np.concatenate([request.prompt_T, sample.tokens_T[:-1]])
+            assert sample.experts_TLK.shape == (len(sample.tokens_T), 3, 2)
+            assert sample.context_experts_TLK.shape == (len(request.prompt_T), 3, 2)
+            assert (sample.context_experts_TLK[0] == -1).all(), "no pass is before the first token"
+            found_T = np.concatenate([sample.context_experts_TLK, sample.experts_TLK])[1:, 2, 0]
+            assert found_T.tolist() == read_T.tolist()
+    recomputing = make_engine(server, logprobs="trainer").sample(requests[:1], params)
+    assert recomputing[0][0].experts_TLK is None, "the trainer chose its own"

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from retrain.inspect.diff import side_by_side
 from retrain.inspect.diff_command import HIGHER, LOWER, NEITHER, mark
-from retrain.records.completions import read_tokens, write_tokens
+from retrain.records.completions import write_tokens
 from retrain.records.files import RunLock
+from retrain.records.stored_tokens import read_tokens
 from tests.kit.problems import codes_in
 
 Command = Callable[..., Any]

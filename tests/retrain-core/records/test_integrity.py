@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.errors import ConfigError
-from retrain.records.completions import RowRecord, TokenRecord, read_tokens, row_arrays, rows_of, write_tokens
+from retrain.records.completions import RowRecord, TokenRecord, row_arrays, write_tokens
 from retrain.records.folder import RunFolder
 from retrain.records.record_names import FILES, token_file
+from retrain.records.stored_tokens import read_tokens, rows_of
 from retrain.run.resume_plan import check_records
 from tests.kit.problems import codes_in
 

@@ -61,6 +61,7 @@ class Policy:
             stop_reason=stop,
             policy_version=7 + len(self.calls) % 2,
             entropies_T=-numbers_T if params.entropy else None,
+            experts_TLK=np.zeros((len(tokens_T), 2, 1), np.int16),
         )
 
 
@@ -93,6 +94,7 @@ def test_an_open_thought_is_closed_at_its_limit_and_the_tag_is_no_action(tokeniz
     assert (long.logprobs_T[6], long.entropies_T[6]) == (0.0, 0.0)
     assert long.logprobs_T.tolist() == [-1, -2, -3, -4, -5, -6, 0, -1, -2, -3, -4, -5]
     assert {at: len(tokens) for at, tokens in delivered.items()} == ({(0, 0): 1, (1, 0): 1})
+    assert long.experts_TLK[:, 0, 0].tolist() == [0] * 6 + [-1] + [0] * 5, "those of a forced token are unknown"
     assert delivered[0, 0] == [long.tokens_T.tolist()]
 
 

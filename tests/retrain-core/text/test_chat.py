@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -301,3 +302,24 @@ def test_only_a_text_without_a_template_is_marked_where_it_begins(template, prom
     if isinstance(prompt, str):
         transcript.observe("abc", ())
         assert transcript.context_T.tolist() == [0, *map(ord, "abc")]
+
+
+def test_experts_of_several_turns_stay_with_their_tokens():
+    def sample(start, stop, context):
+        return Sample(
+            tokens_T=np.arange(start, stop),
+            logprobs_T=np.zeros(stop - start),
+            stop_reason=StopReason.EOS,
+            policy_version=0,
+            experts_TLK=np.arange(start, stop, dtype=np.int16).reshape(-1, 1, 1),
+            context_experts_TLK=np.arange(start, dtype=np.int16).reshape(-1, 1, 1) if context else None,
+        )
+
+    for context, second in ((True, [5, 6, 7]), (False, [-1, -1, -1])):
+        transcript = Transcript(tokenizer=SimpleNamespace(decode=lambda ids, **options: ""))
+        transcript.show(np.arange(3), starts=True)
+        transcript.sampled(sample(3, 5, True))
+        transcript.show(np.arange(5, 8), starts=False)
+        transcript.sampled(sample(8, 10, context))
+        found = transcript.completion(StopReason.EOS).experts_TLK
+        assert found[:, 0, 0].tolist() == [0, 1, 2, 3, 4, *second, 8, 9]

@@ -33,7 +33,7 @@ class SmallMemory:
     def __init__(self, decoder: Decoder, tokens: int, error: type[RuntimeError] = torch.OutOfMemoryError) -> None:
         self._decoder, self.tokens, self.error, self.refused = decoder, tokens, error, 0
         self.shape, self.device, self.dtype = decoder.shape, decoder.device, decoder.dtype
-        self.tier, self.mixers = decoder.tier, decoder.mixers
+        self.tier, self.mixers, self.routers = decoder.tier, decoder.mixers, decoder.routers
 
     def hidden(self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend) -> torch.Tensor:
         def checked(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:

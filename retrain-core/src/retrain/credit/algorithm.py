@@ -196,7 +196,7 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advantages_A
 
-    def cut(values_T: Floats | None, part: slice) -> Floats | None:
+    def cut(values_T: Any, part: slice) -> Any:
         return None if values_T is None else values_T[part]
 
     return [
@@ -208,6 +208,7 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
             engine_logprobs_T=cut(completion.engine_logprobs_T, part),
             reference_logprobs_T=cut(completion.reference_logprobs_T, part),
             kl_coef=completion.kl_coef,
+            experts_TLK=cut(completion.experts_TLK, part),
             group=group,
             # An episode that ran out of turns is not truncated: its last turn is whole.
             is_truncated=completion.stop_reason is StopReason.LENGTH,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from retrain.engines.client import BadAnswerError, Call, Client, OtherModelError
 from retrain.engines.policy import Policy
 from retrain.engines.pool import Server
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.types import Floats, StopReason, Tokens
+from retrain.kernel.types import Experts, Floats, StopReason, Tokens
 
 # vLLM and SGLang otherwise apply the generation defaults that come with a model.
 FULL_DISTRIBUTION: Mapping[str, Any] = {
@@ -137,7 +139,8 @@ class RawCompletion:
     """A server's answer, unchecked; None where it reports nothing.
 
     `tops` are the log-probabilities of the likeliest first tokens, by `token_id:N` where the server gives the id,
-    otherwise by text.
+    otherwise by text. `experts` are those of each token that was read, [tokens, layers, experts per token], as a file
+    of NumPy in base64.
     """
 
     tokens: Sequence[Any] | None
@@ -146,6 +149,7 @@ class RawCompletion:
     prompt: Sequence[Any] | None = None
     model: str | None = None
     tops: dict[str, float] | None = None
+    experts: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,6 +160,7 @@ class Completion:
     logprobs_T: Floats
     stop_reason: StopReason
     tops: dict[str, float]
+    experts_TLK: Experts | None = None  # of all tokens but the last, prompt included
 
 
 def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
@@ -177,6 +182,7 @@ def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
         logprobs_T=_logprobs(raw.logprobs, len(tokens_T)),
         stop_reason=_stop_reason(raw.finish_reason, tokens_T, request),
         tops=raw.tops or {},
+        experts_TLK=None if raw.experts is None else _experts(raw.experts, len(request.prompt_T) + len(tokens_T) - 1),
     )
 
 
@@ -189,6 +195,17 @@ def _logprobs(values: Sequence[Any] | None, count: int) -> Floats:
         if type(value) not in (int, float) or not math.isfinite(value) or value > ROUNDING:
             raise BadAnswerError(f"{value!r} is not a log-probability")
     return np.minimum(np.asarray(values, dtype=np.float64), 0.0)
+
+
+def _experts(text: str, count: int) -> Experts:
+    try:
+        found = np.lib.format.read_array(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    except Exception:  # a damaged header may raise an error of any class
+        raise BadAnswerError("the experts of the answer cannot be read") from None
+    if found.ndim != 3 or len(found) != count or found.dtype.kind not in "iu":
+        raise BadAnswerError(f"{found.dtype} experts of shape {list(found.shape)} for {count} tokens that were read")
+    # Numbers beyond these are of no model, and the trainer refuses them.
+    return found.astype(np.int64).clip(-2, np.iinfo(np.int16).max).astype(np.int16)
 
 
 def _stop_reason(reason: str | None, tokens_T: Tokens, request: CompletionRequest) -> StopReason:

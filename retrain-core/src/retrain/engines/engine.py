@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -267,6 +267,8 @@ class Behaviour:
     ) -> list[Sample]:
         if not self.recomputes:
             return [_sample(completion, completion.logprobs_T, None, version) for _, completion in completions]
+        # The recomputation chooses its own experts, and so must training.
+        completions = [(prompt_T, replace(completion, experts_TLK=None)) for prompt_T, completion in completions]
         rows = [LogprobRow.of(prompt_T, completion.tokens_T) for prompt_T, completion in completions]
         trained = self._trainer_logprobs(rows, temperature)
         compared = trained if self.is_same_distribution else self._trainer_logprobs(rows[:COMPARED_ROWS], 1.0)
@@ -298,10 +300,17 @@ class Behaviour:
 
 
 def _sample(completion: Completion, logprobs_T: Floats, engine_T: Floats | None, version: int) -> Sample:
+    experts, context, count = completion.experts_TLK, None, len(completion.tokens_T)
+    if experts is not None:
+        # The experts of a token are in the pass over the token before it; the first one has none.
+        context = np.concatenate([np.full_like(experts[:1], -1), experts[:-count]])
+        experts = experts[-count:]
     return Sample(
         tokens_T=completion.tokens_T,
         logprobs_T=logprobs_T,
         stop_reason=completion.stop_reason,
         policy_version=version,
         engine_logprobs_T=engine_T,
+        experts_TLK=experts,
+        context_experts_TLK=context,
     )

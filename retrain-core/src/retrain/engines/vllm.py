@@ -71,6 +71,7 @@ class VLLM(Dialect):
                 prompt=choice.get("prompt_token_ids"),
                 model=answer.get("model"),
                 tops=dict(tops[0] or {}) if request.top else None,
+                experts=choice.get("routed_experts"),
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             raise BadAnswerError("the answer holds no completion") from None

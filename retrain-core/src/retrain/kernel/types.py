@@ -24,6 +24,7 @@ from retrain.kernel.declared import Kind as Kind
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Experts = NDArray[np.int16]
 # exp(20) = 5e8 is beyond any mismatch of sampler and trainer that could still be trained on, and its square, of which
 # the effective sample size has sums, stays finite in float32.
 MAX_LOG_RATIO = 20.0
@@ -83,7 +84,9 @@ class Sample:
     `logprobs_T` are natural logarithms under the sampling distribution, `entropies_T` (nats) only if requested.
     `policy_version` is the version that `publish` returned before these tokens were sampled. If `logprobs_T` were
     recomputed with the training model, `engine_logprobs_T` are the engine's own for the same tokens. `forced_T` marks
-    tokens that were put there, not sampled, such as the closing tag of a thought; their numbers are 0.
+    tokens that were put there, not sampled, such as the closing tag of a thought; their numbers are 0. Of a mixture of
+    experts `experts_TLK` has the K experts of each of its layers in the pass that a token was sampled from, -1 where
+    unknown, and `context_experts_TLK` those of the prompt's tokens.
     """
 
     tokens_T: Tokens
@@ -93,10 +96,21 @@ class Sample:
     entropies_T: Floats | None = None
     engine_logprobs_T: Floats | None = None
     forced_T: Mask | None = None
+    experts_TLK: Experts | None = None
+    context_experts_TLK: Experts | None = None
 
     @property
     def action_T(self) -> Mask:
         return np.ones(len(self.tokens_T), np.bool_) if self.forced_T is None else ~self.forced_T
+
+
+def joined_experts(parts: Sequence[Experts | None], tokens: Sequence[Tokens]) -> Experts | None:
+    """All parts as one array, -1 for the tokens of a part that lacks them; None when all do."""
+    sizes = next((part.shape[1:] for part in parts if part is not None), None)
+    if sizes is None:
+        return None
+    unknown = (np.full((len(tokens_T), *sizes), -1, np.int16) for tokens_T in tokens)
+    return np.concatenate([one if part is None else part for part, one in zip(parts, unknown, strict=True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,7 +123,7 @@ class Completion:
     positions at which the policy got a fresh context: usually only 0, and more when an episode rewrote its history;
     each part is trained as a separate row. `turns` counts how often the policy was sampled. `rewards_T` are rewards of
     single tokens in addition to the score, for a transform that takes them. `reference_logprobs_T` and `kl_coef` are
-    for a KL term of the loss (see `TrainRow`).
+    for a KL term of the loss (see `TrainRow`), `experts_TLK` for a mixture of experts (see `Sample`).
     """
 
     tokens_T: Tokens
@@ -125,6 +139,7 @@ class Completion:
     turns: int = 1
     reference_logprobs_T: Floats | None = None
     kl_coef: float = 0.0
+    experts_TLK: Experts | None = None
     reasoning: str = ""
     answer: str | None = None
 
@@ -231,7 +246,8 @@ class TrainRow:
     An action token with zero advantage still counts in the loss denominator. `logprobs_T` are the behaviour
     log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight. A KL term of
     weight `kl_coef` compares with `reference_logprobs_T`. A row is one sequence of the loss. `group` is the position of
-    its group in the step, and `is_truncated` says that its completion was cut off.
+    its group in the step, and `is_truncated` says that its completion was cut off. `experts_TLK` is for a mixture of
+    experts (see `Sample`).
     """
 
     tokens_T: Tokens
@@ -243,6 +259,7 @@ class TrainRow:
     kl_coef: float = 0.0
     group: int = 0
     is_truncated: bool = False
+    experts_TLK: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

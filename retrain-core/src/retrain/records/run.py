@@ -154,7 +154,7 @@ class Run:
 
     def tokens(self, step: int) -> list[TokenRecord]:
         """Return the tokens of a step with their credit, in the order of `completions_of`."""
-        from retrain.records.completions import read_tokens
+        from retrain.records.stored_tokens import read_tokens
 
         return read_tokens(self.folder, step)
 
@@ -180,7 +180,7 @@ class Run:
 
     def token_arrays(self, step: int, names: Collection[str]) -> dict[str, np.ndarray] | None:
         """Return arrays over all tokens of a step, by name; None if the step has no file."""
-        from retrain.records.completions import read_arrays
+        from retrain.records.stored_tokens import read_arrays
 
         return read_arrays(self.folder, step, names) if token_file(self.folder, step).is_file() else None
 

@@ -16,7 +16,7 @@ from retrain.kernel.contracts.backend import Backend, Deliver, DeliversEarly
 from retrain.kernel.contracts.context import PhaseProgress
 from retrain.kernel.contracts.tasks import Prompt, RolloutBatch, Streams
 from retrain.kernel.errors import BackendError, NonFiniteError, Problem
-from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score
+from retrain.kernel.types import Completion, Floats, Sample, SampleRequest, SamplingParams, Score, joined_experts
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.text.progress import SCORES
 from retrain.text.thinking import Thinking, Thought
@@ -171,6 +171,9 @@ def _completion(prompt: Prompt, sample: Sample, text: str, thought: Thought | No
         logprobs_T=np.concatenate([np.zeros(prompt_len), sample.logprobs_T]),
         entropies_T=after_prompt(sample.entropies_T),
         engine_logprobs_T=after_prompt(sample.engine_logprobs_T),
+        experts_TLK=joined_experts(
+            [sample.context_experts_TLK, sample.experts_TLK], [prompt.tokens_T, sample.tokens_T]
+        ),
         text=text,
         stop_reason=sample.stop_reason,
         policy_version=sample.policy_version,

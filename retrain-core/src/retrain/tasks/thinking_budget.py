@@ -15,7 +15,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Deliver
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Sample, SampleRequest, SamplingParams, StopReason, Tokens
+from retrain.kernel.types import Sample, SampleRequest, SamplingParams, StopReason, Tokens, joined_experts
 from retrain.text.thinking import Thinking
 from retrain.text.transcript import joined
 
@@ -112,6 +112,7 @@ class ThinkingBudget:
             logprobs_T=zeros_T,
             entropies_T=None if after.entropies_T is None else zeros_T,
             engine_logprobs_T=None if after.engine_logprobs_T is None else zeros_T,
+            experts_TLK=None,
             forced_T=np.ones(len(zeros_T), np.bool_),
         )
 
@@ -142,6 +143,8 @@ class _Row:
             logprobs_T=np.concatenate([part.logprobs_T for part in self.parts]),
             entropies_T=joined([part.entropies_T for part in self.parts]),
             engine_logprobs_T=joined([part.engine_logprobs_T for part in self.parts]),
+            experts_TLK=joined_experts([p.experts_TLK for p in self.parts], [p.tokens_T for p in self.parts]),
+            context_experts_TLK=self.parts[0].context_experts_TLK,
             forced_T=np.concatenate([~part.action_T for part in self.parts]),
             policy_version=min(part.policy_version for part in self.parts),
         )

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import Completion, Floats, Mask, Message, Sample, StopReason, Tokens
+from retrain.kernel.types import (
+    Completion,
+    Experts,
+    Floats,
+    Mask,
+    Message,
+    Sample,
+    StopReason,
+    Tokens,
+    joined_experts,
+)
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.thinking import Thinking, Thought
 
@@ -34,6 +44,7 @@ class Transcript:
     logprobs_T: list[Floats] = field(default_factory=list)
     entropies_T: list[Floats | None] = field(default_factory=list)
     engine_logprobs_T: list[Floats | None] = field(default_factory=list)
+    experts_TLK: list[Experts | None] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -141,6 +152,7 @@ class Transcript:
             logprobs_T=np.concatenate(self.logprobs_T),
             entropies_T=joined(self.entropies_T),
             engine_logprobs_T=joined(self.engine_logprobs_T),
+            experts_TLK=joined_experts(self.experts_TLK, self.tokens_T),
             text=text,
             stop_reason=stop_reason,
             policy_version=min(self.versions, default=0),
@@ -152,6 +164,10 @@ class Transcript:
 
     def _append(self, tokens_T: Tokens, sample: Sample | None) -> None:
         zeros_T = np.zeros(len(tokens_T))
+        context = None if sample is None else sample.context_experts_TLK
+        if context is not None and self.tokens_T:
+            self.experts_TLK[-1] = context[len(context) - len(self.tokens_T[-1]) :]
+        self.experts_TLK.append(None if sample is None else sample.experts_TLK)
         self.tokens_T.append(tokens_T)
         self.action_T.append(np.zeros(len(tokens_T), np.bool_) if sample is None else sample.action_T)
         self.logprobs_T.append(zeros_T if sample is None else np.asarray(sample.logprobs_T, dtype=np.float64))

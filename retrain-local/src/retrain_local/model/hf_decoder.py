@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from retrain_local.attention.packed import MakeAttend
 from retrain_local.decoder import Attend, Shape
+from retrain_local.model.experts import Routers
 from retrain_local.model.states import Mixers, with_mixers
 from retrain_local.model.tunnel import Tunnel, divert
 from retrain_local.model.written import entered
@@ -35,6 +36,7 @@ class HfDecoder:
 
     tier = "paged"
     shape: Shape
+    routers: Routers | None = None
     is_ordered = False  # experts and other modules scatter
     head_parameters: tuple[nn.Parameter, ...] = ()
 

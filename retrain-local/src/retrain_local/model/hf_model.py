@@ -93,6 +93,10 @@ def route_of(base: Any, folder: Folder) -> Route:
             # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
             told += " In bf16 a mean log-probability gap of 0.004 is rounding."
         log.info(told, folder.name, count, size)
+    if any(name.endswith("experts") for name, _ in base.named_modules()):
+        unable = ("replayed" if not route.routers.can_replay else "") if route.routers else "measured or replayed"
+        if unable:
+            log.info("The experts of %s are not %s: its routers are of another kind.", folder.name, unable)
     return route
 
 

@@ -50,7 +50,7 @@ class LlamaDecoder:
     """
 
     tier = "native"
-    mixers = None
+    mixers = routers = None
     padding: int | None = None
 
     def __init__(

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, KeySize, Scores, Shape
+from retrain_local.model.experts import Routers, find_routers
 from retrain_local.model.hf_decoder import CACHES, HfDecoder, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
 from retrain_local.model.states import Mixed, Mixer, Mixers, PackedMix, Run, tensors_in
@@ -47,12 +48,14 @@ class VaryingLogitsError(Exception):
 class Route:
     """The chosen tier of a model, its attention modules in order, and its `mixers`, the layers with another state.
 
-    `why` is the reason against the tier paged, or empty. The other fields describe a `PlainDecoder`.
+    `routers` are those of a mixture of experts. `why` is the reason against the tier paged, or empty. The other fields
+    describe a `PlainDecoder`.
     """
 
     shape: Shape
     attention: tuple[str, ...] = ()
     mixers: Mixers | None = None
+    routers: Routers | None = None
     why: str = ""
     cache: str = ""
     is_whole: bool = False
@@ -70,6 +73,9 @@ class Route:
         else:
             _use(ATTENTION, model)
             decoder = paged(model, self.mixers)
+            if self.routers:
+                self.routers.attach(model)
+                decoder.routers = self.routers
         decoder.shape = self.shape
         return decoder
 
@@ -209,7 +215,8 @@ def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route
     decoder = HfDecoder(model, mixers) if mixers else plain
     positions_N = torch.from_numpy(SPANS.positions()).to(device)
     attend: Attend = PaddedAttend(SPANS, device)
-    hidden_ND = decoder.hidden(ids_N, positions_N, Mixed(attend, PackedMix(SPANS, device)) if mixers else attend)
+    attend = Mixed(attend, PackedMix(SPANS, device)) if mixers else attend
+    hidden_ND = decoder.hidden(ids_N, positions_N, attend)
     shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
     gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
     if gap > _tolerance(model.dtype):
@@ -218,7 +225,9 @@ def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route
         mixers = _continued(decoder, mixers, row_T, own[0])
     shape = _shape(model, hidden_ND.shape[1], own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes)
     shape = replace(shape, row_bytes=mixers.row_bytes if mixers else 0)
-    return Route(shape=shape, attention=tuple(names[id(module)] for module in recorder.modules), mixers=mixers)
+    routers = find_routers(model, partial(decoder.hidden, ids_N, positions_N, attend))
+    found = tuple(names[id(module)] for module in recorder.modules)
+    return Route(shape=shape, attention=found, mixers=mixers, routers=routers)
 
 
 def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers | None:

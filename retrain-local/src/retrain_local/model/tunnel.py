@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend
+from retrain_local.model.experts import current_routing, routed
 from retrain_local.model.recurrent import with_fast_steps
 from retrain_local.model.states import Mixed, Mixers
 from retrain_local.model.written import Marked, Mask, Passage, current, entered
@@ -28,7 +29,7 @@ class Tunnel(Passage, Cache):  # type: ignore[misc]
 
     def __init__(self, attend: Attend, positions_N: Tensor) -> None:
         super().__init__(layers=[])
-        self.attend, self.positions_N = attend, positions_N
+        self.attend, self.positions_N, self.routing = attend, positions_N, current_routing()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return key_states.as_subclass(Marked), value_states.as_subclass(Marked)
@@ -61,7 +62,8 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
 
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
     def announced(*args: Any, **kwargs: Any) -> Any:
-        with entered(next((each for each in (*args, *kwargs.values()) if isinstance(each, Passage)), None)):
+        passage = next((each for each in (*args, *kwargs.values()) if isinstance(each, Passage)), None)
+        with entered(passage), routed(getattr(passage, "routing", current_routing())):
             return forward(*args, **kwargs)
 
     return announced

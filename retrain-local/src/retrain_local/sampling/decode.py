@@ -14,6 +14,7 @@ from torch import Tensor
 from retrain_local.attention.pages import PagedKernels
 from retrain_local.decoder import Attend, Decoder, Scores, Target
 from retrain_local.memory.limits import is_out_of_memory
+from retrain_local.model.experts import Routers, Routing, routed
 from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.draw import Draw, draw_tokens
 from retrain_local.sampling.schedule import Row
@@ -40,9 +41,10 @@ class Batch:
     tokens_SB: Tensor
     logprobs_SB: Tensor
     entropies_SB: Tensor
+    experts_SBLK: Tensor  # of a mixture whose routers are known
 
     @classmethod
-    def allocate(cls, rows: int, width: int, steps: int, device: torch.device) -> Batch:
+    def allocate(cls, rows: int, width: int, steps: int, device: torch.device, routers: Routers | None = None) -> Batch:
         """Allocate rows that read token 0 and write to scratch; `width` is the longest table."""
 
         def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -61,6 +63,7 @@ class Batch:
             tokens_SB=zeros(steps, rows),
             logprobs_SB=zeros(steps, rows, dtype=torch.float32),
             entropies_SB=zeros(steps, rows, dtype=torch.float32),
+            experts_SBLK=zeros(steps, rows, *(routers.size if routers else (0, 0)), dtype=torch.int16),
         )
 
     @property
@@ -132,7 +135,11 @@ def decode_step(
     if decoder.shape.context is not None:
         # finished rows stay to the end of the segment, possibly past the last valid position
         positions_B = positions_B.clamp(max=decoder.shape.context - 1)
-    logits_BV = decoder.logits(decoder.hidden(batch.ids_B, positions_B, attend))
+    with routed(routing := Routing() if decoder.routers else None):
+        hidden_BD = decoder.hidden(batch.ids_B, positions_B, attend)
+    logits_BV = decoder.logits(hidden_BD)
+    if routing is not None:
+        batch.experts_SBLK.index_copy_(0, batch.column_1, routing.chosen_NLK().to(torch.int16)[None])
     uniforms_B = batch.uniforms_SB.index_select(0, batch.column_1)[0]
     draw = draw_tokens(logits_BV, batch.temperature, uniforms_B, entropy=entropy)
     batch.tokens_SB.index_copy_(0, batch.column_1, draw.tokens_B[None])

@@ -300,9 +300,12 @@ class PytorchEngine:
         for part, batch in decoded:
             found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if params.entropy else [])]
             tokens, logprobs, *entropies = (drawn_SB[:steps, : len(part)].T.tolist() for drawn_SB in found)
+            experts: Any = [()] * len(part)
+            if self._decoder.routers:
+                experts = batch.experts_SBLK[:steps, : len(part)].transpose(0, 1).cpu().numpy()
             for place, row in enumerate(part):
                 drawn = entropies[0][place] if entropies else []
-                row.take(tokens[place], logprobs[place], drawn, stop=self._policy.stop_ids)
+                row.take(tokens[place], logprobs[place], drawn, experts[place], stop=self._policy.stop_ids)
                 _refuse_non_finite(row, steps)
         self._counters.steps += steps
         count = sum(len(row.tokens) for row in rows) - before
@@ -314,7 +317,7 @@ class PytorchEngine:
         assert self._kernels.paged is not None
         size, blocks = bucket(len(rows)), 1 << (-(-width // BLOCK_SIZE) - 1).bit_length()
         if (size, blocks) not in self._batches:
-            batch = Batch.allocate(size, blocks, SEGMENT, self._policy.device)
+            batch = Batch.allocate(size, blocks, SEGMENT, self._policy.device, self._decoder.routers)
             self._batches[size, blocks] = batch, PagedAttention(cache.pool, batch, self._kernels.paged)
         batch, attend = self._batches[size, blocks]
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)

@@ -199,7 +199,7 @@ class GatheredDecoding:
 
     def _decoded(self, number: int, cache: Cache, rows: Sequence[Row], params: SamplingParams, steps: int) -> Batch:
         width = max(row.cached for row in rows) + steps
-        batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._device)
+        batch = Batch.allocate(len(rows), -(-width // BLOCK_SIZE), steps, self._device, self._decoder.routers)
         batch.load(rows, params.temperature, steps, BLOCK_SIZE)
         copied = self._copies.get(number)
         if copied is None or not copied.continues(rows, steps):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrain.api import (
     BackendError,
@@ -44,6 +46,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
+    experts: list[NDArray[np.int16]] = field(default_factory=list)  # [L, K] for each token of a mixture
     blocks: list[int] = field(default_factory=list)
     slot: int = 0
     stream: np.random.Generator = field(init=False)
@@ -75,7 +78,13 @@ class Row:
         return self.tokens[-1] if self.tokens else int(self.prompt_T[-1])
 
     def take(
-        self, tokens: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float], *, stop: Collection[int]
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        entropies: Sequence[float],
+        experts: Iterable[NDArray[np.int16]] = (),
+        *,
+        stop: Collection[int],
     ) -> None:
         used = min(len(tokens), self.room)
         end = next((i for i in range(used) if tokens[i] in stop), None)
@@ -84,6 +93,7 @@ class Row:
         self.tokens += tokens[:used]
         self.logprobs += logprobs[:used]
         self.entropies += entropies[:used]
+        self.experts += islice(experts, used)
         self.room = 0 if end is not None else self.room - used
 
     def sample(self, version: int, *, entropy: bool, since: int = 0) -> Sample:
@@ -93,6 +103,7 @@ class Row:
             stop_reason=StopReason.LENGTH if self.ended_by_room else StopReason.EOS,
             policy_version=version,
             entropies_T=np.asarray(self.entropies[since:], dtype=np.float64) if entropy else None,
+            experts_TLK=np.reshape(self.experts[since:], (-1, *self.experts[0].shape)) if self.experts else None,
         )
 
 

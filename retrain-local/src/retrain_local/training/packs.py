@@ -59,6 +59,7 @@ class Pack(ActionTokens):
 
     Action m is `tokens_M[m]`, predicted from position `sources.index_M[m]` of the pack; the first actions of a group
     are all predicted from the last token of its shared prompt. `longest` is the length of the longest row.
+    `experts_NLK` are those that the sampler's pass over each token chose, -1 where unknown.
     """
 
     longest: int
@@ -67,6 +68,7 @@ class Pack(ActionTokens):
     positions_N: Tensor
     sources: Picks
     tokens_M: Tensor
+    experts_NLK: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +150,15 @@ def cut_groups(groups: list[list[Member]], max_tokens: int) -> Iterator[list[lis
 def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
     lengths: list[int] = []
     prefixes: list[int] = []
-    ids, places, members = [], [], []
+    ids, places, members, experts = [], [], [], list[np.ndarray]()
     start = 0
 
-    def segment(tokens_T: np.ndarray, prefix: int) -> int:
+    def segment(row: TrainRow, first: int, last: int, prefix: int) -> int:
         nonlocal start
+        tokens_T = row.tokens_T[first:last]
+        # The experts of a token are in the pass over the token before it.
+        if row.experts_TLK is not None:
+            experts.append(row.experts_TLK[first + 1 : last + 1])
         lengths.append(len(tokens_T))
         prefixes.append(prefix)
         ids.append(tokens_T)
@@ -162,12 +168,12 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
     for group in groups:
         is_single = len(group) == 1
         member = group[0]
-        prompt_start = segment(member.row.tokens_T[: member.last if is_single else member.first], -1)
+        prompt_start = segment(member.row, 0, member.last if is_single else member.first, -1)
         prompt = len(lengths) - 1
         for member in group:
             begun = prompt_start + member.first
             if not is_single and member.last > member.first:
-                begun = segment(member.row.tokens_T[member.first : member.last], prompt)
+                begun = segment(member.row, member.first, member.last, prompt)
             # -1: predicted from the last token of the prompt
             at_M = np.flatnonzero(member.row.action_T) - 1 - member.first
             places.append(np.where(at_M < 0, prompt_start + member.first - 1, begun + at_M))
@@ -185,6 +191,7 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
         positions_N=joined([spans.positions()], torch.int64, device),
         sources=Picks(np.concatenate(places), spans.num_tokens, device),
         tokens_M=joined([row.tokens_T[row.action_T] for row in rows], torch.int64, device),
+        experts_NLK=joined(experts, torch.int16, device) if experts else None,
     )
 
 

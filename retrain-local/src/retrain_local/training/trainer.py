@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from retrain_local.decoder import TrainedDecoder
 from retrain_local.devices.group import ALONE, Group, own_part
 from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
+from retrain_local.model.experts import Routing, count_experts, expert_metrics, fitted, routed
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
@@ -64,6 +65,7 @@ class _Share:
     loss: float
     clipped: int
     gaps_N: Floats
+    experts: NDArray[np.int64] | int
     with_gradient: tuple[bool, ...]
     limits: MemoryLimits
 
@@ -75,7 +77,8 @@ class Trainer:
     holds and whether activations are recomputed in the backward pass; neither changes the gradient. When a pack does
     not fit, the step starts over, first with recomputation, then once with half the tokens; `limits` keeps that for
     later steps and for a resumed run. Unless `is_ordered`, a step on CUDA runs in PyTorch's slow deterministic mode.
-    Each rank of `group` computes a share of the rows, and returns the same.
+    Each rank of `group` computes a share of the rows, and returns the same. With `replays_experts` the tokens of a
+    mixture go to the experts of the rows, where these are known.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Trainer:
         limits: MemoryLimits | None = None,
         attend: MakeAttend = PaddedAttend,
         is_ordered: bool = False,
+        replays_experts: bool = False,
         seeds: Seeds | None = None,
         group: Group = ALONE,
     ) -> None:
@@ -112,6 +116,9 @@ class Trainer:
         self._is_ordered = is_ordered or decoder.device.type == "cpu"
         self._failed_pack = budget.PackSize()
         self._fitting_tokens = 0
+        self._experts: NDArray[np.int64] | int = 0
+        self._counted: list[Tensor] = []  # by pack
+        self._replays_experts = replays_experts and bool(decoder.routers) and decoder.routers.can_replay
         self._loss = loss
         self._seeds = seeds or Seeds(0)
         self._clip, self._rank = config.optimizer.grad_clip_norm, config.model.lora_rank
@@ -143,7 +150,7 @@ class Trainer:
 
         Returns the loss, the number of clipped tokens and log rho = logp_trainer - logp_sampler of every action token.
         """
-        check_rows(batch.rows, self._decoder.shape.vocabulary)
+        batch = self._checked(batch)
         if batch.loss and batch.loss not in NAMED:
             what, fix = f"unknown loss {batch.loss!r} for a batch", f"use one of: {', '.join(NAMED)}"
             raise BackendError(Problem(code="backend.unknown-loss", what=what, fix=fix))
@@ -157,7 +164,13 @@ class Trainer:
             self._add_up(shares)
             self._limits.tighten(share.limits for share in shares)
         loss, clipped = sum(share.loss for share in shares), sum(share.clipped for share in shares)
+        self._experts += sum(share.experts for share in shares)
         return loss, clipped, np.concatenate([share.gaps_N for share in shares])
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the experts since the last call; nothing for other models."""
+        counts, self._experts = self._experts, 0
+        return expert_metrics(counts, self._decoder.routers) if isinstance(counts, np.ndarray) else {}
 
     def gradient(
         self, batch: TrainBatch, rows: Sequence[int], loss: PolicyLoss
@@ -167,7 +180,7 @@ class Trainer:
         Nothing changes. The shares of all rows add up to the gradient of the step. All rows at once, under the loss of
         the run, are computed in the packs of `step`, so they give its gradient bit by bit.
         """
-        check_rows(batch.rows, self._decoder.shape.vocabulary)
+        batch = self._checked(batch)
         own, self._loss = self._loss, loss
         try:
             with nullcontext() if self._is_ordered else _deterministic():
@@ -177,6 +190,11 @@ class Trainer:
         finally:
             self._loss = own
             self.optimizer.zero_grad()
+
+    def _checked(self, batch: TrainBatch) -> TrainBatch:
+        shape = self._decoder.shape
+        check_rows(batch.rows, shape.vocabulary)
+        return replace(batch, rows=fitted(batch.rows, self._decoder.routers, shape.layers))
 
     def _own(self, rows: Sequence[TrainRow]) -> Sequence[int]:
         return range(len(rows)) if self._group.size == 1 else share_rows(rows, self._group.size)[self._group.rank]
@@ -212,7 +230,7 @@ class Trainer:
     def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
         rows = [batch.rows[number] for number in own]
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
-        rounds = self._rounds(len(packs))
+        rounds, self._counted = self._rounds(len(packs)), []
         # The other updates of the step are expected to have as many packs as this one.
         if batch.update == 0:
             self._progress.begin("packs", len(packs) * batch.updates)
@@ -234,6 +252,7 @@ class Trainer:
             loss=float(torch.stack(losses).sum()) if losses else 0.0,
             clipped=int(torch.stack(clipped).sum()) if clipped else 0,
             gaps_N=torch.cat(gaps).cpu().numpy() if gaps else np.zeros(0),
+            experts=torch.stack(self._counted).sum(0).cpu().numpy() if self._counted else 0,
             with_gradient=tuple(p.grad is not None for p in self.parameters.values()),
             limits=self._limits,
         )
@@ -356,12 +375,18 @@ class Trainer:
         return policy.marked(batch, now, self._seeds)
 
     def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
-        policy, entropies_M = self._loss_of(batch), None
-        if policy.regularisers.entropy:
-            given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
-            new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
-        else:
-            new_M = self._logprobs(pack, batch.temperature)
+        policy, entropies_M, routers = self._loss_of(batch), None, self._decoder.routers
+        given_NLK = pack.experts_NLK if self._replays_experts else None
+        with routed(routing := Routing(given_NLK=given_NLK) if routers else None):
+            if policy.regularisers.entropy:
+                given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
+                new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
+            else:
+                new_M = self._logprobs(pack, batch.temperature)
+        if routing is not None:
+            # Later updates of a step train another policy than the one that sampled.
+            sampled_NLK = None if batch.update else pack.experts_NLK
+            self._counted.append(count_experts(routers, routing, sampled_NLK, pack.sources.index_M))
         is_fixed = policy.is_fixed(batch)
         columns, denominator = columns_of(rows, pack, marked), policy.denominator(batch)
         loss, clipped = policy.of_pack(

@@ -389,7 +389,9 @@ def _joined(choice: Choice) -> Sample:
         parts = [getattr(piece, name) for piece in choice.pieces]
         return None if any(part is None for part in parts) else np.concatenate(parts)
 
-    arrays = {name: whole(name) for name in ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T")}
+    arrays = {
+        name: whole(name) for name in ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T", "experts_TLK")
+    }
     reason = StopReason.LENGTH if choice.reason == "length" else StopReason.EOS
     return first_tokens(replace(choice.pieces[-1], **arrays, stop_reason=reason), len(choice.tokens))
 

@@ -254,7 +254,7 @@ class _Feed:
 def first_tokens(sample: Sample, count: int) -> Sample:
     if len(sample.tokens_T) <= count:
         return sample
-    names = ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T")
+    names = ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T", "experts_TLK")
     arrays = {name: array[:count] for name in names if (array := getattr(sample, name)) is not None}
     return replace(sample, **arrays)
 
