@@ -40,6 +40,7 @@ from retrain_local.model.architecture import FAMILIES
 from retrain_local.planning import other_models
 from retrain_local.sampling import cache as pool
 from retrain_local.training import budget
+from tests.kit.causal_types import small_config
 from tests.kit.model_configs import QWEN3_4B, SMALL
 from tests.kit.problems import codes_in
 
@@ -371,6 +372,16 @@ def test_a_sampler_that_does_not_merge_has_one_product_for_layers_with_one_input
     assert (shape.experts, shape.adapted_elements) == (4, 2 * (4 * 64 + 4 * 3 * 8 * 6)), "each expert is counted"
     assert small.is_native
     assert not shape_of({**BARE, "model_type": "gemma2"}, file=Path("c"), where="").is_native
+
+
+@pytest.mark.parametrize("kind", ["mamba", "bart", "gpt_neo", "dbrx", "xlm", "prophetnet", "gemma3n_text"])
+def test_sizes_are_read_under_the_names_of_other_types(kind: str, tmp_path: Path) -> None:
+    config = small_config(kind)
+    config.save_pretrained(tmp_path)
+    shape = read_shape(tmp_path, where="")
+    assert (shape.hidden, shape.vocabulary) == (config.hidden_size, config.vocab_size)
+    assert shape.layers == getattr(config, "decoder_layers", config.num_hidden_layers)
+    assert 0 < shape.heads <= shape.hidden
 
 
 @pytest.mark.parametrize(

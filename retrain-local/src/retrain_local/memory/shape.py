@@ -144,6 +144,8 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
             value = document.get(name)
             if value is None:
                 continue
+            if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
+                value = max(value)  # of layers that differ
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
                 raise _refused(where, what=f"{file}: {name} = {value!r} is not a size", code="model.bad-size")
             return value
@@ -151,13 +153,25 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
             raise _refused(where, what=f"{file} does not name {names[0]}", code="model.unknown-sizes")
         return default
 
-    hidden, heads = size("hidden_size", "n_embd", "d_model"), size("num_attention_heads", "n_head")
+    # Models without attention have no heads; what their layers keep is measured.
+    least = None if document.get("model_type") in NATIVE else 1
+    hidden = size("hidden_size", "n_embd", "d_model", "emb_dim")
+    heads = size("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", default=least)
     if heads > hidden:
         raise _refused(where, what=f"{file}: {heads} heads share a width of {hidden}", code="model.bad-size")
     experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
-    inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    inner = size("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", default=4 * hidden)
+    listed = len(document.get("layers_block_type") or ()) or None
     shape = ModelShape(
-        layers=size("num_hidden_layers", "n_layer", default=len(document.get("layers_block_type") or ()) or None),
+        layers=size(
+            "num_hidden_layers",
+            "n_layer",
+            "n_layers",
+            "num_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+            default=listed,
+        ),
         hidden=hidden,
         inner=size("moe_intermediate_size", default=inner) if experts > 1 else inner,
         heads=heads,
