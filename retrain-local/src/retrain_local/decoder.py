@@ -32,8 +32,8 @@ class Shape:
 
     `keeping` are the layers with keys and values, where these are fewer than all or differ; the other sizes of heads
     are then the largest. `row_bytes` is the other state of a row. `token_bytes`, if given, is the size of a token in
-    the model's own cache. `activations` are measured for modules of transformers. `has_chunks`: some layers attend
-    within chunks.
+    the model's own cache. `activations` measures modules of transformers when packs are first planned. `has_chunks`:
+    some layers attend within chunks.
     """
 
     layers: int
@@ -49,7 +49,7 @@ class Shape:
     keeping: tuple[KeySize, ...] | None = None
     row_bytes: int = 0
     token_bytes: int | None = None
-    activations: Activations | None = None
+    activations: Callable[[], Activations] | None = None
     has_chunks: bool = False
 
     @property

@@ -20,8 +20,7 @@ def test_a_copy_of_few_layers_keeps_what_the_model_does(kind: str, local: Local,
     inner = {} if kind == "gptj" else {"intermediate_size": 256, "moe_intermediate_size": 128}
     small_model(kind, max_position_embeddings=512, **inner).save_pretrained(tmp_path)
     decoder = local.pair(tmp_path).trained
-    whole, copied = decoder.shape.activations, measure(tmp_path, rank=4)
-    assert whole is not None
+    whole, copied = decoder.shape.activations(), measure(tmp_path, rank=4)
     assert copied is not None
     assert copied.activations is not None
     for rows in (ALIKE, Rows(longest=30), Rows(longest=400, repeats=3.0)):
@@ -47,6 +46,6 @@ def test_the_measured_elements_are_those_of_a_pack(kind: str, local: Local, tmp_
         decoder.hidden(torch.arange(spans.num_tokens) % 150, torch.from_numpy(spans.positions()), attend)
     found = sum(storage.nbytes() for storage in kept.values()) / 4 / spans.num_tokens
     rows = Rows(longest=prompt + own, repeats=count * (prompt + own) / spans.num_tokens)
-    assert decoder.shape.activations is not None
-    planned = decoder.shape.activations.of(rows, recompute=False, inputs=0)
-    assert 0.7 * found < planned - decoder.shape.activations.largest < 1.3 * found
+    measured = decoder.shape.activations()
+    planned = measured.of(rows, recompute=False, inputs=0)
+    assert 0.7 * found < planned - measured.largest < 1.3 * found

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
     total = sum(p.numel() for p in peft.parameters())
     trained = route.decoder(peft.get_base_model())
-    measured = measure_activations(trained, peft.get_base_model())
+    measured = cache(partial(measure_activations, trained, peft.get_base_model()))
     trained.shape = replace(trained.shape, parameters=total, activations=measured)
     made = []
     for device in place.samplers:
@@ -307,7 +308,7 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
             model = _copied(base, device, place.sampler_dtype)
         made.append((model, _copying(model, parameters)))
     base.requires_grad_(True)
-    trained.shape = replace(trained.shape, activations=measure_activations(trained, base))
+    trained.shape = replace(trained.shape, activations=cache(partial(measure_activations, trained, base)))
     trained.head_parameters = _head_parameters(trained)
 
     def reference() -> object:

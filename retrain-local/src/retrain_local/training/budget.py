@@ -39,7 +39,7 @@ def activation_bytes(
 ) -> int:
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
     given: dict[str, Any] = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner, "device": device}
-    given |= {"measured": shape.activations, "rows": rows}
+    given |= {"measured": shape.activations() if shape.activations else None, "rows": rows}
     return int(dtype.itemsize) * activation_elements(shape.layers, recompute=recompute, **given)
 
 
