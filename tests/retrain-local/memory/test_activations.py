@@ -17,7 +17,7 @@ from tests.kit.local_backend import Local
 
 @pytest.mark.parametrize("kind", ["lfm2", "falcon_h1", "deepseek_v3", "gptj", "gemma3n_text", "nemotron_h"])
 def test_a_copy_of_few_layers_keeps_what_the_model_does(kind: str, local: Local, tmp_path: Path) -> None:
-    inner = {} if kind == "gptj" else {"intermediate_size": 256, "moe_intermediate_size": 128}
+    inner = {} if kind == "gptj" else {"intermediate_size": 768, "moe_intermediate_size": 128}
     small_model(kind, max_position_embeddings=512, **inner).save_pretrained(tmp_path)
     decoder = local.pair(tmp_path).trained
     whole, copied = decoder.shape.activations(), measure(tmp_path, rank=4)

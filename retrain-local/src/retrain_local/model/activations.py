@@ -22,7 +22,8 @@ PLAIN = "plain"
 def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int, int] | None = None) -> Activations:
     """Measure one forward pass over a row of `MEASURED_ROW` tokens, or the context, and one over half of it.
 
-    In a copy with fewer layers, layer i stands for `times[i]` layers.
+    In a copy with fewer layers, layer i stands for `times[i]` layers, and the caller adds the keys and values that
+    attention over several rows copies.
     """
     length = min(MEASURED_ROW, decoder.shape.context or MEASURED_ROW)
     each = Counter[int]()
@@ -34,9 +35,11 @@ def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int
     for (layer, _), elements in kept.items():
         each[layer] += elements
     repeated = sum(share for (_, is_repeated), share in shares.items() if is_repeated)
+    sizes = decoder.shape.key_sizes if times is None and decoder.tier != PLAIN else ()
+    copied = sum(size.kv_heads * (size.head_size + size.value_size) for size in sizes)
     return Activations(
         packed=int(totals[1] - repeated),
-        repeated=int(repeated),
+        repeated=int(repeated) + copied,
         largest=max(each.values()) // length,
         row=length,
         slope=(totals[1] - totals[0]) / (length - length // 2),

@@ -26,6 +26,7 @@ from retrain_local.model.targets import linear_names, set_targets
 # The sizes of a copy. They affect neither its tier, nor its states, nor its activations.
 FEW = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 512),
+    "block_multiple_of": 1,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
 }
 # Most of a model's weights. Activations are linear in these sizes, so those of two copies with shares of them tell.
@@ -57,6 +58,8 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
         route = choose_route(wide)
         kept = _of_layers(route, kinds)
         activations = _whole(*(_activations(model, route, rank, kinds) for model in (wide, narrow)))
+        copied = 0 if route.why else kept["token_elements"]
+        activations = replace(activations, repeated=activations.repeated + copied)
     # Configurations and modules may raise errors of any class. The caller then uses a formula of the sizes.
     except Exception:
         return None
