@@ -38,9 +38,9 @@ class HfDecoder:
     is_ordered = False  # experts and other modules scatter
     head_parameters: tuple[nn.Parameter, ...] = ()
 
-    def __init__(self, model: Any, mixers: Mixers | None = None) -> None:
+    def __init__(self, model: Any, mixers: Mixers | None = None, first_position: int = 0) -> None:
         self.device, self.dtype = model.device, model.dtype
-        self.mixers = mixers
+        self.mixers, self._first_position = mixers, first_position
         self._model = model
         path = body_path(model)
         divert(model, mixers)
@@ -75,6 +75,8 @@ class HfDecoder:
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         tunnel = Tunnel(attend, positions_N)
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": True}
+        if self._first_position:
+            inputs["position_ids"] = inputs["position_ids"] + self._first_position
         if any(name.endswith("token_type_ids") for name, _ in self._body.named_buffers()):
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # the buffer is as long as one row
         with entered(tunnel):

@@ -110,6 +110,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     trained = route.decoder(peft.get_base_model())
     measured = measure_activations(trained, peft.get_base_model())
     trained.shape = replace(trained.shape, parameters=total, activations=measured)
+    trained.head_parameters = _head_parameters(trained)
     made = []
     for device in place.samplers:
         with folder.refusals(device):
@@ -169,6 +170,8 @@ def _pair(
             publish_one(None if adapter is None else {own[name]: tensor for name, tensor in adapter.items()})
 
     given |= {"parameters": in_files, "eos_ids": folder.eos_ids()}
+    if route.first_position:  # behind the padding id, which has no position: no text continues after it
+        given["eos_ids"] |= {route.first_position - 1}
     return Pair(trained=trained, samplers=tuple(samplers), publish=publish, **given)
 
 
@@ -351,9 +354,9 @@ def _copied(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _head_parameters(decoder: HfDecoder) -> tuple[nn.Parameter, ...]:
-    """Return the weights that the logits of given hidden states depend on."""
-    found = tuple(decoder._head.parameters())
-    if not found:  # the hidden states are the logits
+    """Return the trained weights that the logits of given hidden states depend on."""
+    found = tuple(p for p in decoder._head.parameters() if p.requires_grad)
+    if not found:
         return ()
     with torch.enable_grad():
         logits_1V = decoder.logits(torch.zeros(1, decoder.shape.hidden, device=decoder.device))

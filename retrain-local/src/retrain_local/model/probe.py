@@ -47,12 +47,14 @@ class VaryingLogitsError(Exception):
 class Route:
     """The chosen tier of a model, its attention modules in order, and its `mixers`, the layers with another state.
 
-    `why` is the reason against the tier paged, or empty. The other fields describe a `PlainDecoder`.
+    `first_position` is that of a row's first token: some models begin behind their padding id. `why` is the reason
+    against the tier paged, or empty. The other fields describe a `PlainDecoder`.
     """
 
     shape: Shape
     attention: tuple[str, ...] = ()
     mixers: Mixers | None = None
+    first_position: int = 0
     why: str = ""
     cache: str = ""
     is_whole: bool = False
@@ -69,7 +71,7 @@ class Route:
             decoder: HfDecoder = plain(model, cache=self.cache, is_whole=self.is_whole, pads=self.pads)
         else:
             _use(ATTENTION, model)
-            decoder = paged(model, self.mixers)
+            decoder = paged(model, self.mixers, self.first_position)
         decoder.shape = self.shape
         return decoder
 
@@ -170,15 +172,30 @@ def choose_route(model: Any) -> Route:
         shorter = _logits(model(input_ids=rows[0][None, :5], use_cache=False))
         if _gap([shorter], [own[0][:5]]) > _tolerance(model.dtype):
             raise NotCausalError
+        first = _first_position(model, rows[0])
         try:
-            return _paged(model, ids_N, rows[0], own)
+            return _paged(model, ids_N, rows[0], own, first)
         # The code of an architecture may raise errors of any class.
         except Exception as error:
             why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
         for module in model.modules():
             module.__dict__.pop("forward", None)
         _use(before, model)
-        return _plain(model, ids_N, rows, own, why)
+        return _plain(model, ids_N, rows, own, first, why)
+
+
+def _first_position(model: Any, row_T: Tensor) -> int:
+    """Return the number that the model's embedding of positions is given for the first token of a row."""
+    positions_1T, found = torch.arange(len(row_T), device=row_T.device)[None], 0
+
+    def note(module: nn.Module, args: tuple[Any, ...], _: dict[str, Any]) -> None:
+        nonlocal found
+        if type(module) is nn.Embedding and args and torch.equal(args[0] - args[0][..., :1], positions_1T):
+            found = int(args[0][0, 0])
+
+    with _hooked(model, note, lambda *_: None):
+        model(input_ids=row_T[None], use_cache=False)
+    return found
 
 
 def _logits(out: Any) -> Tensor:
@@ -195,10 +212,10 @@ def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
     return max(gap if gap == gap else float("inf") for gap in gaps)
 
 
-def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route:
+def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
     _use(ATTENTION, model)
     device, alone = model.device, Spans.apart((len(row_T),))
-    plain = HfDecoder(model)
+    plain = HfDecoder(model, None, first)
     recorder = Recorder(PaddedAttend(alone, device))
     mixers = _mixers(plain._body, model, row_T, recorder)
     if not recorder.modules and not mixers:
@@ -206,7 +223,7 @@ def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route
     names = {id(module): name for name, module in model.named_modules()}
     if kinds := {_kind(module) for module in recorder.modules} - MASKS:
         raise UnsupportedAttentionError(f"its layers of {', '.join(kinds)} need a mask that only it can make")
-    decoder = HfDecoder(model, mixers) if mixers else plain
+    decoder = HfDecoder(model, mixers, first) if mixers else plain
     positions_N = torch.from_numpy(SPANS.positions()).to(device)
     attend: Attend = PaddedAttend(SPANS, device)
     hidden_ND = decoder.hidden(ids_N, positions_N, Mixed(attend, PackedMix(SPANS, device)) if mixers else attend)
@@ -216,9 +233,12 @@ def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route
         raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
     if mixers:
         mixers = _continued(decoder, mixers, row_T, own[0])
-    shape = _shape(model, hidden_ND.shape[1], own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes)
+    shape = _shape(
+        model, hidden_ND.shape[1], own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes, first=first
+    )
     shape = replace(shape, row_bytes=mixers.row_bytes if mixers else 0)
-    return Route(shape=shape, attention=tuple(names[id(module)] for module in recorder.modules), mixers=mixers)
+    calls = tuple(names[id(module)] for module in recorder.modules)
+    return Route(shape=shape, attention=calls, mixers=mixers, first_position=first)
 
 
 def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers | None:
@@ -288,9 +308,10 @@ def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor
     raise UnsupportedAttentionError("its layers cannot continue from a stored state")
 
 
-def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], why: str) -> Route:
-    shape = _shape(model, model.config.get_text_config(decoder=True).hidden_size, own[0].shape[-1], heads=1, sizes=())
-    route = _uncached(model, ids_N, own, Route(shape=shape, why=why))
+def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], first: int, why: str) -> Route:
+    hidden = model.config.get_text_config(decoder=True).hidden_size
+    shape = _shape(model, hidden, own[0].shape[-1], heads=1, sizes=(), first=first)
+    route = _uncached(model, ids_N, own, Route(shape=shape, first_position=first, why=why))
     for cache in CACHES:
         found = replace(route, cache=cache)
         try:
@@ -336,11 +357,12 @@ def _cached(decoder: PlainDecoder, row_T: Tensor, own_TV: Tensor) -> tuple[int, 
     return each, max(0, before - 4 * each)
 
 
-def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Sequence[KeySize]) -> Shape:
+def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Sequence[KeySize], first: int) -> Shape:
     text = model.config.get_text_config(decoder=True)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     keeping = tuple(sizes)
     layers = getattr(text, "num_hidden_layers", None) or len(keeping)
+    context = getattr(text, "max_position_embeddings", None)
     return Shape(
         layers=layers,
         heads=heads,
@@ -350,7 +372,7 @@ def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Seque
         hidden=hidden,
         inner=max(inner) if isinstance(inner, (list, tuple)) else inner,
         vocabulary=vocabulary,
-        context=getattr(text, "max_position_embeddings", None),
+        context=context and context - first,
         parameters=sum(p.numel() for p in model.parameters()),
         has_chunks=CHUNKED in (getattr(text, "layer_types", None) or ()),
         keeping=None if len(set(keeping)) == 1 and len(keeping) == layers else keeping,
