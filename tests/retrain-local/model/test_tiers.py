@@ -38,6 +38,10 @@ TIERS = {
     "bart": "paged",  # positions counted from the length of the cache
     "roberta": "paged",  # positions that begin behind the padding id
     "hrm_text": "paged",  # layers that are called several times
+    "minimax": "paged",  # a cache class of its own
+    "rwkv": "paged",  # a list of states, continued one row at a time
+    "xlstm": "paged",  # states of all layers in one object
+    "inkling_text": "plain",  # a bias from its queries, and a window that looks like a state of constant size
     "zaya": "paged",  # a convolution of queries, keys and values at once
     "doge": "plain",  # a mask from its values
     "openai-gpt": "plain",  # no cache

@@ -87,7 +87,8 @@ def route_of(base: Any, folder: Folder) -> Route:
         how = "its own cache" if route.cache else "no cache, so every token reads its row again"
         log.info("Tier plain for %s (%s): the model's own forward pass, with %s.", folder.name, route.why, how)
     elif route.mixers:
-        count, size = len(route.mixers.layers), route.shape.row_bytes / 2**10
+        count = route.shape.layers if route.mixers.is_body else len(route.mixers.layers)
+        size = route.shape.row_bytes / 2**10
         told = "Tier paged for %s: %d layers keep a state of %.0f KiB a row."
         if base.dtype == torch.bfloat16:
             # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.

@@ -6,10 +6,12 @@ result is computed by the tier plain: its own forward pass over rows of one leng
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,9 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, KeySize, Scores, Shape
-from retrain_local.model.hf_decoder import CACHES, HfDecoder, cache_argument
+from retrain_local.model.hf_decoder import CACHES, HfDecoder, body_path, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
-from retrain_local.model.states import Mixed, Mixer, Mixers, PackedMix, Run, tensors_in
+from retrain_local.model.states import Mixed, Mixer, Mixers, PromptMix, Run, States, StepMix, tensors_in
 from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
 
 ATTENTION = "retrain"
@@ -33,6 +35,7 @@ CHUNKED = "chunked_attention"
 MASKS = frozenset({CHUNKED, "full_attention", "sliding_attention", "attention", "hybrid", "hybrid_sliding"})
 # A row in pieces: a prompt, several more tokens, then token by token. Some layers read several only without a state.
 PIECES, STEPS = (4, 3, 1, 1), (4, 1, 1, 1, 1, 1)
+STORED = 1, 6, 1, 1  # a state that is as large after one token grows no more
 
 
 class NotCausalError(Exception):
@@ -63,7 +66,8 @@ class Route:
     @property
     def mixing(self) -> tuple[str, ...]:
         """The modules through which a token sees others."""
-        return (*self.attention, *(layer.name for layer in (self.mixers.layers if self.mixers else ())))
+        layers = self.mixers.layers if self.mixers and not self.mixers.is_body else ()
+        return (*self.attention, *(layer.name for layer in layers))
 
     def decoder(self, model: Any, paged: type[HfDecoder] = HfDecoder, plain: type[PlainDecoder] = PlainDecoder) -> Any:
         """Return `model` as a decoder of its tier, of the class given for it."""
@@ -128,11 +132,11 @@ class Recorder:
         return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
-class Recording(Passage, DynamicCache):  # type: ignore[misc]
-    """A cache of transformers whose keys and values lead to a `Recorder`."""
+class Recording(Passage):
+    """Added to the class of a cache of transformers: its keys and values lead to a `Recorder`."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        keys, values = super().update(*args, **kwargs)
+        keys, values = super().update(*args, **kwargs)  # type: ignore[misc]
         return keys.as_subclass(Marked), values.as_subclass(Marked)
 
 
@@ -144,11 +148,10 @@ class Pieces:
         self.kept: dict[int, Any] = {}
 
     def __call__(self, number: int, run: Run) -> Tensor:
-        cache, parts, start = self._mixers.empty(), [], 0
+        self.kept[number], parts, start = self._mixers.empty(), [], 0
         for length in self._lengths:
-            parts.append(run(partial(_piece, start, length), cache))
+            parts.append(run(partial(_piece, start, length), self.kept[number]))
             start += length
-        self.kept[number] = self._mixers.found(number, cache)
         return torch.cat(parts, dim=1)
 
 
@@ -173,15 +176,18 @@ def choose_route(model: Any) -> Route:
         if _gap([shorter], [own[0][:5]]) > _tolerance(model.dtype):
             raise NotCausalError
         first = _first_position(model, rows[0])
-        try:
-            return _paged(model, ids_N, rows[0], own, first)
-        # The code of an architecture may raise errors of any class.
-        except Exception as error:
-            why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
-        for module in model.modules():
-            module.__dict__.pop("forward", None)
-        _use(before, model)
-        return _plain(model, ids_N, rows, own, first, why)
+        why = ""
+        for route in _paged, _stateful:
+            try:
+                return route(model, ids_N, rows[0], own, first)
+            # The code of an architecture may raise errors of any class.
+            except Exception as error:
+                kind = "" if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: "
+                why = why or f"{kind}{error}"
+            for module in model.modules():
+                module.__dict__.pop("forward", None)
+            _use(before, model)
+        return _plain(model, ids_N, rows[0], own, first, why)
 
 
 def _first_position(model: Any, row_T: Tensor) -> int:
@@ -213,49 +219,91 @@ def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
 
 
 def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
+    cache = getattr(model(input_ids=row_T[None], use_cache=True), CACHES[0], None)
+    is_other = isinstance(cache, DynamicCache) and type(cache) is not DynamicCache
+    empty = type(cache) if is_other else partial(DynamicCache, config=model.config.get_text_config(decoder=True))
     _use(ATTENTION, model)
     device, alone = model.device, Spans.apart((len(row_T),))
     plain = HfDecoder(model, None, first)
     recorder = Recorder(PaddedAttend(alone, device))
-    mixers = _mixers(plain._body, model, row_T, recorder)
+    mixers = _mixers(plain._body, model, row_T, recorder, empty)
     if not recorder.modules and not mixers:
         raise UnsupportedAttentionError("it calls no attention function of transformers")
     names = {id(module): name for name, module in model.named_modules()}
     if kinds := {_kind(module) for module in recorder.modules} - MASKS:
         raise UnsupportedAttentionError(f"its layers of {', '.join(kinds)} need a mask that only it can make")
     decoder = HfDecoder(model, mixers, first) if mixers else plain
-    positions_N = torch.from_numpy(SPANS.positions()).to(device)
-    attend: Attend = PaddedAttend(SPANS, device)
-    hidden_ND = decoder.hidden(ids_N, positions_N, Mixed(attend, PackedMix(SPANS, device)) if mixers else attend)
-    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
-    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
-    if gap > _tolerance(model.dtype):
-        raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
+    width = _packed(decoder, ids_N, own)
     if mixers:
         mixers = _continued(decoder, mixers, row_T, own[0])
-    shape = _shape(
-        model, hidden_ND.shape[1], own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes, first=first
-    )
+    shape = _shape(model, width, own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes, first=first)
     shape = replace(shape, row_bytes=mixers.row_bytes if mixers else 0)
     calls = tuple(names[id(module)] for module in recorder.modules)
     return Route(shape=shape, attention=calls, mixers=mixers, first_position=first)
 
 
-def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers | None:
-    """Find the innermost modules that are given the cache and do not call `recorder`."""
+def _packed(decoder: HfDecoder, ids_N: Tensor, own: list[Tensor]) -> int:
+    """Return the hidden size; UnsupportedAttentionError if packed rows have other logits than the model's own."""
+    positions_N, attend = torch.from_numpy(SPANS.positions()).to(decoder.device), decoder.packed(PaddedAttend)
+    hidden_ND = decoder.hidden(ids_N, positions_N, attend(SPANS, decoder.device))
+    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
+    if gap > _tolerance(decoder.dtype):
+        raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
+    return int(hidden_ND.shape[1])
+
+
+def _stateful(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
+    """Return the route of a body that returns its state, of the same size after every row, in a form of its own."""
+    body = Mixer(name=body_path(model), kept=None)
+    mixers = Mixers(layers=(body,), empty=partial(SimpleNamespace, kept=None), is_body=True)
+    decoder, pieces = HfDecoder(model, mixers), Pieces(mixers, (len(row_T),))
+    decoder.hidden(row_T, row_T, Mixed(PaddedAttend(SPANS, model.device), pieces))
+    if not tensors_in(pieces.kept[0]):
+        raise UnsupportedAttentionError("it keeps no state")
+    layers = (replace(body, kept=pieces.kept[0]),)
+    shape = _shape(model, _packed(decoder, ids_N, own), own[0].shape[-1], heads=1, sizes=(), first=first)
+    for is_batched, is_chunked in product((True, False), (True, False)):
+        decoder.mixers = replace(mixers, layers=layers, is_batched=is_batched, is_chunked=is_chunked)
+        with suppress(Exception):
+            if _gap([_stored(decoder, row_T)], own[:1]) <= _tolerance(model.dtype):
+                return Route(shape=replace(shape, row_bytes=decoder.mixers.row_bytes), mixers=decoder.mixers)
+    raise UnsupportedAttentionError("it cannot continue from a stored state")
+
+
+def _stored(decoder: HfDecoder, row_T: Tensor) -> Tensor:
+    """Return the logits of a row that is read in pieces, with stored states, beside another row."""
+    assert decoder.mixers is not None
+    states, rows_2T = States(decoder.mixers, 3, row_T.device), torch.stack([row_T, row_T.flip(0)])
+    step, hidden, done = StepMix(states, (1, 2)), [], 0
+    for length in STORED:
+        ids_N = rows_2T[:, done : done + length].flatten()
+        prompts = PromptMix(states, (1, 2), (length, length), continues=done > 0)
+        mix = Mixed(PaddedAttend(SPANS, row_T.device), step if done and length == 1 else prompts)
+        hidden.append(decoder.hidden(ids_N, ids_N, mix)[:length])
+        done += length
+    return decoder.logits(torch.cat(hidden))
+
+
+def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Callable[[], Any]) -> Mixers | None:
+    """Find the innermost modules that leave a state in the cache and do not call `recorder`."""
     given: list[nn.Module] = []
-    config = model.config.get_text_config(decoder=True)
-    cache = Recording(config=config)
+    sizes, keeping = list[int](), set[int]()
+    cache = empty()
+    cache.__class__ = type("Recording", (Recording, type(cache)), {})
     cache.attend, cache.positions_N = recorder, torch.arange(len(row_T), device=row_T.device)
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(each is cache for each in (*args, *kwargs.values())):
             given.append(module)
             recorder.given.append(module)
+            sizes.append(len(tensors_in(cache)))
 
     def end(module: nn.Module, *_: Any) -> None:
         if recorder.given and recorder.given[-1] is module:
             recorder.given.pop()
+            if len(tensors_in(cache)) > sizes.pop():
+                keeping.add(id(module))
 
     positions_1T = torch.arange(len(row_T), device=row_T.device)[None]
     argument = cache_argument(body)
@@ -266,21 +314,17 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers 
     found = []
     for module in given:
         inner = any(id(child) in receivers for child in module.modules() if child is not module)
-        if inner or any(module is each for each in recorder.modules):
-            continue
-        index = getattr(module, "layer_idx", None)
-        if index is None or not tensors_in(cache.layers[index]):
-            continue  # no state in the cache; a state stored in the module would change the logits of packed rows
-        found.append(Mixer(name=names[id(module)], index=index, kept=cache.layers[index]))
+        # A state stored in the module would change the logits of packed rows.
+        if not inner and id(module) in keeping and all(module is not each for each in recorder.modules):
+            found.append(Mixer(name=names[id(module)], kept=None))
     if len({mixer.name for mixer in found}) < len(found):
         raise UnsupportedAttentionError("it calls the same layer with a state several times")
     if not found:
         return None
-    mixers = Mixers(layers=tuple(found), config=config)
+    mixers = Mixers(layers=tuple(found), empty=empty)
     pieces = Pieces(mixers, (len(row_T),))
     attend = Mixed(PaddedAttend(Spans.apart((len(row_T),)), row_T.device), pieces)
     HfDecoder(model, mixers).hidden(row_T, positions_1T[0], attend)
-    # The states of `pieces`, since attention next to a mixer may keep its keys and values in the same object.
     kept = (replace(mixer, kept=pieces.kept[number]) for number, mixer in enumerate(mixers.layers))
     return replace(mixers, layers=tuple(kept))
 
@@ -308,14 +352,14 @@ def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor
     raise UnsupportedAttentionError("its layers cannot continue from a stored state")
 
 
-def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], first: int, why: str) -> Route:
+def _plain(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int, why: str) -> Route:
     hidden = model.config.get_text_config(decoder=True).hidden_size
     shape = _shape(model, hidden, own[0].shape[-1], heads=1, sizes=(), first=first)
     route = _uncached(model, ids_N, own, Route(shape=shape, first_position=first, why=why))
     for cache in CACHES:
         found = replace(route, cache=cache)
         try:
-            sizes = _cached(found.decoder(model), rows[0], own[0])
+            sizes = _cached(found.decoder(model), row_T, own[0])
         except Exception:
             continue
         if sizes is not None:
