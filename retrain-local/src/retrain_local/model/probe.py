@@ -22,7 +22,7 @@ from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, KeySize, Scores, Shape
 from retrain_local.model.hf_decoder import CACHES, HfDecoder, body_path, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
-from retrain_local.model.states import Mixed, Mixer, Mixers, PromptMix, Run, States, StepMix, tensors_in
+from retrain_local.model.states import BARE, Mixed, Mixer, Mixers, PromptMix, Run, States, StepMix, tensors_in
 from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
 
 ATTENTION = "retrain"
@@ -325,6 +325,8 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Cal
     pieces = Pieces(mixers, (len(row_T),))
     attend = Mixed(PaddedAttend(Spans.apart((len(row_T),)), row_T.device), pieces)
     HfDecoder(model, mixers).hidden(row_T, positions_1T[0], attend)
+    for layer in (each for cache in pieces.kept.values() for each in cache.layers if not tensors_in(each)):
+        setattr(layer, BARE, True)  # most layers of the caches, each of which holds one mixer's state
     kept = (replace(mixer, kept=pieces.kept[number]) for number, mixer in enumerate(mixers.layers))
     return replace(mixers, layers=tuple(kept))
 

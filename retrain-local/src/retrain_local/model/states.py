@@ -20,6 +20,8 @@ from retrain_local.attention.packed import MakeAttend, Spans
 from retrain_local.attention.rows import Move, WholeRows
 from retrain_local.decoder import Attend, Scores
 
+BARE = "is_bare"  # an attribute of the layers of a cache that hold no tensor and that no mixer changes
+
 
 def mapped(found: Any, change: Move) -> Any:
     """Return a copy of nested containers and cache objects with every tensor changed."""
@@ -31,6 +33,8 @@ def mapped(found: Any, change: Move) -> Any:
         return type(found)((key, mapped(each, change)) for key, each in found.items())
     if isinstance(found, (nn.Module, type)) or hasattr(found, "model_type") or not hasattr(found, "__dict__"):
         return found  # a module, a configuration of transformers, a plain value
+    if BARE in found.__dict__:
+        return found
     made = copy.copy(found)
     for name, value in vars(found).items():
         made.__dict__[name] = mapped(value, change)
