@@ -85,6 +85,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 4, "head_dim": 24},
     "nemotron_h": {"layer_types": ["linear_attention", "moe", "full_attention", "mlp"]},
     "stablelm": {"head_dim": None, "partial_rotary_factor": 0.5},
+    "xlstm": {"hidden_size": 128},  # its cache rounds sizes of heads to such
     "zaya": {"num_experts_per_tok": 1},
 }
 

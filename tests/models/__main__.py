@@ -87,7 +87,7 @@ def _with_adapter(local: Local, made: Any, seen: Outcome, folder: Path) -> None:
     found = gradient(backend, batch)
     expected = joined(wanted)
     seen.gradient = distance(found, expected) if len(found) == len(expected) else float("nan")
-    if not max(seen.gap, seen.gradient) < WITHIN:
+    if not (seen.gap < WITHIN and seen.gradient < WITHIN):  # NaN is not
         seen.faults.append(f"log-probabilities differ by {seen.gap:.1e}, gradients by {seen.gradient:.1e}")
     resumed = local.make()
     resumed.load(saved(folder / "state", backend.save))

@@ -28,6 +28,15 @@ def test_a_copy_of_few_layers_keeps_what_the_model_does(kind: str, local: Local,
         assert found == pytest.approx(wanted, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["rwkv", "xlstm", "roberta"])
+def test_a_copy_of_few_layers_has_the_tier_and_the_states_of_the_model(kind: str, local: Local, tmp_path: Path) -> None:
+    small_model(kind).save_pretrained(tmp_path)
+    copied, shape = measure(tmp_path, rank=4), local.pair(tmp_path).trained.shape
+    assert copied is not None
+    assert copied.tier == "paged"
+    assert copied.row_bytes == pytest.approx(shape.row_bytes, rel=0.01)
+
+
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "gemma2", "gptj"])
 def test_the_measured_elements_are_those_of_a_pack(kind: str, local: Local, tmp_path: Path) -> None:
     small_model(kind, max_position_embeddings=512).save_pretrained(tmp_path)

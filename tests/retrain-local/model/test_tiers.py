@@ -36,7 +36,12 @@ TIERS = {
     "gptj": "paged",  # attention that it writes out itself
     "bloom": "paged",  # with a slope by position
     "bart": "paged",  # positions counted from the length of the cache
+    "roberta": "paged",  # positions that begin behind the padding id
     "hrm_text": "paged",  # layers that are called several times
+    "minimax": "paged",  # a cache class of its own
+    "rwkv": "paged",  # a list of states, continued one row at a time
+    "xlstm": "paged",  # states of all layers in one object
+    "inkling_text": "plain",  # a bias from its queries, and a window that looks like a state of constant size
     "zaya": "paged",  # a convolution of queries, keys and values at once
     "doge": "plain",  # a mask from its values
     "openai-gpt": "plain",  # no cache
@@ -242,6 +247,21 @@ def test_a_window_wider_than_the_rows_of_the_probe_is_kept(kind: str, window: st
         found = decoder.logits(decoder.hidden(ids_N, torch.arange(40), attend))
     assert decoder.tier == "paged"
     assert (found - wanted).abs().max() < 1e-4
+
+
+def test_positions_behind_the_padding_id_shorten_the_context_and_padding_ends_a_row(
+    local: Local, folders: Callable[[str], Path]
+) -> None:
+    pair, model = local.pair(folders("roberta")), small_model("roberta")
+    padding, limit = model.config.pad_token_id, model.config.max_position_embeddings
+    length = limit - padding - 1
+    assert pair.trained.shape.context == length
+    assert padding in pair.eos_ids
+    ids_N = torch.arange(length) * 7 % 190 + 3
+    with torch.no_grad():
+        attend = PaddedAttend(Spans.apart((length,)), model.device)
+        found = pair.trained.logits(pair.trained.hidden(ids_N, torch.arange(length), attend))
+        assert (found - model(input_ids=ids_N[None], use_cache=False).logits[0]).abs().max() < 1e-4
 
 
 def test_the_tier_is_chosen_by_what_the_modules_compute(monkeypatch: pytest.MonkeyPatch) -> None:

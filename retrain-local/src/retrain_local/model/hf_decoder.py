@@ -18,9 +18,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from retrain_local.attention.packed import MakeAttend
+from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend, Shape
 from retrain_local.model.experts import Routers
-from retrain_local.model.states import Mixers, with_mixers
+from retrain_local.model.states import Mixed, Mixers, joined, mapped, with_mixers
 from retrain_local.model.tunnel import Tunnel, divert
 from retrain_local.model.written import entered
 
@@ -40,12 +41,14 @@ class HfDecoder:
     is_ordered = False  # experts and other modules scatter
     head_parameters: tuple[nn.Parameter, ...] = ()
 
-    def __init__(self, model: Any, mixers: Mixers | None = None) -> None:
+    def __init__(self, model: Any, mixers: Mixers | None = None, first_position: int = 0) -> None:
         self.device, self.dtype = model.device, model.dtype
-        self.mixers = mixers
+        self.mixers, self._first_position = mixers, first_position
         self._model = model
         path = body_path(model)
         divert(model, mixers)
+        has_own = mixers is not None and not mixers.is_body
+        self._tunnel: Any = type("Tunnel", (Tunnel, type(mixers.empty())), {}) if mixers and has_own else Tunnel
         self._body = model.get_submodule(path)
         self._argument = cache_argument(self._body)
         self._head = _replaced(model, path.split("."), _Given(self._body))
@@ -75,12 +78,30 @@ class HfDecoder:
         return with_mixers(attend) if self.mixers else attend
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        tunnel = Tunnel(attend, positions_N)
+        if self.mixers and self.mixers.is_body:
+            assert isinstance(attend, Mixed)
+            return attend.mix(0, partial(self._mixed, ids_N[None]))[0]
+        tunnel = self._tunnel(attend, positions_N)
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": True}
+        if self._first_position:
+            inputs["position_ids"] = inputs["position_ids"] + self._first_position
         if any(name.endswith("token_type_ids") for name, _ in self._body.named_buffers()):
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # the buffer is as long as one row
         with entered(tunnel):
             return self._body(**inputs, **{self._argument: tunnel}).last_hidden_state[0]
+
+    def _mixed(self, ids_1N: Tensor, move: Move, cache: Any) -> Tensor:
+        """Run a body that is one mixer; `cache` holds the state that it takes and returns."""
+        assert self.mixers is not None
+        ids_BT = move(ids_1N)
+        if cache is None:
+            return self._body(input_ids=ids_BT, use_cache=False).last_hidden_state
+        outs = []
+        for rows in torch.arange(len(ids_BT), device=self.device).split(len(ids_BT) if self.mixers.is_batched else 1):
+            kept = mapped(cache.kept, partial(torch.index_select, dim=0, index=rows))
+            outs.append(self._body(input_ids=ids_BT[rows], use_cache=True, **{self._argument: kept}))
+        cache.kept = joined([getattr(out, self._argument) for out in outs])
+        return torch.cat([out.last_hidden_state for out in outs])
 
     def keep_reference(self) -> None:
         self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]

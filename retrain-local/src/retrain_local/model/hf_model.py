@@ -88,7 +88,8 @@ def route_of(base: Any, folder: Folder) -> Route:
         how = "its own cache" if route.cache else "no cache, so every token reads its row again"
         log.info("Tier plain for %s (%s): the model's own forward pass, with %s.", folder.name, route.why, how)
     elif route.mixers:
-        count, size = len(route.mixers.layers), route.shape.row_bytes / 2**10
+        count = route.shape.layers if route.mixers.is_body else len(route.mixers.layers)
+        size = route.shape.row_bytes / 2**10
         told = "Tier paged for %s: %d layers keep a state of %.0f KiB a row."
         if base.dtype == torch.bfloat16:
             # Measured on random models of 20 to 50 M parameters: docs/pages/models.md.
@@ -115,6 +116,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     trained = route.decoder(peft.get_base_model())
     measured = cache(partial(measure_activations, trained, peft.get_base_model()))
     trained.shape = replace(trained.shape, parameters=total, activations=measured)
+    trained.head_parameters = _head_parameters(trained)
     made = []
     for device in place.samplers:
         with folder.refusals(device):
@@ -174,6 +176,8 @@ def _pair(
             publish_one(None if adapter is None else {own[name]: tensor for name, tensor in adapter.items()})
 
     given |= {"parameters": in_files, "eos_ids": folder.eos_ids()}
+    if route.first_position:  # behind the padding id, which has no position: no text continues after it
+        given["eos_ids"] |= {route.first_position - 1}
     return Pair(trained=trained, samplers=tuple(samplers), publish=publish, **given)
 
 
@@ -356,9 +360,9 @@ def _copied(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _head_parameters(decoder: HfDecoder) -> tuple[nn.Parameter, ...]:
-    """Return the weights that the logits of given hidden states depend on."""
-    found = tuple(decoder._head.parameters())
-    if not found:  # the hidden states are the logits
+    """Return the trained weights that the logits of given hidden states depend on."""
+    found = tuple(p for p in decoder._head.parameters() if p.requires_grad)
+    if not found:
         return ()
     with torch.enable_grad():
         logits_1V = decoder.logits(torch.zeros(1, decoder.shape.hidden, device=decoder.device))

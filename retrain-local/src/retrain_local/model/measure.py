@@ -71,7 +71,7 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
 def _of_layers(route: Route, kinds: list[Any]) -> dict[str, int]:
     """Return the numbers of a token and the bytes of a row that all layers keep."""
     shape, times = route.shape, _times(kinds)
-    if route.why:
+    if route.why or (route.mixers and route.mixers.is_body):
         token, row = ((each or 0) * len(kinds) // len(times) for each in (shape.token_bytes, shape.row_bytes))
         return {"token_elements": token // 4, "row_bytes": row}
     keys, states = Counter[int](), Counter[int]()
@@ -133,6 +133,8 @@ def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
         few = [value[place] for place in places]
         setattr(copied, name, [each // share for each in few] if name in INNER else few)
     copied.num_hidden_layers = len(places)
+    if hasattr(text, "num_blocks"):
+        copied.num_blocks = len(places)
     for name, value in vars(text).items():
         if isinstance(value, int) and (name in FEW or name in INNER):
             setattr(copied, name, min(value, FEW[name]) if name in FEW else value // share)
@@ -140,7 +142,7 @@ def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
             copied.first_k_dense_replace = sum(place < value for place in places)
         elif name == LAST_SHARED and value:
             copied.num_kv_shared_layers = sum(place >= len(kinds) - value for place in places)
-        elif name.endswith("_token_id"):
+        elif name.endswith("_token_id") and not (isinstance(value, int) and value < FEW["vocab_size"]):
             setattr(copied, name, None)
     with torch.device("meta"):
         count = sum(p.numel() for p in AutoModelForCausalLM.from_config(copied).parameters())

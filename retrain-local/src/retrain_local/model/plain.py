@@ -13,7 +13,7 @@ from retrain_local.attention.packed import MakeAttend, Spans
 from retrain_local.attention.rows import WholeRows
 from retrain_local.decoder import Attend, Scores
 from retrain_local.model.hf_decoder import HfDecoder
-from retrain_local.model.states import mapped, tensors_in, with_tensors
+from retrain_local.model.states import joined, mapped
 
 
 class PlainDecoder(HfDecoder):
@@ -96,9 +96,3 @@ class RowStep(_OwnAttention):
     def of_row(self, place: int) -> Any:
         """Return the stored state of one row."""
         return mapped(self._kept, lambda tensor: tensor[place : place + 1].clone() if tensor.dim() else tensor)
-
-
-def joined(kept: Sequence[Any]) -> Any:
-    """Join the stored states of rows into the state of a batch."""
-    parts = zip(*map(tensors_in, kept), strict=True)
-    return with_tensors(kept[0], (torch.cat(part) if part[0].dim() else part[0].clone() for part in parts))

@@ -6,10 +6,12 @@ result is computed by the tier plain: its own forward pass over rows of one leng
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,9 +21,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Attend, KeySize, Scores, Shape
 from retrain_local.model.experts import Routers, find_routers
-from retrain_local.model.hf_decoder import CACHES, HfDecoder, cache_argument
+from retrain_local.model.hf_decoder import CACHES, HfDecoder, body_path, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
-from retrain_local.model.states import Mixed, Mixer, Mixers, PackedMix, Run, tensors_in
+from retrain_local.model.states import BARE, Mixed, Mixer, Mixers, PromptMix, Run, States, StepMix, tensors_in
 from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
 
 ATTENTION = "retrain"
@@ -34,6 +36,7 @@ CHUNKED = "chunked_attention"
 MASKS = frozenset({CHUNKED, "full_attention", "sliding_attention", "attention", "hybrid", "hybrid_sliding"})
 # A row in pieces: a prompt, several more tokens, then token by token. Some layers read several only without a state.
 PIECES, STEPS = (4, 3, 1, 1), (4, 1, 1, 1, 1, 1)
+STORED = 1, 6, 1, 1  # a state that is as large after one token grows no more
 
 
 class NotCausalError(Exception):
@@ -48,14 +51,16 @@ class VaryingLogitsError(Exception):
 class Route:
     """The chosen tier of a model, its attention modules in order, and its `mixers`, the layers with another state.
 
-    `routers` are those of a mixture of experts. `why` is the reason against the tier paged, or empty. The other fields
-    describe a `PlainDecoder`.
+    `routers` are those of a mixture of experts. `first_position` is that of a row's first token: some models begin
+    behind their padding id. `why` is the reason against the tier paged, or empty. The other fields describe a
+    `PlainDecoder`.
     """
 
     shape: Shape
     attention: tuple[str, ...] = ()
     mixers: Mixers | None = None
     routers: Routers | None = None
+    first_position: int = 0
     why: str = ""
     cache: str = ""
     is_whole: bool = False
@@ -64,7 +69,8 @@ class Route:
     @property
     def mixing(self) -> tuple[str, ...]:
         """The modules through which a token sees others."""
-        return (*self.attention, *(layer.name for layer in (self.mixers.layers if self.mixers else ())))
+        layers = self.mixers.layers if self.mixers and not self.mixers.is_body else ()
+        return (*self.attention, *(layer.name for layer in layers))
 
     def decoder(self, model: Any, paged: type[HfDecoder] = HfDecoder, plain: type[PlainDecoder] = PlainDecoder) -> Any:
         """Return `model` as a decoder of its tier, of the class given for it."""
@@ -72,7 +78,7 @@ class Route:
             decoder: HfDecoder = plain(model, cache=self.cache, is_whole=self.is_whole, pads=self.pads)
         else:
             _use(ATTENTION, model)
-            decoder = paged(model, self.mixers)
+            decoder = paged(model, self.mixers, self.first_position)
             if self.routers:
                 self.routers.attach(model)
                 decoder.routers = self.routers
@@ -132,11 +138,11 @@ class Recorder:
         return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
 
 
-class Recording(Passage, DynamicCache):  # type: ignore[misc]
-    """A cache of transformers whose keys and values lead to a `Recorder`."""
+class Recording(Passage):
+    """Added to the class of a cache of transformers: its keys and values lead to a `Recorder`."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        keys, values = super().update(*args, **kwargs)
+        keys, values = super().update(*args, **kwargs)  # type: ignore[misc]
         return keys.as_subclass(Marked), values.as_subclass(Marked)
 
 
@@ -148,11 +154,10 @@ class Pieces:
         self.kept: dict[int, Any] = {}
 
     def __call__(self, number: int, run: Run) -> Tensor:
-        cache, parts, start = self._mixers.empty(), [], 0
+        self.kept[number], parts, start = self._mixers.empty(), [], 0
         for length in self._lengths:
-            parts.append(run(partial(_piece, start, length), cache))
+            parts.append(run(partial(_piece, start, length), self.kept[number]))
             start += length
-        self.kept[number] = self._mixers.found(number, cache)
         return torch.cat(parts, dim=1)
 
 
@@ -176,15 +181,33 @@ def choose_route(model: Any) -> Route:
         shorter = _logits(model(input_ids=rows[0][None, :5], use_cache=False))
         if _gap([shorter], [own[0][:5]]) > _tolerance(model.dtype):
             raise NotCausalError
-        try:
-            return _paged(model, ids_N, rows[0], own)
-        # The code of an architecture may raise errors of any class.
-        except Exception as error:
-            why = str(error) if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: {error}"
-        for module in model.modules():
-            module.__dict__.pop("forward", None)
-        _use(before, model)
-        return _plain(model, ids_N, rows, own, why)
+        first = _first_position(model, rows[0])
+        why = ""
+        for route in _paged, _stateful:
+            try:
+                return route(model, ids_N, rows[0], own, first)
+            # The code of an architecture may raise errors of any class.
+            except Exception as error:
+                kind = "" if isinstance(error, UnsupportedAttentionError) else f"{type(error).__name__}: "
+                why = why or f"{kind}{error}"
+            for module in model.modules():
+                module.__dict__.pop("forward", None)
+            _use(before, model)
+        return _plain(model, ids_N, rows[0], own, first, why)
+
+
+def _first_position(model: Any, row_T: Tensor) -> int:
+    """Return the number that the model's embedding of positions is given for the first token of a row."""
+    positions_1T, found = torch.arange(len(row_T), device=row_T.device)[None], 0
+
+    def note(module: nn.Module, args: tuple[Any, ...], _: dict[str, Any]) -> None:
+        nonlocal found
+        if type(module) is nn.Embedding and args and torch.equal(args[0] - args[0][..., :1], positions_1T):
+            found = int(args[0][0, 0])
+
+    with _hooked(model, note, lambda *_: None):
+        model(input_ids=row_T[None], use_cache=False)
+    return found
 
 
 def _logits(out: Any) -> Tensor:
@@ -201,50 +224,93 @@ def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
     return max(gap if gap == gap else float("inf") for gap in gaps)
 
 
-def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor]) -> Route:
+def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
+    cache = getattr(model(input_ids=row_T[None], use_cache=True), CACHES[0], None)
+    is_other = isinstance(cache, DynamicCache) and type(cache) is not DynamicCache
+    empty = type(cache) if is_other else partial(DynamicCache, config=model.config.get_text_config(decoder=True))
     _use(ATTENTION, model)
     device, alone = model.device, Spans.apart((len(row_T),))
-    plain = HfDecoder(model)
+    plain = HfDecoder(model, None, first)
     recorder = Recorder(PaddedAttend(alone, device))
-    mixers = _mixers(plain._body, model, row_T, recorder)
+    mixers = _mixers(plain._body, model, row_T, recorder, empty)
     if not recorder.modules and not mixers:
         raise UnsupportedAttentionError("it calls no attention function of transformers")
     names = {id(module): name for name, module in model.named_modules()}
     if kinds := {_kind(module) for module in recorder.modules} - MASKS:
         raise UnsupportedAttentionError(f"its layers of {', '.join(kinds)} need a mask that only it can make")
-    decoder = HfDecoder(model, mixers) if mixers else plain
-    positions_N = torch.from_numpy(SPANS.positions()).to(device)
-    attend: Attend = PaddedAttend(SPANS, device)
-    attend = Mixed(attend, PackedMix(SPANS, device)) if mixers else attend
-    hidden_ND = decoder.hidden(ids_N, positions_N, attend)
-    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
-    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
-    if gap > _tolerance(model.dtype):
-        raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
+    decoder = HfDecoder(model, mixers, first) if mixers else plain
+    width = _packed(decoder, ids_N, own)
     if mixers:
         mixers = _continued(decoder, mixers, row_T, own[0])
-    shape = _shape(model, hidden_ND.shape[1], own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes)
+    shape = _shape(model, width, own[0].shape[-1], heads=recorder.heads or 1, sizes=recorder.sizes, first=first)
     shape = replace(shape, row_bytes=mixers.row_bytes if mixers else 0)
-    routers = find_routers(model, partial(decoder.hidden, ids_N, positions_N, attend))
-    found = tuple(names[id(module)] for module in recorder.modules)
-    return Route(shape=shape, attention=found, mixers=mixers, routers=routers)
+    routers = find_routers(model, partial(_packed, decoder, ids_N, own))
+    calls = tuple(names[id(module)] for module in recorder.modules)
+    return Route(shape=shape, attention=calls, mixers=mixers, routers=routers, first_position=first)
 
 
-def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers | None:
-    """Find the innermost modules that are given the cache and do not call `recorder`."""
+def _packed(decoder: HfDecoder, ids_N: Tensor, own: list[Tensor]) -> int:
+    """Return the hidden size; UnsupportedAttentionError if packed rows have other logits than the model's own."""
+    positions_N, attend = torch.from_numpy(SPANS.positions()).to(decoder.device), decoder.packed(PaddedAttend)
+    hidden_ND = decoder.hidden(ids_N, positions_N, attend(SPANS, decoder.device))
+    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
+    if gap > _tolerance(decoder.dtype):
+        raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
+    return int(hidden_ND.shape[1])
+
+
+def _stateful(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
+    """Return the route of a body that returns its state, of the same size after every row, in a form of its own."""
+    body = Mixer(name=body_path(model), kept=None)
+    mixers = Mixers(layers=(body,), empty=partial(SimpleNamespace, kept=None), is_body=True)
+    decoder, pieces = HfDecoder(model, mixers), Pieces(mixers, (len(row_T),))
+    decoder.hidden(row_T, row_T, Mixed(PaddedAttend(SPANS, model.device), pieces))
+    if not tensors_in(pieces.kept[0]):
+        raise UnsupportedAttentionError("it keeps no state")
+    layers = (replace(body, kept=pieces.kept[0]),)
+    shape = _shape(model, _packed(decoder, ids_N, own), own[0].shape[-1], heads=1, sizes=(), first=first)
+    for is_batched, is_chunked in product((True, False), (True, False)):
+        decoder.mixers = replace(mixers, layers=layers, is_batched=is_batched, is_chunked=is_chunked)
+        with suppress(Exception):
+            if _gap([_stored(decoder, row_T)], own[:1]) <= _tolerance(model.dtype):
+                return Route(shape=replace(shape, row_bytes=decoder.mixers.row_bytes), mixers=decoder.mixers)
+    raise UnsupportedAttentionError("it cannot continue from a stored state")
+
+
+def _stored(decoder: HfDecoder, row_T: Tensor) -> Tensor:
+    """Return the logits of a row that is read in pieces, with stored states, beside another row."""
+    assert decoder.mixers is not None
+    states, rows_2T = States(decoder.mixers, 3, row_T.device), torch.stack([row_T, row_T.flip(0)])
+    step, hidden, done = StepMix(states, (1, 2)), [], 0
+    for length in STORED:
+        ids_N = rows_2T[:, done : done + length].flatten()
+        prompts = PromptMix(states, (1, 2), (length, length), continues=done > 0)
+        mix = Mixed(PaddedAttend(SPANS, row_T.device), step if done and length == 1 else prompts)
+        hidden.append(decoder.hidden(ids_N, ids_N, mix)[:length])
+        done += length
+    return decoder.logits(torch.cat(hidden))
+
+
+def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Callable[[], Any]) -> Mixers | None:
+    """Find the innermost modules that leave a state in the cache and do not call `recorder`."""
     given: list[nn.Module] = []
-    config = model.config.get_text_config(decoder=True)
-    cache = Recording(config=config)
+    sizes, keeping = list[int](), set[int]()
+    cache = empty()
+    cache.__class__ = type("Recording", (Recording, type(cache)), {})
     cache.attend, cache.positions_N = recorder, torch.arange(len(row_T), device=row_T.device)
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(each is cache for each in (*args, *kwargs.values())):
             given.append(module)
             recorder.given.append(module)
+            sizes.append(len(tensors_in(cache)))
 
     def end(module: nn.Module, *_: Any) -> None:
         if recorder.given and recorder.given[-1] is module:
             recorder.given.pop()
+            if len(tensors_in(cache)) > sizes.pop():
+                keeping.add(id(module))
 
     positions_1T = torch.arange(len(row_T), device=row_T.device)[None]
     argument = cache_argument(body)
@@ -255,21 +321,19 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder) -> Mixers 
     found = []
     for module in given:
         inner = any(id(child) in receivers for child in module.modules() if child is not module)
-        if inner or any(module is each for each in recorder.modules):
-            continue
-        index = getattr(module, "layer_idx", None)
-        if index is None or not tensors_in(cache.layers[index]):
-            continue  # no state in the cache; a state stored in the module would change the logits of packed rows
-        found.append(Mixer(name=names[id(module)], index=index, kept=cache.layers[index]))
+        # A state stored in the module would change the logits of packed rows.
+        if not inner and id(module) in keeping and all(module is not each for each in recorder.modules):
+            found.append(Mixer(name=names[id(module)], kept=None))
     if len({mixer.name for mixer in found}) < len(found):
         raise UnsupportedAttentionError("it calls the same layer with a state several times")
     if not found:
         return None
-    mixers = Mixers(layers=tuple(found), config=config)
+    mixers = Mixers(layers=tuple(found), empty=empty)
     pieces = Pieces(mixers, (len(row_T),))
     attend = Mixed(PaddedAttend(Spans.apart((len(row_T),)), row_T.device), pieces)
     HfDecoder(model, mixers).hidden(row_T, positions_1T[0], attend)
-    # The states of `pieces`, since attention next to a mixer may keep its keys and values in the same object.
+    for layer in (each for cache in pieces.kept.values() for each in cache.layers if not tensors_in(each)):
+        setattr(layer, BARE, True)  # most layers of the caches, each of which holds one mixer's state
     kept = (replace(mixer, kept=pieces.kept[number]) for number, mixer in enumerate(mixers.layers))
     return replace(mixers, layers=tuple(kept))
 
@@ -297,13 +361,14 @@ def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor
     raise UnsupportedAttentionError("its layers cannot continue from a stored state")
 
 
-def _plain(model: Any, ids_N: Tensor, rows: list[Tensor], own: list[Tensor], why: str) -> Route:
-    shape = _shape(model, model.config.get_text_config(decoder=True).hidden_size, own[0].shape[-1], heads=1, sizes=())
-    route = _uncached(model, ids_N, own, Route(shape=shape, why=why))
+def _plain(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int, why: str) -> Route:
+    hidden = model.config.get_text_config(decoder=True).hidden_size
+    shape = _shape(model, hidden, own[0].shape[-1], heads=1, sizes=(), first=first)
+    route = _uncached(model, ids_N, own, Route(shape=shape, first_position=first, why=why))
     for cache in CACHES:
         found = replace(route, cache=cache)
         try:
-            sizes = _cached(found.decoder(model), rows[0], own[0])
+            sizes = _cached(found.decoder(model), row_T, own[0])
         except Exception:
             continue
         if sizes is not None:
@@ -345,11 +410,12 @@ def _cached(decoder: PlainDecoder, row_T: Tensor, own_TV: Tensor) -> tuple[int, 
     return each, max(0, before - 4 * each)
 
 
-def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Sequence[KeySize]) -> Shape:
+def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Sequence[KeySize], first: int) -> Shape:
     text = model.config.get_text_config(decoder=True)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     keeping = tuple(sizes)
     layers = getattr(text, "num_hidden_layers", None) or len(keeping)
+    context = getattr(text, "max_position_embeddings", None)
     return Shape(
         layers=layers,
         heads=heads,
@@ -359,7 +425,7 @@ def _shape(model: Any, hidden: int, vocabulary: int, *, heads: int, sizes: Seque
         hidden=hidden,
         inner=max(inner) if isinstance(inner, (list, tuple)) else inner,
         vocabulary=vocabulary,
-        context=getattr(text, "max_position_embeddings", None),
+        context=context and context - first,
         parameters=sum(p.numel() for p in model.parameters()),
         has_chunks=CHUNKED in (getattr(text, "layer_types", None) or ()),
         keeping=None if len(set(keeping)) == 1 and len(keeping) == layers else keeping,

@@ -7,7 +7,7 @@ rest of the model reads them packed, [1, N, hidden]; a `Mix` moves between the t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from retrain_local.attention.packed import MakeAttend, Spans
 from retrain_local.attention.rows import Move, WholeRows
 from retrain_local.decoder import Attend, Scores
 
+BARE = "is_bare"  # an attribute of the layers of a cache that hold no tensor and that no mixer changes
+
 
 def mapped(found: Any, change: Move) -> Any:
     """Return a copy of nested containers and cache objects with every tensor changed."""
@@ -31,6 +33,8 @@ def mapped(found: Any, change: Move) -> Any:
         return type(found)((key, mapped(each, change)) for key, each in found.items())
     if isinstance(found, (nn.Module, type)) or hasattr(found, "model_type") or not hasattr(found, "__dict__"):
         return found  # a module, a configuration of transformers, a plain value
+    if BARE in found.__dict__:
+        return found
     made = copy.copy(found)
     for name, value in vars(found).items():
         made.__dict__[name] = mapped(value, change)
@@ -54,41 +58,37 @@ def with_tensors(found: Any, tensors: Iterable[Tensor]) -> Any:
     return mapped(found, lambda _: next(given))
 
 
+def joined(kept: Sequence[Any]) -> Any:
+    """Join the stored states of rows into the state of a batch."""
+    parts = zip(*map(tensors_in, kept), strict=True)
+    return with_tensors(kept[0], (torch.cat(part) if part[0].dim() else part[0].clone() for part in parts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mixer:
-    """A module by `name`, the index of its layer in the cache, and that layer's cache object after one row."""
+    """A module by `name`, and the cache of transformers in which it alone has kept the state of one row."""
 
     name: str
-    index: int
     kept: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mixers:
-    """The mixers of a model, in order; `is_chunked`: they read several tokens from a stored state at once."""
+    """The mixers of a model, in order; `empty` makes a cache without a state.
+
+    `is_chunked`: they read several tokens from a stored state at once; `is_batched`: they continue several rows at
+    once. `is_body`: the only one is the model's body, which returns its cache.
+    """
 
     layers: tuple[Mixer, ...]
-    config: Any
+    empty: Callable[[], Any]
     is_chunked: bool = True
+    is_batched: bool = True
+    is_body: bool = False
 
     @property
     def row_bytes(self) -> int:
         return sum(tensor.nbytes for layer in self.layers for tensor in tensors_in(layer.kept))
-
-    def empty(self) -> Any:
-        """Return a cache of transformers in which no layer has a state."""
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.config)
-
-    def cache(self, number: int, kept: Any) -> Any:
-        """Return a cache of transformers whose layer of mixer `number` is `kept`."""
-        cache = self.empty()
-        cache.layers[self.layers[number].index] = kept
-        return cache
-
-    def found(self, number: int, cache: Any) -> Any:
-        return cache.layers[self.layers[number].index]
 
 
 class States:
@@ -99,13 +99,14 @@ class States:
         self._tensors = [[_zeros(slots, each, device) for each in tensors_in(layer.kept)] for layer in mixers.layers]
 
     def read(self, number: int, slots_B: Tensor) -> Any:
-        """Return the cache layer of these rows."""
+        """Return the cache of these rows."""
         tensors = (stored.index_select(0, slots_B) for stored in self._tensors[number])
         return with_tensors(self.mixers.layers[number].kept, tensors)
 
-    def write(self, number: int, slots_B: Tensor, kept: Any) -> None:
-        for stored, tensor in zip(self._tensors[number], tensors_in(kept), strict=True):
-            stored.index_copy_(0, slots_B, tensor)
+    def write(self, number: int, slots_B: Tensor, cache: Any) -> None:
+        for stored, tensor in zip(self._tensors[number], tensors_in(cache), strict=True):
+            # A count of tokens may be one for all rows.
+            stored.index_copy_(0, slots_B, tensor.expand(len(slots_B), *tensor.shape[1:]))
 
     def clear(self, slots: Sequence[int]) -> None:
         """Zero these slots, for rows that start without an earlier token."""
@@ -189,13 +190,13 @@ class PromptMix:
         states, mixers, parts = self._states, self._states.mixers, dict[int, Tensor]()
         for rows, length in self._calls:
             slots_B = states.index([self._slots[row] for row in rows])
-            cache = mixers.cache(number, states.read(number, slots_B)) if self._continues else mixers.empty()
+            cache = states.read(number, slots_B) if self._continues else mixers.empty()
             step = 1 if self._continues and not mixers.is_chunked else length
             outs = []
             for first in range(0, length, step):
                 places = [self._starts[row] + first for row in rows]
                 outs.append(run(partial(_stacked, places, step), cache))
-            states.write(number, slots_B, mixers.found(number, cache))
+            states.write(number, slots_B, cache)
             parts |= dict(zip(rows, torch.cat(outs, dim=1), strict=True))
         return torch.cat([parts[row] for row in range(len(parts))])[None]
 
@@ -213,19 +214,16 @@ class StepMix:
 
     def __call__(self, number: int, run: Run) -> Tensor:
         if number not in self._caches:
-            kept = self._states.read(number, self._slots_B)
-            self._caches[number] = self._states.mixers.cache(number, kept)
+            self._caches[number] = self._states.read(number, self._slots_B)
         return run(lambda x: x.transpose(0, 1), self._caches[number]).transpose(0, 1)
 
     def drop(self, kept_B: Tensor) -> None:
         """Keep only these rows."""
-        mixers = self._states.mixers
         self._slots_B = self._slots_B[kept_B]
         for number, cache in self._caches.items():
-            found = mapped(mixers.found(number, cache), lambda tensor: tensor.index_select(0, kept_B))
-            self._caches[number] = mixers.cache(number, found)
+            self._caches[number] = mapped(cache, lambda tensor: tensor.index_select(0, kept_B))
 
     def finish(self) -> None:
         """Store the states in their slots."""
         for number, cache in self._caches.items():
-            self._states.write(number, self._slots_B, self._states.mixers.found(number, cache))
+            self._states.write(number, self._slots_B, cache)

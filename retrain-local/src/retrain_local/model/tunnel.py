@@ -24,11 +24,11 @@ class Tunnel(Passage, Cache):  # type: ignore[misc]
     """Takes the place of the cache that transformers hands from layer to layer, and stores nothing.
 
     Every layer gets it as an argument, even when another thread recomputes the layer for its gradient. Attention gets
-    its new keys and values back.
+    its new keys and values back. Subclasses belong to the cache class that a model insists on.
     """
 
     def __init__(self, attend: Attend, positions_N: Tensor) -> None:
-        super().__init__(layers=[])
+        Cache.__init__(self, layers=[])
         self.attend, self.positions_N, self.routing = attend, positions_N, current_routing()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
             module.__dict__["forward"] = _announced(partial(type(module).forward, module))
         elif isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
             module.__dict__["forward"] = _placed(partial(type(module).forward, module))
-    for number, layer in enumerate(mixers.layers if mixers else ()):
+    for number, layer in enumerate(mixers.layers if mixers and not mixers.is_body else ()):
         module = model.get_submodule(layer.name)
         # Not `module.forward`: in a copied model it is the other model's function.
         forward = type(module).forward
@@ -102,8 +102,8 @@ def _diverted(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
             out = forward(*map(moved, args), **{name: moved(each) for name, each in kwargs.items()})
             if not isinstance(out, tuple):
                 return out
-            rows = out[0].shape[:2]
-            is_row = [isinstance(each, Tensor) and each.shape[:2] == rows for each in out]
+            rows = out[0].shape[:2], out[0].dim()  # a state of [rows, heads, ...] has one dimension more
+            is_row = [isinstance(each, Tensor) and (each.shape[:2], each.dim()) == rows for each in out]
             shapes = [each.shape[2:] if kept else None for each, kept in zip(out, is_row, strict=True)]
             parts = [each.flatten(2) for each, kept in zip(out, is_row, strict=True) if kept]
             return torch.cat(parts, dim=2) if len(parts) > 1 else out[0]
