@@ -130,10 +130,16 @@ def _sources() -> dict[str, Path]:
 
 
 def rings(module: str) -> Iterator[list[Path]]:
-    """Yield the tests that import a module, then those that import what imports it, and so on."""
+    """Yield the tests of a module's folder or that import it, then those that import what imports it, and so on."""
     reached, ran = {module}, set[Path]()
-    for _ in range(3):
-        ring = [test for test in _tests() if test not in ran and reached & imports_of(test)]
+    source = _sources()[module].relative_to(ROOT)
+    folder = ROOT / "tests" / source.parts[0] / Path(*source.parts[3:-1])  # commands and hooks are found by their names
+    for step in range(3):
+        ring = [
+            test
+            for test in _tests()
+            if test not in ran and (reached & imports_of(test) or (test.parent == folder and not step))
+        ]
         ran |= set(ring)
         yield from (ring[start : start + FILES_AT_ONCE] for start in range(0, len(ring), FILES_AT_ONCE))
         reached |= {name for name, file in _sources().items() if reached & imports_of(file)}

@@ -13,11 +13,12 @@ from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolv
 from retrain.credit.flow import build_flow
 from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry, load_config
+from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.plugins.first_party import promised_names
 from retrain_sepa.controller import SepaController
 from retrain_sepa.planning import RegexPlanningDetector
-from retrain_sepa.plugin import ALIASES, retrain_diagnose
+from retrain_sepa.plugin import ALIASES, retrain_check_config, retrain_diagnose
 from retrain_sepa.tables import PlanningTable, SepaTable
 from tests.kit.problems import refused
 
@@ -194,3 +195,18 @@ def test_a_row_of_the_page_says_all_that_a_recipe_sets(all_plugins, name):
         said = re.search(rf"(?:^|, ){mark}(\S+?)(?:,|$)", loss)
         assert (float(said[1]) if said else None) == found.pop(path, None)
     assert more == ", ".join(f"`{path.partition('.')[2]} = {json.dumps(value)}`" for path, value in found.items())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "teacher", "codes"),
+    [
+        ({"advantage_mode": "grpo", "loss": "gspo"}, {}, []),
+        ({"advantage_mode": "distillation"}, {"model": "a/b"}, []),
+        ({"advantage_mode": "distillation", "algorithm_mode": "sepa"}, {}, []),
+        ({"advantage_mode": "distillation"}, {}, ["teacher.missing"]),
+        ({"advantage_mode": "distillation", "loss": "gspo"}, {}, ["teacher.missing", "loss.not-for-distillation"]),
+    ],
+)
+def test_distillation_needs_a_teacher_and_ratios_of_tokens(algorithm, teacher, codes):
+    tables = {"algorithm": AlgorithmTable(**algorithm), "teacher": TeacherTable(**teacher)}
+    assert [problem.code for problem in retrain_check_config(Config(tables=tables))] == codes

@@ -47,6 +47,12 @@ def test_scores_come_in_order_with_several_workers_whoever_finishes_first(naps, 
     assert scored(naps, example) == []
 
 
+def test_a_launch_starts_processes_before_anybody_waits_for_them(service):
+    before = descendants(os.getpid())
+    service(ready=rewards.Prepared()).launch()
+    assert descendants(os.getpid()) - before
+
+
 def test_rollouts_count_the_scores_that_they_wait_for(naps, example):
     progress = PhaseProgress()
     seen = []

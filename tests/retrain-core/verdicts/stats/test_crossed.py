@@ -105,7 +105,11 @@ def _draws(n, m, seed_sd, example_sd, rest_sd=1.0):
 
 
 def test_components_are_found_and_give_the_crossed_interval():
-    found = components(_draws(60, 80, 0.5, 2.0))
+    drawn = _draws(60, 80, 0.5, 2.0)
+    found, narrow = components(drawn), components(drawn, level=0.5)
+    for wide, half in ((found.seed, narrow.seed), (found.cluster, narrow.cluster), (found.rest, narrow.rest)):
+        edges = (wide.interval[0], half.interval[0], half.interval[1], wide.interval[1])
+        assert edges == tuple(sorted(set(edges)))
     for part, true in ((found.seed, 0.5), (found.cluster, 2.0), (found.rest, 1.0)):
         assert part.interval[0] <= true <= part.interval[1]
         assert part.sd == pytest.approx(true, rel=0.25)
@@ -132,6 +136,11 @@ def test_a_number_needed_is_the_fewest():
                 reach_D = half_widths(draws, seeds=seeds, clusters=clusters, level=0.95, power=0.8)
             assert checked_D.any()
             assert ((reach_D <= differences_D) == is_enough)[checked_D].all()
+
+
+def test_the_number_needed_of_the_estimate_has_the_interval_of_the_draws():
+    assert needed(np.array([5.0, 9.0, 1.0, 3.0])) == Needed(number=5, interval=(1, 9))
+    assert needed(np.array([np.inf, 2.0, np.inf])) == Needed(number=None, interval=(2, None))
 
 
 def test_numbers_needed_are_the_fewest_and_unclear_ones_are_not_given():
