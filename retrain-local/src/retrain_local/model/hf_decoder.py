@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -96,12 +98,14 @@ class HfDecoder:
         ids_BT = move(ids_1N)
         if cache is None:
             return self._body(input_ids=ids_BT, use_cache=False).last_hidden_state
-        outs = []
-        for rows in torch.arange(len(ids_BT), device=self.device).split(len(ids_BT) if self.mixers.is_batched else 1):
-            kept = mapped(cache.kept, partial(torch.index_select, dim=0, index=rows))
-            outs.append(self._body(input_ids=ids_BT[rows], use_cache=True, **{self._argument: kept}))
-        cache.kept = joined([getattr(out, self._argument) for out in outs])
-        return torch.cat([out.last_hidden_state for out in outs])
+        if len(ids_BT) > 1 and not self.mixers.is_batched:
+            rows = [SimpleNamespace(kept=mapped(cache.kept, itemgetter(slice(n, n + 1)))) for n in range(len(ids_BT))]
+            outs = [self._mixed(ids_BT[n : n + 1], lambda x: x, row) for n, row in enumerate(rows)]
+            cache.kept = joined([row.kept for row in rows])
+            return torch.cat(outs)
+        out = self._body(input_ids=ids_BT, use_cache=True, **{self._argument: cache.kept})
+        cache.kept = getattr(out, self._argument)
+        return out.last_hidden_state
 
     def keep_reference(self) -> None:
         self._reference = [(copy.deepcopy(layer.lora_A), copy.deepcopy(layer.lora_B)) for layer in self._adapted()]

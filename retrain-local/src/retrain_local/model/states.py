@@ -31,10 +31,8 @@ def mapped(found: Any, change: Move) -> Any:
         return type(found)(mapped(each, change) for each in found)
     if isinstance(found, dict):
         return type(found)((key, mapped(each, change)) for key, each in found.items())
-    if isinstance(found, (nn.Module, type)) or hasattr(found, "model_type") or not hasattr(found, "__dict__"):
-        return found  # a module, a configuration of transformers, a plain value
-    if BARE in found.__dict__:
-        return found
+    if isinstance(found, (nn.Module, type)) or hasattr(found, "model_type") or BARE in getattr(found, "__dict__", BARE):
+        return found  # a module, a configuration of transformers, a plain value, a layer without a state
     made = copy.copy(found)
     for name, value in vars(found).items():
         made.__dict__[name] = mapped(value, change)
