@@ -229,6 +229,8 @@ SEEN_ELSEWHERE = {
     "engine_gap_max",
     "retrain-core/credit/teacher": "teacher_kl_mean teacher_kl_k1_mean teacher_time_s",
     "retrain-core/run/steps/test_controls.py": "verifier_correct_rate",
+    "retrain-local/model/test_experts.py": "expert_load_entropy expert_load_max expert_unused_frac "
+    "expert_mismatch_rate",
     "retrain-prime-rl/test_prime_rl_backend.py": "prime_rl_enqueue_time_s prime_rl_sync_time_s prime_rl_step "
     "prime_rl_policy_lag prime_rl_stale_steps",
     "end_to_end/test_agents.py": "turns_mean turn_limit_rate rewritten_history_count dropped_call_count",
