@@ -108,7 +108,7 @@ class Decoder(Protocol):
     """A causal language model in evaluation mode; everything but its adapter is frozen.
 
     `tier`: "native", "paged" or "plain", the model's own forward pass (see `model.plain`). `mixers` are the layers with
-    other state than keys and values (see `model.states`), if any. `routers` are those of a mixture of experts (see
+    other state than keys and values (see `model.states`), if any. `routers` choose a mixture's experts (see
     `model.experts`), if they can be observed.
     """
 

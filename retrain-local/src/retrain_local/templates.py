@@ -1,4 +1,4 @@
-"""The configurations that `retrain init --template` writes for a CPU; their texts are in the files beside this one."""
+"""The configurations that `retrain init --template` writes for a CPU, as TOML files in this package."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The campaigns that `retrain init` writes; their texts are in the files beside this one."""
+"""The campaigns that `retrain init` writes, as TOML files in this folder."""
 
 from functools import partial
 from pathlib import Path

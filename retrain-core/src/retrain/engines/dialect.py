@@ -139,8 +139,8 @@ class RawCompletion:
     """A server's answer, unchecked; None where it reports nothing.
 
     `tops` are the log-probabilities of the likeliest first tokens, by `token_id:N` where the server gives the id,
-    otherwise by text. `experts` are those of each token that was read, [tokens, layers, experts per token], as a file
-    of NumPy in base64.
+    otherwise by text. `experts` are the experts of each token that was read, [tokens, layers, experts per
+    token], as a file of NumPy in base64.
     """
 
     tokens: Sequence[Any] | None

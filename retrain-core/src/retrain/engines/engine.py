@@ -302,7 +302,7 @@ class Behaviour:
 def _sample(completion: Completion, logprobs_T: Floats, engine_T: Floats | None, version: int) -> Sample:
     experts, context, count = completion.experts_TLK, None, len(completion.tokens_T)
     if experts is not None:
-        # The experts of a token are in the pass over the token before it; the first one has none.
+        # The experts of a token are in the pass over the token before it, so the first token lacks them.
         context = np.concatenate([np.full_like(experts[:1], -1), experts[:-count]])
         experts = experts[-count:]
     return Sample(

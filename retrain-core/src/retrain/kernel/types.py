@@ -86,7 +86,7 @@ class Sample:
     recomputed with the training model, `engine_logprobs_T` are the engine's own for the same tokens. `forced_T` marks
     tokens that were put there, not sampled, such as the closing tag of a thought; their numbers are 0. Of a mixture of
     experts `experts_TLK` has the K experts of each of its layers in the pass that a token was sampled from, -1 where
-    unknown, and `context_experts_TLK` those of the prompt's tokens.
+    unknown, and `context_experts_TLK` the experts of the prompt's tokens.
     """
 
     tokens_T: Tokens

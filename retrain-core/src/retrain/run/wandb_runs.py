@@ -1,4 +1,4 @@
-"""Whether wandb has all it needs to send a run, found without importing it; and a wandb run, opened."""
+"""Opens wandb runs, and finds their key without importing wandb."""
 
 from __future__ import annotations
 

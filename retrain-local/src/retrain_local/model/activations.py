@@ -22,7 +22,7 @@ PLAIN = "plain"
 def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int, int] | None = None) -> Activations:
     """Measure one forward pass over a row of `MEASURED_ROW` tokens, or the context, and one over half of it.
 
-    In a copy with fewer layers, layer i stands for `times[i]` layers, and the caller adds the keys and values that
+    In a copy with fewer layers, layer i counts as `times[i]` layers, and the caller adds the keys and values that
     attention over several rows copies.
     """
     length = min(MEASURED_ROW, decoder.shape.context or MEASURED_ROW)

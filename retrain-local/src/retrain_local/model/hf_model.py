@@ -176,7 +176,7 @@ def _pair(
             publish_one(None if adapter is None else {own[name]: tensor for name, tensor in adapter.items()})
 
     given |= {"parameters": in_files, "eos_ids": folder.eos_ids()}
-    if route.first_position:  # behind the padding id, which has no position: no text continues after it
+    if route.first_position:  # the padding id has no position, so no text continues after it
         given["eos_ids"] |= {route.first_position - 1}
     return Pair(trained=trained, samplers=tuple(samplers), publish=publish, **given)
 

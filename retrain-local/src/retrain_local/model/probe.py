@@ -51,7 +51,7 @@ class VaryingLogitsError(Exception):
 class Route:
     """The chosen tier of a model, its attention modules in order, and its `mixers`, the layers with another state.
 
-    `routers` are those of a mixture of experts. `first_position` is that of a row's first token: some models begin
+    `routers` choose a mixture's experts. `first_position` is the position of a row's first token: some models begin
     behind their padding id. `why` is the reason against the tier paged, or empty. The other fields describe a
     `PlainDecoder`.
     """
@@ -114,7 +114,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _use(name: str, model: Any) -> None:
-    """Let all parts of the model find their attention by this name, also those that write out theirs."""
+    """Let all parts of the model find their attention by this name, also the parts that write out their own."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.config._attn_implementation_internal = name
@@ -261,7 +261,7 @@ def _packed(decoder: HfDecoder, ids_N: Tensor, own: list[Tensor]) -> int:
 
 
 def _stateful(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
-    """Return the route of a body that returns its state, of the same size after every row, in a form of its own."""
+    """Return the route of a body that returns its state, of the same size after every row, in any form."""
     body = Mixer(name=body_path(model), kept=None)
     mixers = Mixers(layers=(body,), empty=partial(SimpleNamespace, kept=None), is_body=True)
     decoder, pieces = HfDecoder(model, mixers), Pieces(mixers, (len(row_T),))
@@ -279,7 +279,7 @@ def _stateful(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first
 
 
 def _stored(decoder: HfDecoder, row_T: Tensor) -> Tensor:
-    """Return the logits of a row that is read in pieces, with stored states, beside another row."""
+    """Return the logits of a row that is read in pieces, with stored states, together with another row."""
     assert decoder.mixers is not None
     states, rows_2T = States(decoder.mixers, 3, row_T.device), torch.stack([row_T, row_T.flip(0)])
     step, hidden, done = StepMix(states, (1, 2)), [], 0

@@ -64,7 +64,7 @@ def joined(kept: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mixer:
-    """A module by `name`, and the cache of transformers in which it alone has kept the state of one row."""
+    """A module by `name`, and a cache of transformers that holds only its state of one row."""
 
     name: str
     kept: Any
@@ -75,7 +75,7 @@ class Mixers:
     """The mixers of a model, in order; `empty` makes a cache without a state.
 
     `is_chunked`: they read several tokens from a stored state at once; `is_batched`: they continue several rows at
-    once. `is_body`: the only one is the model's body, which returns its cache.
+    once. `is_body`: the only one is the model's body, and it returns its cache.
     """
 
     layers: tuple[Mixer, ...]

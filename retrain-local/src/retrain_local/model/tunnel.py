@@ -70,7 +70,7 @@ def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _placed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward pass of learned positions, which counts them from the length of the cache."""
+    """Return the forward pass of learned positions, without its count from the length of the cache."""
 
     def placed(*args: Any, **kwargs: Any) -> Any:
         given = signature(forward).bind(*args, **kwargs)

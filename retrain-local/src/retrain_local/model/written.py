@@ -1,6 +1,6 @@
 """Attention that a model of transformers writes out itself, in place of the function that others call by name.
 
-The cache hands out keys and values marked. A product with marked keys gives `Weights`, which hold no numbers; their
+The cache hands out keys and values marked. A product with marked keys gives `Weights` without numbers; their
 scaling is noted, and after a softmax their product with marked values is computed by an `Attend`.
 """
 
