@@ -3,7 +3,7 @@
 import pytest
 
 from retrain.api import Capabilities, Kind, LossTraits, PluginSpec
-from retrain.credit.configured_loss import applicable_losses, capability_fields
+from retrain.credit.configured_loss import applicable_losses, capability_fields, selected_loss
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Owner
 from retrain.run.configure import load_with_problems
@@ -43,6 +43,22 @@ def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(tol
     )
     assert "backend 'tinker' cannot apply the loss 'json.dumps'" in told(TINKER + '[algorithm]\nloss = "json.dumps"\n')
     assert told(TINKER + '[algorithm]\nloss = "ppo"\n') == told('[algorithm]\nloss = "gspo"\n') == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("", ""),
+        (TINKER, ""),
+        (TINKER + '[algorithm]\nloss = "ppo"\n', ""),
+        ('[algorithm]\nloss = "ppo"\n', "ppo"),
+        ('[algorithm]\nloss = "json.dumps"\n', "json.dumps"),
+    ],
+)
+def test_a_loss_that_is_set_is_given_to_the_backend_unless_it_is_built_in(installed, tmp_path, text, loss):
+    file = tmp_path / "retrain.toml"
+    file.write_text(text, encoding="utf-8")
+    assert selected_loss(load_with_problems([str(file)], installed)[0], installed) == loss
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "likelihood"])
