@@ -55,6 +55,7 @@ class HfDecoder:
         self._argument = cache_argument(self._body)
         self._head = _replaced(model, path.split("."), _Given(self._body))
         self._recompute = False
+        self._has_token_types = any(name.endswith("token_type_ids") for name, _ in self._body.named_buffers())
         self._reference: list[tuple[nn.ModuleDict, nn.ModuleDict]] = []
 
     @property
@@ -87,7 +88,7 @@ class HfDecoder:
         inputs = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": True}
         if self._first_position:
             inputs["position_ids"] = inputs["position_ids"] + self._first_position
-        if any(name.endswith("token_type_ids") for name, _ in self._body.named_buffers()):
+        if self._has_token_types:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # the buffer is as long as one row
         with entered(tunnel):
             return self._body(**inputs, **{self._argument: tunnel}).last_hidden_state[0]

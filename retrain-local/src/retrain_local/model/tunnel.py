@@ -71,9 +71,10 @@ def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _placed(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward pass of learned positions, without its count from the length of the cache."""
+    parameters = signature(forward)
 
     def placed(*args: Any, **kwargs: Any) -> Any:
-        given = signature(forward).bind(*args, **kwargs)
+        given = parameters.bind(*args, **kwargs)
         if isinstance(tunnel := current(), Tunnel):
             given.arguments["position_ids"] = tunnel.positions_N
         return forward(*given.args, **given.kwargs)
