@@ -43,6 +43,7 @@ from retrain.api import (
     stream_from,
 )
 from retrain_local.attention.select_kernels import kernels_for
+from retrain_local.checks import ENGINE
 from retrain_local.devices.group import ALONE, Group
 from retrain_local.devices.torch_devices import Devices, steps_ahead, threads_for, training_threads, working_on
 from retrain_local.memory.limits import MemoryLimits
@@ -292,7 +293,7 @@ def create_local(context: PluginContext, devices: Devices, group: Group = ALONE)
         config,
         loss=loss,
         seeds=context.seeds,
-        replays_experts=replay == "on" or (replay == "auto" and found.name != "pytorch"),
+        replays_experts=replay == "on" or (replay == "auto" and found.name != ENGINE),
         options=context.params if isinstance(context.params, LocalOptions) else None,
         check_stop=context.check_stop,
         progress=context.training_progress,

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from retrain.api import Config, ConfigError, MemoryEstimate, MemoryModel, Workload
+from retrain_local.checks import ENGINE
 from retrain_local.memory import sizes
 from retrain_local.memory.estimate import estimate
 from retrain_local.memory.shape import ModelShape, read_shape
-
-HERE = "pytorch"  # the engine of a teacher in this process
 
 
 def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> MemoryModel:
@@ -55,7 +54,7 @@ def other_models(config: Config, own: ModelShape, model_folder: Callable[..., Pa
     """Return a teacher in this process, if its `config.json` is on this machine, and the reference of all weights."""
     found = {}
     name, adapter = config.teacher.model, config.teacher.adapter
-    if (name or adapter) and config.teacher.engine == HERE:
+    if (name or adapter) and config.teacher.engine == ENGINE:
         if name in ("", config.model.model):
             found["teacher"] = own
         else:

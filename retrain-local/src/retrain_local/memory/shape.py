@@ -24,6 +24,7 @@ TEXT_NAMES = {
 }
 MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +164,7 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
     inner = size("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", default=4 * hidden)
     listed = len(document.get("layers_block_type") or ()) or None
     shape = ModelShape(
-        layers=size(
-            "num_hidden_layers",
-            "n_layer",
-            "n_layers",
-            "num_layers",
-            "decoder_layers",
-            "num_decoder_layers",
-            default=listed,
-        ),
+        layers=size(*LAYERS, default=listed),
         hidden=hidden,
         inner=size("moe_intermediate_size", default=inner) if experts > 1 else inner,
         heads=heads,
