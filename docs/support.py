@@ -26,7 +26,7 @@ def annotated(plugins: Plugins) -> str:
     tables = []
     for name, entry in registered_tables(plugins).items():
         if not entry.traits.starts_runs:
-            keys = keys_of(name, entry.model, entry.traits)
+            keys = keys_of(name, entry.model, entry.traits.flag_prefix)
             tables.append("\n".join([f"[{name}]", *(_line(key) for key in keys)]))
     return "```toml\n" + "\n\n".join(tables) + "\n```"
 

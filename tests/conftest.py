@@ -40,10 +40,13 @@ def _installed_plugins_are_read_once() -> Iterator[None]:
     found: dict[tuple[tuple[str, int], ...], list[Any]] = {}
 
     def remembered() -> Iterator[Any]:
-        folders = tuple((each, os.stat(each or ".").st_mtime_ns) for each in sys.path if os.path.exists(each or "."))
-        if folders not in found:
-            found[folders] = list(read())
-        return iter(found[folders])
+        folders = [each for each in dict.fromkeys(sys.path) if os.path.isdir(each or ".")]
+        entries = [entry for each in folders for entry in os.scandir(each or ".") if entry.name.endswith("-info")]
+        # Not the folders' own times: the current one, which is often on the path, is another in each test.
+        installed = tuple((entry.path, entry.stat().st_mtime_ns) for entry in entries)
+        if installed not in found:
+            found[installed] = list(read())
+        return iter(found[installed])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(discover, "offered_plugins", remembered)

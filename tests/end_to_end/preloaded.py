@@ -1,6 +1,6 @@
-"""Processes that begin with torch already imported, which is half of what a short run takes.
+"""Processes that begin with torch and transformers already imported, which is half of what a short run takes.
 
-A server, a Python process that has imported torch and nothing of ours, forks one process per command; the script runs
+A server, a Python process that has imported them and nothing of ours, forks one process per command; the script runs
 in it from its first line, with its own arguments, folder, environment, output and exit code. Two servers take turns,
 so that processes that follow each other differ in how Python hashes strings, as they do where each starts anew.
 """
@@ -23,6 +23,8 @@ OURS = "RETRAIN_"  # what no library reads while it is imported
 SERVER = """
 import gc, json, os, signal, socket, sys
 import torch
+import pydantic, scipy.special  # of what a run imports besides, the largest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 assert len(os.listdir("/proc/self/task")) == 1, "threads do not survive a fork"
 
 def serve(requests):

@@ -28,7 +28,7 @@ from tests.kit.shared import made_once
 
 PLUGINS = load_plugins({})
 TABLES: Mapping[str, TableEntry] = registered_tables(PLUGINS)
-KEYS = [key for name, entry in TABLES.items() for key in keys_of(name, entry.model, entry.traits)]
+KEYS = [key for name, entry in TABLES.items() for key in keys_of(name, entry.model, entry.traits.flag_prefix)]
 # Modules that look at every key, whatever it means.
 OF_ALL_KEYS = {
     *("config/keys.py", "config/load.py", "config/resolved.py", "session/check.py", "session/notices.py"),

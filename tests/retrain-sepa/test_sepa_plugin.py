@@ -11,10 +11,10 @@ from numpy.testing import assert_allclose
 from retrain.advantages import compute_composable_advantages
 from retrain.api import Config, Kind, PluginContext, Seeds, load_plugins, resolve
 from retrain.credit.flow import build_flow
-from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import TableEntry, load_config
 from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain.kernel.config.schema import AlgorithmTable
+from retrain.kernel.declared import TableTraits
 from retrain.kernel.plugins.first_party import promised_names
 from retrain_sepa.controller import SepaController
 from retrain_sepa.planning import RegexPlanningDetector

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from retrain.kernel.config.keys import Table, TableTraits, key
+from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.load import all_keys, load_config
 from retrain.kernel.config.schema import AlgorithmTable, LoggingTable
-from retrain.kernel.declared import PluginSpec
+from retrain.kernel.declared import PluginSpec, TableTraits
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.missing import install_line

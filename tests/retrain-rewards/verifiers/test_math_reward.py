@@ -130,7 +130,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="session")
 def brief(reward):
-    return replace(reward, time_limit_s=2.0)
+    return replace(reward, time_limit_s=1.0)
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: ascii(answer[:20]))

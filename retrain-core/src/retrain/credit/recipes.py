@@ -188,7 +188,7 @@ def _flat_name(config: Config, path: str, plugins: Plugins) -> str:
     table = path.partition(".")[0]
     owners = plugins.find(Kind.CONFIG_TABLE, table)
     traits = owners[0].spec.traits if owners else None
-    keys = keys_of(table, type(config.tables[table]), traits if isinstance(traits, TableTraits) else TableTraits())
+    keys = keys_of(table, type(config.tables[table]), traits.flag_prefix if isinstance(traits, TableTraits) else "")
     return next((key.flag.replace("-", "_") for key in keys if key.path == path), path)
 
 

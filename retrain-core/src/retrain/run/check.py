@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from retrain.credit.configured_loss import KEY as LOSS
 from retrain.credit.configured_loss import check_clips, check_loss, selected_loss
 from retrain.credit.flow import CreditFlow, build_flow, group_problem
-from retrain.kernel.config.keys import TableTraits, keys_of
+from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.declared import Kind
@@ -125,7 +125,7 @@ def wanted_names(config: Config, tables: Mapping[str, TableEntry]) -> dict[str, 
     for path, kind in ALWAYS.items():
         wanted[path] = (kind, chosen_name(config, path, kind))
     for table, entry in tables.items():
-        for key in keys_of(table, entry.model, entry.traits):
+        for key in keys_of(table, entry.model, entry.traits.flag_prefix):
             value = config.value(key.path, "")
             # Empty is a choice only where the default is empty too.
             named = value or key.default
@@ -270,7 +270,7 @@ def free_options(config: Config, plugins: Plugins) -> frozenset[str]:
     """The backend's options that a resumed run may change: `free_on_resume` in the model it declares."""
     entries = plugins.find(Kind.BACKEND, config.backend.backend)
     model = entries[0].spec.load_params() if len(entries) == 1 else None
-    keys = keys_of("backend.options", model, TableTraits()) if model else ()
+    keys = keys_of("backend.options", model) if model else ()
     return frozenset(key.name for key in keys if key.free_on_resume)
 
 

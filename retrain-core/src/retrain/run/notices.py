@@ -26,7 +26,7 @@ def without_effect(config: Config, plugins: Plugins, flow: CreditFlow, tables: M
     parts = {*flow.parts, *(f"{part.kind} {part.name}" for part in selected_parts(config, plugins, tables))}
     found: dict[tuple[str, str], list[str]] = {}
     for table, entry in tables.items():
-        for key in keys_of(table, entry.model, entry.traits):
+        for key in keys_of(table, entry.model, entry.traits.flag_prefix):
             is_set = key.path in config.origins and config.value(key.path, key.default) != key.default
             needs = key.needs.split(" or ") if key.needs and is_set else []
             if needs and not any(_is_met(config, need, parts) for need in needs):

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
-from retrain.kernel.config.keys import TableTraits
 from retrain.kernel.config.load import Setting, TableEntry, load_config
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.declared import Kind
+from retrain.kernel.declared import Kind, TableTraits
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names, provider
 from retrain.kernel.registry import LoadFailure, Plugins, Registered

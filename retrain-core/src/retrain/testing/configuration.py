@@ -16,7 +16,6 @@ from retrain.credit.recipes import Recipe, find_recipe
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config, Layer
-from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import EXIT_DONE, EXIT_USAGE, ConfigError
 from retrain.records.manifest import config_toml
 from retrain.run.check import check
@@ -55,8 +54,7 @@ def has_defaults(bench: Bench) -> None:
 
 def explains_its_keys(bench: Bench) -> None:
     """Every key has a description."""
-    traits = bench.found.traits if isinstance(bench.found.traits, TableTraits) else TableTraits()
-    bare = [key.path for key in keys_of(bench.name, _model(bench), traits) if not key.description.strip()]
+    bare = [key.path for key in keys_of(bench.name, _model(bench)) if not key.description.strip()]
     why = "`retrain explain --keys`, the manual, the schema and error messages show it"
     fix = 'write retrain.api.key(default, "description")'
     expect(not bare, f"no description of {', '.join(bare)}", why=why, fix=fix)

@@ -15,7 +15,7 @@ from retrain.cli.manual.json_schema import key_schemas
 from retrain.kernel import hooks as hookspecs
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import all_keys
-from retrain.kernel.declared import Kind, MetricSpec, TableTraits
+from retrain.kernel.declared import Kind, MetricSpec
 from retrain.kernel.hooks import PROJECT
 from retrain.kernel.registry import Plugins, Registered
 from retrain.run.tables import registered_tables
@@ -36,7 +36,7 @@ def keys(plugins: Plugins, *only: str) -> str:
             continue
         schemas = key_schemas(entry)
         rows = []
-        for key in keys_of(name, entry.model, entry.traits):
+        for key in keys_of(name, entry.model, entry.traits.flag_prefix):
             is_long = isinstance(key.default, list) and any(isinstance(value, dict) for value in key.default)
             # the tables are too long for a cell; `retrain explain --keys --json` shows them
             default = f"{len(key.default)} tables" if is_long else markdown.value(key.default)
@@ -202,7 +202,7 @@ def naming_keys(plugins: Plugins) -> dict[Kind, str]:
     """The TOML keys that name parts, by kind."""
     found = dict(KEYS)
     for name, entry in registered_tables(plugins).items():
-        for key in keys_of(name, entry.model, entry.traits):
+        for key in keys_of(name, entry.model, entry.traits.flag_prefix):
             if key.names:
                 others = [found[key.names]] if key.names in found else []
                 found[key.names] = ", ".join([*others, f"`[{key.table}] {key.name}`"])
@@ -218,6 +218,6 @@ def _params(entry: Registered) -> str:
         return ""
     rows = [
         (markdown.code(key.name), markdown.value(key.default), key.description)
-        for key in keys_of(entry.spec.name, model, TableTraits())
+        for key in keys_of(entry.spec.name, model)
     ]
     return f"Parameters of `{entry.spec.name}`:\n\n" + markdown.table(("parameter", "default", "meaning"), rows)

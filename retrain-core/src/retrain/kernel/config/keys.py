@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from retrain.kernel.declared import Kind
-from retrain.kernel.declared import TableTraits as TableTraits
 
 
 class Table(BaseModel):
@@ -79,17 +78,22 @@ class Key:
         return f"{self.table}.{self.name}"
 
 
-def keys_of(table: str, model: type[BaseModel], traits: TableTraits) -> Iterator[Key]:
-    for field_name, info in model.model_fields.items():
-        extra: Any = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-        # `from` is a keyword of Python, so the field of `[resume] from` has an alias.
-        name = info.alias or field_name
-        yield Key(
-            table=table,
-            name=name,
-            flag=str(extra.get("flag") or f"{traits.flag_prefix}{name}").replace("_", "-"),
-            annotation=info.annotation,
-            default=info.get_default(call_default_factory=True),
-            description=info.description or "",
-            **{name: extra[name] for name in MARKS if extra.get(name)},
-        )
+# One command asks for the same tables dozens of times, and pydantic takes its time to make the defaults.
+@lru_cache(maxsize=256)
+def keys_of(table: str, model: type[BaseModel], flag_prefix: str = "") -> tuple[Key, ...]:
+    return tuple(_key(table, name, info, flag_prefix) for name, info in model.model_fields.items())
+
+
+def _key(table: str, field_name: str, info: FieldInfo, flag_prefix: str) -> Key:
+    extra: Any = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    # `from` is a keyword of Python, so the field of `[resume] from` has an alias.
+    name = info.alias or field_name
+    return Key(
+        table=table,
+        name=name,
+        flag=str(extra.get("flag") or f"{flag_prefix}{name}").replace("_", "-"),
+        annotation=info.annotation,
+        default=info.get_default(call_default_factory=True),
+        description=info.description or "",
+        **{name: extra[name] for name in MARKS if extra.get(name)},
+    )

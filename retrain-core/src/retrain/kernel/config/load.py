@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from retrain.kernel.config.keys import Key, TableTraits, keys_of
+from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.config.toml_file import key_lines, parse_free, read_toml, toml_text, unquoted
+from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import Problem
 
 
@@ -61,7 +62,7 @@ class _Draft:
 
 
 def all_keys(tables: Mapping[str, TableEntry]) -> list[Key]:
-    return [key for name, entry in tables.items() for key in keys_of(name, entry.model, entry.traits)]
+    return [key for name, entry in tables.items() for key in keys_of(name, entry.model, entry.traits.flag_prefix)]
 
 
 def load_config(
