@@ -1,4 +1,4 @@
-"""`python -m tests.mutants`: draw mutants, run the tests that import their modules, print the survivors.
+"""`python -m tests.mutants`: draw mutants, run the tests that reach their lines, print the survivors.
 
 The score is the share of mutants that a test noticed (failed, or did not end), with the Wilson interval of 95 %. A
 mutant whose tests take longer than `--limit-s` is undecided: a survivor in the first of two scores, left out of the
@@ -31,6 +31,7 @@ from scipy.stats import binomtest
 from tests.kit.clean_environment import cleaned
 from tests.mutants.forked import run_pytest
 from tests.mutants.mutations import Mutant, mutant, sites
+from tests.mutants.reached import Reached, measure
 
 ROOT = Path(__file__).parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.toml")
@@ -64,6 +65,7 @@ UNDECIDED = "undecided"
 LIBRARIES = ("torch", "transformers.models.llama.modeling_llama", "scipy.stats", "math_verify", "pydantic", "peft")
 FORKS = multiprocessing.get_context("forkserver")
 FILES_AT_ONCE = 40  # of the tests that reach a module only through another
+MOST_TESTS = 300  # of those that reach a line, beside the tests of the module's own folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +131,15 @@ def _sources() -> dict[str, Path]:
     return {module_of(file): file for file in sorted(ROOT.glob("retrain-*/src/**/*.py"))}
 
 
+def own_folder(module: str) -> Path:
+    """Return the folder of a module's own tests. Commands and hooks are found by their names, not by an import."""
+    source = _sources()[module].relative_to(ROOT)
+    return ROOT / "tests" / source.parts[0] / Path(*source.parts[3:-1])
+
+
 def rings(module: str) -> Iterator[list[Path]]:
     """Yield the tests of a module's folder or that import it, then those that import what imports it, and so on."""
-    reached, ran = {module}, set[Path]()
-    source = _sources()[module].relative_to(ROOT)
-    folder = ROOT / "tests" / source.parts[0] / Path(*source.parts[3:-1])  # commands and hooks are found by their names
+    reached, ran, folder = {module}, set[Path](), own_folder(module)
     for step in range(3):
         ring = [
             test
@@ -145,15 +151,33 @@ def rings(module: str) -> Iterator[list[Path]]:
         reached |= {name for name, file in _sources().items() if reached & imports_of(file)}
 
 
-def notices(each: Drawn, folder: Path, limit_s: float) -> str:
+def attempts(each: Drawn, reached: Reached) -> Iterator[tuple[list[Path], frozenset[str]]]:
+    """Yield files of tests, and which of their tests to run: none named means all.
+
+    First come the tests that run the mutant's line in their own process. A line that none of them runs may be run by
+    a child, or while a module is imported: then all rings are tried, and otherwise the first of them.
+    """
+    folder = str(own_folder(each.module).relative_to(ROOT))
+    is_known = not each.mutant.is_at_import
+    names = reached.tests(each.file, each.mutant.line, folder=folder, most=MOST_TESTS) if is_known else []
+    if names:
+        files = dict.fromkeys(ROOT / name.partition("::")[0] for name in names)
+        yield list(files), frozenset(names)
+    for ring in rings(each.module):
+        yield ring, frozenset()
+        if names:
+            return
+
+
+def notices(each: Drawn, folder: Path, limit_s: float, reached: Reached) -> str:
     """Return which tests noticed a mutant, empty if none did, or `UNDECIDED` if they take longer than the limit."""
     mutated = folder / f"{abs(hash(str(each)))}.json"
     output = mutated.with_suffix(".txt")
     mutated.write_text(json.dumps({"module": each.module, "source": each.mutant.source}), encoding="utf-8")
     end = time.monotonic() + limit_s
-    for tests in rings(each.module):
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S), "-m", HERE, *map(str, tests))
-        process = FORKS.Process(target=run_pytest, args=(options, mutated, output))
+    for files, names in attempts(each, reached):
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S), "-m", HERE, *map(str, files))
+        process = FORKS.Process(target=run_pytest, args=(options, names, mutated, output))
         process.start()
         process.join(max(10, end - time.monotonic()))
         if process.exitcode is None:
@@ -169,11 +193,8 @@ def notices(each: Drawn, folder: Path, limit_s: float) -> str:
     return ""
 
 
-def run(chosen: Sequence[Drawn], jobs: int, limit_s: float) -> tuple[list[Drawn], list[Drawn]]:
+def run(chosen: Sequence[Drawn], jobs: int, limit_s: float, reached: Reached) -> tuple[list[Drawn], list[Drawn]]:
     """Try each mutant, print it as it is settled, and return the survivors and the undecided."""
-    environ = cleaned(os.environ)
-    os.environ.clear()
-    os.environ.update(environ)
     FORKS.set_forkserver_preload(list(LIBRARIES))
     packages = Path(sysconfig.get_path("purelib"))
     hook, path = packages / "retrain_mutant_hook.py", packages / "retrain_mutant_hook.pth"
@@ -183,7 +204,7 @@ def run(chosen: Sequence[Drawn], jobs: int, limit_s: float) -> tuple[list[Drawn]
 
     def settle(each: Drawn) -> None:
         nonlocal settled
-        by = notices(each, Path(folder), limit_s)
+        by = notices(each, Path(folder), limit_s, reached)
         with lock:
             settled += 1
             if by == UNDECIDED:
@@ -209,10 +230,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of one mutant; more on a slow machine")
+    parser.add_argument("--reached", type=Path, help="Which tests reach which line; measured if there is no such file.")
     given = parser.parse_args()
     begin = time.monotonic()
+    environ = cleaned(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
     chosen = drawn(given.sample, given.seed)
-    survivors, undecided = run(chosen, given.jobs, given.limit_s)
+    with tempfile.TemporaryDirectory() as folder:
+        file = given.reached or Path(folder) / "reached"
+        if not file.exists():
+            measure(file, mutated_files(), options=("-m", HERE, "-n", str(given.jobs)))
+        survivors, undecided = run(chosen, given.jobs, given.limit_s, Reached(file))
     noticed = len(chosen) - len(survivors) - len(undecided)
     for title, found in (("survivors", survivors), ("undecided", undecided)):
         print(f"\n{title}:", *(f"  {each}" for each in sorted(found, key=str)), sep="\n")

@@ -25,9 +25,10 @@ WORDING = {"Problem", "ValueError", "TypeError", "key", "field", "Field", "Metri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One change to one module, and the module's source with it."""
+    """One change to one module, and the module's source with it. At import: outside of functions, or a default."""
 
     line: int
+    is_at_import: bool
     before: str
     after: str
     source: str
@@ -46,8 +47,11 @@ def mutant(source: str, place: int, number: int) -> Mutant:
     tree = ast.parse(source)
     node = next(each for position, each in enumerate(ast.walk(tree)) if position == place)
     line, before = getattr(node, "lineno", 0), ast.unparse(node).splitlines()[0]
+    functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    is_at_import = not any(each.body[0].lineno <= line <= (each.end_lineno or 0) for each in functions)
     list(_changes(node))[number](node)
-    return Mutant(line=line, before=before, after=ast.unparse(node).splitlines()[0], source=ast.unparse(tree))
+    after, changed = ast.unparse(node).splitlines()[0], ast.unparse(tree)
+    return Mutant(line=line, is_at_import=is_at_import, before=before, after=after, source=changed)
 
 
 def _left_out(tree: ast.Module) -> set[int]:
