@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import click
@@ -110,7 +109,7 @@ def command(
 
         print_forecast(root, among, level or LEVEL, as_json=as_json)
         return
-    folder, interim = root or FOLDER, InterimLooks("status", partial(click.echo, err=True))
+    folder, interim = root or FOLDER, InterimLooks("status")
 
     def look() -> Overview:
         overview = scan(folder).select(everything=everything, only_active=only_active)

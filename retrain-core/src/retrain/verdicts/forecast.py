@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +211,7 @@ def _now() -> str:
 def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool) -> None:
     """Forecast the last held-out rate of `run` from finished runs of the same model, data and number of steps."""
     curve, home = read_curve(run), ledger_folder(run)
-    InterimLooks("status --forecast", partial(click.echo, err=True)).at([run])
+    InterimLooks("status --forecast").at([run])
     settle(home)
     so_far = track(home, level)
     if not curve.steps:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -62,7 +61,7 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
     For a single run also by prompt and difficulty, with the chance that the next group teaches, and the credit.
     """
     source = find_runs(paths)
-    InterimLooks("signal", partial(click.echo, err=True)).at(paths)
+    InterimLooks("signal").at(paths)
     found = {candidate.name: try_account(candidate) for candidate in source.candidates}
     accounts = [each for each in found.values() if isinstance(each, Account)]
     absent = [(name, each) for name, each in found.items() if isinstance(each, str)]

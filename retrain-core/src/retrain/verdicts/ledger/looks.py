@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import click
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.records.files import seal_of
@@ -107,12 +110,13 @@ def looks_sentence(looks: Looks | None) -> str:
 
 # From a file in a checkpoint up to its campaign: FILE, checkpoint, adapter, run, runs.
 LEVELS = 5
+TO_STDERR = partial(click.echo, err=True)
 
 
 class InterimLooks:
     """Records unfinished campaigns shown by one command, `by`; `say` gets a line where that cannot be written."""
 
-    def __init__(self, by: str, say: Callable[[str], object]) -> None:
+    def __init__(self, by: str, say: Callable[[str], object] = TO_STDERR) -> None:
         self._by, self._say = by, say
         self._known: list[dict[str, Any]] = []
 
