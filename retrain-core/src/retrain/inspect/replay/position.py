@@ -50,10 +50,6 @@ class Agreement:
     different: Mapping[str, tuple[Any, Any]]
 
     @property
-    def is_exact(self) -> bool:
-        return not self.different
-
-    @property
     def is_close(self) -> bool:
         """True if rounding explains the differences: within 1 % or 0.001 each, and the gradient's norm within 1 %."""
         return all(_close(name, *values) for name, values in self.different.items())

@@ -36,9 +36,6 @@ from retrain.verdicts.stats.paired import t_interval
 # The cost of a percentage point of held-out gain, with an interval that knows when there was no gain.
 
 
-LEVEL = 0.95
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """The held-out rate after the last evaluation less the first one, in percentage points, with its interval.
