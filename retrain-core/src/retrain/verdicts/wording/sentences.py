@@ -235,11 +235,11 @@ def too_few_seeds(comparison: Comparison, study: Study) -> str:
     size, few = shown_difference(comparison.difference, study.metric), comparison.few_seeds
     told = f"{told}. Better in {comparison.per_seed.wins} of {num_seeds}, {size} on average"
     if few is None:
-        return f"{told}, {over_seeds(num_seeds)}, on {scope(study)}; {UNBOUNDED}"
+        return f"{told}, over {counted(num_seeds, 'seed')}, on {scope(study)}; {UNBOUNDED}"
     low, high = (_bare(end, study.metric) for end in few.interval)
     where = "examples like these" if few.is_of_examples else scope(study)
     estimate = f"an estimate, {percent(few.level)} if seeds are roughly normal"
-    return f"{told}; likely between {low} and {high} ({estimate}), {over_seeds(num_seeds)}, on {where}"
+    return f"{told}; likely between {low} and {high} ({estimate}), over {counted(num_seeds, 'seed')}, on {where}"
 
 
 def policies_sentence(found: TwoPolicies) -> str:
@@ -266,10 +266,6 @@ def scope(study: Study) -> str:
     if study.other_examples:
         return "different held-out examples"
     return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
-
-
-def over_seeds(count: int) -> str:
-    return f"over {counted(count, 'seed')}"
 
 
 def _bare(value: float, metric: Metric) -> str:
