@@ -18,7 +18,6 @@ from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.records.runs.run_status import DONE
-from retrain.text.amounts import counted
 from retrain.text.secrets import hide
 from retrain.verdicts.ledger.chain import NAME, append, ledger_folder, name_in, plain_data
 from retrain.verdicts.ledger.history import History
@@ -94,18 +93,6 @@ def is_on_record(events: Sequence[Record], fields: Mapping[str, Any]) -> bool:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def looks_sentence(looks: Looks | None) -> str:
-    """Return `3 looks, at 2 metrics, with 3 choices of ...`; empty without a ledger."""
-    if looks is None:
-        return ""
-    metrics, choices = len(looks.metrics), looks.num_choices
-    parts = [counted(len(looks.looks), "look")]
-    parts += [f"at {metrics} metrics"] if metrics > 1 else []
-    parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
-    plan = f"; plan registered in {looks.registered_in}" if looks.registered_in else ""
-    return ", ".join(parts) + plan
 
 
 # From a file in a checkpoint up to its campaign: FILE, checkpoint, adapter, run, runs.

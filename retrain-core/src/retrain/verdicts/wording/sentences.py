@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from retrain.records.runs.curves import Metric, shown, shown_difference
 from retrain.text.amounts import counted
-from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.paired import spread_range
 from retrain.verdicts.stats.sequential import fewest_equal
 from retrain.verdicts.study.comparison import Comparison, Design, Verdict, VerdictReason
@@ -111,9 +110,15 @@ def standing(study: Study) -> str:
 
 
 def looks_note(study: Study) -> str:
-    """`; 3 looks, at 2 metrics`; empty without a ledger."""
-    looks = recorded_looks(study.looks)
-    return f"; {looks}" if looks else ""
+    """Return `; 3 looks, at 2 metrics, with 3 choices of ...`; empty without a ledger."""
+    if study.looks is None:
+        return ""
+    metrics, choices = len(study.looks.metrics), study.looks.num_choices
+    parts = [counted(len(study.looks.looks), "look")]
+    parts += [f"at {metrics} metrics"] if metrics > 1 else []
+    parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
+    plan = f"; plan registered in {study.looks.registered_in}" if study.looks.registered_in else ""
+    return f"; {', '.join(parts)}{plan}"
 
 
 def capped(lines: Sequence[str], of: str) -> list[str]:
