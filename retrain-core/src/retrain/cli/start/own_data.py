@@ -280,7 +280,7 @@ def _plain(name: str) -> str:
 def _is_text(values: Sequence[Any], *others: type) -> bool:
     """True if there are values, and all are texts or of the `others`."""
     plain = [value for value in values if value is not None]
-    return bool(plain) and all(type(value) in (str, *others) for value in plain)
+    return bool(plain) and all(isinstance(each, (str, *others)) and not isinstance(each, bool) for each in plain)
 
 
 def _is_chat(values: Sequence[Any]) -> bool:
