@@ -161,9 +161,6 @@ class Account:
     def step_tokens(self) -> int:
         return self.drawn_tokens - self.tallies.get(Cause.EVALUATION, Tally()).tokens
 
-    def share(self, cause: Cause) -> float:
-        return self.tallies.get(cause, Tally()).tokens / max(1, self.drawn_tokens)
-
 
 def read_account(candidate: Candidate) -> Account:
     """Return the account of a run that has a folder; ConfigError names the first unreadable record."""

@@ -30,7 +30,7 @@ from retrain.tools.pack.comparison import (
     parsed,
     verdict_of,
 )
-from retrain.tools.pack.environment import RUN
+from retrain.tools.pack.environment import RUN, Say
 from retrain.tools.pack.gather import weights_of
 from retrain.tools.pack.inputs import with_moved
 
@@ -50,7 +50,6 @@ VALUES = (  # of `run.json`: kind, words before it, path
 )
 POLL_S, GRACE_S = 0.2, 60.0
 LOG = "run.log"
-Say = Callable[[str], None]
 _ABSENT = object()
 
 
