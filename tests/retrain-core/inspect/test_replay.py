@@ -165,10 +165,10 @@ LINE = {"loss": 0.5, "grad_norm": 0.25, "ratio_mean": 1.0, "trained_tokens": 40,
 )
 def test_rounding_is_told_from_another_policy(change: dict[str, float | None], is_close: bool) -> None:
     found = agreement(LINE, {**LINE, **change})
-    assert (found.is_exact, found.is_close) == (False, is_close)
+    assert (not found.different, found.is_close) == (False, is_close)
     assert next(iter(change)) in found.worst
     same = agreement({**LINE, "step": 3, "condition": "x"}, LINE)
-    assert (same.is_exact, same.is_close, set(same.compared)) == (True, True, set(LINE))
+    assert (same.different, same.is_close, set(same.compared)) == ({}, True, set(LINE))
 
 
 EVIL = "<script>alert(1)</script>\x1b[2J"

@@ -24,7 +24,7 @@ from retrain.kernel.types import Kind
 from retrain.records.campaign_table import CampaignTable, PlanTable
 from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
-from retrain.run.check import check, check_run, with_plugin_rows
+from retrain.run.check import check, check_run, value_rows, with_plugin_rows
 from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
 from retrain.run.notices import unclipped
 from retrain.run.steps.controls import KEY as CONTROL
@@ -302,16 +302,6 @@ def controls_of(campaign: Campaign) -> dict[str, int]:
     """The number of runs that each control costs."""
     found = Counter(each.condition.control for each in campaign.conditions if each.condition.control)
     return {str(control): count * len(campaign.table.seeds) for control, count in found.items()}
-
-
-def value_rows(config: Config, *, of: Layer | None = None) -> dict[str, dict[str, Any]]:
-    """Every non-default value, or the values of one layer, with its origin, by path."""
-    values, rows = config.as_dict(), {}
-    for path, origin in sorted(config.origins.items()):
-        table, _, name = path.partition(".")
-        if of in (None, origin.layer):
-            rows[path] = {"value": values[table].get(name), "origin": str(origin)}
-    return rows
 
 
 def explain(arguments: Sequence[str], plugins: Plugins) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,6 @@ def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetim
     if plan := sealed_plan(campaign, written=started.isoformat()):
         content["plan"] = plan
     return content | {"runs": [_entry(run) for run in runs]}
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _entry(run: PlannedRun) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from retrain.campaign.folder import keep_earlier
 from retrain.campaign.launching import FindsJobs, Job, Launcher, RunningJob
 from retrain.campaign.load import Campaign, gpus_per_run
 from retrain.campaign.looks import PlannedLooks
-from retrain.campaign.manifest import CampaignRecord, Manifest, now
+from retrain.campaign.manifest import CampaignRecord, Manifest
 from retrain.campaign.planned import (
     Adopted,
     PlannedRun,
@@ -35,6 +35,7 @@ from retrain.campaign.report_lines import Lines
 from retrain.kernel.errors import EXIT_RESUMABLE, EXIT_USAGE, RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.records.files import owner_of, write_text
+from retrain.records.reading import time_now
 from retrain.records.run import is_run
 from retrain.text.amounts import counted
 from retrain.text.process import python_command
@@ -177,7 +178,7 @@ class Schedule:
         before = {run.name: dict(self._manifest.run(run.name)) for run in chosen}
         for run in chosen:
             attempts = before[run.name]["attempts"] + 1
-            fields = {"pid": None, "started": now(), "ended": None, "returncode": None}
+            fields = {"pid": None, "started": time_now(), "ended": None, "returncode": None}
             self._manifest.change_run(run.name, status=State.RUNNING, attempts=attempts, **fields)
         self._manifest.save()
         for run in chosen:
@@ -238,7 +239,7 @@ class Schedule:
 
     def _ended(self, active: _Active, code: int) -> None:
         run, seconds = active.run, time.monotonic() - active.since
-        self._manifest.change_run(run.name, ended=now(), returncode=code, pid=None)
+        self._manifest.change_run(run.name, ended=time_now(), returncode=code, pid=None)
         if is_done(run):
             self._manifest.change_run(run.name, status=State.DONE, returncode=0)
             self._lines.ended(run, seconds)
@@ -270,7 +271,7 @@ class Schedule:
             self._manifest.change_run(run.name, status=State.QUEUED, error=reason)
             self._queue.appendleft(run)
             return
-        self._manifest.change_run(run.name, status=State.FAILED, ended=now(), returncode=code, error=reason)
+        self._manifest.change_run(run.name, status=State.FAILED, ended=time_now(), returncode=code, error=reason)
         self.failures[run.name] = reason
 
     def _done(self, run: PlannedRun) -> None:
@@ -301,7 +302,7 @@ class Schedule:
             self._stops.wait(POLL_S)
         for active in self._active.values():
             active.job.kill()
-            self._manifest.change_run(active.run.name, status=State.STOPPED, ended=now(), pid=None)
+            self._manifest.change_run(active.run.name, status=State.STOPPED, ended=time_now(), pid=None)
 
 
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, n))

@@ -19,7 +19,7 @@ from retrain.campaign.folder import CampaignFolder, open_campaign
 from retrain.campaign.launching import Launcher
 from retrain.campaign.load import Campaign, load_campaign, warnings_of
 from retrain.campaign.looks import PlannedLooks, StudyJudge
-from retrain.campaign.manifest import CampaignRecord, Manifest, new_content, now
+from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
 from retrain.campaign.planned import PlannedRun, State, is_done, plan_runs
 from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import FollowUps, Schedule, Stops
@@ -34,6 +34,7 @@ from retrain.records.files import write_json, write_text
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import public_values
+from retrain.records.reading import time_now
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, CONFIG_FILE
 from retrain.records.run import Run
 from retrain.run.backend import ENTRY, KEY, RunDevices
@@ -150,9 +151,9 @@ def _manifest(
         content = {**content, **folder.before, **{name: content[name] for name in OF_THE_CONTENT}}
     if folder.growth.adds_runs:
         added = {"seeds": list(folder.growth.seeds), "conditions": list(folder.growth.conditions)}
-        content["grown"] = [*content.get("grown", []), {"time": now(), **added}]
+        content["grown"] = [*content.get("grown", []), {"time": time_now(), **added}]
     if changed.by_change:
-        content["accepted"] = [*content.get("accepted", []), {"time": now(), "changes": changed.lines}]
+        content["accepted"] = [*content.get("accepted", []), {"time": time_now(), "changes": changed.lines}]
     if devices := {label: each.entry[ENTRY] for label, each in folder.growth.devices.items()}:
         content["devices"] = content.get("devices", {}) | devices
     manifest = Manifest(folder.path, content)

@@ -12,13 +12,12 @@ from click.core import ParameterSource
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import ScoringTable
-from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Outcome
 from retrain.records.record_names import CONFIG_FILE
 from retrain.run.configure import load_checked, refuse_defaults
-from retrain.run.seed_sources import run_seeds
+from retrain.run.opened import run_context
 from retrain.tasks.audit.findings import report_data, where_found
 from retrain.tasks.audit.report import AuditReport
 from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
@@ -32,7 +31,6 @@ from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide_text
 from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer import load_tokenizer
 
 EPILOG = """\b
 Examples:
@@ -160,8 +158,8 @@ def audit_config(config: Config, plugins: Plugins, examples: int | None = None) 
 
     ConfigError when there are fewer than `examples`.
     """
-    tokenizer = load_tokenizer(config, plugins)
-    tasks = load_tasks(PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer))
+    context = run_context(config, plugins)
+    tasks, tokenizer = load_tasks(context), context.tokenizer
     settings = config.scoring.model_copy(update={"audit_examples": examples} if examples else {})
     try:
         if examples and examples > len(tasks.prompts):
@@ -243,8 +241,7 @@ def replay_failures(path: Path, arguments: Sequence[str], plugins: Plugins) -> l
         arguments = [str(files[0]), *arguments]
     config = load_checked(arguments, plugins).config
     wanted = {record.reward for _, record in records}
-    tokenizer = load_tokenizer(config, plugins)
-    context = PluginContext(config=config, seeds=run_seeds(config), plugins=plugins, tokenizer=tokenizer)
+    context = run_context(config, plugins)
     rewards = {each.name: each for each in build_rewards(config, context, data_reward(config, context))}
     source = config.data.source
     # A data source with a verifier replaces the reward that the run's config.toml names.

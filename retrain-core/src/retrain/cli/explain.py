@@ -16,7 +16,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.toml_file import toml_text
 from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
-from retrain.run.check import with_plugin_rows
+from retrain.run.check import value_rows, with_plugin_rows
 from retrain.run.configure import Checked, claim_of, load_checked, missing_file
 from retrain.run.notices import credit_notices, unclipped, without_effect
 from retrain.run.steps.updates import Course
@@ -115,10 +115,6 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     tables = config.as_dict()
     loss_keys = (f"{name} = {tables['algorithm'][name]}" for name in LOSS_KEYS if tables["algorithm"].get(name))
     loss = ", ".join([config.algorithm.loss, *loss_keys])
-    values = {}
-    for path, origin in sorted(config.origins.items()):
-        table, _, name = path.partition(".")
-        values[path] = {"value": tables[table][name], "origin": str(origin)}
     content: dict[str, Any] = {
         "mode": "single",
         "config": config.source or "(defaults)",
@@ -167,7 +163,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
     warnings += without_effect(config, plugins, flow, checked.tables)
     if config.environment.provider and (note := _history_note(config, plugins)):
         warnings.append(note)
-    content |= {"origins": values, "warnings": warnings}
+    content |= {"origins": value_rows(config), "warnings": warnings}
     hidden: dict[str, Any] = hide(content)
     return hidden
 

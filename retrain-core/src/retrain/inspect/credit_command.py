@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def command(
     overrides = [word for name, value in modes.items() if value for word in (f"--{name.replace('_', '-')}", value)]
     overrides += [word for setting in settings for word in ("--set", setting)]
     shaded = shade(run, plugins, step=step, transforms=transforms, sepa_lambda=sepa_lambda, overrides=overrides)
-    InterimLooks("credit", partial(click.echo, err=True)).at([run])
+    InterimLooks("credit").at([run])
     if html is not None:
         write_text(html, render(shaded))
         click.echo(f"Wrote {html}", err=as_json)

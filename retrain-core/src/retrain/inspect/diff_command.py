@@ -39,7 +39,7 @@ Exit codes: 0 done, whatever differs; 2 usage error, or no run there.
 def command(a: Path, b: Path, as_json: bool) -> None:
     """Compare the run folders A and B: results, settings, code, packages, data, and where they diverge."""
     diff = compare_runs(a, b)
-    InterimLooks("diff", partial(click.echo, err=True)).at([a, b])
+    InterimLooks("diff").at([a, b])
     if as_json:
         click.echo(json.dumps(diff.as_data(), indent=2, allow_nan=False, default=str))
     else:

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import click
@@ -110,7 +109,7 @@ def command(
 
         print_forecast(root, among, level or LEVEL, as_json=as_json)
         return
-    folder, interim = root or FOLDER, InterimLooks("status", partial(click.echo, err=True))
+    folder, interim = root or FOLDER, InterimLooks("status")
 
     def look() -> Overview:
         overview = scan(folder).select(everything=everything, only_active=only_active)
@@ -197,7 +196,7 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
     if overview.runs:
         parts += [Text(), _table(overview, is_narrow)]
         parts += [
-            Text(f"{_name(run, overview)}: {printable(_on_one_line(run.error))}", style=ENDED_BADLY)
+            Text(f"{_name(run, overview.root)}: {printable(_on_one_line(run.error))}", style=ENDED_BADLY)
             for run in overview.runs
             if run.error
         ]
@@ -208,7 +207,7 @@ def picture(overview: Overview, columns: int = NARROW) -> RenderableType:
 
 
 def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
-    name = printable(str(_inside(run.path, root)))
+    name = _name(run, root)
     notes: list[RenderableType] = [
         Text(f"{name}: {printable(_on_one_line(change))}", style="yellow") for change in run.accepted
     ]
@@ -261,7 +260,7 @@ def _table(overview: Overview, is_narrow: bool) -> Table:
     for run in overview.runs:
         steps = ABSENT if run.max_steps is None else f"{run.step}/{run.max_steps}"
         rates = percent(run.correct_rate), percent(run.held_out_rate)
-        head = (Text(_name(run, overview)), state_text(run.state), steps, *rates)
+        head = (Text(_name(run, overview.root)), state_text(run.state), steps, *rates)
         if is_narrow:
             table.add_row(*head, duration(run.left_s) if run.is_live else "")
             continue
@@ -294,11 +293,7 @@ def _progress(run: CampaignRun | None) -> Text:
     return Text(f"{status.step} ✗", style=ENDED_BADLY)
 
 
-def _name(run: RunStatus, overview: Overview) -> str:
-    return printable(str(_inside(run.path, overview.root)))
-
-
-def _inside(path: Path, root: Path) -> Path:
+def _name(run: RunStatus, root: Path) -> str:
     """Return the path below the root; the whole path of the root itself and of paths outside."""
-    inside = path.relative_to(root) if path.is_relative_to(root) else path
-    return path if str(inside) == "." else inside
+    is_inside = run.path != root and run.path.is_relative_to(root)
+    return printable(str(run.path.relative_to(root) if is_inside else run.path))

@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
+from retrain.records.reading import time_now
 from retrain.text.secrets import hide, hide_arguments
 
 LIBRARIES = (
@@ -36,7 +36,7 @@ def build_manifest(config: Config, plugins: Plugins, *, seed: int, condition: st
     return {
         "status": "running",
         "pid": os.getpid(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": time_now(),
         "condition": condition,
         "seed": seed,
         "config_file": config.source,

@@ -161,6 +161,11 @@ def flattened(tables: Record, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def time_now() -> str:
+    """Return the present time as records have it: ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def time_of(value: object) -> datetime | None:
     """Return the time that an ISO text with an offset names; None for anything else."""
     try:

@@ -89,7 +89,7 @@ def build_charts(material: Material) -> list[Chart]:
     num_curves = 3 * len(material.drawable) + sum(len(material.of(label)) for label in material.shown)
     num_charts = sum(map(len, CHARTS.values()))
     most_points = min(MOST_POINTS, max(FEWEST_POINTS, MOST_NUMBERS // max(1, num_charts * num_curves)))
-    num_steps = max((run.num_steps for run in material.runs), default=0)
+    num_steps = max((run.lines.num_steps for run in material.runs), default=0)
     grid = grid_for(num_steps, most_points, stride=material.stride)
     num_supervised = max((run.num_supervised for run in material.runs), default=0)
     warm_up_grid = grid_for(num_supervised, most_points, stride=material.stride)

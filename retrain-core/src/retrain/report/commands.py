@@ -7,7 +7,6 @@ import threading
 import webbrowser
 from collections import Counter
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import click
@@ -56,7 +55,7 @@ def report(ctx: click.Context, paths: tuple[Path, ...], html: Path | None, as_js
     study = material.study
     # A comparison on the page has recorded its own look at the results.
     if study is None:
-        InterimLooks("report", partial(click.echo, err=True)).at(paths)
+        InterimLooks("report").at(paths)
     file = html or (paths[0] / FILE if len(paths) == 1 else Path(FILE))
     made = f"Made by retrain {__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     page = render(material, plugin_sections(material, ctx.obj), folder=file.parent, made=made)
@@ -107,7 +106,7 @@ def watch(run: Path, port: int, opens: bool) -> None:
     if not is_run(run) and read_campaign(run) is None:
         what, fix = "there is neither a run nor a campaign here", "name the folder of one: `retrain status` lists them"
         raise ConfigError(Problem(code="run.not-found", where=str(run), what=what, fix=fix))
-    interim = InterimLooks("watch", partial(click.echo, err=True))
+    interim = InterimLooks("watch")
     interim.at([run])
     try:
         server = WatchServer(run, port, on_look=interim.of)

@@ -79,11 +79,6 @@ class ReportRun:
         return self.candidate.state == DONE
 
     @property
-    def num_steps(self) -> int:
-        """Finished steps, 0 during a warm-up."""
-        return self.lines.num_steps
-
-    @property
     def num_supervised(self) -> int:
         """Supervised steps before the first one, including those that an unfinished warm-up has yet to take."""
         return max(0, -1 - int(self.lines.steps_R[0])) if self.lines.steps_R.size else 0

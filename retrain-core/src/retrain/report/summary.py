@@ -92,7 +92,7 @@ def _failed(material: Material, links: Links) -> Box | None:
             run.candidate.condition,
             run.candidate.state,
             run.error or "nothing was recorded",
-            f"{run.num_steps:,}",
+            f"{run.lines.num_steps:,}",
         )
         for run in runs[:MOST_FAILED]
     ]
@@ -139,7 +139,7 @@ def _facts(material: Material) -> Facts:
 
 
 def _steps(material: Material) -> str:
-    steps = [run.num_steps for run in material.runs if run.num_steps]
+    steps = [run.lines.num_steps for run in material.runs if run.lines.num_steps]
     if not steps:
         return ""
     least = "" if min(steps) == max(steps) else f"{min(steps):,} to "
@@ -147,7 +147,7 @@ def _steps(material: Material) -> str:
 
 
 def _tokens(material: Material) -> str:
-    means = [(run.lines.mean("sampled_tokens"), run.num_steps) for run in material.runs]
+    means = [(run.lines.mean("sampled_tokens"), run.lines.num_steps) for run in material.runs]
     total = sum(mean * steps for mean, steps in means if mean is not None)
     return f"{'about ' if material.stride > 1 else ''}{amount(total)}" if total else ""
 
@@ -309,5 +309,5 @@ def _files_row(run: ReportRun, links: Links) -> tuple[Piece, ...]:
     names = (RUN_FILE, METRICS, GENERATIONS) if run.candidate.folder else ()
     files = Words([links.to(folder / name, name.rpartition("/")[2]) for name in names])
     seed = "—" if run.candidate.seed is None else str(run.candidate.seed)
-    numbers = (f"{run.num_steps:,}", value_text(rate, Unit.SHARE), duration(run.wall_time_s))
+    numbers = (f"{run.lines.num_steps:,}", value_text(rate, Unit.SHARE), duration(run.wall_time_s))
     return (_named(run, links), run.candidate.condition, seed, run.candidate.state, files, *numbers)

@@ -14,7 +14,7 @@ from retrain.credit.configured_loss import check_clips, check_loss, selected_los
 from retrain.credit.flow import CreditFlow, build_flow, group_problem
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
-from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
+from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer
 from retrain.kernel.declared import Kind
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.plugins.first_party import promised_default, promised_options
@@ -246,6 +246,16 @@ def check_schedule(config: Config) -> list[Problem]:
     what = "has no effect: the learning rate is constant, without warm-up"
     fix = 'write schedule = "cosine" as well, or remove it'
     return [Problem(code="config.no-effect", where=config.place(path), what=what, fix=fix)]
+
+
+def value_rows(config: Config, *, of: Layer | None = None) -> dict[str, dict[str, Any]]:
+    """Every non-default value, or the values of one layer, with its origin, by path."""
+    values, rows = config.as_dict(), {}
+    for path, origin in sorted(config.origins.items()):
+        table, _, name = path.partition(".")
+        if of in (None, origin.layer):
+            rows[path] = {"value": values[table].get(name), "origin": str(origin)}
+    return rows
 
 
 def with_plugin_rows(content: Mapping[str, Any], config: Config, plugins: Plugins) -> dict[str, Any]:

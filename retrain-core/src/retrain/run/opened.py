@@ -94,6 +94,12 @@ def subject_config(
     return load_file(file, [*given, *overrides], plugins)
 
 
+def run_context(config: Config, plugins: Plugins, root: int | None = None) -> PluginContext:
+    """What a run gives to its parts, with the tokenizer of the model and the seeds of `run_seeds`."""
+    seeds, tokenizer = run_seeds(config, root), load_tokenizer(config, plugins)
+    return PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
+
+
 @contextmanager
 def opened(
     subject: Subject,
@@ -110,8 +116,7 @@ def opened(
     devices = choose_devices(subject_config(subject, plugins, overrides, file=file).config, plugins)
     devices.log()
     config = devices.config
-    seeds = run_seeds(config, max(config.training.seed, 0))
-    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
+    context = run_context(config, plugins, max(config.training.seed, 0))
     if before_model:
         before_model(context)
     with progress_bar(f"loading {config.model.model}", context.training_progress):

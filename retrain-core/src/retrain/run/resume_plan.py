@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,7 @@ from retrain.records.folder import CHECKSUMS, SIZES, check_sizes
 from retrain.records.identity.changes import Change, changes_between
 from retrain.records.identity.collect import Identity
 from retrain.records.manifest import LIBRARIES, public_values
-from retrain.records.reading import parse_record, read_steps, table_of
+from retrain.records.reading import parse_record, read_steps, table_of, time_now
 from retrain.records.record_names import TOKEN_FILES, token_file
 from retrain.records.run import RESUMES, Run, resumes
 from retrain.run.check import backend_options, free_options
@@ -150,7 +149,7 @@ class ResumePlan:
 
     def recorded(self, accepted: Sequence[str] = ()) -> dict[str, Any]:
         """Entries of `run.json` about this resume, with `accepted` in addition, and about earlier ones."""
-        time, accepted = datetime.now(UTC).isoformat(timespec="seconds"), [*self.accepted, *accepted]
+        time, accepted = time_now(), [*self.accepted, *accepted]
         entry = {"step": self.next_step, "time": time, "accepted": accepted, "noticed": list(self.notices)}
         return {
             "started": self.manifest["started"],

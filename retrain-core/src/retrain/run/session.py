@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +25,7 @@ from retrain.records.identity.copies import write_inputs
 from retrain.records.identity.hashing import DIGEST_BYTES
 from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import build_manifest, config_toml
+from retrain.records.reading import time_now
 from retrain.records.record_names import PATHS
 from retrain.records.run import Run as RunReader
 from retrain.run.assemble import assemble
@@ -198,8 +198,7 @@ def _train(run: Run, folder: RunFolder, manifest: dict[str, Any], *, is_restored
         ending = {"status": "failed", "error": _shown(error)}
         raise
     finally:
-        ended = datetime.now(UTC).isoformat(timespec="seconds")
-        folder.rewrite_manifest(_described(run) | manifest | {"ended": ended} | ending)
+        folder.rewrite_manifest(_described(run) | manifest | {"ended": time_now()} | ending)
 
 
 def _described(run: Run) -> dict[str, Any]:

@@ -14,8 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Floats
 from retrain.records.files import JsonLines
-from retrain.records.reading import Record, damaged, read_records, table_of
+from retrain.records.reading import Record, damaged, read_records, table_of, time_now
 from retrain.records.record_names import METRICS
 from retrain.records.run import Run, SettingsKey, is_run, settings_key
 from retrain.records.runs.campaign_status import scan
@@ -161,7 +159,7 @@ def settle(home: Path) -> None:
             if curve.is_done and str(curve.record.get("started")) == str(said["started"]):
                 final, kept = float(curve.rates_K[-1]), {name: said[name] for name in ABOUT}
                 held = said["low"] <= final <= said["high"]
-                new.append({"event": CAME_TRUE, "time": _now(), **kept, "rate": final, "held": held})
+                new.append({"event": CAME_TRUE, "time": time_now(), **kept, "rate": final, "held": held})
                 known.add(_key(said))
     _append(home, new)
 
@@ -178,7 +176,7 @@ def track(home: Path, level: float) -> Track:
 def note(home: Path, run: Curve, said: Forecast, counts: Mapping[str, int]) -> None:
     # Only the first forecast of a run at a step is noted: repeating one until it looks good must not count.
     about = {"run": name_in(home, run.folder), "started": str(run.record.get("started")), "step": run.steps[-1]}
-    record = {"event": SAID, "time": _now(), **about, **asdict(said), **counts}
+    record = {"event": SAID, "time": time_now(), **about, **asdict(said), **counts}
     if not any(each.get("event") == SAID and _key(each) == _key(record) for each in _read(home)):
         _append(home, [record])
 
@@ -205,14 +203,10 @@ def _append(home: Path, records: Sequence[Mapping[str, Any]]) -> None:
             lines.sync()
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def print_forecast(run: Path, among: Path | None, level: float, *, as_json: bool) -> None:
     """Forecast the last held-out rate of `run` from finished runs of the same model, data and number of steps."""
     curve, home = read_curve(run), ledger_folder(run)
-    InterimLooks("status --forecast", partial(click.echo, err=True)).at([run])
+    InterimLooks("status --forecast").at([run])
     settle(home)
     so_far = track(home, level)
     if not curve.steps:

@@ -182,9 +182,9 @@ max_workers = {workers}
 def test_a_campaign_runs_what_its_workers_can(load: Load) -> None:
     for parallel, workers, parallelism in (("false", 4, 1), ("true", 4, 4), ("true", 0, 15), ("true", 99, 15)):
         config, _ = load(CAMPAIGN.format(parallel=parallel, workers=workers))
-        assert schedule_of(config) == Schedule(conditions=5, seeds=3, max_steps=50, parallelism=parallelism)
-    documented = Schedule(conditions=5, seeds=8, max_steps=500, parallelism=1)
-    assert (documented.runs, documented.total_steps) == (40, 20_000)
+        assert schedule_of(config) == Schedule(runs=15, max_steps=50, parallelism=parallelism)
+    documented = Schedule(runs=40, max_steps=500, parallelism=1)
+    assert documented.total_steps == 20_000
     assert documented.seconds(500 * 45.0) == 900_000.0  # 250 hours, as on the RTX 4090 of the documentation
     assert replace(documented, parallelism=4).seconds(500 * 45.0) == 225_000.0
     text, plain = CAMPAIGN.format(parallel="false", workers=0), "[training]\nmax_steps = 7\n"
@@ -192,7 +192,7 @@ def test_a_campaign_runs_what_its_workers_can(load: Load) -> None:
     assert schedule_of(load(text, "--max-steps", "9")[0]).max_steps == 9
     # A variable about campaigns makes no campaign of a run.
     config, _ = load(plain, environ={"RETRAIN__CAMPAIGN__SEEDS": "[1, 2]"})
-    assert schedule_of(config) == Schedule(conditions=1, seeds=1, max_steps=7, parallelism=1)
+    assert schedule_of(config) == Schedule(runs=1, max_steps=7, parallelism=1)
     # The devices of a campaign are dealt to its runs, and split none.
     devices = '[backend]\ndevices = "cpu,cpu"\n'
     assert workload_of(load(devices)[0]).samplers == 1

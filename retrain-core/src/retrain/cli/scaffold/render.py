@@ -170,11 +170,13 @@ TOML_BLOCK = re.compile(r"```toml\n(.*?)\n```", flags=re.DOTALL)
 
 def render_kind(kind: Kind, names: Names, folder: Path, given: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
     """Render the kind's own files in `folder`; returns their folder and the variables used."""
+    from cookiecutter.generate import generate_context
     from cookiecutter.prompt import prompt_for_config
 
+    given_by_kind = generate_context(context_file=str(template(slug(kind)) / "cookiecutter.json"))["cookiecutter"]
     own = {"name": names.part, "distribution": names.distribution, "module": names.module}
     # A variable may use those before it, so our own come first; they come again, for the template has defaults of them.
-    context = {"cookiecutter": {**own, **_variables(kind), **own, **given}}
+    context = {"cookiecutter": {**own, **given_by_kind, **own, **given}}
     rendered = dict(prompt_for_config(context, no_input=True))
     return _generate(template(slug(kind)), rendered, folder), rendered
 
@@ -247,13 +249,6 @@ def scratch(place: Path) -> Iterator[Path]:
         with suppress(OSError):  # not made, or not empty
             for each in missing:  # the innermost first
                 each.rmdir()
-
-
-def _variables(kind: Kind) -> dict[str, Any]:
-    from cookiecutter.generate import generate_context
-
-    context = generate_context(context_file=str(template(slug(kind)) / "cookiecutter.json"))
-    return dict(context["cookiecutter"])
 
 
 def _generate(source: Path, variables: Mapping[str, Any], folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,12 +126,12 @@ def _ask_values(document: tomlkit.TOMLDocument) -> None:
     if not str(plain.get("model", {}).get("model", "")).startswith(BUILTIN):
         ask_for("model", "model", "Model (hub id or folder)", "")
     if "campaign" in plain:
-        ask_for("campaign", "max_steps", "Training steps", 100, _at_least(1))
+        ask_for("campaign", "max_steps", "Training steps", 100, click.IntRange(1))
         ask_for("campaign", "seeds", "Seeds (one run of each condition per seed)", str(SEED), _seeds)
         folder = ("Folder of the campaign (empty: logs/campaign_DATE_TIME)", "")
     else:
-        ask_for("training", "max_steps", "Training steps", 100, _at_least(1))
-        ask_for("training", "seed", "Seed (-1 draws one)", SEED, _at_least(-1))
+        ask_for("training", "max_steps", "Training steps", 100, click.IntRange(1))
+        ask_for("training", "seed", "Seed (-1 draws one)", SEED, click.IntRange(-1))
         folder = ("Folder of the run", "logs/train")
     ask_for("logging", "wandb_project", "wandb project (empty: no wandb)", "")
     ask_for("logging", "log_dir", *folder)
@@ -140,16 +139,6 @@ def _ask_values(document: tomlkit.TOMLDocument) -> None:
 
 def _text(answer: Any) -> str:
     return str(answer).strip()
-
-
-def _at_least(minimum: int) -> Callable[[Any], int]:
-    def read(answer: Any) -> int:
-        with suppress(ValueError):
-            if int(answer) >= minimum:
-                return int(answer)
-        raise click.UsageError(f"{answer!r} is not a whole number of at least {minimum}")
-
-    return read
 
 
 def _seeds(answer: Any) -> list[int]:

@@ -23,16 +23,14 @@ from retrain.cli.start.written import put_aside
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import TrainingTable
 from retrain.kernel.contracts.backend import Backend
-from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, Problem, RetrainError
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Sample, SampleRequest, SamplingParams, Tokens, TrainBatch, TrainRow
 from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import evaluations, load_checked
-from retrain.run.seed_sources import run_seeds
+from retrain.run.opened import run_context
 from retrain.text.amounts import counted
-from retrain.text.tokenizer import load_tokenizer
 
 # Targets for the user are 3 and 30 minutes; the rest is for longer answers, checkpoints and a busier machine.
 FIRST_STEP_S, RUN_S, TOO_LONG_S = 150.0, 1500.0, 1800.0
@@ -223,9 +221,7 @@ SHORT_S = 0.5
 def measure(file: str, prompts: Sequence[Sequence[int]], plugins: Plugins) -> dict[str, float]:
     """All fields of `Speed` but `start_s`, and the seconds that these measurements took, as `probes_s`."""
     config = choose_devices(load_checked([file], plugins).config, plugins).config
-    seeds = run_seeds(config, max(config.training.seed, 0))
-    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=load_tokenizer(config, plugins))
-    backend = build_backend(context)
+    backend = build_backend(run_context(config, plugins, max(config.training.seed, 0)))
     prompts_PT = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
     began = time.perf_counter()
     try:

@@ -242,7 +242,7 @@ def _prompt(fields: Mapping[str, list[Any]], answer: str) -> tuple[str, str]:
 
 
 def _answer(fields: Mapping[str, list[Any]], prompt: str) -> tuple[str, str]:
-    given = {name: values for name, values in fields.items() if name != prompt and _is_answer(values)}
+    given = {name: values for name, values in fields.items() if name != prompt and _is_text(values, int, float)}
     if named := _named(ANSWERS, given):
         return named, "by its name"
     return (next(iter(given)), "the only other column that can be one") if len(given) == 1 else ("", "")
@@ -277,14 +277,10 @@ def _plain(name: str) -> str:
     return name.rpartition(".")[2].strip().lower().replace(" ", "_").replace("-", "_")
 
 
-def _is_text(values: Sequence[Any]) -> bool:
+def _is_text(values: Sequence[Any], *others: type) -> bool:
+    """True if there are values, and all are texts or of the `others`."""
     plain = [value for value in values if value is not None]
-    return bool(plain) and all(isinstance(value, str) for value in plain)
-
-
-def _is_answer(values: Sequence[Any]) -> bool:
-    plain = [value for value in values if value is not None]
-    return bool(plain) and all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in plain)
+    return bool(plain) and all(isinstance(each, (str, *others)) and not isinstance(each, bool) for each in plain)
 
 
 def _is_chat(values: Sequence[Any]) -> bool:

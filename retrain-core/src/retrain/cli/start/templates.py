@@ -13,12 +13,9 @@ from retrain.kernel.registry import Plugins
 DEFAULT_FILE = "retrain.toml"
 
 
-def _text(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
 DEFAULT, QUICKSTART, EXPERIMENT = (
-    partial(_text, name) for name in ("default.toml", "quickstart.toml", "experiment.toml")
+    partial(Path(__file__).with_name(f"{name}.toml").read_text, encoding="utf-8")
+    for name in ("default", "quickstart", "experiment")
 )
 
 

@@ -13,7 +13,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.losses import LossTrial
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import ActionRow, Completion, Floats, Group, Mask, Tokens, TrainBatch
+from retrain.kernel.types import ActionRow, Completion, Floats, Group, LogprobRow, TrainBatch
 
 Gradient = NDArray[np.float32]
 # Enough for inner products within 0.3 %, and 2 MB per group where a gradient has millions of numbers.
@@ -194,14 +194,6 @@ def largest(parts: Mapping[int, float], most: int) -> Sequence[tuple[int, float]
 # The weight of a token: minus the derivative of the loss by its log-probability. Above 0 it becomes likelier.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Context:
-    """One context of a completion."""
-
-    tokens_T: Tokens
-    action_T: Mask
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChange:
     """A token whose weight in the gradient changes: its position, and its weight over the gradient's norm.
@@ -299,8 +291,8 @@ def token_changes(
     return [change for size, change in ranked[:most] if size > 0.0]
 
 
-def _context(completion: Completion, span: slice) -> Context:
-    return Context(tokens_T=completion.tokens_T[span], action_T=completion.action_T[span])
+def _context(completion: Completion, span: slice) -> LogprobRow:
+    return LogprobRow(completion.tokens_T[span], completion.action_T[span])
 
 
 def _key(group: int, row: ActionRow) -> Key:

@@ -26,12 +26,10 @@ from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.run.backend import build_backend, choose_devices
 from retrain.run.configure import Checked, load_file
 from retrain.run.interrupts import Interrupts
-from retrain.run.opened import SILENT
-from retrain.run.seed_sources import run_seeds
+from retrain.run.opened import SILENT, run_context
 from retrain.run.steps.controls import controlled_algorithm
 from retrain.run.steps.updates import Updates
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer import load_tokenizer
 
 LOG = logging.getLogger("retrain")
 # Rounding on another machine may change as much; another policy changes far more.
@@ -48,10 +46,6 @@ class Agreement:
 
     compared: tuple[str, ...]
     different: Mapping[str, tuple[Any, Any]]
-
-    @property
-    def is_exact(self) -> bool:
-        return not self.different
 
     @property
     def is_close(self) -> bool:
@@ -158,12 +152,7 @@ def before_step(run: Path, step: int, plugins: Plugins) -> Iterator[Position]:
     if config.training.control == "no_update":
         what, fix = "is a control with no_update: no step was trained", "replay the run that it controls"
         raise refused(run, code="replay.no-update", what=what, fix=fix)
-    context = PluginContext(
-        config=config,
-        seeds=run_seeds(config, int(manifest["seed"])),
-        plugins=plugins,
-        tokenizer=load_tokenizer(config, plugins),
-    )
+    context = run_context(config, plugins, int(manifest["seed"]))
     algorithm = controlled_algorithm(build_algorithm(checked.flow, context), config)
     if start and (saved := start.state["algorithm"]):
         algorithm.restore(saved)

@@ -36,9 +36,6 @@ from retrain.verdicts.stats.paired import t_interval
 # The cost of a percentage point of held-out gain, with an interval that knows when there was no gain.
 
 
-LEVEL = 0.95
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """The held-out rate after the last evaluation less the first one, in percentage points, with its interval.
@@ -163,9 +160,6 @@ class Account:
     @property
     def step_tokens(self) -> int:
         return self.drawn_tokens - self.tallies.get(Cause.EVALUATION, Tally()).tokens
-
-    def share(self, cause: Cause) -> float:
-        return self.tallies.get(cause, Tally()).tokens / max(1, self.drawn_tokens)
 
 
 def read_account(candidate: Candidate) -> Account:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -62,7 +61,7 @@ def command(paths: tuple[Path, ...], most: int, as_json: bool) -> None:
     For a single run also by prompt and difficulty, with the chance that the next group teaches, and the credit.
     """
     source = find_runs(paths)
-    InterimLooks("signal", partial(click.echo, err=True)).at(paths)
+    InterimLooks("signal").at(paths)
     found = {candidate.name: try_account(candidate) for candidate in source.candidates}
     accounts = [each for each in found.values() if isinstance(each, Account)]
     absent = [(name, each) for name, each in found.items() if isinstance(each, str)]
@@ -103,7 +102,7 @@ def run_picture(account: Account, most: int) -> RenderableType:
     head = f"{account.name}: {account.condition}{seed}, {account.state}, {account.num_steps:,} steps"
     parts: list[RenderableType] = [Text(printable(head), style="bold"), Text(_drawn(pool)), Text()]
     if account.tallies:
-        parts += _causes(account)
+        parts += _causes(account, pool)
     if account.prompts:
         parts += [*_difficulties(account.prompts), *_dearest(account.prompts, most)]
     if pool.checked:
@@ -152,12 +151,12 @@ def _drawn(pool: Pool) -> str:
     )
 
 
-def _causes(account: Account) -> list[RenderableType]:
+def _causes(account: Account, pool: Pool) -> list[RenderableType]:
     rows = [
         (
             cause.value,
             f"{tally.tokens:,}",
-            percent(account.share(cause)),
+            percent(pool.share(cause)),
             "" if tally.completions is None else f"{tally.completions:,}",
         )
         for cause, tally in account.tallies.items()
@@ -279,12 +278,12 @@ def report_section(run: RunView) -> ReportSection | None:
     if not account.drawn_tokens:
         return None
     pool = pooled(account.condition, [account])
-    plots = [_causes_plot(account), *_forecast_plot(pool.checked), *_credit_plot(account)]
+    plots = [_causes_plot(account, pool), *_forecast_plot(pool.checked), *_credit_plot(account)]
     text = ". ".join([*describe(pool), *(f"Not counted: {note}" for note in account.notes)]) + "."
     return ReportSection(name="signal", text=text, plots=plots, files=(file,))
 
 
-def _causes_plot(account: Account) -> ReportPlot:
+def _causes_plot(account: Account, pool: Pool) -> ReportPlot:
     steps_S, tokens_SC = account.by_step
     width = max(1, -(-steps_S.size // POINTS))
     starts = np.arange(0, steps_S.size, width)
@@ -299,7 +298,7 @@ def _causes_plot(account: Account) -> ReportPlot:
         x_title="step",
         is_share=True,
         heads=("cause", "tokens", "share"),
-        rows=[(cause.value, f"{t.tokens:,}", percent(account.share(cause))) for cause, t in account.tallies.items()],
+        rows=[(cause.value, f"{t.tokens:,}", percent(pool.share(cause))) for cause, t in account.tallies.items()],
     )
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from retrain.kernel.config.keys import Table, key
 from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
+from retrain.records.reading import time_now
 from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.text.progress import progress_of
 
@@ -149,7 +149,7 @@ class Watchdog(Watcher):
     def _beat(self) -> None:
         step, phase, since = self._current
         beat: dict[str, Any] = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": time_now(),
             "pid": os.getpid(),
             "step": step,
             "phase": phase,

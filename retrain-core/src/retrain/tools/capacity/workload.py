@@ -124,14 +124,9 @@ def memory_limit(devices: str) -> int | None:
 class Schedule:
     """Runs of `max_steps` steps each, `parallelism` of them at a time."""
 
-    conditions: int
-    seeds: int
+    runs: int
     max_steps: int
     parallelism: int
-
-    @property
-    def runs(self) -> int:
-        return self.conditions * self.seeds
 
     @property
     def total_steps(self) -> int:
@@ -144,14 +139,8 @@ class Schedule:
 def schedule_of(config: Config) -> Schedule:
     """Return one run, or the runs of `[campaign]`: all at once, or `max_workers` at a time."""
     if not is_campaign(config):
-        return Schedule(conditions=1, seeds=1, max_steps=config.training.max_steps, parallelism=1)
+        return Schedule(runs=1, max_steps=config.training.max_steps, parallelism=1)
     table = config.table("campaign", CampaignTable)
-    conditions, seeds = table.conditions, table.seeds
-    runs = max(1, len(conditions)) * max(1, len(seeds))
-    workers = table.max_workers or runs
-    return Schedule(
-        conditions=max(1, len(conditions)),
-        seeds=max(1, len(seeds)),
-        max_steps=steps_per_run(config),
-        parallelism=min(workers, runs) if table.parallel else 1,
-    )
+    runs = max(1, len(table.conditions)) * max(1, len(table.seeds))
+    parallelism = min(table.max_workers or runs, runs) if table.parallel else 1
+    return Schedule(runs=runs, max_steps=steps_per_run(config), parallelism=parallelism)

@@ -14,7 +14,6 @@ import click
 
 from retrain.credit.logprob_gap import LogprobGap, measure_gap
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.diagnosis import Diagnosis
 from retrain.kernel.errors import EXIT_FAILED, BackendError, ConfigError, Problem, RetrainError
 from retrain.kernel.registry import Plugins
@@ -22,14 +21,13 @@ from retrain.kernel.types import Example, Floats, Sample, SamplingParams
 from retrain.run.backend import build_backend
 from retrain.run.check import selected_parts
 from retrain.run.configure import DEFAULT_FILE, claim_of, load_with_problems
-from retrain.run.seed_sources import run_seeds
+from retrain.run.opened import run_context
 from retrain.run.tables import registered_tables
 from retrain.tasks.prompts import encode_prompts
 from retrain.text.amounts import counted
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide, hide_text
 from retrain.text.terminal_text import printable
-from retrain.text.tokenizer import load_tokenizer
 
 # Nats. bf16 stays below half of it, and a temperature applied on one side only gives several tenths.
 MAX_MEAN_GAP = 0.05
@@ -143,17 +141,15 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
 
     BackendError when the backend does not report its trainer's log-probabilities, or one of them is not finite.
     """
-    seeds = run_seeds(config, max(config.training.seed, 0))
-    tokenizer = load_tokenizer(config, plugins)
-    context = PluginContext(config=config, seeds=seeds, plugins=plugins, tokenizer=tokenizer)
+    context = run_context(config, plugins, max(config.training.seed, 0))
     backend, training = build_backend(context), config.training
     try:
         examples = [Example(id=f"doctor-{i}", prompt=text, reference="") for i, text in enumerate(QUESTIONS)]
         gap = measure_gap(
             backend,
-            encode_prompts(examples, tokenizer, config),
+            encode_prompts(examples, context.tokenizer, config),
             SamplingParams(max_tokens=min(MAX_TOKENS, training.max_tokens), temperature=training.temperature),
-            seeds=[seeds.derive("doctor", i) for i in range(len(QUESTIONS))],
+            seeds=[context.seeds.derive("doctor", i) for i in range(len(QUESTIONS))],
             reported=lambda sample: _sampler_logprobs(sample, config),
         )
     finally:

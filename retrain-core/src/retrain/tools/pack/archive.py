@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SkipValidation, ValidationInfo, model_validator
+from typing_extensions import TypedDict
 
 from retrain.kernel.config.toml_file import open_regular, parse_toml
 from retrain.kernel.errors import ConfigError, Problem
@@ -245,13 +246,6 @@ def _member(name: str, info: ValidationInfo) -> str:
     return name
 
 
-def _release(each: dict[str, Any]) -> dict[str, Any]:
-    digest = each["digest"]  # empty for a package whose installer recorded no hashes
-    if not re.fullmatch(VERSION, each["version"]) or not re.fullmatch("([0-9a-f]{32})?", digest):
-        raise ValueError("is no version with a digest")
-    return {"version": each["version"], "digest": digest}
-
-
 NAME, VERSION = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$"
 Name = Annotated[str, Field(pattern=NAME)]
 Version = Annotated[str, Field(pattern=VERSION)]
@@ -260,6 +254,11 @@ Member = Annotated[str, AfterValidator(_member)]
 Threads = dict[
     Literal["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"], Annotated[str, Field(pattern="^[0-9]{1,4}$")]
 ]
+
+
+class Release(TypedDict):
+    version: Version
+    digest: Annotated[str, Field(pattern="^([0-9a-f]{32})?$")]  # empty where the installer recorded no hashes
 
 
 class _Checked(BaseModel):
@@ -324,7 +323,7 @@ class Contents(_Checked):
     threads: Threads
     files: list[PlacedFile]
     wheels: list[PackedWheel]
-    packages: dict[Name, Annotated[dict[str, Any], AfterValidator(_release)]]
+    packages: dict[Name, Release]
     runs: list[PackedRun] = Field(min_length=1)
     moved: dict[str, Place]
     equivalence: float | None = Field(gt=0.0, le=1.0)

@@ -137,7 +137,7 @@ def _given(text: str) -> tuple[str, Path]:
 
 def _agree(yes: bool, wheels: Sequence[CheckedWheel], trusted: Sequence[str]) -> None:
     """Raise ConfigError unless the user agrees: to the list, and to each wheel that would replace retrain."""
-    unknown = [wheel for wheel in wheels if wheel.needs_trust and wheel.sha256 not in map(str.lower, trusted)]
+    unknown = [wheel for wheel in wheels if wheel.changed and wheel.sha256 not in map(str.lower, trusted)]
     can_ask = is_interactive() and not yes
     if unknown and not can_ask:
         fix = "compare it with a source that you trust, then add --trust and its sha256; or use your own with --here"

@@ -19,7 +19,7 @@ from retrain.records.record_names import CONFIG_FILE, EVALUATION, RUN_FILE
 from retrain.records.run import Run, is_run
 from retrain.text.secrets import HIDDEN
 from retrain.text.terminal_text import printable
-from retrain.tools.pack.archive import Contents, PackedRun
+from retrain.tools.pack.archive import Contents, PackedRun, Release
 from retrain.tools.pack.comparison import (
     Divergence,
     Equivalence,
@@ -30,7 +30,7 @@ from retrain.tools.pack.comparison import (
     parsed,
     verdict_of,
 )
-from retrain.tools.pack.environment import RUN
+from retrain.tools.pack.environment import RUN, Say
 from retrain.tools.pack.gather import weights_of
 from retrain.tools.pack.inputs import with_moved
 
@@ -50,7 +50,6 @@ VALUES = (  # of `run.json`: kind, words before it, path
 )
 POLL_S, GRACE_S = 0.2, 60.0
 LOG = "run.log"
-Say = Callable[[str], None]
 _ABSENT = object()
 
 
@@ -117,7 +116,7 @@ def _renamed(identity: dict[str, Any], contents: Contents) -> dict[str, Any]:
     return found
 
 
-def _packages(packed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
+def _packages(packed: Mapping[str, Release], here: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
     for name in sorted(packed, key=lambda each: (CALCULATING.index(each) if each in CALCULATING else 99, each)):
         old, new = packed[name], here.get(name, {})
         if old["version"] != new.get("version"):

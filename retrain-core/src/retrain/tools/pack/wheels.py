@@ -124,7 +124,10 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, ValueErr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedWheel:
-    """A wheel with its SHA-256 and its top-level modules; `changed` are files that differ from the retrain here."""
+    """A wheel with its SHA-256 and top-level modules; `changed` are the files of retrain that differ from those here.
+
+    With such files it needs the user's trust: it would run in place of the retrain that is installed.
+    """
 
     packed: PackedWheel
     sha256: str
@@ -134,11 +137,6 @@ class CheckedWheel:
     @property
     def is_ours(self) -> bool:
         return normal_name(self.packed.name) in own_distributions()
-
-    @property
-    def needs_trust(self) -> bool:
-        """True if it would run in place of retrain, and is not the retrain that is installed here."""
-        return self.is_ours and bool(self.changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from retrain.kernel.config.resolved import Config
@@ -50,17 +50,10 @@ REFUSED = {
 }
 
 
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"is not a valid pattern: {error}") from None
-    return text
-
-
 Rank = Annotated[int, Field(strict=True, ge=1)]
 Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Pattern = Annotated[str, AfterValidator(_pattern)]  # a regular expression on the module's name
+Pattern = re.Pattern[str]  # on the module's name
+T = TypeVar("T")
 
 
 class LoraConfig(BaseModel):
@@ -77,10 +70,10 @@ class LoraConfig(BaseModel):
     alpha_pattern: dict[Pattern, Alpha] = {}
 
     def rank_of(self, module: str) -> int:
-        return self.rank_pattern.get(_match(self.rank_pattern, module), self.r)
+        return _by_pattern(self.rank_pattern, module, self.r)
 
     def alpha_of(self, module: str) -> float:
-        return self.alpha_pattern.get(_match(self.alpha_pattern, module), self.lora_alpha)
+        return _by_pattern(self.alpha_pattern, module, self.lora_alpha)
 
     def scale(self, alpha: float, rank: int) -> float:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
@@ -140,9 +133,10 @@ def read_lora_config(folder: Path) -> LoraConfig:
         raise unusable(path, code="squeeze.config-bad-value", what=what, why=why, fix=fix) from None
 
 
-def _match(patterns: Iterable[str], module: str) -> str:
-    """Return the pattern for a module by PEFT's rule: it must match the end of the name, starting at a dot."""
-    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)
+def _by_pattern(values: Mapping[Pattern, T], module: str, default: T) -> T:
+    """Return a module's value by PEFT's rule: its pattern must match the end of the name, starting at a dot."""
+    found = (value for each, value in values.items() if re.match(rf"(.*\.)?({each.pattern})$", module))
+    return next(found, default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,10 @@ class SqueezeResult:
     def lines(self, *, framed: bool = False) -> list[str]:
         lines = analysis_lines(self.analysis, framed=framed)
         if self.compressed is not None:
-            lines += compressed_lines(self.compressed)
+            rank, path = self.compressed.rank, printable(str(self.compressed.path))
+            before, after = self.compressed.source_bytes / 2**20, self.compressed.num_bytes / 2**20
+            what = f"alpha {self.compressed.alpha:g}, {before:.1f} -> {after:.1f} MiB"
+            lines.append(f"Compressed to rank {rank} ({what}): {path}")
         return [*lines, f"Spectrum: {self.report / PLOT_FILE}"]
 
 
@@ -161,12 +164,6 @@ def analysis_lines(analysis: SqueezeAnalysis, *, framed: bool = False) -> list[s
         lines += [head, "-" * len(head), *table, ""]
     lines += _recommendation(analysis, f">= {share} variance retained")
     return [FRAME, *lines, FRAME] if framed else lines
-
-
-def compressed_lines(compressed: CompressedAdapter) -> list[str]:
-    before, after = compressed.source_bytes / 2**20, compressed.num_bytes / 2**20
-    what = f"alpha {compressed.alpha:g}, {before:.1f} -> {after:.1f} MiB"
-    return [f"Compressed to rank {compressed.rank} ({what}): {printable(str(compressed.path))}"]
 
 
 def _recommendation(analysis: SqueezeAnalysis, threshold: str) -> list[str]:

@@ -19,7 +19,7 @@ from retrain.kernel.types import Completion, Message, Sample, SamplingParams, Sc
 from retrain.tasks.prompts import chat_of
 from retrain.text.thinking import template_args, thinking_of
 from retrain.text.transcript import Transcript, written
-from retrain.use.serving.batcher import Batcher, Failure, Inbox, first_tokens
+from retrain.use.serving.batcher import BY_TOKEN, Batcher, Failure, Inbox, first_tokens
 from retrain.use.serving.parse import Asked, RequestError
 from retrain.use.serving.service import Answer, Answers, Choice, plain_message
 
@@ -389,9 +389,7 @@ def _joined(choice: Choice) -> Sample:
         parts = [getattr(piece, name) for piece in choice.pieces]
         return None if any(part is None for part in parts) else np.concatenate(parts)
 
-    arrays = {
-        name: whole(name) for name in ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T", "experts_TLK")
-    }
+    arrays = {name: whole(name) for name in BY_TOKEN}
     reason = StopReason.LENGTH if choice.reason == "length" else StopReason.EOS
     return first_tokens(replace(choice.pieces[-1], **arrays, stop_reason=reason), len(choice.tokens))
 

@@ -22,6 +22,7 @@ POLL_S = 0.2  # between two looks at `is_over`
 # Tokens. Every completion ends at its own limit, so the batch needs none.
 NO_LIMIT = 2**24
 MOST_ROWS = 1024  # completions that are sampled or wait
+BY_TOKEN = ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T", "experts_TLK")  # arrays of a sample
 
 
 class BusyError(Exception):
@@ -254,8 +255,7 @@ class _Feed:
 def first_tokens(sample: Sample, count: int) -> Sample:
     if len(sample.tokens_T) <= count:
         return sample
-    names = ("tokens_T", "logprobs_T", "entropies_T", "engine_logprobs_T", "experts_TLK")
-    arrays = {name: array[:count] for name in names if (array := getattr(sample, name)) is not None}
+    arrays = {name: array[:count] for name in BY_TOKEN if (array := getattr(sample, name)) is not None}
     return replace(sample, **arrays)
 
 

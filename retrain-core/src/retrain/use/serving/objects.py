@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from retrain.use.serving.parse import LABELS, NEUTRAL, Asked, Body, RequestError, parse, refuse_unsupported
@@ -123,9 +124,7 @@ class Writer:
         tokens, prompt = choice.tokens, len(choice.prompt_T) if self._answer.asked.echo else 0
         texts = self._service.texts([*choice.prompt_T.tolist()[:prompt], *tokens])
         last = prompt + min(part.stop, kept_tokens(choice, texts[prompt:]))
-        offsets = [0]
-        for text in texts:
-            offsets.append(offsets[-1] + len(text))
+        offsets = list(accumulate(map(len, texts), initial=0))
         places = range(0 if part.start == 0 else prompt + part.start, last)
         before = len(choice.prompt_T) - prompt  # of the row that alternatives are known of
         tops = [top_dict(self._service, choice, before + place) for place in places] if self._answer.asked.top else None

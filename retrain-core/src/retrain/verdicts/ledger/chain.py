@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import StopRequested
 from retrain.records.files import append_whole, seal_of, take_lock
-from retrain.records.reading import lines_backwards, table_of
+from retrain.records.reading import lines_backwards, table_of, time_now
 from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS
 from retrain.records.run import Run, settings_key
 from retrain.text.secrets import hide, redacted_json
@@ -62,8 +62,7 @@ def append(folder: Path, kind: str, **fields: Any) -> str:
                 os.ftruncate(stream.fileno(), stream.seek(0, os.SEEK_END) - len(torn))
                 content["healed"] = len(torn)
             previous = FIRST if last is None else hash_of_line(last + b"\n")
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            record = {"time": now, "kind": kind, **content, "previous": previous}
+            record = {"time": time_now(), "kind": kind, **content, "previous": previous}
             body = redacted_json([record])[0].encode("utf-8", "backslashreplace")
             line = body[:-1] + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode("ascii")
             append_whole(stream.fileno(), line, sync=True)

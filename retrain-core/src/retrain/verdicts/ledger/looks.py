@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import click
 
 from retrain.kernel.config.toml_file import open_regular
 from retrain.records.files import seal_of
@@ -15,7 +18,6 @@ from retrain.records.record_names import CAMPAIGN_FILE
 from retrain.records.run import is_run
 from retrain.records.runs.campaign_status import CampaignStatus, read_campaign
 from retrain.records.runs.run_status import DONE
-from retrain.text.amounts import counted
 from retrain.text.secrets import hide
 from retrain.verdicts.ledger.chain import NAME, append, ledger_folder, name_in, plain_data
 from retrain.verdicts.ledger.history import History
@@ -93,26 +95,15 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def looks_sentence(looks: Looks | None) -> str:
-    """Return `3 looks, at 2 metrics, with 3 choices of ...`; empty without a ledger."""
-    if looks is None:
-        return ""
-    metrics, choices = len(looks.metrics), looks.num_choices
-    parts = [counted(len(looks.looks), "look")]
-    parts += [f"at {metrics} metrics"] if metrics > 1 else []
-    parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
-    plan = f"; plan registered in {looks.registered_in}" if looks.registered_in else ""
-    return ", ".join(parts) + plan
-
-
 # From a file in a checkpoint up to its campaign: FILE, checkpoint, adapter, run, runs.
 LEVELS = 5
+TO_STDERR = partial(click.echo, err=True)
 
 
 class InterimLooks:
     """Records unfinished campaigns shown by one command, `by`; `say` gets a line where that cannot be written."""
 
-    def __init__(self, by: str, say: Callable[[str], object]) -> None:
+    def __init__(self, by: str, say: Callable[[str], object] = TO_STDERR) -> None:
         self._by, self._say = by, say
         self._known: list[dict[str, Any]] = []
 

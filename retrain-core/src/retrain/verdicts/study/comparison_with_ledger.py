@@ -60,7 +60,10 @@ def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_record
                 ledgers.append(_opened(read_history(place), source, present, is_own=place == folder))
             except ConfigError as error:
                 notices.append(f"{UNKNOWN}, the ledger {error.problems[0].where} {error.problems[0].what}")
-    study = study_of(source, options, earlier=_earlier(source, ledgers))
+    # Of the looks on record those that gave a choice, as none by `status` in a finished campaign.
+    is_as_begun = bool(source.campaign) and not source.added_seeds and all(each.has_ended for each in source.candidates)
+    earlier = [look for each in ledgers for look in each.looks().looks if not (look.by and is_as_begun)]
+    study = study_of(source, options, earlier=[look.num_seeds for look in earlier])
     findings = [found for each in ledgers for found in _findings(each) if found.is_certain or each.is_own]
     notices += [found.what for found in findings]
     has_left_plan = any(found.is_certain for found in findings)
@@ -74,13 +77,6 @@ def comparison_with_ledger(paths: Sequence[Path], options: Options, *, is_record
             notices += [UNRECORDED.format(reason)] if reason else []
     looks = replace(looks, registered_in=source.plan.registered_in if source.plan else "")
     return replace(study, notices=tuple(dict.fromkeys(notices)), looks=looks)
-
-
-def _earlier(source: Source, ledgers: Sequence[_Ledger]) -> list[int]:
-    """Return the seeds seen by each earlier look that gave a choice, as none by `status` in a finished campaign."""
-    is_as_begun = bool(source.campaign) and not source.added_seeds and all(each.has_ended for each in source.candidates)
-    found = [look for each in ledgers for look in each.looks().looks]
-    return [look.num_seeds for look in found if not (look.by and is_as_begun)]
 
 
 def _opened(history: History, source: Source, runs: Sequence[disk.RunOnDisk], *, is_own: bool) -> _Ledger:

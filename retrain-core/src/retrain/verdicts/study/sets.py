@@ -30,6 +30,7 @@ from retrain.verdicts.stats.binomial import probability_of_improvement
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Comparison, Values
 from retrain.verdicts.study.judge import Pairing, with_values
+from retrain.verdicts.study.safeguards import Judged
 
 OF_EVERY_SET = ("correct_rate", "mean_reward", "pass_at_")
 THRESHOLDS = 101  # of a profile
@@ -37,7 +38,6 @@ THRESHOLDS = 101  # of a profile
 _STREAMS = Seeds(0)
 
 Interval = tuple[float, float]
-Judged = Callable[[Sequence[Pairing]], Sequence[Comparison]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

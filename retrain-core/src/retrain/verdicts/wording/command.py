@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def _variance(paths: Sequence[Path], metric: Metric | None) -> tuple[Any, Iterab
     from retrain.verdicts.study.variance import decompose, variance_data, variance_sentences
 
     found = decompose(paths, metric)
-    InterimLooks("compare --variance", partial(click.echo, err=True)).at(paths)
+    InterimLooks("compare --variance").at(paths)
     return variance_data(found), variance_sentences(found)
 
 
@@ -126,6 +125,6 @@ def _policies(files: Sequence[Path], metric: Metric | None) -> tuple[Any, Iterab
     from retrain.verdicts.study.examples import two_evaluations
     from retrain.verdicts.wording.sentences import policies_sentence
 
-    InterimLooks("compare of evaluations", partial(click.echo, err=True)).at(files)
+    InterimLooks("compare of evaluations").at(files)
     found = two_evaluations(files, metric)
     return plain_data(found) | {"metric": str(found.metric)}, [f"{policies_sentence(found)}."]

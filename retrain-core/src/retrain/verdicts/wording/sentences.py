@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from retrain.records.runs.curves import Metric, shown, shown_difference
 from retrain.text.amounts import counted
-from retrain.verdicts.ledger.looks import looks_sentence as recorded_looks
 from retrain.verdicts.stats.paired import spread_range
 from retrain.verdicts.stats.sequential import fewest_equal
 from retrain.verdicts.study.comparison import Comparison, Design, Verdict, VerdictReason
@@ -111,9 +110,15 @@ def standing(study: Study) -> str:
 
 
 def looks_note(study: Study) -> str:
-    """`; 3 looks, at 2 metrics`; empty without a ledger."""
-    looks = recorded_looks(study.looks)
-    return f"; {looks}" if looks else ""
+    """Return `; 3 looks, at 2 metrics, with 3 choices of ...`; empty without a ledger."""
+    if study.looks is None:
+        return ""
+    metrics, choices = len(study.looks.metrics), study.looks.num_choices
+    parts = [counted(len(study.looks.looks), "look")]
+    parts += [f"at {metrics} metrics"] if metrics > 1 else []
+    parts += [f"with {choices} choices of metric, side, alpha, baseline and budget"] if choices > metrics else []
+    plan = f"; plan registered in {study.looks.registered_in}" if study.looks.registered_in else ""
+    return f"; {', '.join(parts)}{plan}"
 
 
 def capped(lines: Sequence[str], of: str) -> list[str]:
@@ -235,11 +240,11 @@ def too_few_seeds(comparison: Comparison, study: Study) -> str:
     size, few = shown_difference(comparison.difference, study.metric), comparison.few_seeds
     told = f"{told}. Better in {comparison.per_seed.wins} of {num_seeds}, {size} on average"
     if few is None:
-        return f"{told}, {over_seeds(num_seeds)}, on {scope(study)}; {UNBOUNDED}"
+        return f"{told}, over {counted(num_seeds, 'seed')}, on {scope(study)}; {UNBOUNDED}"
     low, high = (_bare(end, study.metric) for end in few.interval)
     where = "examples like these" if few.is_of_examples else scope(study)
     estimate = f"an estimate, {percent(few.level)} if seeds are roughly normal"
-    return f"{told}; likely between {low} and {high} ({estimate}), {over_seeds(num_seeds)}, on {where}"
+    return f"{told}; likely between {low} and {high} ({estimate}), over {counted(num_seeds, 'seed')}, on {where}"
 
 
 def policies_sentence(found: TwoPolicies) -> str:
@@ -266,10 +271,6 @@ def scope(study: Study) -> str:
     if study.other_examples:
         return "different held-out examples"
     return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
-
-
-def over_seeds(count: int) -> str:
-    return f"over {counted(count, 'seed')}"
 
 
 def _bare(value: float, metric: Metric) -> str:

@@ -14,7 +14,7 @@ from retrain.verdicts.study.looks import looks_sentence
 from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import NO_PLAN, Study
 from retrain.verdicts.wording import sentences
-from retrain.verdicts.wording.sentences import over_seeds, scope, sized, too_few_seeds, verdict_words
+from retrain.verdicts.wording.sentences import scope, sized, too_few_seeds, verdict_words
 
 MOST_NAMED, MOST_SEEDS = 6, 5
 SUMMARY_CHARS = 240
@@ -73,7 +73,7 @@ def _found(comparison: Comparison, study: Study) -> str:
 
 def _here(comparison: Comparison, study: Study) -> str:
     size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
-    return f"{size}, {over_seeds(len(comparison.seeds))}, on {scope(study)}"
+    return f"{size}, over {counted(len(comparison.seeds), 'seed')}, on {scope(study)}"
 
 
 def _despite(comparison: Comparison, study: Study) -> str:
@@ -102,14 +102,14 @@ def answer(study: Study) -> str:
         return f"{_single(study.comparisons[0], study)}{standing}."
     against = {each.baseline for each in study.comparisons}
     head = f"Against {study.baseline}" if len(against) == 1 else "In pairs"
-    head = f"{head}, {over_seeds(min(len(each.seeds) for each in study.comparisons))}"
+    fewest = min(len(each.seeds) for each in study.comparisons)
     groups: dict[str, list[Comparison]] = {}
     for verdict in Verdict:
         for each in study.comparisons:
             if each.verdict is verdict:
                 groups.setdefault(verdict_words(each), []).append(each)
     parts = [f"{words}: {_named(found, study, in_pairs=len(against) > 1)}" for words, found in groups.items()]
-    return f"{head}, on {scope(study)}: {'; '.join(parts)}{standing}."
+    return f"{head}, over {counted(fewest, 'seed')}, on {scope(study)}: {'; '.join(parts)}{standing}."
 
 
 def _single(comparison: Comparison, study: Study) -> str:
