@@ -204,7 +204,11 @@ def test_health_findings_and_the_spectrum_are_there(campaign: Make, page_of: Pag
 @pytest.mark.long
 def test_only_graded_rewards_have_charts_of_their_own(campaign: Make, page_of: PageOf) -> None:
     folder = campaign()
-    assert not re.search("Reward, |Held-out mean reward|Part ", page_of(folder)[0])
+    page = page_of(folder)[0]
+    assert not re.search("Reward, |Held-out mean reward|Part ", page)
+    constants = re.findall(r"The same in all runs at all steps: ([^<]*)", page)
+    assert constants
+    assert not any(re.search(r"[\[\]']|&#x27;", each) for each in constants)
     for number, file in enumerate(sorted(folder.glob("runs/*/metrics.jsonl"))):
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         for line in lines:

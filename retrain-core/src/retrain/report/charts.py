@@ -79,7 +79,7 @@ def curve_section(material: Material) -> Section:
         ]
         parts.append(Heading(group))
         parts += [Tiles("plots", plots)] if plots else []
-        parts += [note(f"The same in all runs at all steps: {same}.")] if same else []
+        parts += [note(f"The same in all runs at all steps: {'; '.join(same)}.")] if same else []
     return Section("curves", "Curves", parts)
 
 
