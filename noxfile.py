@@ -115,7 +115,7 @@ def proofs(session: nox.Session) -> None:
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Change 300 expressions, one at a time, where a fault would be silent; print those that no quick test notices."""
-    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS))
+    _install(session, *DISTRIBUTIONS, extras=EXTRAS, tools=(*TEST_TOOLS, *SMALL_SERVERS, "pytest-cov"))
     session.run("python", "-m", "tests.mutants", *session.posargs)
 
 
