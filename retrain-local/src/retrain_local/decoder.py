@@ -6,15 +6,18 @@ every forward pass, decides which tokens a token attends to and where keys and v
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from retrain_local.memory.sizes import Activations
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +149,13 @@ class TrainedDecoder(Decoder, Protocol):
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Compute the reference within the block, bit for bit; take no gradient there."""
+
+
+@contextmanager
+def within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a variable of the forward passes of this thread; transformers' modules pass no argument of ours on."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

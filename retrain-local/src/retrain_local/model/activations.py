@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -68,8 +68,7 @@ def _kept(decoder: HfDecoder, model: nn.Module, length: int) -> Counter[tuple[in
     return kept
 
 
-@contextmanager
-def _announced(model: nn.Module, mixers: Collection[str], inside: list[tuple[int, bool]]) -> Iterator[None]:
+def _announced(model: nn.Module, mixers: Collection[str], inside: list[tuple[int, bool]]) -> ExitStack:
     """Have the last of `inside` name the layer that computes, and whether it reads whole rows."""
 
     def enter(place: tuple[int, bool], *_: Any) -> None:
@@ -78,15 +77,11 @@ def _announced(model: nn.Module, mixers: Collection[str], inside: list[tuple[int
     def leave(*_: Any) -> None:
         inside.pop()
 
-    handles = []
+    hooks = ExitStack()
     for name, module in model.named_modules():
         numbers = [int(part) for part in name.split(".") if part.isdecimal()]
         if name in mixers or (len(numbers) == 1 and name.endswith(f".{numbers[0]}")):
             place = (numbers[0] if numbers else -1, name in mixers)
-            handles.append(module.register_forward_pre_hook(partial(enter, place)))
-            handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, place)))
+            hooks.enter_context(module.register_forward_hook(leave))
+    return hooks

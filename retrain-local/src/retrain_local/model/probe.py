@@ -6,8 +6,8 @@ result is computed by the tier plain: its own forward pass over rows of one leng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from retrain_local.attention.packed import PaddedAttend, Spans
-from retrain_local.decoder import Attend, KeySize, Scores, Shape
+from retrain_local.decoder import Attend, KeySize, Scores, Shape, within
 from retrain_local.model.experts import Routers, find_routers
 from retrain_local.model.hf_decoder import CACHES, HfDecoder, body_path, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
-from retrain_local.model.states import BARE, Mixed, Mixer, Mixers, PromptMix, Run, States, StepMix, tensors_in
-from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
+from retrain_local.model.states import BARE, Mixed, Mixer, Mixers, Pieces, PromptMix, States, StepMix, tensors_in
+from retrain_local.model.written import PASSAGE, Marked, Mask, Passage, UnsupportedAttentionError
 
 ATTENTION = "retrain"
 # Two rows of 9 and 7 tokens that share their first four.
@@ -90,7 +90,7 @@ def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     """Replace attention in transformers, with tensors [1, heads, N, size]."""
-    passage = current()
+    passage = PASSAGE.get()
     if passage is None:
         raise UnsupportedAttentionError("its layers are not given the cache")
     if not isinstance(attention_mask, Mask | None):
@@ -144,25 +144,6 @@ class Recording(Passage):
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(*args, **kwargs)  # type: ignore[misc]
         return keys.as_subclass(Marked), values.as_subclass(Marked)
-
-
-class Pieces:
-    """A `Mix` that reads a row in pieces, each from the state after the one before it."""
-
-    def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
-        self._mixers, self._lengths = mixers, lengths
-        self.kept: dict[int, Any] = {}
-
-    def __call__(self, number: int, run: Run) -> Tensor:
-        self.kept[number], parts, start = self._mixers.empty(), [], 0
-        for length in self._lengths:
-            parts.append(run(partial(_piece, start, length), self.kept[number]))
-            start += length
-        return torch.cat(parts, dim=1)
-
-
-def _piece(start: int, length: int, x_1N: Tensor) -> Tensor:
-    return x_1N[:, start : start + length]
 
 
 def choose_route(model: Any) -> Route:
@@ -314,7 +295,7 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Cal
 
     positions_1T = torch.arange(len(row_T), device=row_T.device)[None]
     argument = cache_argument(body)
-    with _hooked(body, begin, end), entered(cache):
+    with _hooked(body, begin, end), within(PASSAGE, cache):
         body(input_ids=row_T[None], position_ids=positions_1T, use_cache=True, **{argument: cache})
     receivers = {id(module) for module in given}
     names = {id(module): name for name, module in model.named_modules()}
@@ -338,16 +319,13 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Cal
     return replace(mixers, layers=tuple(kept))
 
 
-@contextmanager
-def _hooked(body: nn.Module, begin: Any, end: Any) -> Iterator[None]:
-    inner = [module for module in body.modules() if module is not body]
-    handles = [module.register_forward_pre_hook(begin, with_kwargs=True) for module in inner]
-    handles += [module.register_forward_hook(end) for module in inner]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hooked(body: nn.Module, begin: Any, end: Any) -> ExitStack:
+    hooks = ExitStack()
+    for module in body.modules():
+        if module is not body:
+            hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(end))
+    return hooks
 
 
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:

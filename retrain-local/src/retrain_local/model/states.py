@@ -203,6 +203,21 @@ def _stacked(places: Sequence[int], length: int, x_1N: Tensor) -> Tensor:
     return torch.stack([x_1N[0, place : place + length] for place in places])
 
 
+class Pieces:
+    """A `Mix` that reads a row in pieces, each from the state after the one before it."""
+
+    def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
+        self._mixers, self._lengths = mixers, lengths
+        self.kept: dict[int, Any] = {}
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        self.kept[number], parts, start = self._mixers.empty(), [], 0
+        for length in self._lengths:
+            parts.append(run(partial(_stacked, [start], length), self.kept[number]))
+            start += length
+        return torch.cat(parts, dim=1)
+
+
 class StepMix:
     """`Mix` of decoding: one token per row and call, over a copy of the states in these slots."""
 
