@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from retrain_local.memory.shape import Kept
 from retrain_local.memory.sizes import Activations
 from retrain_local.model.activations import measure_activations
+from retrain_local.model.adapter import Lora
 from retrain_local.model.composite import text_config
 from retrain_local.model.hf_model import attach, quiet
-from retrain_local.model.pair import Lora
 from retrain_local.model.probe import Route, choose_route
 from retrain_local.model.states import tensors_in
 from retrain_local.model.targets import linear_names, set_targets
@@ -85,7 +85,7 @@ def _of_layers(route: Route, kinds: list[Any]) -> dict[str, int]:
 
 def _activations(model: Any, route: Route, rank: int, kinds: list[Any]) -> Activations:
     if rank:
-        model = attach(model, Lora(rank=rank, alpha=rank, seed=0, name=""), route.mixing).get_base_model()
+        model = attach(model, Lora(rank=rank, alpha=rank), route.mixing).get_base_model()
     else:
         model.requires_grad_(True)
     return measure_activations(route.decoder(model), model, _times(kinds))
