@@ -152,10 +152,8 @@ class Folder:
         # Readers and architectures raise errors of any class, and the configured model is at fault in all of them.
         except Exception as error:
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                what, fix = (
-                    f"the model does not fit on {device}: {first_line(error)}",
-                    "use a smaller model or a larger GPU",
-                )
+                what = f"the model does not fit on {device}: {first_line(error)}"
+                fix = "use a smaller model or a larger GPU"
                 raise BackendError(Problem(code="memory.model-too-large", what=what, fix=fix)) from error
             what = f"{self.name!r} cannot be loaded: {first_line(error)}"
             if "trust_remote_code" in str(error):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain_local.attention.packed import MakeAttend, Spans
+from retrain_local.attention.pages import zeros
 from retrain_local.attention.rows import Move, WholeRows
 from retrain_local.decoder import Attend, Scores
 
@@ -94,7 +95,10 @@ class States:
 
     def __init__(self, mixers: Mixers, slots: int, device: torch.device) -> None:
         self.mixers, self._device = mixers, device
-        self._tensors = [[_zeros(slots, each, device) for each in tensors_in(layer.kept)] for layer in mixers.layers]
+        self._tensors = [
+            [zeros((slots, *each.shape[1:]), each.dtype, device) for each in tensors_in(layer.kept)]
+            for layer in mixers.layers
+        ]
 
     def read(self, number: int, slots_B: Tensor) -> Any:
         """Return the cache of these rows."""
@@ -121,14 +125,6 @@ class States:
 
     def index(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(list(slots), device=self._device)
-
-
-def _zeros(slots: int, row: Tensor, device: torch.device) -> Tensor:
-    size = slots, *row.shape[1:]
-    if device.type == "cpu":  # numpy's zeros commit memory only when it is first written
-        bytes_ = np.zeros(int(np.prod(size, dtype=np.int64)) * row.dtype.itemsize, np.int8)
-        return torch.from_numpy(bytes_).view(row.dtype).view(size)
-    return torch.zeros(size, dtype=row.dtype, device=device)
 
 
 class Run(Protocol):
