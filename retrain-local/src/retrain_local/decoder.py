@@ -63,6 +63,11 @@ class Shape:
         size = KeySize(kv_heads=self.kv_heads, head_size=self.head_size, value_size=self.value_size)
         return (size,) * self.layers
 
+    @property
+    def token_elements(self) -> int:
+        """The numbers in a token's keys and values, of all layers; 0 in the tier plain."""
+        return sum(size.kv_heads * (size.head_size + size.value_size) for size in self.key_sizes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scores:

@@ -34,7 +34,7 @@ from retrain_local.export.merged import (
 )
 from retrain_local.memory.sizes import AUTO_DTYPE, runs
 from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
-from retrain_local.model.load import create_pair
+from retrain_local.model.load import DTYPES, create_pair
 from retrain_local.model.model_files import CONFIG_FILE, Folder, find_source, open_folder
 from retrain_local.model.qlora import without_advice
 from retrain_local.model.weights import INDEX, SINGLE
@@ -179,7 +179,6 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 SHARD_BYTES = 4 * 2**30
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 STORED_AS = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # Files of a model's folder that are not copied: other weights, and a checkpoint's state.
 NOT_COPIED = (
@@ -319,7 +318,7 @@ def quantised_logits(export: ModelExport, folder: Folder, adapter: Path, ids: Se
     found = []
     with torch.no_grad():
         for row in ids:
-            spans = Spans(lengths=(len(row),), prefixes=(-1,))
+            spans = Spans.apart((len(row),))
             positions_N = torch.from_numpy(spans.positions())
             hidden_ND = pair.trained.hidden(torch.tensor(list(row)), positions_N, PaddedAttend(spans, device))
             found.append(pair.trained.logits(hidden_ND).float())

@@ -19,11 +19,13 @@ from retrain_local.model.hf_decoder import HfDecoder
 PLAIN = "plain"
 
 
-def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int, int] | None = None) -> Activations:
+def measure_activations(
+    decoder: HfDecoder, model: nn.Module, copied: int, times: Mapping[int, int] | None = None
+) -> Activations:
     """Measure one forward pass over a row of `MEASURED_ROW` tokens, or the context, and one over half of it.
 
-    In a copy with fewer layers, layer i counts as `times[i]` layers, and the caller adds the keys and values that
-    attention over several rows copies.
+    `copied` are a token's keys and values, copied by attention over several rows. In a copy with fewer layers, layer i
+    counts as `times[i]` layers.
     """
     length = min(MEASURED_ROW, decoder.shape.context or MEASURED_ROW)
     each = Counter[int]()
@@ -35,8 +37,6 @@ def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int
     for (layer, _), elements in kept.items():
         each[layer] += elements
     repeated = sum(share for (_, is_repeated), share in shares.items() if is_repeated)
-    sizes = decoder.shape.key_sizes if times is None and decoder.tier != PLAIN else ()
-    copied = sum(size.kv_heads * (size.head_size + size.value_size) for size in sizes)
     return Activations(
         packed=int(totals[1] - repeated),
         repeated=int(repeated) + copied,

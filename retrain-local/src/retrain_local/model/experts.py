@@ -126,6 +126,11 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
     return Routers(names=tuple(found), experts=experts, chosen=chosen, can_replay=can_replay)
 
 
+def layer_number(name: str) -> int:
+    """Return the number in a module's name; 0 for a module outside the layers."""
+    return int(next(filter(str.isdecimal, name.split(".")), 0))
+
+
 def fitted(rows: Sequence[TrainRow], routers: Routers | None, layers: int) -> tuple[TrainRow, ...]:
     """Return the rows with the experts of the routers, all or none: servers report all layers, dense ones too.
 
@@ -133,7 +138,7 @@ def fitted(rows: Sequence[TrainRow], routers: Routers | None, layers: int) -> tu
     """
     if routers is None or all(row.experts_TLK is None for row in rows):
         return tuple(replace(row, experts_TLK=None) for row in rows)
-    found, numbers = [], [int(next(filter(str.isdecimal, name.split(".")), 0)) for name in routers.names]
+    found, numbers = [], [layer_number(name) for name in routers.names]
     for index, row in enumerate(rows):
         shape = (len(row.tokens_T), *routers.size)
         given = np.full(shape, -1, np.int16) if row.experts_TLK is None else row.experts_TLK

@@ -115,7 +115,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
     total = sum(p.numel() for p in peft.parameters())
     trained = route.decoder(peft.get_base_model())
-    measured = cache(partial(measure_activations, trained, peft.get_base_model()))
+    measured = cache(partial(measure_activations, trained, peft.get_base_model(), trained.shape.token_elements))
     trained.shape = replace(trained.shape, parameters=total, activations=measured)
     trained.head_parameters = _head_parameters(trained)
     made = []
@@ -308,7 +308,8 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
             model = _copy(base, place, device, shares=False)
         made.append((model, _copying(model, parameters)))
     base.requires_grad_(True)
-    trained.shape = replace(trained.shape, activations=cache(partial(measure_activations, trained, base)))
+    measured = cache(partial(measure_activations, trained, base, trained.shape.token_elements))
+    trained.shape = replace(trained.shape, activations=measured)
     trained.head_parameters = _head_parameters(trained)
 
     def reference() -> object:

@@ -153,8 +153,7 @@ def choose_route(model: Any) -> Route:
     before = model.config._attn_implementation
     vocabulary = model.get_input_embeddings().num_embeddings
     ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
-    shared, *endings = ids_N.split(SPANS.lengths)
-    rows = [torch.cat([shared, ending]) for ending in endings]
+    rows = _rows_of(ids_N)
     with torch.no_grad():
         own, again = ([_logits(model(input_ids=row[None], use_cache=False)) for row in rows] for _ in range(2))
         if _gap(again, own) > _tolerance(model.dtype):
@@ -189,6 +188,12 @@ def _first_position(model: Any, row_T: Tensor) -> int:
     with _hooked(model, note, lambda *_: None):
         model(input_ids=row_T[None], use_cache=False)
     return found
+
+
+def _rows_of(packed_N: Tensor) -> list[Tensor]:
+    """Return both rows of a tensor of the packed tokens."""
+    shared, *endings = packed_N.split(SPANS.lengths)
+    return [torch.cat([shared, ending]) for ending in endings]
 
 
 def _logits(out: Any) -> Tensor:
@@ -234,8 +239,7 @@ def _packed(decoder: HfDecoder, ids_N: Tensor, own: list[Tensor]) -> int:
     """Return the hidden size; UnsupportedAttentionError if packed rows have other logits than the model's own."""
     positions_N, attend = torch.from_numpy(SPANS.positions()).to(decoder.device), decoder.packed(PaddedAttend)
     hidden_ND = decoder.hidden(ids_N, positions_N, attend(SPANS, decoder.device))
-    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
-    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
+    gap = _gap(_rows_of(decoder.logits(hidden_ND)), own)
     if gap > _tolerance(decoder.dtype):
         raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
     return int(hidden_ND.shape[1])
@@ -362,10 +366,10 @@ def _uncached(model: Any, ids_N: Tensor, own: list[Tensor], route: Route) -> Rou
         try:
             decoder = found.decoder(model)
             hidden_ND = decoder.hidden(ids_N, ids_N, PackedRows(SPANS, model.device, pads=pads))
-            shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+            rows = _rows_of(decoder.logits(hidden_ND))
         except Exception:
             continue
-        if _gap([torch.cat([shared, ending]) for ending in endings], own) <= _tolerance(model.dtype):
+        if _gap(rows, own) <= _tolerance(model.dtype):
             return replace(found, shape=replace(route.shape, hidden=hidden_ND.shape[1]))
     raise VaryingLogitsError
 

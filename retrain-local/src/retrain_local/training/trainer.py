@@ -214,7 +214,7 @@ class Trainer:
     def _idle(self, *, is_trained: bool) -> None:
         """Pass one token without changing a gradient, for ranks that need this one's part of the weights."""
         token = torch.zeros(1, dtype=torch.int64, device=self._decoder.device)
-        attend = self._attend(Spans(lengths=(1,), prefixes=(-1,)), self._decoder.device)
+        attend = self._attend(Spans.apart((1,)), self._decoder.device)
         with torch.set_grad_enabled(is_trained):
             logits = self._decoder.logits(self._decoder.hidden(token, token, attend))
             if is_trained:
