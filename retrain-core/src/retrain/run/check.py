@@ -315,12 +315,11 @@ CREDIT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """A part by the key that names it.
+    """A part that a key names.
 
     `source` is its distribution and version, or `dotted path`; empty when no plugin provides it, as `problem` says.
     """
 
-    key: str
     kind: Kind
     name: str
     source: str
@@ -361,4 +360,4 @@ def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str
         source, distribution = str(owner), owner.distribution
     elif problem is None:
         source = DOTTED
-    return Selected(key=path, kind=kind, name=name, source=source, distribution=distribution, problem=problem)
+    return Selected(kind=kind, name=name, source=source, distribution=distribution, problem=problem)

@@ -65,7 +65,7 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
         return None
     finally:
         gc.collect()  # the copies are cycles, through the methods that a route has replaced
-    return Kept(tier="plain" if route.why else "paged", why=route.why, activations=activations, **kept, **adapted)
+    return Kept(why=route.why, activations=activations, **kept, **adapted)
 
 
 def _of_layers(route: Route, kinds: list[Any]) -> dict[str, int]:
