@@ -18,7 +18,7 @@ from retrain.api import BackendError, Config, ConfigError, Problem, locate_adapt
 from retrain_local.devices.group import Group, gathered, like, put
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model.adapter import file_names
-from retrain_local.model.model_files import MASTER_FILE, save_model, save_tensors
+from retrain_local.model.model_files import MASTER_FILE, save_model, save_tensors, write_json
 from retrain_local.model.pair import Pair
 from retrain_local.options import ModelKeys
 
@@ -70,8 +70,7 @@ def _write_adapter(pair: Pair, adapter: Mapping[str, Tensor], folder: Path) -> N
         save_model(pair.files, adapter, folder)
         return
     save_tensors(adapter, folder / ADAPTER_FILE)
-    text = json.dumps(dict(pair.adapter_config), indent=2, sort_keys=True) + "\n"
-    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    write_json(folder / CONFIG_FILE, pair.adapter_config)
 
 
 def save_state(

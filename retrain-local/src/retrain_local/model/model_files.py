@@ -232,10 +232,13 @@ def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -
             for name in files.others:
                 rounded[name] = reader.read(name, torch.empty(reader.shape(name), dtype=reader.dtype(name)))
     save_tensors(rounded | dict(files.fixed), folder / SINGLE)
-    text = json.dumps(dict(files.document), indent=2, sort_keys=True) + "\n"
-    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    write_json(folder / CONFIG_FILE, files.document)
     for file in files.companions:
         shutil.copyfile(file, folder / file.name)
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(dict(content), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
