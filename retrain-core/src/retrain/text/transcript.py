@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.types import (
-    Completion,
-    Experts,
-    Floats,
-    Mask,
-    Message,
-    Sample,
-    StopReason,
-    Tokens,
-    joined_experts,
-)
+from retrain.kernel.types import Completion, Experts, Floats, Mask, Message, Sample, StopReason, Tokens, joined_experts
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.template_probe import QUESTION
 from retrain.text.thinking import Thinking, Thought, decoded, template_args, thinking_of
