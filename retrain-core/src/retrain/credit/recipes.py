@@ -186,9 +186,8 @@ def departures(config: Config, recipe: Recipe, plugins: Plugins) -> dict[str, An
 def _flat_name(config: Config, path: str, plugins: Plugins) -> str:
     """The key as a flag spells it, with underscores, as in the labels of a campaign."""
     table = path.partition(".")[0]
-    owners = plugins.find(Kind.CONFIG_TABLE, table)
-    traits = owners[0].spec.traits if owners else None
-    keys = keys_of(table, type(config.tables[table]), traits if isinstance(traits, TableTraits) else TableTraits())
+    traits = plugins.traits_of(Kind.CONFIG_TABLE, table, TableTraits) or TableTraits()
+    keys = keys_of(table, type(config.tables[table]), traits)
     return next((key.flag.replace("-", "_") for key in keys if key.path == path), path)
 
 
