@@ -14,18 +14,14 @@ from retrain.kernel.declared import Kind, TableTraits
 from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import problem_with, resolve
 from retrain.kernel.registry import Plugins
+from retrain.records.identity.inputs import PARAMS
 from retrain.text.secrets import hide
 
 KEY = "algorithm.recipe"
 # The values of a recipe for a part apply only while the part is the one that the recipe names.
 PART_OF = {
-    "algorithm.params": "algorithm.algorithm_mode",
-    "algorithm.advantage_params": "algorithm.advantage_mode",
-    "algorithm.transform_params": "algorithm.transform_mode",
-    "algorithm.loss_params": "algorithm.loss",
-    "algorithm.clip_eps": "algorithm.loss",
-    "algorithm.clip_eps_high": "algorithm.loss",
-    "algorithm.dual_clip": "algorithm.loss",
+    **{options: key for _, key, options in PARAMS if key.startswith("algorithm.")},
+    **dict.fromkeys(("algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.dual_clip"), "algorithm.loss"),
 }
 Values = Mapping[str, Mapping[str, Any]]  # by table and key
 
