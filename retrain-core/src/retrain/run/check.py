@@ -311,11 +311,12 @@ CREDIT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """A part that a key names.
+    """A part by the key that names it.
 
     `source` is its distribution and version, or `dotted path`; empty when no plugin provides it, as `problem` says.
     """
 
+    key: str
     kind: Kind
     name: str
     source: str
@@ -356,4 +357,4 @@ def _selected(config: Config, plugins: Plugins, path: str, kind: Kind, name: str
         source, distribution = str(owner), owner.distribution
     elif problem is None:
         source = DOTTED
-    return Selected(kind=kind, name=name, source=source, distribution=distribution, problem=problem)
+    return Selected(key=path, kind=kind, name=name, source=source, distribution=distribution, problem=problem)
