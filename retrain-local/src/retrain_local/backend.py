@@ -83,10 +83,10 @@ class LocalBackend:
         engine: Engine,
         trainer: Trainer,
         threads: int,
-        training_threads: int | None = None,
-        capabilities: Capabilities = CAPABILITIES,
-        ahead: int = 0,
-        group: Group = ALONE,
+        training_threads: int,
+        capabilities: Capabilities,
+        ahead: int,
+        group: Group,
     ) -> None:
         self.capabilities = capabilities
         self.overlaps_training = ahead > 0
@@ -96,7 +96,7 @@ class LocalBackend:
         self._policies = tuple(policies)
         self._engine, self._group = engine, group
         self._device = pair.trained.device
-        self._threads, self._training_threads = threads, training_threads or threads
+        self._threads, self._training_threads = threads, training_threads
         self._version = 0
         self._in_use: int | None = None  # version that `sample` uses
         self._is_served = isinstance(engine, ServedElsewhere)

@@ -74,12 +74,8 @@ def problems_of(config: Config) -> list[Problem]:
         problems.append(_problem(config, "inference.dtype", code="engine.dtype-refused", what=what, fix=fix, why=why))
     if name in GPU_ONLY and _is_cpu(config.backend.devices):
         what = f"attention_kernel = {name!r} needs a GPU, and devices = {config.backend.devices!r}"
-        fix, why, key = (
-            'set [backend] devices = "gpu:0", or use "default"',
-            GPU_ONLY[name],
-            "inference.attention_kernel",
-        )
-        problems.append(_problem(config, key, code="engine.kernel-needs-gpu", what=what, fix=fix, why=why))
+        fix, key = 'set [backend] devices = "gpu:0", or use "default"', "inference.attention_kernel"
+        problems.append(_problem(config, key, code="engine.kernel-needs-gpu", what=what, fix=fix, why=GPU_ONLY[name]))
     return problems
 
 
@@ -142,10 +138,8 @@ def quantize_problems(config: Config, *, will_run: bool = True) -> list[Problem]
         why = "quantised weights cannot be trained"
         found.append(_problem(config, key, code="model.quantised-training", what=what, fix=fix, why=why))
     if engine != ENGINE:
-        what, why = (
-            f"engine = {engine!r} does not go with quantize = {kind!r}",
-            "the engine would sample from weights that are not quantised",
-        )
+        what = f"engine = {engine!r} does not go with quantize = {kind!r}"
+        why = "the engine would sample from weights that are not quantised"
         fix = f'use engine = "{ENGINE}", or quantize = "none"'
         found.append(_problem(config, "inference.engine", code="engine.not-quantised", what=what, fix=fix, why=why))
     return found
@@ -265,10 +259,8 @@ def _different(config: Config, folder: Path, document: Mapping[str, Any], found:
     problems = []
 
     def differs(key: str, now: Any, before: str, value: Any, why: str = "") -> None:
-        what, fix = (
-            f"is {json.dumps(now)}, and the adapter in {folder} {before}",
-            f"set {key.partition('.')[2]} = {value}",
-        )
+        what = f"is {json.dumps(now)}, and the adapter in {folder} {before}"
+        fix = f"set {key.partition('.')[2]} = {value}"
         problems.append(_problem(config, key, code="model.adapter-differs", what=what, fix=fix, why=why))
 
     if found["r"] != rank:

@@ -6,15 +6,18 @@ every forward pass, decides which tokens a token attends to and where keys and v
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from retrain_local.memory.sizes import Activations
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,11 @@ class Shape:
             return self.keeping
         size = KeySize(kv_heads=self.kv_heads, head_size=self.head_size, value_size=self.value_size)
         return (size,) * self.layers
+
+    @property
+    def token_elements(self) -> int:
+        """The numbers in a token's keys and values, of all layers; 0 in the tier plain."""
+        return sum(size.kv_heads * (size.head_size + size.value_size) for size in self.key_sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,3 +154,13 @@ class TrainedDecoder(Decoder, Protocol):
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Compute the reference within the block, bit for bit; take no gradient there."""
+
+
+@contextmanager
+def within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a variable of the forward passes of this thread; transformers' modules pass no argument of ours on."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

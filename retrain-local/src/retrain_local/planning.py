@@ -44,7 +44,7 @@ def _tier(shape: ModelShape) -> str:
         return "native, this backend's own decoder"
     if shape.kept is None:
         return ""
-    if shape.kept.tier == "plain":
+    if shape.kept.why:
         return f"plain, the model's own forward pass: {shape.kept.why}"
     states = f" and a state of {shape.row_bytes / 2**10:,.0f} KiB a row" if shape.row_bytes else ""
     return f"paged, transformers' modules with this backend's attention{states}"

@@ -264,15 +264,14 @@ def test_what_a_teacher_settled_on_survives_a_resume(monkeypatch):
     assert "3 and 3 tokens, 2 of" in caught.value.problems[0].why
     assert open_teacher(context({}, toy, adapter="logs/a")), "the same model has the same tokens"
     assert refused(open_teacher, context({}, engine="vllm")) == ["teacher.not-installed"]
-    samples_only = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits()))
-    plugins = SimpleNamespace(find=lambda kind, name: [samples_only])
+    plugins = SimpleNamespace(traits_of=lambda kind, name, form: api.EngineTraits())
     assert refused(open_teacher, replace(context({}), plugins=plugins)) == ["teacher.not-installed"]
 
 
 def context(student, answer=None, **teacher):
     tables = {"model": schema.ModelTable(model="student"), "teacher": TeacherTable(**teacher)}
-    engine = SimpleNamespace(spec=SimpleNamespace(traits=api.EngineTraits(open_teacher=lambda context: answer)))
-    plugins = SimpleNamespace(find=lambda kind, name: [engine] if answer else [])
+    traits = api.EngineTraits(open_teacher=lambda context: answer)
+    plugins = SimpleNamespace(traits_of=lambda kind, name, form: traits if answer else None)
     tokenizer = SimpleNamespace(get_vocab=lambda: student)
     return api.PluginContext(config=Config(tables=tables), seeds=api.Seeds(1), plugins=plugins, tokenizer=tokenizer)
 

@@ -17,7 +17,7 @@ from retrain.records.checkpoints import save_checkpoint
 from retrain.text import secrets
 from retrain.use import export_command
 from retrain.use.hub_upload import repeating_config
-from retrain_local.model.adapter import PREFIX, adapter_config
+from retrain_local.model.adapter import PREFIX, Lora, adapter_config
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.hub_server import hub_server
 from tests.kit.invoke import invoke
@@ -87,7 +87,7 @@ def run(tmp_path: Path) -> Path:
         factors = {"A": torch.ones(2, weight_OI.shape[1]) * 0.02, "B": torch.ones(len(weight_OI), 2) * 0.02}
         tensors = {f"{PREFIX}{MODULE}.lora_{name}.weight": factor for name, factor in factors.items()}
         save_file(tensors, target / "adapter_model.safetensors")
-        document = adapter_config(["up_proj"], rank=2, alpha=4, base=str(TINY))
+        document = adapter_config(["up_proj"], Lora(rank=2, alpha=4, name=str(TINY)))
         (target / "adapter_config.json").write_text(json.dumps(document))
         (target / "optimizer.safetensors").write_bytes(b"moments")
 

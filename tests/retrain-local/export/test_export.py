@@ -22,7 +22,7 @@ from retrain.run.configure import load_checked
 from retrain_local.export import gguf_file, write
 from retrain_local.export.gguf_file import pre_tokenizer
 from retrain_local.export.write import Gap
-from retrain_local.model.adapter import PREFIX, adapter_config
+from retrain_local.model.adapter import PREFIX, Lora, adapter_config
 from retrain_local.model.load import DTYPES
 from retrain_local.plugin import BUILTIN_MODELS
 from tests.kit.hf_models import SERVED, hf_model
@@ -57,7 +57,7 @@ def random_adapter(folder: Path, *, kind: str = "lora", rank: int = 4) -> Path:
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     names = (module.rpartition(".")[2] for module in modules)
     kinds = {"rslora": kind == "rslora", "dora": kind == "dora"}
-    document = adapter_config(names, rank=rank, alpha=8, base=TINY, **kinds)
+    document = adapter_config(names, Lora(rank=rank, alpha=8, name=TINY, **kinds))
     (folder / "adapter_config.json").write_text(json.dumps(document))
     return folder
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from retrain_local.memory.sizes import PREPACK_FROM
 from retrain_local.model import projection as prepacked
-from retrain_local.model.adapter import Adapter, create_adapters
+from retrain_local.model.adapter import Adapter, Lora, create_adapters
 from retrain_local.model.projection import (
     Plain,
     Prepacked,
@@ -38,7 +38,7 @@ def fused(dtype: torch.dtype, *, biased: bool) -> Linear:
 
 
 def adapted(linear: Linear) -> Adapter:
-    (adapter,) = create_adapters([linear], rank=RANK, alpha=2 * RANK, seed=0)
+    (adapter,) = create_adapters([linear], Lora(rank=RANK, alpha=2 * RANK))
     with torch.no_grad():
         for b in adapter.parts_b:
             b.copy_(drawn(*b.shape) * 0.1)
@@ -95,7 +95,7 @@ def test_sampling_is_training_without_a_gradient(dtype: torch.dtype, biased: boo
         pairs.append((SampledMerged(linear), TrainedMerged(adapter)))
     for sampled, trained in pairs:
         with torch.no_grad():
-            (zeros,) = create_adapters([linear], rank=RANK, alpha=2 * RANK, seed=0)
+            (zeros,) = create_adapters([linear], Lora(rank=RANK, alpha=2 * RANK))
             untrained = plain(x, linear, zeros)
             assert relative(sampled(x), untrained) < 1e-2  # nothing was taken yet
             sampled.take(adapter)

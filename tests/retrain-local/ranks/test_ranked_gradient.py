@@ -367,7 +367,7 @@ def test_a_configuration_arrives_whole_with_the_tables_of_plugins(make_config: C
     config = make_config(model={"lora_rank": 8, "dtype": "fp32"}, entropy={"coef": 0.5})
     with pytest.raises(pickle.PicklingError):
         pickle.dumps(config)  # what the messages know more than pickle
-    start = Start(rank=1, size=2, port=3, threads=1, config=config, seeds=Seeds(7), params=LocalOptions(), stop_id=None)
+    start = Start(rank=1, port=3, threads=1, config=config, seeds=Seeds(7), params=LocalOptions(), stop_id=None)
     ours, theirs = Pipe()
     send(ours, start)
     found = receive(theirs)

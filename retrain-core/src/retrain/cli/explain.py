@@ -172,17 +172,14 @@ def _history_note(config: Config, plugins: Plugins) -> str:
     """Return how the chat template changes earlier turns, if its tokenizer is on this machine."""
     from huggingface_hub import try_to_load_from_cache
 
-    from retrain.text.template_probe import history_note
-    from retrain.text.thinking import template_args, thinking_of
     from retrain.text.tokenizer import load_tokenizer
+    from retrain.text.transcript import history_note
 
     model = config.model.model
     is_folder = Path(plugins.locate_model(model) or model).expanduser().is_dir()
     if not is_folder and not isinstance(try_to_load_from_cache(model, "tokenizer_config.json"), str):
         return ""
-    tokenizer = load_tokenizer(config, plugins)
-    thinks = bool(thinking_of(config, tokenizer).opening)
-    return history_note(config, tokenizer, template_args(config, tokenizer), thinks=thinks)
+    return history_note(config, load_tokenizer(config, plugins))
 
 
 def _warnings(config: Config) -> list[str]:

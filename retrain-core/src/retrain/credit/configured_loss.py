@@ -91,7 +91,7 @@ def selected_loss(config: Config, plugins: Plugins) -> str:
 
 def applicable_losses(plugins: Plugins, backend: str) -> list[str]:
     """The losses that a backend can apply: its own, and the registered ones that name it."""
-    capabilities = _capabilities(plugins, backend)
+    capabilities = plugins.traits_of(Kind.BACKEND, backend, Capabilities)
     own = capabilities.losses if capabilities else frozenset()
     return sorted({*own, *(e.spec.name for e in plugins.registered(Kind.LOSS) if backend in _traits(e.spec).backends)})
 
@@ -106,14 +106,8 @@ def capability_fields(capabilities: Capabilities | None, backend: str, plugins: 
     return {**fields, "losses": applicable_losses(plugins, backend)}
 
 
-def _capabilities(plugins: Plugins, backend: str) -> Capabilities | None:
-    entries = plugins.find(Kind.BACKEND, backend)
-    traits = entries[0].spec.traits if entries else None
-    return traits if isinstance(traits, Capabilities) else None
-
-
 def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
-    capabilities = _capabilities(plugins, config.backend.backend)
+    capabilities = plugins.traits_of(Kind.BACKEND, config.backend.backend, Capabilities)
     if capabilities is None:
         return
     for name, harmless in LOSS_KEYS.items():
@@ -128,7 +122,7 @@ def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:
-    capabilities = _capabilities(plugins, config.backend.backend)
+    capabilities = plugins.traits_of(Kind.BACKEND, config.backend.backend, Capabilities)
     return capabilities is not None and config.algorithm.loss in capabilities.losses
 
 

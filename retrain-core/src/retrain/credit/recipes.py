@@ -14,18 +14,14 @@ from retrain.kernel.declared import Kind, TableTraits
 from retrain.kernel.errors import PluginError, Problem, RetrainError
 from retrain.kernel.plugins.resolve import problem_with, resolve
 from retrain.kernel.registry import Plugins
+from retrain.records.identity.inputs import PARAMS
 from retrain.text.secrets import hide
 
 KEY = "algorithm.recipe"
 # The values of a recipe for a part apply only while the part is the one that the recipe names.
 PART_OF = {
-    "algorithm.params": "algorithm.algorithm_mode",
-    "algorithm.advantage_params": "algorithm.advantage_mode",
-    "algorithm.transform_params": "algorithm.transform_mode",
-    "algorithm.loss_params": "algorithm.loss",
-    "algorithm.clip_eps": "algorithm.loss",
-    "algorithm.clip_eps_high": "algorithm.loss",
-    "algorithm.dual_clip": "algorithm.loss",
+    **{options: key for _, key, options in PARAMS if key.startswith("algorithm.")},
+    **dict.fromkeys(("algorithm.clip_eps", "algorithm.clip_eps_high", "algorithm.dual_clip"), "algorithm.loss"),
 }
 Values = Mapping[str, Mapping[str, Any]]  # by table and key
 
@@ -186,9 +182,8 @@ def departures(config: Config, recipe: Recipe, plugins: Plugins) -> dict[str, An
 def _flat_name(config: Config, path: str, plugins: Plugins) -> str:
     """The key as a flag spells it, with underscores, as in the labels of a campaign."""
     table = path.partition(".")[0]
-    owners = plugins.find(Kind.CONFIG_TABLE, table)
-    traits = owners[0].spec.traits if owners else None
-    keys = keys_of(table, type(config.tables[table]), traits.flag_prefix if isinstance(traits, TableTraits) else "")
+    traits = plugins.traits_of(Kind.CONFIG_TABLE, table, TableTraits) or TableTraits()
+    keys = keys_of(table, type(config.tables[table]), traits.flag_prefix)
     return next((key.flag.replace("-", "_") for key in keys if key.path == path), path)
 
 

@@ -25,14 +25,13 @@ def open_teacher(context: PluginContext) -> TeacherShaper:
     """The shaper of a run with `[teacher]`; ConfigError when no installed part offers its engine as a teacher."""
     config, engine = context.config, context.config.teacher.engine
     require_vocabulary(context)
-    traits = [entry.spec.traits for entry in context.plugins.find(Kind.INFERENCE_ENGINE, engine)]
-    offered = [each.open_teacher for each in traits if isinstance(each, EngineTraits) and each.open_teacher]
-    if not offered:
+    traits = context.plugins.traits_of(Kind.INFERENCE_ENGINE, engine, EngineTraits)
+    if traits is None or not traits.open_teacher:
         what = f"no installed plugin opens a teacher with engine {engine!r}"
         fix = "pip install retrain-local for a model in this process, or name a server: vllm, sglang"
         where = config.place("teacher.engine")
         raise ConfigError(Problem(code="teacher.not-installed", where=where, what=what, fix=fix))
-    teacher: Teacher = call(offered[0], context)
+    teacher: Teacher = call(traits.open_teacher, context)
     return TeacherShaper(teacher, config.training.temperature)
 
 

@@ -6,8 +6,8 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,15 @@ class ServedModel:
     context_limit: int | None = None
 
 
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """As a decorator: an answer of another form than the function reads is a BadAnswerError."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        raise BadAnswerError(what) from None
+
+
 class Dialect:
     """One kind of server, with the routes that most of them share. All else, from retries to checks, is common to all.
 
@@ -70,16 +79,14 @@ class Dialect:
     def models(self) -> HttpRequest:
         return "/v1/models", None
 
+    @refusing("the list of models cannot be read")
     def parse_models(self, answer: Any) -> list[ServedModel]:
         """The base models without adapters (entries with a parent); BadAnswerError when the answer cannot be read."""
-        try:
-            return [
-                ServedModel(name=str(entry["id"]), root=entry.get("root"), context_limit=entry.get("max_model_len"))
-                for entry in answer["data"]
-                if not entry.get("parent")
-            ]
-        except (KeyError, TypeError, AttributeError):
-            raise BadAnswerError("the list of models cannot be read") from None
+        return [
+            ServedModel(name=str(entry["id"]), root=entry.get("root"), context_limit=entry.get("max_model_len"))
+            for entry in answer["data"]
+            if not entry.get("parent")
+        ]
 
     def completion(self, request: CompletionRequest) -> HttpRequest:
         """The request for one completion from the full distribution, with the model's own defaults overridden."""

@@ -40,11 +40,8 @@ COMPARED_ROWS = 8  # of each batch, where the comparison costs an extra forward 
 
 def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEngine:
     """Check the servers of `[inference] url`, give them the policy, and measure how exactly they sample from it."""
-    table, temperature, algorithm = (
-        context.config.inference,
-        context.config.training.temperature,
-        context.config.algorithm,
-    )
+    table, algorithm = context.config.inference, context.config.algorithm
+    temperature = context.config.training.temperature
     with ExitStack() as undo:
         client = Client(Settings.of(context.config, dialect.default_url))
         undo.callback(client.close)

@@ -49,10 +49,8 @@ class ServerTeacher:
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         if temperature != 1.0:
-            what, fix = (
-                f"a server reports log-probabilities only at temperature 1, not {temperature:g}",
-                "set temperature = 1.0",
-            )
+            what = f"a server reports log-probabilities only at temperature 1, not {temperature:g}"
+            fix = "set temperature = 1.0"
             raise BackendError(Problem(code="teacher.bad-temperature", where="[teacher] engine", what=what, fix=fix))
         calls = [self._call(row.tokens_T.tolist(), f"row {number} of the teacher") for number, row in enumerate(rows)]
         found: dict[int, list[GivenToken]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from retrain.engines.client import BadAnswerError
-from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel
+from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel, refusing
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.openai import TextIds
 from retrain.engines.policy import Policy
@@ -52,24 +52,22 @@ class MAX(VLLM):
         kept = {name: value for name, value in (body or {}).items() if name != "return_token_ids"}
         return path, kept | {"logprobs": max(1, request.top)}
 
+    @refusing("the answer holds no completion")
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        try:
-            choice = answer["choices"][0]
-            logprobs = choice.get("logprobs") or {}
-            values, tops = logprobs.get("token_logprobs"), logprobs.get("top_logprobs")
-            reason = choice.get("finish_reason")
-            if not values or not tops:
-                raise BadAnswerError("the answer holds no log-probabilities")
-            texts = [_sampled_text(value, top) for value, top in zip(values, tops, strict=True)]
-            return RawCompletion(
-                tokens=self._ids(texts, request, is_ended=reason == "stop"),
-                logprobs=values,
-                finish_reason=reason,
-                model=answer.get("model"),
-                tops=dict(tops[0]) if request.top else None,
-            )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            raise BadAnswerError("the answer holds no completion") from None
+        choice = answer["choices"][0]
+        logprobs = choice.get("logprobs") or {}
+        values, tops = logprobs.get("token_logprobs"), logprobs.get("top_logprobs")
+        reason = choice.get("finish_reason")
+        if not values or not tops:
+            raise BadAnswerError("the answer holds no log-probabilities")
+        texts = [_sampled_text(value, top) for value, top in zip(values, tops, strict=True)]
+        return RawCompletion(
+            tokens=self._ids(texts, request, is_ended=reason == "stop"),
+            logprobs=values,
+            finish_reason=reason,
+            model=answer.get("model"),
+            tops=dict(tops[0]) if request.top else None,
+        )
 
     load_weights = Dialect.load_weights
 

@@ -19,7 +19,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from retrain.engines.client import BadAnswerError, OtherModelError
-from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel
+from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel, refusing
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.policy import Policy
 from retrain.engines.table import DEFAULT_URLS
@@ -112,28 +112,26 @@ class MLX(Dialect):
             body |= {"top_logprobs": request.top, "logit_bias": stops}
         return "/v1/completions", body
 
+    @refusing("the answer holds no completion")
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        try:
-            choice, num_read = answer["choices"][0], answer["usage"]["prompt_tokens"]
-            content = (choice.get("logprobs") or {}).get("content")
-            reason = choice.get("finish_reason")
-            if answer.get("model") != self._model_path:
-                raise OtherModelError(f"{answer.get('model')!r} answered instead of {self._model_path!r}")
-            if num_read != len(request.prompt_T):
-                raise BadAnswerError(
-                    f"the server read a prompt of {num_read} tokens, and {len(request.prompt_T)} were sent"
-                )
-            if content is None:
-                return RawCompletion(tokens=None, logprobs=None, finish_reason=reason)
-            tokens = [entry["id"] for entry in content]
-            logprobs = [entry["logprob"] for entry in content]
-            tops = (
-                {f"token_id:{top['id']}": float(top["logprob"]) for top in content[0]["top_logprobs"]}
-                if request.top
-                else None
+        choice, num_read = answer["choices"][0], answer["usage"]["prompt_tokens"]
+        content = (choice.get("logprobs") or {}).get("content")
+        reason = choice.get("finish_reason")
+        if answer.get("model") != self._model_path:
+            raise OtherModelError(f"{answer.get('model')!r} answered instead of {self._model_path!r}")
+        if num_read != len(request.prompt_T):
+            raise BadAnswerError(
+                f"the server read a prompt of {num_read} tokens, and {len(request.prompt_T)} were sent"
             )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            raise BadAnswerError("the answer holds no completion") from None
+        if content is None:
+            return RawCompletion(tokens=None, logprobs=None, finish_reason=reason)
+        tokens = [entry["id"] for entry in content]
+        logprobs = [entry["logprob"] for entry in content]
+        tops = (
+            {f"token_id:{top['id']}": float(top["logprob"]) for top in content[0]["top_logprobs"]}
+            if request.top
+            else None
+        )
         # The server stops only at the end tokens in the model's files, perhaps fewer than the policy's. A cut at the
         # first of the policy's gives the same completion as a stop there.
         length = next((index + 1 for index, token in enumerate(tokens) if token in request.stop_ids), len(tokens))

@@ -12,6 +12,7 @@ from retrain.engines.dialect import (
     GivenToken,
     HttpRequest,
     RawCompletion,
+    refusing,
 )
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.given_tokens import ServerTeacher, open_server
@@ -50,24 +51,22 @@ class SGLang(Dialect):
         body |= {"extra_key": request.cache_salt} if request.cache_salt else {}
         return "/generate", body | ({"lora_path": request.adapter} if request.adapter else {})
 
+    @refusing("the answer holds no completion")
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
         """The server reports the ids twice, and they must agree."""
-        try:
-            meta = answer["meta_info"]
-            triples = meta.get("output_token_logprobs")
-            finish = meta.get("finish_reason") or {}
-            tokens = answer.get("output_ids")
-            if triples is not None and tokens is not None and [triple[1] for triple in triples] != tokens:
-                raise BadAnswerError("the ids of the completion and of its log-probabilities differ")
-            tops = (meta.get("output_top_logprobs") or [None])[0] or []
-            return RawCompletion(
-                tokens=tokens,
-                logprobs=None if triples is None else [triple[0] for triple in triples],
-                finish_reason=finish.get("type"),
-                tops={f"token_id:{top[1]}": float(top[0]) for top in tops} if request.top else None,
-            )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            raise BadAnswerError("the answer holds no completion") from None
+        meta = answer["meta_info"]
+        triples = meta.get("output_token_logprobs")
+        finish = meta.get("finish_reason") or {}
+        tokens = answer.get("output_ids")
+        if triples is not None and tokens is not None and [triple[1] for triple in triples] != tokens:
+            raise BadAnswerError("the ids of the completion and of its log-probabilities differ")
+        tops = (meta.get("output_top_logprobs") or [None])[0] or []
+        return RawCompletion(
+            tokens=tokens,
+            logprobs=None if triples is None else [triple[0] for triple in triples],
+            finish_reason=finish.get("type"),
+            tops={f"token_id:{top[1]}": float(top[0]) for top in tops} if request.top else None,
+        )
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
         """The server has one model, whatever its name."""
@@ -75,12 +74,10 @@ class SGLang(Dialect):
         body = {"input_ids": tokens, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
         return "/generate", body | {"return_text_in_logprobs": True}
 
+    @refusing("the answer holds no log-probabilities of the given tokens")
     def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
         """The answer has triples of log-probability, id and text, the first without a log-probability."""
-        try:
-            triples = answer["meta_info"]["input_token_logprobs"]
-            if [triple[1] for triple in triples] != tokens:
-                raise BadAnswerError("the server read other tokens than it was sent")
-            return [GivenToken(logprob=triple[0], text=triple[2]) for triple in triples[1:]]
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None
+        triples = answer["meta_info"]["input_token_logprobs"]
+        if [triple[1] for triple in triples] != tokens:
+            raise BadAnswerError("the server read other tokens than it was sent")
+        return [GivenToken(logprob=triple[0], text=triple[2]) for triple in triples[1:]]

@@ -77,9 +77,8 @@ def unsupported_keys(config: Config, plugins: Plugins, servers: Collection[str])
     `servers` are the engines with separate options for some keys. A backend without an engine checks its own.
     """
     table, default = config.inference, InferenceTable()
-    entries = plugins.find(Kind.INFERENCE_ENGINE, table.engine)
-    traits = entries[0].spec.traits if len(entries) == 1 else None
-    if not isinstance(traits, EngineTraits):
+    traits = plugins.traits_of(Kind.INFERENCE_ENGINE, table.engine, EngineTraits)
+    if traits is None:
         return []
     problems = []
     for name in KEYS:

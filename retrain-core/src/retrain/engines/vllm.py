@@ -17,6 +17,7 @@ from retrain.engines.dialect import (
     GivenToken,
     HttpRequest,
     RawCompletion,
+    refusing,
 )
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.given_tokens import ServerTeacher, open_server
@@ -59,38 +60,34 @@ class VLLM(Dialect):
         body |= {"return_tokens_as_token_ids": True} if request.top else {}
         return "/v1/completions", body | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
 
+    @refusing("the answer holds no completion")
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        try:
-            choice = answer["choices"][0]
-            logprobs = choice.get("logprobs") or {}
-            tops = logprobs.get("top_logprobs") or [None]
-            return RawCompletion(
-                tokens=choice.get("token_ids"),
-                logprobs=logprobs.get("token_logprobs"),
-                finish_reason=choice.get("finish_reason"),
-                prompt=choice.get("prompt_token_ids"),
-                model=answer.get("model"),
-                tops=dict(tops[0] or {}) if request.top else None,
-                experts=choice.get("routed_experts"),
-            )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            raise BadAnswerError("the answer holds no completion") from None
+        choice = answer["choices"][0]
+        logprobs = choice.get("logprobs") or {}
+        tops = logprobs.get("top_logprobs") or [None]
+        return RawCompletion(
+            tokens=choice.get("token_ids"),
+            logprobs=logprobs.get("token_logprobs"),
+            finish_reason=choice.get("finish_reason"),
+            prompt=choice.get("prompt_token_ids"),
+            model=answer.get("model"),
+            tops=dict(tops[0] or {}) if request.top else None,
+            experts=choice.get("routed_experts"),
+        )
 
     def given_tokens(self, tokens: list[int], model: str) -> HttpRequest:
         """The server insists on sampling one token; it is ignored."""
         body = {"model": model, "prompt": tokens, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         return "/v1/completions", body
 
+    @refusing("the answer holds no log-probabilities of the given tokens")
     def parse_given_tokens(self, answer: Any, tokens: list[int]) -> list[GivenToken]:
         """The answer has an object per position, from the id as text to its numbers; None for the first."""
-        try:
-            found = answer["choices"][0]["prompt_logprobs"]
-            if found is None or len(found) != len(tokens):
-                raise BadAnswerError(f"log-probabilities of {len(found or ())} tokens instead of {len(tokens)}")
-            entries = [entry[str(token)] for entry, token in zip(found[1:], tokens[1:], strict=True)]
-            return [GivenToken(logprob=entry["logprob"], text=entry.get("decoded_token")) for entry in entries]
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise BadAnswerError("the answer holds no log-probabilities of the given tokens") from None
+        found = answer["choices"][0]["prompt_logprobs"]
+        if found is None or len(found) != len(tokens):
+            raise BadAnswerError(f"log-probabilities of {len(found or ())} tokens instead of {len(tokens)}")
+        entries = [entry[str(token)] for entry, token in zip(found[1:], tokens[1:], strict=True)]
+        return [GivenToken(logprob=entry["logprob"], text=entry.get("decoded_token")) for entry in entries]
 
     def load_weights(self, folder: Path) -> list[HttpRequest]:
         """Use the routes of PRIME-RL's server around vLLM."""

@@ -112,10 +112,8 @@ def _checked(
         return load_file(Tables(config), arguments, plugins, starts_run=True, settings=settings)
     words = [os.fspath(config), *arguments]
     if claim := claim_of(words, plugins):
-        what, fix = (
-            f"is for `retrain {claim.command}`, not for a single run",
-            f"run `retrain {claim.command} {words[0]}`",
-        )
+        what = f"is for `retrain {claim.command}`, not for a single run"
+        fix = f"run `retrain {claim.command} {words[0]}`"
         raise ConfigError(Problem(code="run.not-single", where=words[0], what=what, fix=fix))
     return load_file(*split_arguments(words), plugins, starts_run=True, settings=settings)
 

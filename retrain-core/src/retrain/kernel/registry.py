@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -16,6 +16,7 @@ from retrain.kernel.errors import ConfigError, HookError, Problem, RetrainError
 PLURALS = {Kind.UNCERTAINTY: "uncertainties", Kind.LOSS: "losses"}
 BUILTIN = "builtin:"  # prefix of models that a distribution ships
 HOOK_OF_KIND = {kind: f"retrain_register_{PLURALS.get(kind, f'{kind}s')}".replace(" ", "_") for kind in Kind}
+Traits = TypeVar("Traits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,12 @@ class Plugins:
     def find(self, kind: Kind, name: str) -> list[Registered]:
         """Return the registrations of a name or alias: none, one, or several when they clash."""
         return self.registries[kind].entries.get(name, [])
+
+    def traits_of(self, kind: Kind, name: str, form: type[Traits]) -> Traits | None:
+        """Return what the part of this name declares about itself; None without a part or such a declaration."""
+        entries = self.find(kind, name)
+        traits = entries[0].spec.traits if entries else None
+        return traits if isinstance(traits, form) else None
 
     def add(self, plugin: object, owner: Owner) -> None:
         """Register one plugin object; an exception disables only that plugin and is kept in `failures`."""

@@ -197,9 +197,7 @@ def write_tokens(run: Path, step: int, records: Sequence[TokenRecord]) -> dict[s
 
     content = save(arrays)
     write_bytes(file, content)
-    digest = new_digest()
-    digest.update(content)
-    return {"step": step, "bytes": len(content), "blake2b": digest.hexdigest()}
+    return {"step": step, "bytes": len(content), "blake2b": new_digest(content).hexdigest()}
 
 
 def row_arrays(rows: Sequence[RowRecord]) -> dict[str, np.ndarray]:

@@ -68,9 +68,9 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def new_digest() -> blake2b:
-    """Return an empty checksum of 16 bytes, as in `checksums.json`."""
-    return blake2b(digest_size=16)
+def new_digest(content: bytes = b"") -> blake2b:
+    """Return the checksum of 16 bytes that files and inputs are recorded with; `update` continues it."""
+    return blake2b(content, digest_size=16)
 
 
 def digest_of(file: Path, size: int = sys.maxsize) -> blake2b:

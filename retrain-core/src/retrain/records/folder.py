@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ LOG = logging.getLogger("retrain")
 SIZES, CHECKSUMS = "record_sizes", "record_checksums"  # of the record files, in a checkpoint's state
 
 
-class RunFolder:
+class RunFolder(AbstractContextManager["RunFolder"]):
     """The `log_dir` of one run, open for writing: every file in `record_names`."""
 
     def __init__(self, path: Path, adapters: Path) -> None:
@@ -131,9 +131,6 @@ class RunFolder:
     def write_state(self, state: Mapping[str, Any]) -> None:
         with reported(self.path / record_names.TRAINER_STATE):
             files.write_json(self.path / record_names.TRAINER_STATE, state)
-
-    def __enter__(self) -> RunFolder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -21,7 +21,7 @@ from retrain.kernel.plugins.first_party import promised_default, promised_option
 from retrain.kernel.plugins.resolve import ambiguity, declared_capabilities, module_of, problem_with, validated_params
 from retrain.kernel.registry import Plugins
 from retrain.records.identity.collect import Identity, collect_identity
-from retrain.records.identity.inputs import CODE, declared_sorts
+from retrain.records.identity.inputs import CODE, PARAMS, declared_sorts
 from retrain.run.steps.staleness import staleness_problems
 from retrain.run.steps.updates import Course
 from retrain.run.tables import about_recipe
@@ -34,12 +34,8 @@ LOG = logging.getLogger("retrain")
 TRIAL_S = 5.0
 # Every run needs these, so their defaults must resolve too; parts of the credit flow are light and resolved completely.
 ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "reward.type": Kind.REWARD}
-# Keys of options, with kind and key of the part that they are for.
-OPTIONS = {
-    "data.sampler_params": (Kind.SAMPLER, "data.sampler"),
-    "inference.options": (Kind.INFERENCE_ENGINE, "inference.engine"),
-    "planning.params": (Kind.PLANNING_DETECTOR, "planning.detector"),
-}
+# Kinds whose options are checked as they stand in the configuration.
+PLAIN = (Kind.SAMPLER, Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR)
 # Other kinds may read options that they do not declare; a part of these has only the options that it declares.
 DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
 CHECKED_ELSEWHERE = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM, Kind.LOSS)
@@ -198,7 +194,7 @@ def check_options(config: Config, plugins: Plugins) -> list[Problem]:
     for kind, name, path, options in (
         (Kind.BACKEND, config.backend.backend, "backend.options", backend_options(config, plugins)),
         (Kind.DATA_SOURCE, config.data.source, "data.options", config.data.options),
-        *((kind, config.value(key, ""), path, config.value(path, {})) for path, (kind, key) in OPTIONS.items()),
+        *((kind, config.value(key, ""), path, config.value(path, {})) for kind, key, path in PARAMS if kind in PLAIN),
         *((Kind.REWARD, name, REWARD_PARAMS, reward_params(config, name)) for name in rewards),
     ):
         entries = plugins.find(kind, name)

@@ -14,6 +14,11 @@ LOG = logging.getLogger("retrain")
 MAX_REASON_CHARS = 300
 
 
+def reason_of(error: Exception) -> str:
+    # The text comes from a plugin or a library: it may hold a secret, or characters that steer a terminal.
+    return printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
+
+
 class FaultGuard:
     """Calls methods of recorders or monitors; `consequence` completes the warning about one that raised."""
 
@@ -44,7 +49,5 @@ class FaultGuard:
         if name in self._reported:
             return
         self._reported.add(name)
-        # The text comes from a plugin: it may hold a secret, or characters that steer a terminal.
-        reason = printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])
-        LOG.warning("%s %r failed in %s(): %s. %s", self._kind, name, method, reason, self._consequence)
+        LOG.warning("%s %r failed in %s(): %s. %s", self._kind, name, method, reason_of(error), self._consequence)
         LOG.debug("%s %r failed", self._kind, name, exc_info=error)

@@ -52,9 +52,8 @@ def unclipped(config: Config, plugins: Plugins, flow: CreditFlow) -> str:
 
 def _clips(plugins: Plugins, loss: str) -> bool | None:
     """Return whether a loss declares that it clips; None if it declares nothing."""
-    entries = plugins.find(Kind.LOSS, loss)
-    traits = entries[0].spec.traits if len(entries) == 1 else None
-    return traits.clips if isinstance(traits, LossTraits) else None
+    traits = plugins.traits_of(Kind.LOSS, loss, LossTraits)
+    return traits.clips if traits else None
 
 
 def _overridden(config: Config, flow: CreditFlow) -> Iterator[str]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,10 @@ from retrain.kernel.progress import Progress
 from retrain.kernel.registry import Plugins, has_hooks, refuse_faulty_hooks
 from retrain.kernel.run import Trainer
 from retrain.kernel.types import Determinism
+from retrain.records.files import new_digest
 from retrain.records.folder import RunFolder, check_run_folder, open_run_folder
 from retrain.records.identity.collect import Identity
 from retrain.records.identity.copies import write_inputs
-from retrain.records.identity.hashing import DIGEST_BYTES
 from retrain.records.identity.inputs import places_entry
 from retrain.records.manifest import build_manifest, config_toml
 from retrain.records.reading import time_now
@@ -235,7 +234,7 @@ class ExampleCheck:
     accepted: list[str] = field(default_factory=list)
 
     def __call__(self, tasks: Tasks) -> None:
-        digest = blake2b(digest_size=DIGEST_BYTES)
+        digest = new_digest()
         for prompt in tasks.prompts:
             for part in (prompt_text(prompt.example), prompt.example.reference, prompt.example.task):
                 # The lengths keep `ab`, `c` apart from `a`, `bc`; JSON may hold half a surrogate pair.

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from retrain.text.secrets import hide_text
-from retrain.text.terminal_text import printable
+from retrain.run.fault_guard import reason_of
 
 LOG = logging.getLogger("retrain")
 # An unreachable server must not keep a finished run waiting forever.
 FINISH_TIMEOUT_S = 300.0
 # By default wandb collects the command line, the git remote and the console, including any secrets in them.
 PRIVATE = {"x_disable_meta": True, "disable_git": True, "disable_code": True, "console": "off", "silent": True}
-MAX_REASON_CHARS = 300
 MODES_WITHOUT_KEY = ("offline", "dryrun", "disabled")
 VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 SETTINGS = ("$WANDB_CONFIG_DIR/settings", "~/.config/wandb/settings", "$WANDB_DIR/wandb/settings", "wandb/settings")
@@ -74,7 +72,3 @@ def open_run(arguments: Mapping[str, Any]) -> Any:
         place = Path(run.dir).parent
         LOG.warning("wandb works offline (%s). Upload the run later with: wandb sync %s", reason_of(error), place)
     return run
-
-
-def reason_of(error: Exception) -> str:
-    return printable(" ".join(hide_text(f"{type(error).__name__}: {error}").split())[:MAX_REASON_CHARS])

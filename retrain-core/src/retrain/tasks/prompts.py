@@ -16,7 +16,7 @@ from retrain.kernel.types import Example, Tokens
 from retrain.tasks.scoring.build import uses_own_verifier
 from retrain.text.chat import check_template_args, encode, prompt_text
 from retrain.text.terminal_text import printable
-from retrain.text.thinking import template_args, thinking_of
+from retrain.text.thinking import template_args
 from retrain.text.tokenizer import fit_context
 
 HEAD_CHARS = 60
@@ -66,10 +66,9 @@ def build_pool(
     examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
     notes += check_template_args(tokenizer, config)
     if config.environment.provider:
-        from retrain.text.template_probe import history_note  # only turns have a history
+        from retrain.text.transcript import history_note  # only turns have a history
 
-        arguments, thinks = template_args(config, tokenizer), bool(thinking_of(config, tokenizer).opening)
-        notes += tuple(filter(None, [history_note(config, tokenizer, arguments, thinks=thinks)]))
+        notes += tuple(filter(None, [history_note(config, tokenizer)]))
     chats = sum(not isinstance(example.prompt, str) for example in examples)
     if chats and not is_environment and (config.data.system_prompt or config.data.instruction):
         notes += (f"{chats} prompts are whole chats: [data] system_prompt and instruction are not added to them",)

@@ -19,6 +19,7 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.plugins.resolve import Found, build_part, resolve
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
+from retrain.records.identity.inputs import PARAMS
 from retrain.run.seed_sources import run_seeds
 from retrain.run.tables import read_config, registered_tables
 from retrain.text.tokenizer import load_tokenizer
@@ -44,16 +45,9 @@ KEY_OF_KIND = {
     Kind.HEALTH_MONITOR: "health.monitors",
 }
 OPTIONS_OF_KIND = {
-    Kind.ADVANTAGE: "algorithm.advantage_params",
-    Kind.TRANSFORM: "algorithm.transform_params",
-    Kind.LOSS: "algorithm.loss_params",
-    Kind.DATA_SOURCE: "data.options",
+    **{kind: options for kind, key, options in PARAMS if key == KEY_OF_KIND[kind]},
     Kind.ENVIRONMENT: "environment.args",
-    Kind.BACKEND: "backend.options",
     Kind.LAUNCHER: "campaign.launcher_options",
-    Kind.SAMPLER: "data.sampler_params",
-    Kind.REWARD: "reward.params",
-    Kind.PLANNING_DETECTOR: "planning.params",
 }
 TOYS = "retrain.testing.toys"
 BUILTIN = "builtin:tiny"

@@ -14,6 +14,7 @@ from typing import Any
 
 from retrain.campaign.launching import Job
 from retrain.kernel.errors import BackendError
+from retrain.records.runs.run_status import process_is_alive
 from retrain.testing.bench import Bench
 from retrain.testing.check import expect
 
@@ -95,7 +96,7 @@ def kills_it_with_all_it_started(bench: Bench) -> None:
         return
     # A child that the launcher missed would sleep on for ten minutes.
     try:
-        _wait_for(lambda: not _is_alive(child), "the child of a killed process to end")
+        _wait_for(lambda: not process_is_alive(child), "the child of a killed process to end")
     finally:
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
@@ -171,20 +172,6 @@ def _wait_for(value: Callable[[], Any], what: str) -> Any:
         expect(time.monotonic() < end, f"waited {WAIT_S:g} s for {what}", why=why, fix=fix)
         time.sleep(PAUSE_S)
     return found
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    # Signal 0 reaches a zombie too: a dead process that its new parent has not reaped.
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
 
 
 def _text(file: Path) -> str:

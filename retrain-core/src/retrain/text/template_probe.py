@@ -1,4 +1,4 @@
-"""Probes a chat template: its switch for thoughts, and whether a new turn changes earlier ones."""
+"""Probes a chat template for its switch for thoughts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.types import Message
-from retrain.text.chat import THOUGHT_FIELDS, chat_text
+from retrain.text.chat import chat_text
 
 SWITCHES = ("enable_thinking", "thinking")  # arguments that are true or false
 QUESTION: Message = {"role": "user", "content": "Which number?"}
-ANSWERED, THOUGHT = "Seven.", "Hm."
 
 
 def switched(config: Config, tokenizer: Any) -> dict[str, Any]:
@@ -34,23 +33,3 @@ def _rendered(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
         return chat_text([QUESTION], tokenizer, arguments)
     except Exception:  # templates raise any error; a prompt that is refused is reported with its example
         return ""
-
-
-def history_note(config: Config, tokenizer: Any, arguments: Mapping[str, Any], *, thinks: bool) -> str:
-    """Return one line if a new turn changes the earlier ones, whose sampled tokens are kept; empty otherwise."""
-    if config.environment.history == "rows" or not tokenizer.chat_template:
-        return ""
-    answer = {"role": "assistant", "content": ANSWERED, **dict.fromkeys(THOUGHT_FIELDS, THOUGHT)}
-    try:
-        first = chat_text([QUESTION], tokenizer, arguments)
-        later = chat_text([QUESTION, answer, QUESTION], tokenizer, arguments)
-    except Exception:  # it may want other roles; the environment's own messages are rendered later
-        return ""
-    drops = thinks and config.data.thinking != "off" and THOUGHT not in later
-    if later.startswith(first) and not drops:
-        return ""
-    what = "drops earlier thoughts" if drops else "changes earlier text"
-    kept = 'the policy still sees the tokens that it sampled; [environment] history = "rows" makes each turn a row'
-    if config.environment.provider == "agent":  # whose own program keeps the conversation
-        kept = "calls that it changes are separate rows"
-    return f"the chat template {what} when a turn is added: {kept}"

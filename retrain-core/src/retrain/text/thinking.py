@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from retrain.kernel.config.resolved import Config
@@ -44,7 +43,7 @@ class Thinking:
         """Return the thought in the tokens sampled after a prompt, up to the last closing tag; None without one."""
         if not self.opening:
             return None
-        text = self._decoded(tokens_T)
+        text = decoded(self.tokenizer, tokens_T)
         before, closing, after = text.rpartition(self.closing)
         if self.opening in after or (not closing and self.is_open(prompt_T)):
             return Thought(self._plain(text), "", True)
@@ -52,21 +51,22 @@ class Thinking:
 
     def is_open(self, prompt_T: Tokens) -> bool:
         """True if the prompt ends with an opening tag."""
-        return bool(self.opening) and self._decoded(prompt_T[-TAIL:]).rstrip().endswith(self.opening)
+        return bool(self.opening) and decoded(self.tokenizer, prompt_T[-TAIL:]).rstrip().endswith(self.opening)
 
     def seen(self, text: str, thought: Thought | None) -> str:
         """Return the part of a text that rewards and environments see."""
         return text if thought is None or self.sees_all else thought.answer
-
-    def _decoded(self, tokens_T: Tokens) -> str:
-        decode = partial(self.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(decode(tokens_T))
 
     def _plain(self, text: str) -> str:
         for tag in (self.cut.removesuffix(self.closing), self.opening, self.closing):
             text = text.replace(tag, "") if tag else text
         special = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         return re.sub("|".join(map(re.escape, special)), "", text).strip() if special else text.strip()
+
+
+def decoded(tokenizer: Any, tokens_T: Tokens) -> str:
+    """Return the text of these tokens as it is, special ones included."""
+    return str(tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def thinking_of(config: Config, tokenizer: Any) -> Thinking:

@@ -8,21 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from retrain.kernel.types import (
-    Completion,
-    Experts,
-    Floats,
-    Mask,
-    Message,
-    Sample,
-    StopReason,
-    Tokens,
-    joined_experts,
-)
+from retrain.kernel.config.resolved import Config
+from retrain.kernel.types import Completion, Experts, Floats, Mask, Message, Sample, StopReason, Tokens, joined_experts
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
-from retrain.text.thinking import Thinking, Thought
+from retrain.text.template_probe import QUESTION
+from retrain.text.thinking import Thinking, Thought, decoded, template_args, thinking_of
 
 MARK = "retrain-says"  # in place of an answer, to find the text that a template writes after it
+ANSWERED, THOUGHT = "Seven.", "Hm."  # with which a template is tried
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -184,15 +177,32 @@ def written(tokenizer: Any, context_T: Tokens, tokens_T: Tokens) -> str:
 
     Some tokenizers write the first piece of a text differently, so the context is decoded with it.
     """
-    before, after = _decoded(tokenizer, context_T), _decoded(tokenizer, np.concatenate([context_T, tokens_T]))
-    return after[len(before) :] if after.startswith(before) else _decoded(tokenizer, tokens_T)
-
-
-def _decoded(tokenizer: Any, tokens_T: Tokens) -> str:
-    return str(tokenizer.decode(tokens_T, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    before, after = decoded(tokenizer, context_T), decoded(tokenizer, np.concatenate([context_T, tokens_T]))
+    return after[len(before) :] if after.startswith(before) else decoded(tokenizer, tokens_T)
 
 
 def joined(parts: Sequence[Floats | None]) -> Floats | None:
     """All parts as one array; None when a turn lacks its part."""
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if len(present) == len(parts) else None
+
+
+def history_note(config: Config, tokenizer: Any) -> str:
+    """Return one line if a new turn changes the earlier ones, whose sampled tokens are kept; empty otherwise."""
+    if config.environment.history == "rows" or not tokenizer.chat_template:
+        return ""
+    arguments, thinks = template_args(config, tokenizer), bool(thinking_of(config, tokenizer).opening)
+    answer = {"role": "assistant", "content": ANSWERED, **dict.fromkeys(THOUGHT_FIELDS, THOUGHT)}
+    try:
+        first = chat_text([QUESTION], tokenizer, arguments)
+        later = chat_text([QUESTION, answer, QUESTION], tokenizer, arguments)
+    except Exception:  # it may want other roles; the environment's own messages are rendered later
+        return ""
+    drops = thinks and config.data.thinking != "off" and THOUGHT not in later
+    if later.startswith(first) and not drops:
+        return ""
+    what = "drops earlier thoughts" if drops else "changes earlier text"
+    kept = 'the policy still sees the tokens that it sampled; [environment] history = "rows" makes each turn a row'
+    if config.environment.provider == "agent":  # whose own program keeps the conversation
+        kept = "calls that it changes are separate rows"
+    return f"the chat template {what} when a turn is added: {kept}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,5 +88,7 @@ def as_bytes(stored: Tensor) -> Tensor:
 
 
 def zeros(size: tuple[int, ...], stored: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":  # numpy's zeros commit memory only when it is first written
+        return torch.from_numpy(np.zeros(math.prod(size) * stored.itemsize, np.int8)).view(stored).view(size)
     filled = torch.int8 if stored.itemsize == 1 else stored
     return torch.zeros(size, dtype=filled, device=device).view(stored)

@@ -174,9 +174,7 @@ def add_tokenizer(writer: Any, folder: Folder, vocabulary: int) -> tuple[str, ..
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
-        folder.source.path,
-        trust_remote_code=folder.trust_remote_code,
-        local_files_only=folder.source.offline,
+        folder.source.path, trust_remote_code=folder.trust_remote_code, local_files_only=folder.source.offline
     )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     document = json.loads(backend.to_str()) if backend is not None else {}

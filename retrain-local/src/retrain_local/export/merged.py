@@ -238,15 +238,12 @@ def can_stream(folder: Folder, adapter: AdapterFile | None) -> bool:
         return False
     with Reader(folder.weights(), CPU, torch.float32) as reader:
         strange = [module for module in adapter.deltas if not any(n in reader for n in _tensor_names(module))]
+    if not strange:
+        return True
+    from retrain_local.model.composite import has_modules  # its import of transformers takes seconds
+
     # Modules of today's transformers may have other names than the files. A module that the model lacks is refused.
-    return not strange or (len(strange) < len(adapter.deltas) and not _has_modules(folder, strange))
-
-
-def _has_modules(folder: Folder, names: Sequence[str]) -> bool:
-    # Its import of transformers takes seconds.
-    from retrain_local.model.composite import has_modules
-
-    return has_modules(folder, names)
+    return len(strange) < len(adapter.deltas) and not has_modules(folder, strange)
 
 
 def _tensor_names(module: str) -> tuple[str, str, str]:

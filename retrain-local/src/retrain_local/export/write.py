@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import shutil
@@ -24,6 +23,7 @@ from retrain.api import BackendError, ConfigError, ExportedModel, ModelExport, P
 from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.export import gguf_file
 from retrain_local.export.merged import (
+    CPU,
     AdapterFile,
     MergedWeights,
     can_stream,
@@ -34,14 +34,13 @@ from retrain_local.export.merged import (
 )
 from retrain_local.memory.sizes import AUTO_DTYPE, runs
 from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
-from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import CONFIG_FILE, Folder, find_source, open_folder
+from retrain_local.model.load import DTYPES, create_pair
+from retrain_local.model.model_files import CONFIG_FILE, Folder, find_source, open_folder, write_json
 from retrain_local.model.qlora import without_advice
 from retrain_local.model.weights import INDEX, SINGLE
 from retrain_local.options import ModelKeys
 
 log = logging.getLogger("retrain")
-CPU = torch.device("cpu")
 SPARE_BYTES = 64 * 2**20
 # Relative to the largest logit. Weights are rounded once, to the dtype of the files; a larger gap is a fault.
 BOUNDS = {"fp32": 1e-5, "f32": 1e-5, "f16": 0.02, "bf16": 0.1, "q8_0": 0.2}
@@ -179,7 +178,6 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 SHARD_BYTES = 4 * 2**30
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 STORED_AS = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 # Files of a model's folder that are not copied: other weights, and a checkpoint's state.
 NOT_COPIED = (
@@ -193,7 +191,7 @@ MOST_COPIED_BYTES = 200 * 2**20  # of one file; a tokenizer has up to 40 MB
 def write_model(weights: MergedWeights, folder: Folder, out: Path, dtype: torch.dtype) -> None:
     """Write config, companions and every tensor into an existing empty folder, at most one shard in memory."""
     document = {key: value for key, value in folder.document.items() if key != "torch_dtype"}
-    _write_json(out / CONFIG_FILE, document | {"dtype": STORED_AS[dtype]})
+    write_json(out / CONFIG_FILE, document | {"dtype": STORED_AS[dtype]})
     copy_companions(folder, out)
     shards = list(runs(in_order(weights.names()), SHARD_BYTES, lambda name: weights.num_bytes(name, dtype)))
     index: dict[str, str] = {}
@@ -205,7 +203,7 @@ def write_model(weights: MergedWeights, folder: Folder, out: Path, dtype: torch.
         index |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = sum(weights.num_bytes(name, dtype) for name in index)
-        _write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+        write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def copy_companions(folder: Folder, out: Path) -> None:
@@ -217,10 +215,6 @@ def copy_companions(folder: Folder, out: Path) -> None:
     for file in files:
         if file.is_file() and file.stat().st_size <= MOST_COPIED_BYTES:
             shutil.copyfile(file, out / file.name)
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 TEXTS = (
@@ -281,7 +275,7 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
         from retrain_local.model.hf_model import quiet
     options |= {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     # The GGUF reader writes a progress bar to standard error.
-    with folder.refusals(torch.device("cpu")), quiet(), redirect_stderr(StringIO()):
+    with folder.refusals(CPU), quiet(), redirect_stderr(StringIO()):
         config = AutoConfig.from_pretrained(path, **options)
         made = AutoModelForCausalLM if text_config(config) is None else whole_class(config)
         model = made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager", **options)
@@ -310,17 +304,14 @@ def texts_ids(path: str, folder: Folder, vocabulary: int) -> list[list[int]]:
 
 def quantised_logits(export: ModelExport, folder: Folder, adapter: Path, ids: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return [tokens, vocabulary] of each text, by the run's decoder on the CPU; ConfigError for another adapter."""
-    device = torch.device("cpu")
-    pair = create_pair(
-        export.config, folder.source, trainer_device=device, samples=False, seed=0, role="quantised model"
-    )
+    pair = create_pair(export.config, folder.source, trainer_device=CPU, samples=False, seed=0, role="quantised model")
     if misfit := set_adapter(pair, load_file(adapter / ADAPTER_FILE)):
         raise refusal(adapter, code="export.other-base", what=misfit, fix="name the run that trained it")
     found = []
     with torch.no_grad():
         for row in ids:
-            spans = Spans(lengths=(len(row),), prefixes=(-1,))
+            spans = Spans.apart((len(row),))
             positions_N = torch.from_numpy(spans.positions())
-            hidden_ND = pair.trained.hidden(torch.tensor(list(row)), positions_N, PaddedAttend(spans, device))
+            hidden_ND = pair.trained.hidden(torch.tensor(list(row)), positions_N, PaddedAttend(spans, CPU))
             found.append(pair.trained.logits(hidden_ND).float())
     return found

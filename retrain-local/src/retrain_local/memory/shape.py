@@ -35,7 +35,6 @@ class Kept:
     of its ranks, and adapts matrices of `adapted_elements`. `why` is the reason against the tier paged.
     """
 
-    tier: str
     why: str
     token_elements: int
     row_bytes: int

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,13 @@ from retrain_local.model.hf_decoder import HfDecoder
 PLAIN = "plain"
 
 
-def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int, int] | None = None) -> Activations:
+def measure_activations(
+    decoder: HfDecoder, model: nn.Module, copied: int, times: Mapping[int, int] | None = None
+) -> Activations:
     """Measure one forward pass over a row of `MEASURED_ROW` tokens, or the context, and one over half of it.
 
-    In a copy with fewer layers, layer i counts as `times[i]` layers, and the caller adds the keys and values that
-    attention over several rows copies.
+    `copied` are a token's keys and values, copied by attention over several rows. In a copy with fewer layers, layer i
+    counts as `times[i]` layers.
     """
     length = min(MEASURED_ROW, decoder.shape.context or MEASURED_ROW)
     each = Counter[int]()
@@ -35,8 +37,6 @@ def measure_activations(decoder: HfDecoder, model: nn.Module, times: Mapping[int
     for (layer, _), elements in kept.items():
         each[layer] += elements
     repeated = sum(share for (_, is_repeated), share in shares.items() if is_repeated)
-    sizes = decoder.shape.key_sizes if times is None and decoder.tier != PLAIN else ()
-    copied = sum(size.kv_heads * (size.head_size + size.value_size) for size in sizes)
     return Activations(
         packed=int(totals[1] - repeated),
         repeated=int(repeated) + copied,
@@ -68,8 +68,7 @@ def _kept(decoder: HfDecoder, model: nn.Module, length: int) -> Counter[tuple[in
     return kept
 
 
-@contextmanager
-def _announced(model: nn.Module, mixers: Collection[str], inside: list[tuple[int, bool]]) -> Iterator[None]:
+def _announced(model: nn.Module, mixers: Collection[str], inside: list[tuple[int, bool]]) -> ExitStack:
     """Have the last of `inside` name the layer that computes, and whether it reads whole rows."""
 
     def enter(place: tuple[int, bool], *_: Any) -> None:
@@ -78,15 +77,11 @@ def _announced(model: nn.Module, mixers: Collection[str], inside: list[tuple[int
     def leave(*_: Any) -> None:
         inside.pop()
 
-    handles = []
+    hooks = ExitStack()
     for name, module in model.named_modules():
         numbers = [int(part) for part in name.split(".") if part.isdecimal()]
         if name in mixers or (len(numbers) == 1 and name.endswith(f".{numbers[0]}")):
             place = (numbers[0] if numbers else -1, name in mixers)
-            handles.append(module.register_forward_pre_hook(partial(enter, place)))
-            handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, place)))
+            hooks.enter_context(module.register_forward_hook(leave))
+    return hooks

@@ -15,6 +15,23 @@ from retrain_local.model.weights import Linear
 PREFIX, ADAPTER = "base_model.model.", "default"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Settings of the adapter; `name` is the base in adapter_config.json.
+
+    `rslora` divides alpha by the root of the rank (arXiv:2312.03732), `dora` trains magnitudes too (arXiv:2402.09353);
+    `targets` names the layers as `[lora] targets` does.
+    """
+
+    rank: int
+    alpha: int
+    seed: int = 0
+    name: str = ""
+    targets: tuple[str, ...] = ("all-linear",)
+    rslora: bool = False
+    dora: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
     """The sum that the fused matrices of a `Linear` get: scale B_p A_p for part p.
@@ -55,11 +72,9 @@ class Adapter:
         return replace(self, a=torch.cat(parts_a), b=torch.cat(parts_b), parts_a=parts_a, parts_b=parts_b)
 
 
-def create_adapters(
-    linears: Iterable[Linear], *, rank: int, alpha: int, seed: int, rslora: bool = False
-) -> list[Adapter]:
-    """Create an adapter for each, in fp32 on the device of its matrices; A depends on `seed` only and B is zero."""
-    generator = torch.Generator().manual_seed(seed)
+def create_adapters(linears: Iterable[Linear], lora: Lora) -> list[Adapter]:
+    """Create an adapter for each, in fp32 on the device of its matrices; A depends on the seed only and B is zero."""
+    generator, rank = torch.Generator().manual_seed(lora.seed), lora.rank
     adapters = []
     for linear in linears:
         inputs, device = linear.weight.shape[1], linear.weight.device
@@ -78,20 +93,20 @@ def create_adapters(
                 b=b,
                 parts_a=tuple(nn.Parameter(part) for part in a.split(rank)),
                 parts_b=tuple(nn.Parameter(part) for part in b.split(linear.sizes)),
-                scale=alpha / (math.sqrt(rank) if rslora else rank),
+                scale=lora.alpha / (math.sqrt(rank) if lora.rslora else rank),
                 linear=linear,
             )
         )
     return adapters
 
 
-def merge(adapter: Adapter, frozen: Tensor, out: Tensor) -> Tensor:
-    """Write frozen + scale B A of every part into `out`, and return it."""
-    rows, frozen_rows = out.split(adapter.linear.sizes), frozen.split(adapter.linear.sizes)
-    parts = zip(rows, frozen_rows, adapter.parts_a, adapter.parts_b, strict=True)
-    for merged, before, a, b in parts:
+def merged(adapter: Adapter, frozen: Tensor) -> Tensor:
+    """Return frozen + scale B A of every part."""
+    out, sizes = torch.empty_like(frozen), adapter.linear.sizes
+    parts = zip(out.split(sizes), frozen.split(sizes), adapter.parts_a, adapter.parts_b, strict=True)
+    for rows, before, a, b in parts:
         a, b = a.detach().to(out.device), b.detach().to(out.device)
-        torch.addmm(before, b, a, alpha=adapter.scale, out=merged)
+        torch.addmm(before, b, a, alpha=adapter.scale, out=rows)
     return out
 
 
@@ -103,29 +118,20 @@ def file_names(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter
     return {file_name.replace(f".{ADAPTER}.", "."): parameters[name] for name, file_name in names.items()}
 
 
-def adapter_config(
-    names: Iterable[str],
-    *,
-    rank: int,
-    alpha: int,
-    base: str,
-    fan_in_fan_out: bool = False,
-    rslora: bool = False,
-    dora: bool = False,
-) -> dict[str, Any]:
+def adapter_config(names: Iterable[str], lora: Lora, *, fan_in_fan_out: bool = False) -> dict[str, Any]:
     return {
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": lora.name,
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": alpha,
+        "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "modules_to_save": None,
         "peft_type": "LORA",
-        "r": rank,
+        "r": lora.rank,
         "target_modules": sorted(set(names)),
         "task_type": "CAUSAL_LM",
-        "use_dora": dora,
-        "use_rslora": rslora,
+        "use_dora": lora.dora,
+        "use_rslora": lora.rslora,
     }

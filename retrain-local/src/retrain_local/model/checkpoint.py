@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from retrain.api import BackendError, Config, ConfigError, Problem, locate_adapter
-from retrain_local.devices.group import ALONE, Group, gathered, like, put
+from retrain_local.devices.group import Group, gathered, like, put
 from retrain_local.memory.limits import MemoryLimits
 from retrain_local.model.adapter import file_names
-from retrain_local.model.model_files import MASTER_FILE, save_model, save_tensors
+from retrain_local.model.model_files import MASTER_FILE, save_model, save_tensors, write_json
 from retrain_local.model.pair import Pair
 from retrain_local.options import ModelKeys
 
@@ -70,8 +70,7 @@ def _write_adapter(pair: Pair, adapter: Mapping[str, Tensor], folder: Path) -> N
         save_model(pair.files, adapter, folder)
         return
     save_tensors(adapter, folder / ADAPTER_FILE)
-    text = json.dumps(dict(pair.adapter_config), indent=2, sort_keys=True) + "\n"
-    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    write_json(folder / CONFIG_FILE, pair.adapter_config)
 
 
 def save_state(
@@ -79,10 +78,10 @@ def save_state(
     moments: Moments,
     version: int,
     folder: Path,
-    limits: MemoryLimits | None = None,
-    published: Mapping[int, Adapter] | None = None,
+    limits: MemoryLimits,
+    published: Mapping[int, Adapter],
     *,
-    group: Group = ALONE,
+    group: Group,
 ) -> None:
     """Write everything that a resume needs: weights, AdamW's moments by parameter name, step count, limits."""
     is_writer = not group.rank
@@ -97,7 +96,7 @@ def save_state(
         save_tensors(adapter, folder / MASTER_FILE)
     save_tensors(whole, folder / OPTIMIZER_FILE)
     state: dict[str, Any] = {"format": FORMAT, "policy_version": version}
-    state |= {"memory_limits": asdict(limits or MemoryLimits()), "ranks": group.size}
+    state |= {"memory_limits": asdict(limits), "ranks": group.size}
     if published:
         *earlier, last = published
         save_tensors(published[last], folder / PUBLISHED_FILE)
@@ -107,9 +106,7 @@ def save_state(
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
-def load_state(
-    pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits | None = None
-) -> tuple[int, dict[int, Adapter], int]:
+def load_state(pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits) -> tuple[int, dict[int, Adapter], int]:
     """Restore parameters, moments and limits from the files of `save_state`; the caller publishes.
 
     Returns the number of optimizer steps in the adapter, the adapters published before it, the oldest first, and the
@@ -140,8 +137,7 @@ def load_state(
             continue
         loaded = {m: stored[f"{name}.{m}"] for m in MOMENTS}
         moments[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
-    if limits is not None:
-        limits.restore(state.get("memory_limits", {}))
+    limits.restore(state.get("memory_limits", {}))
     return version, published, int(state.get("ranks", 1))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -58,26 +58,13 @@ class Routing:
         return torch.stack([self.chosen[number] for number in sorted(self.chosen)], dim=1)
 
 
-_current = threading.local()
-
-
-def current_routing() -> Routing | None:
-    """Return the `Routing` of the forward pass that this thread computes, if it is recorded."""
-    return getattr(_current, "routing", None)
-
-
-@contextmanager
-def routed(routing: Routing | None) -> Iterator[None]:
-    before, _current.routing = current_routing(), routing
-    try:
-        yield
-    finally:
-        _current.routing = before
+# Of the forward pass that this thread computes, if it is recorded.
+ROUTING: ContextVar[Routing | None] = ContextVar("routing", default=None)
 
 
 def _reported(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
     def reported(*args: Any, **kwargs: Any) -> Any:
-        routing = current_routing()
+        routing = ROUTING.get()
         if routing is None:
             return forward(*args, **kwargs)
         given = None if routing.given_NLK is None else _Given(routing.given_NLK[:, number])
@@ -129,17 +116,19 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
         # A weight of 0 is of an expert that the router would never choose.
         found[name] = *sizes[1:], torch.equal(given_NK, others_NK) and bool((weights != 0).all())
 
-    hook = partial(nn.Module.register_forward_hook, with_kwargs=True)
-    handles = [hook(module, partial(note, name)) for name, module in model.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     if len(set(found.values())) != 1:
         return None
     experts, chosen, can_replay = next(iter(found.values()))
     return Routers(names=tuple(found), experts=experts, chosen=chosen, can_replay=can_replay)
+
+
+def layer_number(name: str) -> int:
+    """Return the number in a module's name; 0 for a module outside the layers."""
+    return int(next(filter(str.isdecimal, name.split(".")), 0))
 
 
 def fitted(rows: Sequence[TrainRow], routers: Routers | None, layers: int) -> tuple[TrainRow, ...]:
@@ -149,7 +138,7 @@ def fitted(rows: Sequence[TrainRow], routers: Routers | None, layers: int) -> tu
     """
     if routers is None or all(row.experts_TLK is None for row in rows):
         return tuple(replace(row, experts_TLK=None) for row in rows)
-    found, numbers = [], [int(next(filter(str.isdecimal, name.split(".")), 0)) for name in routers.names]
+    found, numbers = [], [layer_number(name) for name in routers.names]
     for index, row in enumerate(rows):
         shape = (len(row.tokens_T), *routers.size)
         given = np.full(shape, -1, np.int16) if row.experts_TLK is None else row.experts_TLK

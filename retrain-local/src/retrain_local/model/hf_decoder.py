@@ -21,11 +21,11 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from retrain_local.attention.packed import MakeAttend
 from retrain_local.attention.rows import Move
-from retrain_local.decoder import Attend, Shape
+from retrain_local.decoder import Attend, Shape, within
 from retrain_local.model.experts import Routers
 from retrain_local.model.states import Mixed, Mixers, joined, mapped, with_mixers
 from retrain_local.model.tunnel import Tunnel, divert
-from retrain_local.model.written import entered
+from retrain_local.model.written import PASSAGE
 
 # Names of the cache among the arguments and outputs of models.
 CACHES = ("past_key_values", "cache_params", "state")
@@ -90,7 +90,7 @@ class HfDecoder:
             inputs["position_ids"] = inputs["position_ids"] + self._first_position
         if self._has_token_types:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # the buffer is as long as one row
-        with entered(tunnel):
+        with within(PASSAGE, tunnel):
             return self._body(**inputs, **{self._argument: tunnel}).last_hidden_state[0]
 
     def _mixed(self, ids_1N: Tensor, move: Move, cache: Any) -> Tensor:

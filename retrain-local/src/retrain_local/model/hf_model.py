@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -22,18 +22,19 @@ from retrain.api import ConfigError, Problem
 from retrain_local.memory import sizes
 from retrain_local.memory.shape import TEXT_NAMES
 from retrain_local.model.activations import measure_activations
-from retrain_local.model.adapter import ADAPTER, PREFIX, adapter_config, file_names
+from retrain_local.model.adapter import ADAPTER, PREFIX, Lora, adapter_config, file_names
 from retrain_local.model.composite import Whole, others, text_config, whole_of
 from retrain_local.model.full import ReadsReference
 from retrain_local.model.hf_decoder import HfDecoder
 from retrain_local.model.model_files import Folder, ModelFiles
-from retrain_local.model.pair import Lora, Pair, Placement, Publish
+from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.plain import PlainDecoder
 from retrain_local.model.probe import NotCausalError, Route, VaryingLogitsError, choose_route
 from retrain_local.model.targets import UnknownTargetError, set_targets
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
 log = logging.getLogger("retrain")
+Take = Callable[[Mapping[str, Tensor]], None]  # of published tensors, by their names in a file of the text model
 
 
 def load_base(folder: Folder, place: Placement) -> tuple[Any, Whole | None]:
@@ -114,7 +115,7 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
     parameters = {name: p for name, p in peft.named_parameters() if p.requires_grad}
     total = sum(p.numel() for p in peft.parameters())
     trained = route.decoder(peft.get_base_model())
-    measured = cache(partial(measure_activations, trained, peft.get_base_model()))
+    measured = cache(partial(measure_activations, trained, peft.get_base_model(), trained.shape.token_elements))
     trained.shape = replace(trained.shape, parameters=total, activations=measured)
     trained.head_parameters = _head_parameters(trained)
     made = []
@@ -122,21 +123,13 @@ def create_hf_pair(folder: Folder, lora: Lora, place: Placement) -> Pair:
         with folder.refusals(device):
             made.append(_create_sampler(peft, parameters, place, device))
     peft_config = peft.peft_config[ADAPTER]
-    given: dict[str, Any] = {
-        "rank": lora.rank,
-        "alpha": lora.alpha,
-        "base": lora.name,
-        "rslora": lora.rslora,
-        "dora": lora.dora,
-    }
-    fan_in_fan_out = bool(peft_config.fan_in_fan_out)
     names = {name: name for name in parameters}
     targets: Collection[str] = peft_config.target_modules
     if whole is not None:
         names = {name: PREFIX + whole.name(name.removeprefix(PREFIX)) for name in parameters}
         # The short names would match layers of the other towers too.
         targets = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in names.values()}
-    written = adapter_config(targets, fan_in_fan_out=fan_in_fan_out, **given)
+    written = adapter_config(targets, lora, fan_in_fan_out=bool(peft_config.fan_in_fan_out))
     written |= {name: found for name in BESIDE_MODULES if (found := plain_value(getattr(peft_config, name, None)))}
     return _pair(folder, route, trained, made, names, parameters=parameters, total=total, adapter_config=written)
 
@@ -153,13 +146,13 @@ def _pair(
     folder: Folder,
     route: Route,
     trained: HfDecoder,
-    made: Sequence[tuple[Any, Publish]],
+    made: Sequence[tuple[Any, Take]],
     names: Mapping[str, str],
     *,
     parameters: Mapping[str, nn.Parameter],
     **given: Any,
 ) -> Pair:
-    """Create the pair; `made` are the modules of each sampler and the function that publishes to them.
+    """Create the pair; `made` are the modules of each sampler and the function that gives them published tensors.
 
     `names` maps parameters to their names in files. The two differ if the modules are part of a whole.
     """
@@ -172,8 +165,9 @@ def _pair(
     own = {name: modules[id(p)] for name, p in file_names(in_files).items()}
 
     def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
-        for _, publish_one in made:
-            publish_one(None if adapter is None else {own[name]: tensor for name, tensor in adapter.items()})
+        values = file_names(parameters) if adapter is None else {own[name]: x for name, x in adapter.items()}
+        for _, take in made:
+            take(values)
 
     given |= {"parameters": in_files, "eos_ids": folder.eos_ids()}
     if route.first_position:  # the padding id has no position, so no text continues after it
@@ -217,9 +211,9 @@ def attach(base: Any, lora: Lora, attention: Collection[str]) -> PeftModel:
 
 
 def _create_sampler(
-    peft: PeftModel, trained: Mapping[str, nn.Parameter], place: Placement, device: torch.device
-) -> tuple[Any, Publish]:
-    """Create modules that share frozen tensors of the same device and dtype, and the function that publishes to them.
+    peft: PeftModel, trained: Iterable[str], place: Placement, device: torch.device
+) -> tuple[Any, Take]:
+    """Create modules that share frozen tensors of the same device and dtype, and the function that updates the others.
 
     Small fp32 models hold merged matrices W + scale B A, computed from W each time, so nothing drifts, to save three
     operations per layer and token. In bf16 merging would round the update away: others have copies of A and B.
@@ -232,11 +226,11 @@ def _create_sampler(
     model = _copy(peft.get_base_model(), place, device)
     has_magnitudes = any(layer.lora_magnitude_vector for layer in layers.values())
     if place.sampler_dtype == torch.float32 and is_small and not has_magnitudes:
-        return model, _merging(model, layers, trained)
+        return model, _merging(model, layers)
     return model, _copying(model, trained)
 
 
-def _merging(model: nn.Module, layers: Mapping[str, LoraLayer], trained: Mapping[str, nn.Parameter]) -> Publish:
+def _merging(model: nn.Module, layers: Mapping[str, LoraLayer]) -> Take:
     pairs = []
     for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
@@ -246,43 +240,45 @@ def _merging(model: nn.Module, layers: Mapping[str, LoraLayer], trained: Mapping
         setattr(model.get_submodule(parent), child, plain)
         pairs.append((name, layer, frozen, plain.weight))
 
-    def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
-        given = file_names(trained) if adapter is None else adapter
+    def take(given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, layer, frozen, merged in pairs:
                 a, b = (given[f"{PREFIX}{name}.lora_{kind}.weight"].to(frozen.device) for kind in "AB")
                 delta = b @ a * layer.scaling[ADAPTER]
                 torch.add(frozen, delta.T if layer.fan_in_fan_out else delta, out=merged)
 
-    return publish
+    return take
 
 
-def _copying(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Publish:
+def _copying(model: nn.Module, trained: Iterable[str]) -> Take:
     own = dict(model.named_parameters())
     copies = {name: own[name.removeprefix(PREFIX)] for name in trained}
     for p in copies.values():
         p.requires_grad_(False)
     targets = file_names(copies)
 
-    def publish(adapter: Mapping[str, Tensor] | None = None) -> None:
-        given = file_names(trained) if adapter is None else adapter
+    def take(given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, mine in targets.items():
                 mine.copy_(given[name])
 
-    return publish
+    return take
 
 
-def _copy(model: nn.Module, place: Placement, device: torch.device) -> Any:
-    """Return other modules around the same frozen tensors, or copies of them on another device or in another dtype."""
+def _copy(model: nn.Module, place: Placement, device: torch.device, *, shares: bool = True) -> Any:
+    """Return other modules around the same frozen tensors, or copies of them on another device or in another dtype.
+
+    Unless it `shares` them, all are copied.
+    """
     memo: dict[int, Any] = {}
     for p in model.parameters():
         is_cast = p.dtype == place.trainer_dtype and not p.requires_grad
-        there = p.detach().to(device, place.sampler_dtype if is_cast else p.dtype, copy=p.requires_grad)
+        copies = p.requires_grad or not shares
+        there = p.detach().to(device, place.sampler_dtype if is_cast else p.dtype, copy=copies)
         memo[id(p)] = p if there.data_ptr() == p.data_ptr() else nn.Parameter(there, requires_grad=False)
     for buffer in model.buffers():
         # rotary frequencies need their own dtype
-        memo[id(buffer)] = buffer.to(device)
+        memo[id(buffer)] = buffer.to(device, copy=not shares)
     return copy.deepcopy(model, memo)
 
 
@@ -309,10 +305,11 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
     parameters, made = dict(base.named_parameters()), []
     for device in place.samplers:
         with folder.refusals(device):
-            model = _copied(base, device, place.sampler_dtype)
+            model = _copy(base, place, device, shares=False)
         made.append((model, _copying(model, parameters)))
     base.requires_grad_(True)
-    trained.shape = replace(trained.shape, activations=cache(partial(measure_activations, trained, base)))
+    measured = cache(partial(measure_activations, trained, base, trained.shape.token_elements))
+    trained.shape = replace(trained.shape, activations=measured)
     trained.head_parameters = _head_parameters(trained)
 
     def reference() -> object:
@@ -350,13 +347,6 @@ def _refuse(folder: Folder, place: Placement) -> None:
         what = f"parallel = 'fsdp' is not served for {kind}"
         fix = 'set [backend.options] parallel to "replicate", or name a model of the Llama family'
         raise folder.refused(code="model.not-shardable", what=what, fix=fix)
-
-
-def _copied(model: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
-    memo: dict[int, Any] = {id(buffer): buffer.to(device, copy=True) for buffer in model.buffers()}
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(p.detach().to(device, dtype, copy=True), requires_grad=False)
-    return copy.deepcopy(model, memo)
 
 
 def _head_parameters(decoder: HfDecoder) -> tuple[nn.Parameter, ...]:

@@ -18,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from retrain_local.attention.packed import MakeAttend
 from retrain_local.decoder import Attend, PagedAttend, Scores, Shape, Target
 from retrain_local.memory import sizes
-from retrain_local.model.adapter import adapter_config, create_adapters
+from retrain_local.model.adapter import Lora, adapter_config, create_adapters
 from retrain_local.model.architecture import Architecture
 from retrain_local.model.fused import DecodeKernels, fused_decode, fused_operations
 from retrain_local.model.model_files import Folder
 from retrain_local.model.operations import Operations, Turn
-from retrain_local.model.pair import Lora, Pair, Placement
+from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.projection import (
     Matrix,
     Projection,
@@ -226,7 +226,7 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
     with Reader(folder.weights(), device, dtype, spare_rows=spare_rows, progress=place.progress) as reader:
         weights = read_weights(reader, architecture, pack=pack)
     linears = [linear for layer in weights.layers for linear in layer.linears]
-    adapters = create_adapters(linears, rank=lora.rank, alpha=lora.alpha, seed=lora.seed, rslora=lora.rslora)
+    adapters = create_adapters(linears, lora)
     parameters = {name: p for adapter in adapters for name, p in adapter.named().items()}
     total = weights.count + sum(p.numel() for p in parameters.values())
     targets = (name.rpartition(".")[2] for name in matrices(architecture))
@@ -263,7 +263,7 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
         parameters=parameters,
         total=total,
         eos_ids=folder.eos_ids(),
-        adapter_config=adapter_config(targets, rank=lora.rank, alpha=lora.alpha, base=lora.name, rslora=lora.rslora),
+        adapter_config=adapter_config(targets, lora),
         publish=publish,
     )
 

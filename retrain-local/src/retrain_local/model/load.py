@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from retrain.api import Config, ConfigError, PhaseProgress, Problem
 from retrain_local.memory.sizes import AUTO_DTYPE
+from retrain_local.model.adapter import Lora
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.model_files import Source, open_folder
-from retrain_local.model.pair import Lora, Pair, Placement
+from retrain_local.model.pair import Pair, Placement
 from retrain_local.options import ModelKeys
 
 log = logging.getLogger("retrain")

@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from retrain_local.memory.shape import Kept
 from retrain_local.memory.sizes import Activations
 from retrain_local.model.activations import measure_activations
+from retrain_local.model.adapter import Lora
 from retrain_local.model.composite import text_config
+from retrain_local.model.experts import layer_number
 from retrain_local.model.hf_model import attach, quiet
-from retrain_local.model.pair import Lora
 from retrain_local.model.probe import Route, choose_route
 from retrain_local.model.states import tensors_in
 from retrain_local.model.targets import linear_names, set_targets
@@ -57,15 +58,14 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
             return None
         route = choose_route(wide)
         kept = _of_layers(route, kinds)
-        activations = _whole(*(_activations(model, route, rank, kinds) for model in (wide, narrow)))
         copied = 0 if route.why else kept["token_elements"]
-        activations = replace(activations, repeated=activations.repeated + copied)
+        activations = _whole(*(_activations(model, route, rank, kinds, copied) for model in (wide, narrow)))
     # Configurations and modules may raise errors of any class. The caller then uses a formula of the sizes.
     except Exception:
         return None
     finally:
         gc.collect()  # the copies are cycles, through the methods that a route has replaced
-    return Kept(tier="plain" if route.why else "paged", why=route.why, activations=activations, **kept, **adapted)
+    return Kept(why=route.why, activations=activations, **kept, **adapted)
 
 
 def _of_layers(route: Route, kinds: list[Any]) -> dict[str, int]:
@@ -76,19 +76,19 @@ def _of_layers(route: Route, kinds: list[Any]) -> dict[str, int]:
         return {"token_elements": token // 4, "row_bytes": row}
     keys, states = Counter[int](), Counter[int]()
     for name, size in zip(route.attention, shape.key_sizes, strict=True):
-        keys[_layer(name)] += size.kv_heads * (size.head_size + size.value_size)
+        keys[layer_number(name)] += size.kv_heads * (size.head_size + size.value_size)
     for mixer in route.mixers.layers if route.mixers else ():
-        states[_layer(mixer.name)] += sum(tensor.nbytes for tensor in tensors_in(mixer.kept))
+        states[layer_number(mixer.name)] += sum(tensor.nbytes for tensor in tensors_in(mixer.kept))
     token, row = (sum(found[layer] * count for layer, count in times.items()) for found in (keys, states))
     return {"token_elements": token, "row_bytes": row}
 
 
-def _activations(model: Any, route: Route, rank: int, kinds: list[Any]) -> Activations:
+def _activations(model: Any, route: Route, rank: int, kinds: list[Any], copied: int) -> Activations:
     if rank:
-        model = attach(model, Lora(rank=rank, alpha=rank, seed=0, name=""), route.mixing).get_base_model()
+        model = attach(model, Lora(rank=rank, alpha=rank), route.mixing).get_base_model()
     else:
         model.requires_grad_(True)
-    return measure_activations(route.decoder(model), model, _times(kinds))
+    return measure_activations(route.decoder(model), model, copied, _times(kinds))
 
 
 def _whole(wide: Activations, narrow: Activations) -> Activations:
@@ -164,8 +164,3 @@ def _adapted(whole: Any) -> dict[str, int]:
     names = (name for name in linear_names(whole) if name in targets or name.rpartition(".")[2] in targets)
     shapes = [whole.get_submodule(name).weight.shape for name in names]
     return {"adapter_width": sum(map(sum, shapes)), "adapted_elements": sum(shape.numel() for shape in shapes)}
-
-
-def _layer(name: str) -> int:
-    """Return the number in a module's name; 0 for a module outside the layers."""
-    return next((int(part) for part in name.split(".") if part.isdecimal()), 0)

@@ -152,10 +152,8 @@ class Folder:
         # Readers and architectures raise errors of any class, and the configured model is at fault in all of them.
         except Exception as error:
             if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                what, fix = (
-                    f"the model does not fit on {device}: {first_line(error)}",
-                    "use a smaller model or a larger GPU",
-                )
+                what = f"the model does not fit on {device}: {first_line(error)}"
+                fix = "use a smaller model or a larger GPU"
                 raise BackendError(Problem(code="memory.model-too-large", what=what, fix=fix)) from error
             what = f"{self.name!r} cannot be loaded: {first_line(error)}"
             if "trust_remote_code" in str(error):
@@ -234,10 +232,13 @@ def save_model(files: ModelFiles, tensors: Mapping[str, Tensor], folder: Path) -
             for name in files.others:
                 rounded[name] = reader.read(name, torch.empty(reader.shape(name), dtype=reader.dtype(name)))
     save_tensors(rounded | dict(files.fixed), folder / SINGLE)
-    text = json.dumps(dict(files.document), indent=2, sort_keys=True) + "\n"
-    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    write_json(folder / CONFIG_FILE, files.document)
     for file in files.companions:
         shutil.copyfile(file, folder / file.name)
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(dict(content), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:

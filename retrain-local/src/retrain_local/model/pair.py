@@ -77,23 +77,6 @@ class Placement:
         return bool(self.samplers) and all(device.type == "cuda" for device in self.samplers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """Settings of the adapter; `name` is the base in adapter_config.json.
-
-    `rslora` divides alpha by the root of the rank (arXiv:2312.03732), `dora` trains magnitudes too (arXiv:2402.09353);
-    `targets` names the layers as `[lora] targets` does.
-    """
-
-    rank: int
-    alpha: int
-    seed: int
-    name: str
-    targets: tuple[str, ...] = ("all-linear",)
-    rslora: bool = False
-    dora: bool = False
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class LocalPolicy:
     """The policy as last published, a `retrain.api.Policy`.

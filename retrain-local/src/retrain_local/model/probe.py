@@ -6,8 +6,8 @@ result is computed by the tier plain: its own forward pass over rows of one leng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
 from retrain_local.attention.packed import PaddedAttend, Spans
-from retrain_local.decoder import Attend, KeySize, Scores, Shape
+from retrain_local.decoder import Attend, KeySize, Scores, Shape, within
 from retrain_local.model.experts import Routers, find_routers
 from retrain_local.model.hf_decoder import CACHES, HfDecoder, body_path, cache_argument
 from retrain_local.model.plain import PackedRows, PlainDecoder, RowStep
-from retrain_local.model.states import BARE, Mixed, Mixer, Mixers, PromptMix, Run, States, StepMix, tensors_in
-from retrain_local.model.written import Marked, Mask, Passage, UnsupportedAttentionError, current, entered
+from retrain_local.model.states import BARE, Mixed, Mixer, Mixers, Pieces, PromptMix, States, StepMix, tensors_in
+from retrain_local.model.written import PASSAGE, Marked, Mask, Passage, UnsupportedAttentionError
 
 ATTENTION = "retrain"
 # Two rows of 9 and 7 tokens that share their first four.
@@ -90,7 +90,7 @@ def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     """Replace attention in transformers, with tensors [1, heads, N, size]."""
-    passage = current()
+    passage = PASSAGE.get()
     if passage is None:
         raise UnsupportedAttentionError("its layers are not given the cache")
     if not isinstance(attention_mask, Mask | None):
@@ -146,25 +146,6 @@ class Recording(Passage):
         return keys.as_subclass(Marked), values.as_subclass(Marked)
 
 
-class Pieces:
-    """A `Mix` that reads a row in pieces, each from the state after the one before it."""
-
-    def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
-        self._mixers, self._lengths = mixers, lengths
-        self.kept: dict[int, Any] = {}
-
-    def __call__(self, number: int, run: Run) -> Tensor:
-        self.kept[number], parts, start = self._mixers.empty(), [], 0
-        for length in self._lengths:
-            parts.append(run(partial(_piece, start, length), self.kept[number]))
-            start += length
-        return torch.cat(parts, dim=1)
-
-
-def _piece(start: int, length: int, x_1N: Tensor) -> Tensor:
-    return x_1N[:, start : start + length]
-
-
 def choose_route(model: Any) -> Route:
     """Return the first tier whose logits are the model's own; NotCausalError or VaryingLogitsError if none is."""
     AttentionInterface.register(ATTENTION, attention)
@@ -172,8 +153,7 @@ def choose_route(model: Any) -> Route:
     before = model.config._attn_implementation
     vocabulary = model.get_input_embeddings().num_embeddings
     ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
-    shared, *endings = ids_N.split(SPANS.lengths)
-    rows = [torch.cat([shared, ending]) for ending in endings]
+    rows = _rows_of(ids_N)
     with torch.no_grad():
         own, again = ([_logits(model(input_ids=row[None], use_cache=False)) for row in rows] for _ in range(2))
         if _gap(again, own) > _tolerance(model.dtype):
@@ -208,6 +188,12 @@ def _first_position(model: Any, row_T: Tensor) -> int:
     with _hooked(model, note, lambda *_: None):
         model(input_ids=row_T[None], use_cache=False)
     return found
+
+
+def _rows_of(packed_N: Tensor) -> list[Tensor]:
+    """Return both rows of a tensor of the packed tokens."""
+    shared, *endings = packed_N.split(SPANS.lengths)
+    return [torch.cat([shared, ending]) for ending in endings]
 
 
 def _logits(out: Any) -> Tensor:
@@ -253,8 +239,7 @@ def _packed(decoder: HfDecoder, ids_N: Tensor, own: list[Tensor]) -> int:
     """Return the hidden size; UnsupportedAttentionError if packed rows have other logits than the model's own."""
     positions_N, attend = torch.from_numpy(SPANS.positions()).to(decoder.device), decoder.packed(PaddedAttend)
     hidden_ND = decoder.hidden(ids_N, positions_N, attend(SPANS, decoder.device))
-    shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
-    gap = _gap([torch.cat([shared, ending]) for ending in endings], own)
+    gap = _gap(_rows_of(decoder.logits(hidden_ND)), own)
     if gap > _tolerance(decoder.dtype):
         raise UnsupportedAttentionError(f"without padding its logits differ by {gap:.2g} of their size from its own")
     return int(hidden_ND.shape[1])
@@ -314,7 +299,7 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Cal
 
     positions_1T = torch.arange(len(row_T), device=row_T.device)[None]
     argument = cache_argument(body)
-    with _hooked(body, begin, end), entered(cache):
+    with _hooked(body, begin, end), within(PASSAGE, cache):
         body(input_ids=row_T[None], position_ids=positions_1T, use_cache=True, **{argument: cache})
     receivers = {id(module) for module in given}
     names = {id(module): name for name, module in model.named_modules()}
@@ -338,16 +323,13 @@ def _mixers(body: Any, model: Any, row_T: Tensor, recorder: Recorder, empty: Cal
     return replace(mixers, layers=tuple(kept))
 
 
-@contextmanager
-def _hooked(body: nn.Module, begin: Any, end: Any) -> Iterator[None]:
-    inner = [module for module in body.modules() if module is not body]
-    handles = [module.register_forward_pre_hook(begin, with_kwargs=True) for module in inner]
-    handles += [module.register_forward_hook(end) for module in inner]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hooked(body: nn.Module, begin: Any, end: Any) -> ExitStack:
+    hooks = ExitStack()
+    for module in body.modules():
+        if module is not body:
+            hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(end))
+    return hooks
 
 
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:
@@ -384,10 +366,10 @@ def _uncached(model: Any, ids_N: Tensor, own: list[Tensor], route: Route) -> Rou
         try:
             decoder = found.decoder(model)
             hidden_ND = decoder.hidden(ids_N, ids_N, PackedRows(SPANS, model.device, pads=pads))
-            shared, *endings = decoder.logits(hidden_ND).split(SPANS.lengths)
+            rows = _rows_of(decoder.logits(hidden_ND))
         except Exception:
             continue
-        if _gap([torch.cat([shared, ending]) for ending in endings], own) <= _tolerance(model.dtype):
+        if _gap(rows, own) <= _tolerance(model.dtype):
             return replace(found, shape=replace(route.shape, hidden=hidden_ND.shape[1]))
     raise VaryingLogitsError
 

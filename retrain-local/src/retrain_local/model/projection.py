@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from retrain_local.memory.sizes import PREPACK_FROM
-from retrain_local.model.adapter import Adapter, merge
+from retrain_local.model.adapter import Adapter, merged
 from retrain_local.model.weights import Linear
 
 # Rows of x that the layout is chosen for. On the CPUs measured it is the fastest layout for any number of rows.
@@ -129,8 +129,7 @@ class TrainedMerged(Trained):
 
     def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
         if not torch.is_grad_enabled():
-            weight = adapter.linear.weight
-            return functional.linear(x_NI, merge(adapter, weight, torch.empty_like(weight)), adapter.linear.bias)
+            return functional.linear(x_NI, merged(adapter, adapter.linear.weight), adapter.linear.bias)
         return _Merged.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
 
 
@@ -152,8 +151,7 @@ class SampledMerged:
         return self._merged.linear(x_NI, self._linear.bias)
 
     def take(self, adapter: Adapter) -> None:
-        weight = self._linear.weight
-        self._merged.take(merge(adapter, weight, torch.empty_like(weight)))
+        self._merged.take(merged(adapter, self._linear.weight))
 
 
 class SampledLowRank:
@@ -196,8 +194,7 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.adapter = adapter
-        linear = adapter.linear
-        return functional.linear(x, merge(adapter, linear.weight, torch.empty_like(linear.weight)), linear.bias)
+        return functional.linear(x, merged(adapter, adapter.linear.weight), adapter.linear.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -209,7 +206,7 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
         # With fewer rows than outputs this is cheaper than merging, and the gradients of A and B need `g_inner` anyway.
         if len(g) < len(weight):
             return (g @ weight).addmm_(g_inner, adapter.a), None, *of_parts
-        return g @ merge(adapter, weight, torch.empty_like(weight)), None, *of_parts
+        return g @ merged(adapter, weight), None, *of_parts
 
 
 class _LowRank(torch.autograd.Function):  # type: ignore[misc]

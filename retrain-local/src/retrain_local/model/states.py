@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain_local.attention.packed import MakeAttend, Spans
+from retrain_local.attention.pages import zeros
 from retrain_local.attention.rows import Move, WholeRows
 from retrain_local.decoder import Attend, Scores
 
@@ -94,7 +95,10 @@ class States:
 
     def __init__(self, mixers: Mixers, slots: int, device: torch.device) -> None:
         self.mixers, self._device = mixers, device
-        self._tensors = [[_zeros(slots, each, device) for each in tensors_in(layer.kept)] for layer in mixers.layers]
+        self._tensors = [
+            [zeros((slots, *each.shape[1:]), each.dtype, device) for each in tensors_in(layer.kept)]
+            for layer in mixers.layers
+        ]
 
     def read(self, number: int, slots_B: Tensor) -> Any:
         """Return the cache of these rows."""
@@ -121,14 +125,6 @@ class States:
 
     def index(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(list(slots), device=self._device)
-
-
-def _zeros(slots: int, row: Tensor, device: torch.device) -> Tensor:
-    size = slots, *row.shape[1:]
-    if device.type == "cpu":  # numpy's zeros commit memory only when it is first written
-        bytes_ = np.zeros(int(np.prod(size, dtype=np.int64)) * row.dtype.itemsize, np.int8)
-        return torch.from_numpy(bytes_).view(row.dtype).view(size)
-    return torch.zeros(size, dtype=row.dtype, device=device)
 
 
 class Run(Protocol):
@@ -201,6 +197,21 @@ class PromptMix:
 
 def _stacked(places: Sequence[int], length: int, x_1N: Tensor) -> Tensor:
     return torch.stack([x_1N[0, place : place + length] for place in places])
+
+
+class Pieces:
+    """A `Mix` that reads a row in pieces, each from the state after the one before it."""
+
+    def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
+        self._mixers, self._lengths = mixers, lengths
+        self.kept: dict[int, Any] = {}
+
+    def __call__(self, number: int, run: Run) -> Tensor:
+        self.kept[number], parts, start = self._mixers.empty(), [], 0
+        for length in self._lengths:
+            parts.append(run(partial(_stacked, [start], length), self.kept[number]))
+            start += length
+        return torch.cat(parts, dim=1)
 
 
 class StepMix:

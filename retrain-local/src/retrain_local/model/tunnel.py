@@ -13,11 +13,11 @@ from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain_local.attention.rows import Move
-from retrain_local.decoder import Attend
-from retrain_local.model.experts import current_routing, routed
+from retrain_local.decoder import Attend, within
+from retrain_local.model.experts import ROUTING
 from retrain_local.model.recurrent import with_fast_steps
 from retrain_local.model.states import Mixed, Mixers
-from retrain_local.model.written import Marked, Mask, Passage, current, entered
+from retrain_local.model.written import PASSAGE, Marked, Mask, Passage
 
 
 class Tunnel(Passage, Cache):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class Tunnel(Passage, Cache):  # type: ignore[misc]
 
     def __init__(self, attend: Attend, positions_N: Tensor) -> None:
         Cache.__init__(self, layers=[])
-        self.attend, self.positions_N, self.routing = attend, positions_N, current_routing()
+        self.attend, self.positions_N, self.routing = attend, positions_N, ROUTING.get()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return key_states.as_subclass(Marked), value_states.as_subclass(Marked)
@@ -63,7 +63,7 @@ def divert(model: nn.Module, mixers: Mixers | None) -> None:
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
     def announced(*args: Any, **kwargs: Any) -> Any:
         passage = next((each for each in (*args, *kwargs.values()) if isinstance(each, Passage)), None)
-        with entered(passage), routed(getattr(passage, "routing", current_routing())):
+        with within(PASSAGE, passage), within(ROUTING, getattr(passage, "routing", ROUTING.get())):
             return forward(*args, **kwargs)
 
     return announced
@@ -75,7 +75,7 @@ def _placed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     def placed(*args: Any, **kwargs: Any) -> Any:
         given = parameters.bind(*args, **kwargs)
-        if isinstance(tunnel := current(), Tunnel):
+        if isinstance(tunnel := PASSAGE.get(), Tunnel):
             given.arguments["position_ids"] = tunnel.positions_N
         return forward(*given.args, **given.kwargs)
 

@@ -6,9 +6,7 @@ scaling is noted, and after a softmax their product with marked values is comput
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -43,22 +41,8 @@ class Passage:
         return self.attend(number, q_NHD, k_NKD, v_NKD, scores)
 
 
-_current = threading.local()
-
-
-def current() -> Passage | None:
-    """Return the `Passage` of the layer that is being computed in this thread."""
-    return getattr(_current, "passage", None)
-
-
-@contextmanager
-def entered(passage: Passage | None) -> Iterator[None]:
-    """Make this the current passage within the block."""
-    before, _current.passage = current(), passage
-    try:
-        yield
-    finally:
-        _current.passage = before
+# Of the layer that is being computed in this thread.
+PASSAGE: ContextVar[Passage | None] = ContextVar("passage", default=None)
 
 
 class Mask(Tensor):  # type: ignore[misc]
@@ -132,7 +116,7 @@ class Weights(Tensor):  # type: ignore[misc]
 
     def times(self, values: Tensor) -> Tensor:
         """Return the attention of the passage."""
-        passage = current()
+        passage = PASSAGE.get()
         if passage is None or not self.is_normal:
             raise UnsupportedAttentionError("it multiplies its values by scores that are not normalised")
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (self.query, self.keys.mT, values))

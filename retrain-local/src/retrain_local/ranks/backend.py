@@ -53,7 +53,6 @@ def create_ranked(context: PluginContext, devices: Devices) -> RankedBackend:
     def start(rank: int) -> Start:
         return Start(
             rank=rank,
-            size=size,
             port=store.port,
             threads=threads,
             config=context.config,

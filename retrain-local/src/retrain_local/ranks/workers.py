@@ -27,7 +27,6 @@ class Start:
     """The first message to a worker: its rank, and the inputs of the backend."""
 
     rank: int
-    size: int
     port: int
     threads: int
     config: Config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +37,8 @@ class Pool:
         self.layers = []
         for size in shape.key_sizes:
             slots, sizes = (self.num_blocks, block_size, size.kv_heads), (size.head_size, size.value_size)
-            cells = (_zeros((*slots, each), dtype=stored, device=device) for each in sizes)
-            scales = (_zeros(slots, dtype=torch.float32, device=device) for _ in sizes if stored in LARGEST)
+            cells = (zeros((*slots, each), stored, device) for each in sizes)
+            scales = (zeros(slots, torch.float32, device) for _ in sizes if stored in LARGEST)
             self.layers.append(Pages(*cells, *scales))
 
     @property
@@ -96,12 +95,6 @@ def bytes_per_token(shape: Shape, kind: str, dtype: torch.dtype) -> int:
         return shape.token_bytes
     stored = STORED.get(kind, dtype).itemsize
     return sum(token_bytes(1, size.kv_heads, size.head_size + size.value_size, stored) for size in shape.key_sizes)
-
-
-def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type == "cpu":  # numpy's zeros commit memory only when it is first written
-        return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.int8)).view(dtype).view(size)
-    return zeros(size, dtype, device)
 
 
 class Blocks:

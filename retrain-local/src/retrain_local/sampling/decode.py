@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from retrain_local.attention.pages import PagedKernels
-from retrain_local.decoder import Attend, Decoder, Scores, Target
+from retrain_local.decoder import Attend, Decoder, Scores, Target, within
 from retrain_local.memory.limits import is_out_of_memory
-from retrain_local.model.experts import Routers, Routing, routed
+from retrain_local.model.experts import ROUTING, Routers, Routing
 from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.draw import Draw, draw_tokens
 from retrain_local.sampling.schedule import Row
@@ -135,7 +135,7 @@ def decode_step(
     if decoder.shape.context is not None:
         # finished rows stay to the end of the segment, possibly past the last valid position
         positions_B = positions_B.clamp(max=decoder.shape.context - 1)
-    with routed(routing := Routing() if decoder.routers else None):
+    with within(ROUTING, routing := Routing() if decoder.routers else None):
         hidden_BD = decoder.hidden(batch.ids_B, positions_B, attend)
     logits_BV = decoder.logits(hidden_BD)
     if routing is not None:

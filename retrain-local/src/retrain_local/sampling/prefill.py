@@ -26,13 +26,7 @@ Note = Callable[[Sequence[Prefill]], None]
 
 
 def fill(
-    fills: Sequence[Prefill],
-    decoder: Decoder,
-    cache: Cache,
-    packed: MakeAttend,
-    *,
-    max_tokens: int,
-    note: Note,
+    fills: Sequence[Prefill], decoder: Decoder, cache: Cache, packed: MakeAttend, *, max_tokens: int, note: Note
 ) -> None:
     """Copy the partial blocks, then compute the rest in forward passes of at most `max_tokens` tokens or one row.
 

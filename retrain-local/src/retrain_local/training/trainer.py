@@ -32,11 +32,11 @@ from retrain.api import (
     TrainRow,
 )
 from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
-from retrain_local.decoder import TrainedDecoder
+from retrain_local.decoder import TrainedDecoder, within
 from retrain_local.devices.group import ALONE, Group, own_part
 from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
-from retrain_local.model.experts import Routing, count_experts, expert_metrics, fitted, routed
+from retrain_local.model.experts import ROUTING, Routing, count_experts, expert_metrics, fitted
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
@@ -214,7 +214,7 @@ class Trainer:
     def _idle(self, *, is_trained: bool) -> None:
         """Pass one token without changing a gradient, for ranks that need this one's part of the weights."""
         token = torch.zeros(1, dtype=torch.int64, device=self._decoder.device)
-        attend = self._attend(Spans(lengths=(1,), prefixes=(-1,)), self._decoder.device)
+        attend = self._attend(Spans.apart((1,)), self._decoder.device)
         with torch.set_grad_enabled(is_trained):
             logits = self._decoder.logits(self._decoder.hidden(token, token, attend))
             if is_trained:
@@ -377,7 +377,7 @@ class Trainer:
     def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
         policy, entropies_M, routers = self._loss_of(batch), None, self._decoder.routers
         given_NLK = pack.experts_NLK if self._replays_experts else None
-        with routed(routing := Routing(given_NLK=given_NLK) if routers else None):
+        with within(ROUTING, routing := Routing(given_NLK=given_NLK) if routers else None):
             if policy.regularisers.entropy:
                 given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
                 new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)

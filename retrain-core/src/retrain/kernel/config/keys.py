@@ -54,6 +54,7 @@ def key(
 
 
 share = partial(key, ge=0.0, le=1.0)  # a fraction
+free = partial(key, free_on_resume=True)  # a resumed run may have another value
 MARKS = ("names", "selects", "pending", "aliases", "free_on_resume", "needs")  # a plain pydantic field lacks them
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from retrain.kernel.config.keys import Table, key, share
+from retrain.kernel.config.keys import Table, free, key, share
 from retrain.kernel.declared import CORRECT_ABOVE, Kind
 
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
@@ -18,19 +17,16 @@ SERVICE = "inference.engine or backend.backend"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
 
-_free = partial(key, free_on_resume=True)  # a resumed run may have another value
-
-
 class BackendTable(Table):
     """Who owns the policy, and where."""
 
     backend: str = key("", "Training backend: {names} or a plugin.", names=Kind.BACKEND)
     devices: str = key("gpu:0", "Comma-separated devices: cpu, gpu:0, ...; left out, the CPU if there is no GPU.")
     adapter_path: str = key("", "Folder of the checkpoints; empty = `adapter` in the run folder.", is_path=True)
-    throttle_dir: str = _free(
+    throttle_dir: str = free(
         "", "Lock folder shared by runs that call one service; empty = none.", needs=SERVICE, is_path=True
     )
-    max_concurrent: int = _free(4, "Concurrent calls of all runs with it.", ge=1, needs="backend.throttle_dir")
+    max_concurrent: int = free(4, "Concurrent calls of all runs with it.", ge=1, needs="backend.throttle_dir")
     options: dict[str, Any] = key({}, "Options of the backend; see the backend's own page.")
 
 
@@ -38,7 +34,7 @@ class ModelTable(Table):
     """Which model is trained."""
 
     model: str = key("Qwen/Qwen3-4B-Instruct-2507", "Hub id, folder, or builtin:tiny.", min_length=1, reads="model")
-    base_url: str = _free("", "URL of a training service; empty = the backend's.", needs="backend.backend")
+    base_url: str = free("", "URL of a training service; empty = the backend's.", needs="backend.backend")
     lora_rank: int = key(32, "LoRA rank; alpha is twice it unless [lora] alpha says otherwise; 0 = all weights.", ge=0)
     trust_remote_code: bool = key(False, "Run Python code that comes with the model. Only for sources you trust.")
 
@@ -122,7 +118,7 @@ class TrainingTable(Table):
 
     seed: int = key(-1, "Root seed; -1 draws one, records it and uses it.", ge=-1, lt=2**31)
     seeds: dict[SeedSource, SeedNumber] = key({}, "Set apart from seed: data, initialisation, sampling, evaluation.")
-    max_steps: int = _free(500, "Training steps.", ge=1)
+    max_steps: int = free(500, "Training steps.", ge=1)
     batch_size: int = key(8, "Prompts per step.", ge=1)
     group_size: int = key(16, "Completions per prompt.", ge=1)
     max_tokens: int = key(10240, "New tokens per completion at most.", ge=1)
@@ -132,12 +128,12 @@ class TrainingTable(Table):
     lr: float = key(4e-5, "AdamW learning rate; the highest one with a schedule.", gt=0.0)
     weight_decay: float = key(0.0, "AdamW weight decay.", ge=0.0)
     max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
-    save_every: int = _free(20, "Steps between checkpoints; 0 = only the last.", ge=0)
-    keep_last: int = _free(0, "Newest checkpoints to keep; 0 = all without keep_best; 2 if lora_rank = 0.", ge=0)
-    keep_best: int = _free(0, "Keep this many checkpoints with the highest keep_best_metric.", ge=0)
-    keep_best_metric: str = _free("eval_correct_rate", "Field of metrics.jsonl that ranks them.")
-    max_bad_steps: int = _free(3, "Stop after this many steps in a row with a non-finite number; 0 = never.", ge=0)
-    grace_s: float = _free(30.0, "Seconds that a stop by a signal may take before the process leaves.", gt=0.0)
+    save_every: int = free(20, "Steps between checkpoints; 0 = only the last.", ge=0)
+    keep_last: int = free(0, "Newest checkpoints to keep; 0 = all without keep_best; 2 if lora_rank = 0.", ge=0)
+    keep_best: int = free(0, "Keep this many checkpoints with the highest keep_best_metric.", ge=0)
+    keep_best_metric: str = free("eval_correct_rate", "Field of metrics.jsonl that ranks them.")
+    max_bad_steps: int = free(3, "Stop after this many steps in a row with a non-finite number; 0 = never.", ge=0)
+    grace_s: float = free(30.0, "Seconds that a stop by a signal may take before the process leaves.", gt=0.0)
     overlong: Literal["keep", "mask", "drop"] = key(
         "keep", "Truncated completions: keep, mask (out of the loss) or drop (out of the baseline, too)."
     )
@@ -207,14 +203,14 @@ class RewardLimits(Table):
 class ScoringTable(Table):
     """Scoring of completions, in processes that can be killed, while others are still being sampled."""
 
-    workers: int = _free(0, "Scoring processes; 0 = one less than the cores, from 1 to 8.", ge=0)
+    workers: int = free(0, "Scoring processes; 0 = one less than the cores, from 1 to 8.", ge=0)
     timeout_s: float = key(10.0, "Seconds that scoring one completion may take.", gt=0.0)
     retries: int = key(1, "Further tries of a score that failed.", ge=0)
     max_failed_frac: float = key(0.1, "Stop when more than this share of a step's scores failed.", ge=0.0, le=1.0)
-    memory_gb: float = _free(8.0, "Memory of a scoring process; 0 = unlimited.", ge=0.0)
-    cache: bool = _free(True, "Score equal completions of an example once.")
-    audit: Literal["stop", "warn", "off"] = _free("stop", "When the reward fails its audit.")
-    audit_examples: int = _free(8, "Examples, at most, that the reward is tried on before training.", ge=1)
+    memory_gb: float = free(8.0, "Memory of a scoring process; 0 = unlimited.", ge=0.0)
+    cache: bool = free(True, "Score equal completions of an example once.")
+    audit: Literal["stop", "warn", "off"] = free("stop", "When the reward fails its audit.")
+    audit_examples: int = free(8, "Examples, at most, that the reward is tried on before training.", ge=1)
     correct_above: float = key(CORRECT_ABOVE, "A score above this counts as correct.", allow_inf_nan=False)
     limits: dict[str, RewardLimits] = key({}, "Other limits for single rewards: [scoring.limits.judge] timeout_s = 60.")
 
@@ -231,14 +227,14 @@ class EvalTable(Table):
 class LoggingTable(Table):
     """The run folder and the recorders."""
 
-    log_dir: str = _free("logs/train", "Run folder.", min_length=1, is_path=True)
-    recorders: list[str] = _free([], "Recorders in addition to the JSONL files, by name.", names=Kind.RECORDER)
+    log_dir: str = free("logs/train", "Run folder.", min_length=1, is_path=True)
+    recorders: list[str] = free([], "Recorders in addition to the JSONL files, by name.", names=Kind.RECORDER)
 
 
 class ResumeTable(Table):
     """Continue an earlier run."""
 
-    from_: str = _free("", "Run folder to continue (`--resume DIR`).", alias="from", is_path=True)
-    anyway: bool = _free(
+    from_: str = free("", "Run folder to continue (`--resume DIR`).", alias="from", is_path=True)
+    anyway: bool = free(
         False, "Continue although configuration, code or data make it a different run.", needs="resume.from_"
     )

@@ -237,10 +237,6 @@ def _problem(detail: Any, model: type[BaseModel], where: str) -> Problem:
 
 def declared_capabilities(config: Config, plugins: Plugins) -> Capabilities | None:
     """Capabilities of the configured backend with the configured engine, importing neither; None = unknown."""
-    entries = plugins.find(Kind.BACKEND, config.backend.backend)
-    capabilities = entries[0].spec.traits if entries else None
-    if not isinstance(capabilities, Capabilities):
-        return None
-    engines = plugins.find(Kind.INFERENCE_ENGINE, config.inference.engine)
-    traits = engines[0].spec.traits if engines else None
-    return traits.limit(capabilities) if isinstance(traits, EngineTraits) else capabilities
+    capabilities = plugins.traits_of(Kind.BACKEND, config.backend.backend, Capabilities)
+    traits = plugins.traits_of(Kind.INFERENCE_ENGINE, config.inference.engine, EngineTraits)
+    return traits.limit(capabilities) if capabilities and traits else capabilities

@@ -13,7 +13,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.views import GroupsView, RunView
-from retrain.kernel.types import Floats, Group, Tokens
+from retrain.kernel.types import Floats, Group, Score, Tokens
 from retrain.records.files import write_text
 from retrain.records.reading import read_records
 from retrain.records.record_names import GAMING
@@ -76,7 +76,7 @@ class RiseTest:
     @property
     def since(self) -> int | None:
         """The estimated change point: the first step after the start with the largest stake. None before any start."""
-        return self._steps[self._best] + 1 if self._steps else None
+        return self._steps[int(self._stakes_SB.sum(axis=1).argmax())] + 1 if self._steps else None
 
     def observe(self, step: int, groups: Sequence[Count]) -> None:
         """Bet on the groups of a step, then let it be a start; a step without groups changes nothing."""
@@ -100,10 +100,6 @@ class RiseTest:
         self._window = [list(step) for step in state["window"]]
         self._limits_S = np.array(state["limits"], dtype=float)
         self._stakes_SB = np.array(state["stakes"], dtype=float).reshape(-1, len(BETS))
-
-    @property
-    def _best(self) -> int:
-        return int(self._stakes_SB.sum(axis=1).argmax())
 
     def _begin(self, step: int, ofs_P: Floats, parts_P: Floats) -> None:
         """Let the steps up to this one be a reference, if they are enough, and bet from the next one on."""
@@ -144,6 +140,15 @@ class Verdicts:
     missed: int = 0
 
 
+def judged_by_both(scores: Iterable[Score]) -> list[tuple[float, float]]:
+    """Return the reward's value and the shadow's, of the scores that have both."""
+    return [
+        (score.value, score.shadow.value)
+        for score in scores
+        if score.value is not None and score.shadow is not None and score.shadow.value is not None
+    ]
+
+
 def verdicts_of(groups: Sequence[Group]) -> list[Verdicts]:
     """The verdicts of a step's first round, group by group; empty without a shadow."""
     found = []
@@ -151,11 +156,8 @@ def verdicts_of(groups: Sequence[Group]) -> list[Verdicts]:
         # Further rounds are drawn because the first taught too little: their outcomes are selected.
         if group.round:
             continue
-        pairs = [
-            (raw.value > group.correct_above, raw.shadow.value > group.correct_above)
-            for raw in group.raw_scores
-            if raw.value is not None and raw.shadow is not None and raw.shadow.value is not None
-        ]
+        above = group.correct_above
+        pairs = [(value > above, shadow > above) for value, shadow in judged_by_both(group.raw_scores)]
         if pairs:
             paid, confirmed = sum(pays for pays, _ in pairs), sum(pays and confirms for pays, confirms in pairs)
             missed = sum(confirms for _, confirms in pairs) - confirmed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,7 @@ from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Group, Outcome, Score
-from retrain.observe.gaming.alarm import read_alarms
+from retrain.observe.gaming.alarm import judged_by_both, read_alarms
 from retrain.records.reading import Record, number
 from retrain.records.run import Run
 from retrain.tasks.scoring.build import NO_REWARD, brings_tasks, has_verifier, shadow_keys
@@ -39,7 +39,7 @@ def step_fields(groups: Sequence[Group]) -> dict[str, float]:
     if not outcomes:
         return {}
     first = [group for group in groups if not group.round]
-    pairs = _pairs(score for group in first for score in group.raw_scores)
+    pairs = judged_by_both(score for group in first for score in group.raw_scores)
     fields: dict[str, float] = {"shadow_judged_count": len(pairs)}
     if pairs:
         mean, rate, gap = _compared(pairs, first[0].correct_above)
@@ -52,20 +52,11 @@ def step_fields(groups: Sequence[Group]) -> dict[str, float]:
 
 def eval_fields(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> dict[str, float]:
     """`eval_shadow_rate`, `eval_shadow_reward` and `eval_shadow_gap`, over the completions that both scored."""
-    pairs = _pairs(score for scores in scores_EG for score in scores)
+    pairs = judged_by_both(score for scores in scores_EG for score in scores)
     if not pairs:
         return {}
     mean, rate, gap = _compared(pairs, correct_above)
     return {"eval_shadow_rate": rate, "eval_shadow_reward": mean, "eval_shadow_gap": gap}
-
-
-def _pairs(scores: Iterable[Score]) -> list[tuple[float, float]]:
-    """The values of reward and shadow where both gave one."""
-    return [
-        (score.value, score.shadow.value)
-        for score in scores
-        if score.value is not None and score.shadow is not None and score.shadow.value is not None
-    ]
 
 
 def _compared(pairs: Sequence[tuple[float, float]], correct_above: float) -> tuple[float, float, float]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
-from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.keys import Table, free
 from retrain.kernel.declared import Kind
 
 
@@ -42,30 +41,25 @@ class HealthMonitor(Protocol):
         """Continue from the result of `state`."""
 
 
-_free = partial(key, free_on_resume=True)  # a resumed run may have another value
-
-
 class HealthTable(Table):
     """Warnings about runs that learn nothing."""
 
-    monitors: list[str] = _free(
-        ["default", "gaming"], "Health monitors, by name; [] = none.", names=Kind.HEALTH_MONITOR
-    )
-    policy: Literal["warn", "stop"] = _free(
+    monitors: list[str] = free(["default", "gaming"], "Health monitors, by name; [] = none.", names=Kind.HEALTH_MONITOR)
+    policy: Literal["warn", "stop"] = free(
         "warn", "warn, or stop: save a checkpoint and end with exit code 1 at the first finding."
     )
-    steps: int = _free(3, "Steps in a row that make a finding.", ge=1)
-    truncation: float = _free(
+    steps: int = free(3, "Steps in a row that make a finding.", ge=1)
+    truncation: float = free(
         0.9, "Finding above this share of completions cut off at max_tokens; 1 = never.", ge=0.0, le=1.0
     )
-    entropy_collapse: float = _free(
+    entropy_collapse: float = free(
         0.1, "Finding below this fraction of the entropy of the first steps; 0 = never.", ge=0.0, lt=1.0
     )
-    entropy_explosion: float = _free(
+    entropy_explosion: float = free(
         5.0, "Finding above this multiple of the entropy of the first steps; 0 = never.", ge=0.0
     )
-    length_collapse: float = _free(
+    length_collapse: float = free(
         0.1, "Finding below this fraction of the mean length of the first steps; 0 = never.", ge=0.0, lt=1.0
     )
-    ratio_drift: float = _free(0.1, "Finding when |ratio_mean - 1| is above this; 0 = never.", ge=0.0)
-    ess_frac: float = _free(0.5, "Finding when ess_frac is below this; 0 = never.", ge=0.0, lt=1.0)
+    ratio_drift: float = free(0.1, "Finding when |ratio_mean - 1| is above this; 0 = never.", ge=0.0)
+    ess_frac: float = free(0.5, "Finding when ess_frac is below this; 0 = never.", ge=0.0, lt=1.0)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.keys import Table, free
 from retrain.kernel.declared import Kind
 
 
@@ -40,24 +39,21 @@ class Recorder(Protocol):
         """Called once, however the run ends: `error` is what ended it, None if it reached its last step."""
 
 
-_free = partial(key, free_on_resume=True)  # a resumed run may have another value
-
-
 class TrackerKeys(Table):
     """Project, group and name of the run in Weights & Biases, Trackio and MLflow."""
 
-    project: str = _free(
+    project: str = free(
         "retrain", "Project of recorder trackio, experiment of mlflow.", needs="recorder trackio or recorder mlflow"
     )
-    wandb_project: str = _free(
+    wandb_project: str = free(
         "", "wandb project; setting it enables the recorder wandb.", selects=(Kind.RECORDER, "wandb")
     )
-    wandb_run_name: str = _free(
+    wandb_run_name: str = free(
         "",
         "wandb run name, used by trackio and mlflow, too; empty = advantage+transform.",
         needs="recorder wandb or recorder trackio or recorder mlflow",
     )
-    wandb_entity: str = _free("", "wandb entity.", needs="recorder wandb")
-    wandb_group: str = _free("", "wandb group; of trackio, too.", needs="recorder wandb or recorder trackio")
-    wandb_tags: str = _free("", "wandb tags, comma-separated.", needs="recorder wandb")
-    checkpoint_artifacts: bool = _free(False, "wandb: keep each saved adapter as an artifact.", needs="recorder wandb")
+    wandb_entity: str = free("", "wandb entity.", needs="recorder wandb")
+    wandb_group: str = free("", "wandb group; of trackio, too.", needs="recorder wandb or recorder trackio")
+    wandb_tags: str = free("", "wandb tags, comma-separated.", needs="recorder wandb")
+    checkpoint_artifacts: bool = free(False, "wandb: keep each saved adapter as an artifact.", needs="recorder wandb")

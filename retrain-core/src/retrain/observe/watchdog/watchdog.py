@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrain.kernel.config.keys import Table, key
+from retrain.kernel.config.keys import Table, free
 from retrain.kernel.contracts.views import Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
@@ -32,18 +32,15 @@ POLL_S = 0.25
 PHASES = ("sampling", "scoring", "training", "eval", "checkpoint")  # each has a deadline, `sampling_s` and so on
 
 
-_free = partial(key, free_on_resume=True)  # a resumed run may have another value
-
-
 class DeadlinesTable(Table):
     """Time limits of the phases of a step; 0 = no limit."""
 
-    sampling_s: float = _free(0.0, "Seconds that sampling a step may take.", ge=0.0)
-    scoring_s: float = _free(0.0, "Seconds that scoring a step may take.", ge=0.0)
-    training_s: float = _free(0.0, "Seconds that an optimizer step may take.", ge=0.0)
-    eval_s: float = _free(0.0, "Seconds that an evaluation may take.", ge=0.0)
-    checkpoint_s: float = _free(0.0, "Seconds that writing a checkpoint may take.", ge=0.0)
-    heartbeat_s: float = _free(10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0)
+    sampling_s: float = free(0.0, "Seconds that sampling a step may take.", ge=0.0)
+    scoring_s: float = free(0.0, "Seconds that scoring a step may take.", ge=0.0)
+    training_s: float = free(0.0, "Seconds that an optimizer step may take.", ge=0.0)
+    eval_s: float = free(0.0, "Seconds that an evaluation may take.", ge=0.0)
+    checkpoint_s: float = free(0.0, "Seconds that writing a checkpoint may take.", ge=0.0)
+    heartbeat_s: float = free(10.0, "Seconds between two writes of heartbeat.json; 0 = never.", ge=0.0)
 
 
 class DeadlineError(RetrainError, RuntimeError):

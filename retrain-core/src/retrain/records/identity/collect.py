@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
+from retrain.records.files import new_digest
 from retrain.records.identity import hashing
 from retrain.records.identity.hashing import Budget, HashedFile, PluginFiles, weights_below
 from retrain.records.identity.inputs import OWN_MODEL, NamedInput, named_inputs
@@ -127,7 +127,7 @@ def _model_files(inputs: Sequence[NamedInput], plugins: Plugins, budget: Budget)
 
 
 def _summary(files: tuple[HashedFile, ...]) -> dict[str, Any]:
-    digest = blake2b(digest_size=hashing.DIGEST_BYTES)
+    digest = new_digest()
     for file in sorted(files, key=lambda file: file.name):
         text = f"{file.name}\0{file.hash}\0{file.mtime_ns}\0{file.problem}\n"
         digest.update(text.encode("utf-8", "surrogateescape"))

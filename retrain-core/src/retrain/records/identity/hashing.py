@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib.util
 import os
 import stat
@@ -18,13 +17,12 @@ from retrain.kernel.plugins.discover import normal_name
 from retrain.kernel.plugins.first_party import own_distributions
 from retrain.kernel.plugins.installed import versions_of
 from retrain.kernel.registry import Plugins
+from retrain.records.files import CHUNK, new_digest
 from retrain.records.identity.inputs import is_local
 
-CHUNK = 2**20
 # Larger files, and those beyond this total, are sampled: a start must not wait for a data set of 100 GB to be hashed.
 SAMPLED_ABOVE = 2**30
 BLOCKS, BLOCK_BYTES = 64, 2**16
-DIGEST_BYTES = 16
 COPIED_BYTES = 2**20  # a run keeps copies of files up to this size,
 COPIED_TOTAL_BYTES = 2**22  # together up to this one
 MAX_FILES = 10_000  # of one folder
@@ -85,7 +83,7 @@ def hash_file(
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise OSError("not a regular file")
-            size, digest, content = found.st_size, hashlib.blake2b(digest_size=DIGEST_BYTES), b""
+            size, digest, content = found.st_size, new_digest(), b""
             is_whole = size <= min(sampled_above, budget.whole)
             if not is_whole:
                 blocks = min(BLOCKS, budget.blocks)

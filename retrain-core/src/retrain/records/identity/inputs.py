@@ -24,11 +24,6 @@ DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 OWN_MODEL = ("model", "model")
 COMMAND = ("environment", "args", "command")  # a text whose words may be files
-FREE_FORM = (  # whatever a plugin takes: a file among it is recognised by its suffix
-    *("backend.options", "data.options", "data.sampler_params", "environment.args", "eval.sets", "sft.options"),
-    *("inference.options", "planning.params", "reward.params"),
-    *(f"algorithm.{name}" for name in ("params", "advantage_params", "transform_params", "loss_params")),
-)
 PARAMS = (  # the model of these options is declared by the part that a key names
     (Kind.BACKEND, "backend.backend", "backend.options"),
     (Kind.DATA_SOURCE, "data.source", "data.options"),
@@ -42,6 +37,8 @@ PARAMS = (  # the model of these options is declared by the part that a key name
     (Kind.PLANNING_DETECTOR, "planning.detector", "planning.params"),
     (Kind.REWARD, "reward.type", "reward.params"),
 )
+# Whatever a plugin takes: a file among it is recognised by its suffix.
+FREE_FORM = (*(options for _, _, options in PARAMS), "environment.args", "eval.sets")
 
 Keys = tuple[str, ...]  # ("eval", "sets", "hard", "path"); an index into a list is a text too
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.records.checkpoints import locate_adapter
+from retrain.records.files import new_digest
 from retrain.records.identity import hashing, inputs
 from retrain.records.identity.copies import stored_identity
 from retrain.records.identity.hashing import Budget, HashedFile, fixed_part, hash_file, weights_below
@@ -282,7 +282,7 @@ def digest_of(files: Mapping[str, str]) -> str:
     if len(files) == 1:
         return next(iter(files.values()))
     text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
-    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=hashing.DIGEST_BYTES).hexdigest()
+    return new_digest(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _files_of(place: Place, files: Mapping[str, Any], others: Sequence[str]) -> dict[str, str]:

@@ -31,11 +31,11 @@ MEANINGS = {
 
 
 def control_problems(config: Config) -> Iterator[Problem]:
-    control, teacher, provider = Control(config.training.control), config.teacher, config.environment.provider
+    control, provider = Control(config.training.control), config.environment.provider
     names, where, fix = [*config.reward.weights] or [config.reward.type], config.place(KEY), 'use control = "no_update"'
     if control is Control.NO_UPDATE:
         return
-    if teacher.model or teacher.adapter or teacher.engine != "pytorch":
+    if config.teacher.is_set:
         what = f"{config.training.control} replaces the reward, and here a [teacher] teaches as well"
         yield Problem(code="config.control-and-teacher", where=where, what=what, fix=fix)
     elif "none" in names and not provider:

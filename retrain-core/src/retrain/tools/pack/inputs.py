@@ -7,7 +7,6 @@ of the run is replaced by one inside.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.kernel.errors import ConfigError, Problem
+from retrain.records.files import new_digest
 from retrain.records.identity.copies import FOLDER, copy_name
-from retrain.records.identity.hashing import DIGEST_BYTES, Budget, hash_file
+from retrain.records.identity.hashing import Budget, hash_file
 from retrain.records.reading import read_regular
 from retrain.text.secrets import HIDDEN, is_secret_name, known_forms
 from retrain.tools.pack.archive import is_safe, refusal
@@ -128,7 +128,7 @@ def _content(kind: str, name: str, file: Mapping[str, Any], identity: Mapping[st
     copy = Path(str(folder)) / copy_name(kind, name) if folder else None
     if copy is not None and copy.is_file():
         content = read_regular(copy)
-        if hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest() == wanted:
+        if new_digest(content).hexdigest() == wanted:
             return content
     for path in map(os.path.expanduser, file.get("places", ())):
         now = hash_file(name, path, Budget(), is_kept=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.records.files import write_json
-from retrain.run.wandb_runs import open_run, reason_of
+from retrain.run.fault_guard import reason_of
+from retrain.run.wandb_runs import open_run
 from retrain.text.secrets import hide
 from retrain.text.tables import table_lines
 from retrain.text.terminal_text import printable
