@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel
 
 from retrain.cli.manual.json_schema import configuration_schema
 from retrain.kernel.config.load import TableEntry, all_keys, load_config
 from retrain.kernel.declared import Kind
 from retrain.kernel.plugins.discover import load_plugins
+from retrain.records.identity.inputs import PARAMS
 
 TESTS = Path(__file__).parents[2]
 FULL = TESTS / "kernel" / "config" / "full_annotated.toml"
@@ -106,6 +108,27 @@ def test_every_key_is_there_with_its_meaning_and_registered_names_are_examples(
 )
 def test_parameters_follow_the_name_of_the_part(text: str, is_valid: bool, validator: Draft202012Validator) -> None:
     assert validator.is_valid(tomllib.loads(f"[algorithm]\n{text}\n")) is is_valid
+
+
+def test_the_options_of_every_part_stand_under_the_key_that_holds_them(
+    validator: Draft202012Validator,
+) -> None:
+    plugins, seen = load_plugins({}), set()
+    for kind, selecting, options in PARAMS:
+        (table, naming), free = selecting.split("."), options.partition(".")[2]
+        for entry in plugins.registered(kind):
+            for name, field in (entry.spec.load_params() or BaseModel).model_fields.items():
+                if field.annotation in (int, float, str, bool):
+                    wrong = {table: {naming: entry.spec.name, free: {field.alias or name: {"no": "such value"}}}}
+                    assert not validator.is_valid(wrong), wrong
+                    seen.add(options)
+    assert {"data.options", "sft.options", "data.sampler_params", "algorithm.advantage_params"} <= seen
+
+
+def test_no_word_of_ours_is_in_it(schema: dict[str, Any]) -> None:
+    for definition in schema["$defs"].values():
+        for content in definition.get("properties", {}).values():
+            assert not {"names", "selects", "reads", "needs", "is_path", "free_on_resume"} & content.keys()
 
 
 def test_a_table_of_a_plugin_is_part_of_it_and_its_faults_are_not(

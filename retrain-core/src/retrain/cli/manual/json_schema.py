@@ -17,21 +17,13 @@ from pydantic.json_schema import models_json_schema
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
+from retrain.records.identity.inputs import PARAMS
 from retrain.run.tables import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # The content that `key` keeps in json_schema_extra.
-OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads"})
+OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads", "needs", "is_path"})
 DEFS = "#/$defs/"
-# Open tables that belong to a named part: (table, key of the name, key of the parameters, kind).
-PARAMS = (
-    ("backend", "backend", "options", Kind.BACKEND),
-    ("data", "source", "options", Kind.DATA_SOURCE),
-    ("algorithm", "algorithm_mode", "params", Kind.ALGORITHM),
-    ("algorithm", "advantage_mode", "advantage_params", Kind.ADVANTAGE),
-    ("algorithm", "transform_mode", "transform_params", Kind.TRANSFORM),
-    ("algorithm", "loss", "loss_params", Kind.LOSS),
-)
 Schema = dict[str, Any]
 
 
@@ -91,10 +83,11 @@ def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: P
 def _params_models(plugins: Plugins) -> dict[tuple[Kind, str], type[BaseModel]]:
     """The parameter models of all parts that declare one; parts that fail to import are skipped."""
     found: dict[tuple[Kind, str], type[BaseModel]] = {}
-    for kind, entry in ((of_kind, entry) for *_, of_kind in PARAMS for entry in plugins.registered(of_kind)):
-        with suppress(Exception):  # a broken plugin; `retrain plugins` reports it
-            if model := entry.spec.load_params():
-                found[kind, entry.spec.name] = model
+    for kind in dict.fromkeys(kind for kind, *_ in PARAMS):
+        for entry in plugins.registered(kind):
+            with suppress(Exception):  # a broken plugin; `retrain plugins` reports it
+                if model := entry.spec.load_params():
+                    found[kind, entry.spec.name] = model
     return found
 
 
@@ -105,7 +98,8 @@ def _bind_params(
     definitions: dict[str, Schema],
 ) -> None:
     """`[backend] backend = "x"` gives `[backend.options]` the keys of x; unknown keys are left to the loader."""
-    for table, naming, free, kind in PARAMS:
+    for kind, selecting, options in PARAMS:
+        (table, naming), free = selecting.split("."), options.partition(".")[2]
         if table not in tables:
             continue
         definition = definitions[_name(found[tables[table].model])]
