@@ -26,7 +26,7 @@ MAX_CHANGE = 0.2
 def shaper_of(
     config: Config, backend: Backend, *, by_token: bool = False, needs_verdict: bool = True
 ) -> list[KlShaper]:
-    """Return the shaper, or None where neither the reward, the loss nor the log needs the reference.
+    """Return the shaper in a list, which is empty where neither the reward, the loss nor the log needs the reference.
 
     `by_token`: credit takes rewards of single tokens; `needs_verdict`: it trains only completions with a verdict.
     """
