@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def measure(file: Path, sources: Sequence[Path], *, options: Sequence[str]) -> None:
-    """Run pytest with `options` and write to `file` which test ran which line of the sources; exit if a test fails."""
+    """Run pytest with `options` and write to `file` which test ran which line of the sources.
+
+    Exit if a test fails: it would notice every mutant. The file stays for when it has been mended.
+    """
     settings = file.with_name(f"settings-of-{file.name}")  # coverage.py clears all that begins like its data
     included = "\n    ".join(str(each) for each in sources)
     settings.write_text(
@@ -24,7 +27,6 @@ def measure(file: Path, sources: Sequence[Path], *, options: Sequence[str]) -> N
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "tests")
     covered = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=")
     if subprocess.run([*command, *covered], cwd=ROOT, check=False).returncode:
-        file.unlink(missing_ok=True)
         sys.exit("the quick suite fails without a mutant: mend it first")
 
 

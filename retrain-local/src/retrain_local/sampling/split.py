@@ -11,6 +11,8 @@ from functools import partial
 from queue import SimpleQueue
 from statistics import fmean
 
+from pydantic import BaseModel, ValidationError
+
 from retrain.api import (
     ConfigError,
     Deliver,
@@ -20,6 +22,7 @@ from retrain.api import (
     Kind,
     Measuring,
     PluginContext,
+    Problem,
     Publishing,
     Sample,
     SampleRequest,
@@ -145,10 +148,25 @@ def find_engine(context: PluginContext, devices: Devices) -> Found:
     return found
 
 
+def _engine_params(context: PluginContext, found: Found) -> BaseModel | None:
+    """Validate `[inference] options` by the model that the engine declares; ConfigError when they do not fit."""
+    options: dict[str, object] = context.config.inference.options
+    where = context.config.place("inference.options")
+    try:
+        return found.params.model_validate(options) if found.params else None
+    except ValidationError as error:
+        details = [(".".join(map(str, detail["loc"])), detail["msg"]) for detail in error.errors()]
+        fix = f"use one of: {', '.join(found.params.model_fields)}" if found.params else "remove it"
+        raise ConfigError(
+            *(
+                Problem(code="engine.bad-option", where=f"{where}.{name}", what=f"invalid option: {what}", fix=fix)
+                for name, what in details
+            )
+        ) from None
+
+
 def create_engine(context: PluginContext, found: Found, policies: Sequence[LocalPolicy], threads: int) -> Engine:
-    # Every door to a run has checked these options with the rest of the configuration.
-    params = found.params.model_validate(context.config.inference.options) if found.params else None
-    context = replace(context, params=params)
+    context = replace(context, params=_engine_params(context, found))
     if len(policies) == 1:
         engine: Engine = found.target(context, policies[0])
         return engine
