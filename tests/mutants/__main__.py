@@ -176,7 +176,8 @@ def notices(each: Drawn, folder: Path, limit_s: float, reached: Reached) -> str:
     mutated.write_text(json.dumps({"module": each.module, "source": each.mutant.source}), encoding="utf-8")
     end = time.monotonic() + limit_s
     for files, names in attempts(each, reached):
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S), "-m", HERE, *map(str, files))
+        plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")  # near tests first
+        options = ("-x", "-q", *plugins, "--timeout", str(TEST_LIMIT_S), "-m", HERE, *map(str, files))
         process = FORKS.Process(target=run_pytest, args=(options, names, mutated, output))
         process.start()
         process.join(max(10, end - time.monotonic()))
