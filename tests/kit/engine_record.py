@@ -18,7 +18,7 @@ import numpy as np
 from retrain.api import Deliver, Engine, LogprobRow, PluginContext, Policy, Sample, SampleRequest, SamplingParams
 from retrain.credit.logprob_gap import measure_gap
 from retrain.engines.policy_check import PROBE_TOKENS, probe_prompts
-from retrain.kernel.types import StopReason
+from retrain.kernel.types import Floats, StopReason
 
 SAMPLES, GAPS = Path("samples.jsonl"), Path("gaps.jsonl")
 
@@ -34,6 +34,10 @@ def replaying(context: PluginContext, policy: Policy) -> Engine:
     return _Replaying(policy)
 
 
+def _sampled_logprobs(sample: Sample) -> Floats:
+    return sample.logprobs_T if sample.engine_logprobs_T is None else sample.engine_logprobs_T
+
+
 class _Recording:
     delivers_early = True
 
@@ -45,7 +49,8 @@ class _Recording:
         self._engine.publish()
         sides = SimpleNamespace(sample=self._engine.sample, logprobs=self._policy.logprobs)
         params = SamplingParams(max_tokens=PROBE_TOKENS, temperature=self._context.config.training.temperature)
-        gap = measure_gap(sides, probe_prompts(self._context.tokenizer, self._policy.context_limit), params)
+        prompts = probe_prompts(self._context.tokenizer, self._policy.context_limit)
+        gap = measure_gap(sides, prompts, params, reported=_sampled_logprobs)
         assert gap is not None
         _write(GAPS, {"version": self._policy.version, "gap": gap.max, "tokens": gap.num_tokens})
 

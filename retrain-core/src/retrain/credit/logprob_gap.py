@@ -34,18 +34,13 @@ class LogprobGap:
         )
 
 
-def sampler_logprobs(sample: Sample) -> Floats:
-    """The sampler's own log-probabilities, even where the sample carries recomputed ones."""
-    return sample.logprobs_T if sample.engine_logprobs_T is None else sample.engine_logprobs_T
-
-
 def measure_gap(
     backend: Any,
     prompts: Sequence[Tokens],
     params: SamplingParams,
     *,
     seeds: Sequence[int] | None = None,
-    reported: Callable[[Sample], Floats] = sampler_logprobs,
+    reported: Callable[[Sample], Floats],
 ) -> LogprobGap | None:
     """Sample one completion per prompt from `backend` and compare `reported` with its trainer's log-probabilities.
 

@@ -162,6 +162,7 @@ def test_weights_and_means_of_each(service, example):
     assert metrics["reward_length_mean"] == pytest.approx(0.3)
     names = {"timed_out_score_count", "score_mean_time_s", "score_max_time_s"}
     assert set(metrics) == names | {"reward_match_mean", "reward_length_mean"}
+    assert 0.0 < metrics["score_mean_time_s"] <= metrics["score_max_time_s"]
     with service(rewards.Match()).batch() as batch:
         batch.submit(example, "7")
         assert batch.collect() == [Score.of(1.0)]

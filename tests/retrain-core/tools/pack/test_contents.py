@@ -188,6 +188,15 @@ def contents_of(run: Path) -> tuple[Contents, Inputs]:
     return read_contents(open_pack(run.parent / "p")), found
 
 
+def test_a_file_is_where_its_path_says_and_else_where_its_name_does(tmp_path: Path) -> None:
+    files = {"sums.jsonl": {"path": "/far/sums.jsonl"}, "more.jsonl": {}}
+    placed = with_places({"data": {"files": files}}, {}, tmp_path)["data"]["files"]
+    assert {name: file["places"] for name, file in placed.items()} == {
+        "sums.jsonl": ["/far/sums.jsonl"],
+        "more.jsonl": ["more.jsonl"],
+    }
+
+
 def test_a_large_file_is_found_where_the_run_had_it_or_asked_for_and_all_is_laid_inside(run: Path) -> None:
     (contents, found), far, work = contents_of(run), run.parent / "far", run.parent / "work"
     assert [file["name"] for file in found.left_out] == ["w"]

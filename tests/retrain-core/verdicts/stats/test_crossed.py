@@ -116,10 +116,18 @@ def test_components_are_found_and_give_the_crossed_interval():
         assert part.interval[0] <= part.sd <= part.interval[1]
     assert found.seed.share + found.cluster.share + found.rest.share == pytest.approx(1.0)
     assert found.cluster.share > 0.8  # 4/80 against 0.25/60
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "seed_sd", "example_sd"),
+    [(9, 30, 1, 1), (6, 8, 2, 1), (20, 6, 1, 3), (3, 9, 0.1, 4), (3, 8, 0.3, 0.3), (4, 6, 0.5, 0.5)],
+)
+def test_half_widths_are_those_of_the_crossed_interval(n, m, seed_sd, example_sd):
     rng = np.random.default_rng(3)
-    result = crossed(rng.normal(0, 1, (9, 1)) + rng.normal(0, 1, (1, 30)) + rng.normal(0, 1, (9, 30)))
-    draws = draw_components(result.squares)
-    half = float(half_widths(draws, seeds=9, clusters=30, level=0.95)[0])
+    effects_NM = rng.normal(0, seed_sd, (n, 1)) + rng.normal(0, example_sd, (1, m))
+    result = crossed(effects_NM + rng.normal(0, 1, (n, m)))
+    assert result.both.df >= 5.0
+    half = float(half_widths(draw_components(result.squares), seeds=n, clusters=m, level=0.95)[0])
     assert half == pytest.approx(np.diff(result.both.interval)[0] / 2, rel=0.01)
 
 

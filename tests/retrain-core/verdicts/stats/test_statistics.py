@@ -13,6 +13,7 @@ from retrain.records.runs.curves import Direction
 from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats import paired as power
 from retrain.verdicts.stats.flip import FlipTest, patterns_for
+from retrain.verdicts.stats.sequential import inverted
 from retrain.verdicts.study.comparison import Verdict, VerdictReason
 from retrain.verdicts.study.judge import holm, judge, levels
 from retrain.verdicts.study.study import Options, study_of
@@ -155,6 +156,14 @@ def test_an_interval_leaves_out_zero_exactly_where_its_verdict_is_found(family, 
         assert (found.verdict is Verdict.BETTER) == (low > 0.0)
         assert (found.verdict is Verdict.WORSE) == (high < 0.0)
         assert 1.0 - alpha - 1e-12 <= found.level <= 1.0 - alpha / len(diffs) + 1e-12
+
+
+@pytest.mark.parametrize("reach", [0.5, 3.0, 50.0, 1e4, math.inf])
+def test_limits_are_found_however_far_outside_the_data(reach):
+    diffs_N = np.array([0.1, 0.4, 0.2])
+    mean = float(diffs_N.mean())
+    found = inverted(diffs_N, is_rejected=lambda shift: abs(shift - mean) > reach, is_zero_rejected=False)
+    assert found == pytest.approx((mean - reach, mean + reach), rel=1e-6)
 
 
 @pytest.mark.parametrize(

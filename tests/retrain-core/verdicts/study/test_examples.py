@@ -59,6 +59,15 @@ def test_the_view_is_about_the_examples_on_disk(campaign):
     assert view.p >= comparison.p
 
 
+def test_the_examples_are_those_of_the_last_evaluation_within_the_budget(campaign):
+    estimates = set()
+    for at in (20, 50):
+        (comparison,) = study_of(find_runs([campaign]), Options(at=at)).comparisons
+        assert comparison.examples.estimate == pytest.approx(comparison.difference, abs=1e-12)
+        estimates.add(comparison.difference)
+    assert len(estimates) == 2
+
+
 def test_the_advice_is_measured_and_agrees_with_the_interval_that_is_shown(campaign):
     view, metric = _view(campaign), parse_metric("eval_correct_rate", where="here")
     assert view.advice is not None

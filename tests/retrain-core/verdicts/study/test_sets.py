@@ -94,6 +94,18 @@ def test_a_run_that_lacks_a_set_is_left_out_of_the_mean_alone(campaign, compare_
     assert 4 not in view["conditions"][1]["seeds"]
 
 
+def test_two_sets_are_enough_and_a_condition_without_one_has_no_mean(campaign, compare_json):
+    folder = campaign()
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        edit_lines(file, lambda line: line.pop("eval_short_correct_rate", None))
+    view = compare_json(folder, "--sets")["sets"]
+    assert view["names"] == ["held_out", "hard"]
+    for file in folder.glob("runs/maxrl*/metrics.jsonl"):
+        edit_lines(file, lambda line: line.pop("eval_hard_correct_rate", None))
+    (pair,) = compare_json(folder, "--sets")["sets"]["comparisons"]
+    assert (pair["improvement"], pair["overall"]["verdict"]) == (None, "cannot tell")
+
+
 def test_few_seeds_have_no_limit_rather_than_a_verdict(campaign, compare, compare_json):
     folder = campaign(seeds=range(6))
     content = compare_json(folder, "--sets")
@@ -221,6 +233,8 @@ def test_the_source_that_decides_has_the_share_and_every_row_its_name(crossed, c
     assert (str(found.metric), found.components.runs, found.conditions) == ("eval_correct_rate:final", 16, 1)
     assert (found.components.in_rest, found.components.constant) == (("sampling",), ("evaluation",))
     assert found.noise.variance == pytest.approx(0.25 / 3 / 16)  # p (1 - p) / (S - 1) / E
+    assert found.noise.share == pytest.approx(found.noise.variance / found.components.total)
+    assert found.noise.share < 1.0
     said = list(variance_sentences(found))
     assert compare(*runs, "--variance").out.splitlines() == said
     names = [("data order", order), ("initialisation", start), ("rest (with sampling)", rest)]

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from scipy.stats import binomtest
 
 import retrain
 from retrain.kernel.errors import ConfigError
@@ -132,6 +133,26 @@ def test_runs_of_different_length_are_cut_at_the_shortest(made, tmp_path, compar
     assert content["shortest"] == [str(tmp_path / "grpo+none0")]
     line = json.loads((tmp_path / "maxrl+none2/metrics.jsonl").read_text().splitlines()[19])
     assert content["conditions"][1]["metrics"]["correct_rate:final"]["values"]["2"] == line["correct_rate"]
+
+
+def test_equal_rates_of_training_have_the_limits_of_their_prompts(made, tmp_path, compare_json):
+    sizes = {"grpo+none": 2, "maxrl+none": 64}
+    for condition, prompts in sizes.items():
+        for seed in range(3):
+            run = made.MadeRun(
+                condition=condition, seed=seed, eval_every=0, config={"training": {"batch_size": prompts}}
+            )
+            folder = made.write_run(tmp_path / f"{condition}{seed}", run)
+            edit_lines(folder / "metrics.jsonl", lambda line: line.update(correct_rate=0.5))
+    found = {}
+    for each in compare_json(*sorted(tmp_path.iterdir()))["conditions"]:
+        low, high = each["metrics"]["correct_rate:final"]["interval"]
+        wanted = binomtest(3 * sizes[each["condition"]] // 2, 3 * sizes[each["condition"]]).proportion_ci(
+            method="exact"
+        )
+        assert (low, high) == pytest.approx((wanted.low, wanted.high))
+        found[each["condition"]] = high - low
+    assert found["maxrl+none"] < found["grpo+none"]
 
 
 def test_the_same_condition_and_seed_twice_counts_once(made, tmp_path, compare_json):

@@ -92,8 +92,7 @@ def check_campaign(history: History, found: OnRecord, present: Sequence[RunOnDis
             question = "of the same plan" if opening.get("question") else "of the same conditions and seeds"
             by = ", by --new" if each.get("new") or opening.get("new") else ""
             where = "in the same folder" if key[0] == name else key[0]
-            is_there = key[0] == name or (history.folder / key[0]).exists()
-            kept = "" if is_there else ", and it is gone"
+            kept = "" if (history.folder / key[0]).exists() else ", and it is gone"
             what = f"{name}: a second campaign {question}{by}: {where}, opened {each.get('time')}{kept}"
             yield Finding(what=what, fix="publish both, or register another plan for the second")
     yield from _run_elsewhere(history, found, present, named)
