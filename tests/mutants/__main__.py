@@ -190,7 +190,7 @@ def notices(each: Drawn, folder: Path, limit_s: float, reached: Reached) -> str:
             return UNDECIDED
         if process.exitcode not in (0, 5):  # 5: no test has the mark
             lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-            failed = [text for text in lines if text.startswith(("FAILED", "ERROR"))]
+            failed = [text for text in lines if text.startswith(("FAILED tests", "ERROR tests"))]
             return failed[0] if failed else "pytest did not start"
     return ""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from coverage import CoverageData
 
@@ -19,15 +20,14 @@ def measure(file: Path, sources: Sequence[Path], *, options: Sequence[str]) -> N
 
     Exit if a test fails: it would notice every mutant. The file stays for when it has been mended.
     """
-    settings = file.with_name(f"settings-of-{file.name}")  # coverage.py clears all that begins like its data
     included = "\n    ".join(str(each) for each in sources)
-    settings.write_text(
-        f"[run]\ndata_file = {file}\nrelative_files = false\ninclude =\n    {included}\n", encoding="utf-8"
-    )
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "tests")
-    covered = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=")
-    if subprocess.run([*command, *covered], cwd=ROOT, check=False).returncode:
-        sys.exit("the quick suite fails without a mutant: mend it first")
+    with NamedTemporaryFile("w", suffix=".ini", encoding="utf-8") as settings:
+        settings.write(f"[run]\ndata_file = {file}\ninclude =\n    {included}\n")
+        settings.flush()
+        covered = ("--cov", f"--cov-config={settings.name}", "--cov-context=test", "--cov-report=")
+        if subprocess.run([*command, *covered], cwd=ROOT, check=False).returncode:
+            sys.exit("the quick suite fails without a mutant: mend it first")
 
 
 class Reached:

@@ -144,15 +144,14 @@ def test_equal_rates_of_training_have_the_limits_of_their_prompts(made, tmp_path
             )
             folder = made.write_run(tmp_path / f"{condition}{seed}", run)
             edit_lines(folder / "metrics.jsonl", lambda line: line.update(correct_rate=0.5))
-    found = {}
+    widths = {}
     for each in compare_json(*sorted(tmp_path.iterdir()))["conditions"]:
         low, high = each["metrics"]["correct_rate:final"]["interval"]
-        wanted = binomtest(3 * sizes[each["condition"]] // 2, 3 * sizes[each["condition"]]).proportion_ci(
-            method="exact"
-        )
-        assert (low, high) == pytest.approx((wanted.low, wanted.high))
-        found[each["condition"]] = high - low
-    assert found["maxrl+none"] < found["grpo+none"]
+        trials = 3 * sizes[each["condition"]]
+        exact = binomtest(trials // 2, trials).proportion_ci(method="exact")
+        assert (low, high) == pytest.approx((exact.low, exact.high))
+        widths[each["condition"]] = high - low
+    assert widths["maxrl+none"] < widths["grpo+none"]
 
 
 def test_the_same_condition_and_seed_twice_counts_once(made, tmp_path, compare_json):
