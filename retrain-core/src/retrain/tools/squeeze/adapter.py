@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from retrain.kernel.config.resolved import Config
@@ -52,7 +52,8 @@ REFUSED = {
 
 Rank = Annotated[int, Field(strict=True, ge=1)]
 Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Pattern = re.Pattern[str]  # on the module's name
+# PEFT's rule: a pattern matches the end of the module's name, starting at a dot.
+Pattern = Annotated[re.Pattern[str], BeforeValidator(lambda text: rf"(.*\.)?({text})$")]
 T = TypeVar("T")
 
 
@@ -133,10 +134,8 @@ def read_lora_config(folder: Path) -> LoraConfig:
         raise unusable(path, code="squeeze.config-bad-value", what=what, why=why, fix=fix) from None
 
 
-def _by_pattern(values: Mapping[Pattern, T], module: str, default: T) -> T:
-    """Return a module's value by PEFT's rule: its pattern must match the end of the name, starting at a dot."""
-    found = (value for each, value in values.items() if re.match(rf"(.*\.)?({each.pattern})$", module))
-    return next(found, default)
+def _by_pattern(values: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
+    return next((value for each, value in values.items() if each.match(module)), default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
