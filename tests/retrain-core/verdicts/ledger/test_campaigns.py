@@ -1,12 +1,11 @@
-"""Which campaign of the ledger lies in a folder, and which runs of its seeds were left out."""
+"""Which campaign of the ledger lies in a folder."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from retrain.verdicts.ledger.campaigns import OnRecord, find_campaign, not_given, run_before
+from retrain.verdicts.ledger.campaigns import find_campaign
 from retrain.verdicts.ledger.history import History, RunHistory
 
 
@@ -56,30 +55,3 @@ MOVED = [opening(6, "", continued=True)]
 )
 def test_a_campaign_is_known_by_most_runs_then_by_name_then_by_plan(found_as, given, expected):
     assert found_as(*given) == expected
-
-
-def run(name, seed, started="2026-03-01", state="done", learns="l", condition="a"):
-    first = {"condition": condition, "seed": seed, "learns": learns}
-    ended = {"state": state} if state else None
-    known = RunHistory(name=name, started=started, first=first, ended=ended)
-    return SimpleNamespace(name=name, started=started, setup=known.setup, known=known)
-
-
-def test_runs_in_no_ledger_that_are_older_than_the_plan_are_named():
-    found = OnRecord(name="c", folder=Path("c"), manifest={}, keys=frozenset(), opening=opening(2, "p"))
-    older, same = run("older", 1), run("same-day", 1, started="2026-03-02")
-    other_seed = run("other-seed", 2)
-    (told,) = run_before(found, [run("mine", 1)], [older, same, other_seed])
-    assert ("older (1 run in" in told.what, told.is_certain) == (True, True)
-    assert not list(run_before(found, [run("mine", 1)], [same, other_seed]))
-
-
-def test_finished_runs_of_the_same_conditions_that_were_not_given_are_counted():
-    mine, repeated = run("mine", 1), run("repeated", 1, started="2026-03-03")
-    others = [run("left", 2), run("failed", 3, state="failed"), run("going-on", 4, state="")]
-    others += [run("other-condition", 5, condition="b"), run("other-settings", 6, learns="m"), repeated]
-    history = History(folder=Path("logs"), runs={(each.name, each.started): each.known for each in (mine, *others)})
-    (told,) = not_given(history, [mine])
-    assert (told.what.startswith("1 finished run "), told.what.endswith(": left")) == (True, True)
-    assert not told.is_certain
-    assert not_given(history, [mine, others[0]]) == []

@@ -8,7 +8,7 @@ import pytest
 
 from retrain.verdicts.ledger.chain import NAME, append
 from retrain.verdicts.ledger.history import History
-from retrain.verdicts.ledger.looks import InterimLooks, Looks, campaign_of, is_on_record, looks_in
+from retrain.verdicts.ledger.looks import InterimLooks, Looks, campaign_of, looks_in
 from tests.kit.made_runs import MadeRun, write_campaign, write_run
 
 LOOK = {"campaign": "c", "runs": ["c/runs/a", "c/runs/b"], "metric": "m:final", "alpha": 0.05, "data": "d1"}
@@ -53,14 +53,6 @@ def test_looks_count_once_by_what_they_saw_and_chose():
     assert (found.metrics, found.num_choices) == (("m:final", "n"), 3)
     assert dict(found.looks[0].seeds) == {"a": (1, 2, 3), "b": (1, 2)}
     assert looks_in(history(LOOK | {"seeds": {}}), campaigns=["c"]).looks[0].num_seeds == 0
-
-
-def test_an_event_is_on_record_if_all_its_fields_are_and_no_other():
-    events = [{"time": "t", "kind": "look", **LOOK, "previous": "p", "sha256": "s", "healed": 3}]
-    assert is_on_record(events, LOOK)
-    assert not is_on_record([], LOOK)
-    assert not is_on_record(events, LOOK | {"alpha": 0.1})
-    assert not is_on_record(events, BY)
 
 
 def recorded_looks(folder):
