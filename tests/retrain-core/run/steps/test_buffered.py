@@ -15,7 +15,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable, TrainingTable
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
-from retrain.run.steps.overlapped import Buffered, Overlapped, meaning
+from retrain.run.steps.overlapped import Buffered, Overlapped, meaning, overlap_s
 
 
 class Policies:
@@ -43,12 +43,13 @@ def run_of(policies, train, num_steps, progress=None):
 
 def steps_of(most, trains, delays, progress, policies):
     """The policy version and the first prompt that every step from `progress.step` on was sampled with."""
-    seen = []
+    seen, begun = [], []
 
     def pause():
         time.sleep(delays.choice([0.0, 0.0, 0.001]))
 
     def sample(planned, clock):
+        begun.append(planned.step)
         pause()
         with clock.timed("sample"):
             prompts = [planned.step] * (1 + planned.step % 2)  # rounds of `refill` take further prompts
@@ -86,6 +87,7 @@ def steps_of(most, trains, delays, progress, policies):
                 break  # interrupted: a later run continues
     finally:
         buffered.close()
+    assert max(begun) < len(trains), "no step beyond the last is sampled"
     return seen
 
 
@@ -146,3 +148,9 @@ def test_what_the_key_means_is_told_in_steps():
     for most, said in {0: "none: ", 1: "step s - 2, 1 step behind; ", 2: "step s - 3, 2 steps behind; "}.items():
         tables = {"training": TrainingTable(max_staleness=most), "algorithm": AlgorithmTable()}
         assert said in meaning(Config(tables=tables))
+
+
+def test_only_common_time_counts_as_overlap():
+    some, others = [(0.0, 2.0), (5.0, 9.0)], [(1.0, 1.5), (2.0, 6.0), (7.0, 8.0), (9.0, 10.0)]
+    assert overlap_s(some, others) == overlap_s(others, some) == 0.5 + 1.0 + 1.0
+    assert overlap_s(some, []) == 0.0

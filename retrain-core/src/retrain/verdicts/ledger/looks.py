@@ -58,7 +58,7 @@ class Looks:
     @property
     def num_choices(self) -> int:
         chosen = [each.choices.items() for each in self.looks if not each.by]
-        return len({tuple(sorted((name, str(value)) for name, value in each)) for each in chosen})
+        return len({tuple((name, str(value)) for name, value in each) for each in chosen})
 
 
 def looks_in(history: History, *, campaigns: Collection[str] = (), runs: Collection[str] = (), data: str = "") -> Looks:
