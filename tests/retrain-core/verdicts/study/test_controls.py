@@ -1,8 +1,11 @@
 """`better` is withheld from a condition that does not beat its controls; `practically the same` within a margin."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from scipy.stats import ttest_1samp
 
 from retrain.campaign.load import PlanTable, seal_plan
 from retrain.kernel.seeding import Seeds
@@ -11,8 +14,8 @@ from retrain.records.runs.curves import Direction, Metric
 from retrain.records.runs.source import find_runs
 from retrain.verdicts.stats.flip import FlipTest
 from retrain.verdicts.study.comparison import Verdict, VerdictReason
-from retrain.verdicts.study.judge import judge, with_margin
-from retrain.verdicts.study.safeguards import controls_sentence, with_controls
+from retrain.verdicts.study.judge import judge, with_few_seeds, with_margin
+from retrain.verdicts.study.safeguards import controls_sentence, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.study import Options, study_of
 from tests.kit.edited import edit
 from tests.kit.pairings import pairing
@@ -80,6 +83,45 @@ def test_missing_controls_are_not_beaten_and_holm_runs_over_the_weakest_test():
     assert first.controls.p_holm == 1.0
     assert second.controls.p_holm == pytest.approx(2 * 2 / 2**10)
     assert second.verdict is Verdict.BETTER
+
+
+def test_a_condition_without_data_claims_nothing_against_its_control():
+    (found,) = judged({"a": (), "b": rates(0.7), "b+no_update": rates(0.5, stream=1)})
+    assert (found.cause, found.difference, found.controls.p_holm) == (VerdictReason.TOO_FEW, None, 1.0)
+
+
+def test_a_condition_that_beats_its_control_can_still_fail_by_the_correction():
+    """Controls of seven seeds give 2 / 2**7: enough alone, and too much for four comparisons."""
+    low, high = [0.1 * each for each in range(10)], [1.0 + 0.1 * each for each in range(10)]
+    values = {"a": low} | dict.fromkeys("bcde", high) | {f"{label}+no_update": low[:7] for label in "bcde"}
+    for found in judged(values):
+        assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, VerdictReason.NOT_BEYOND_CONTROL)
+        assert [(each.is_beaten, each.p) for each in found.controls.results] == [(True, 2 / 2**7)]
+        assert found.controls.p_holm == 4 * 2 / 2**7
+        assert "0.062" in controls_sentence(found, RATE)
+
+
+def test_a_verdict_that_a_control_takes_away_no_longer_hangs_on_lost_runs():
+    values = {label: dict(enumerate(rates(mean, size=12))) for label, mean in {"a": 0.5, "b": 0.7, "b+x": 0.7}.items()}
+    first = [pairing(list(values["b"].values()), list(values["a"].values()))]
+    judge_all = partial(judge, alpha=0.05, direction=Direction.HIGHER)
+    lost = {"a": (), "b": (12, 13)}
+    values = {"a": values["a"] | {12: 0.5, 13: 0.5}, "b": values["b"]}
+    found = with_lost(judge_all(first), first, values, lost, direction=Direction.HIGHER, judged=judge_all)
+    control = {"b+no_update": ("b", Control.NO_UPDATE)}
+    (found,) = with_controls(found, control, lambda *_: pairing([]), alpha=0.05, direction=Direction.HIGHER)
+    assert (found.cause, found.lost.verdict) == (VerdictReason.NOT_BEYOND_CONTROL, Verdict.CANNOT_TELL)
+    assert found.lost.survives
+
+
+def test_few_seeds_give_the_interval_of_the_difference():
+    left, right = {0: 0.1, 1: 0.5, 2: 0.2}, {0: 0.2, 1: 0.8, 2: 0.4}
+    pair = pairing(list(right.values()), list(left.values()))
+    found = judge([pair], alpha=0.1, direction=Direction.HIGHER)
+    (found,) = with_few_seeds(with_seeds(found, {"a": left, "b": right}, direction=Direction.HIGHER))
+    limits = ttest_1samp([0.1, 0.3, 0.2], 0.0).confidence_interval(0.9)
+    assert found.few_seeds.interval == pytest.approx(tuple(limits))
+    assert (found.few_seeds.level, found.few_seeds.is_of_examples) == (0.9, False)
 
 
 @pytest.fixture
