@@ -91,7 +91,6 @@ def test_a_condition_without_data_claims_nothing_against_its_control():
 
 
 def test_a_condition_that_beats_its_control_can_still_fail_by_the_correction():
-    """Controls of seven seeds give 2 / 2**7: enough alone, and too much for four comparisons."""
     low, high = [0.1 * each for each in range(10)], [1.0 + 0.1 * each for each in range(10)]
     values = {"a": low} | dict.fromkeys("bcde", high) | {f"{label}+no_update": low[:7] for label in "bcde"}
     for found in judged(values):

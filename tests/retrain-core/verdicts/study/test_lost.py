@@ -8,7 +8,7 @@ import pytest
 from retrain.records.runs.curves import Direction, Metric
 from retrain.records.runs.source import Candidate
 from retrain.verdicts.study.comparison import collapsed, collapses, per_seed
-from retrain.verdicts.study.safeguards import lost_seeds, with_lost
+from retrain.verdicts.study.safeguards import lost_seeds
 from tests.kit.edited import edit_lines, set_if
 
 BASE, OTHER = "grpo+none", "maxrl+none"
@@ -144,8 +144,3 @@ def test_far_is_five_robust_standard_deviations_and_more_than_the_least_gap():
     found = {low: collapsed([np.array([*spread, -low])]) for low in (5 * 1.4826 - 0.01, 5 * 1.4826 + 0.01)}
     assert list(found.values()) == [[[]], [[6]]]
     assert [collapsed([np.array([1.0] * 3 + [low])], least_gap=0.25) for low in (0.75, 0.74)] == [[[]], [[3]]]
-
-
-def test_without_lost_runs_nothing_is_judged_again():
-    values = {"a": {0: 0.5}, "b": {0: 0.7}}
-    assert with_lost([], [], values, {"a": (), "b": ()}, direction=Direction.HIGHER, judged=None) == ()
