@@ -207,6 +207,29 @@ def test_accepted(flags, tables):
     assert problems_of(read(flags, tables), load_plugins()) == []
 
 
+BACKENDS = """
+from retrain.api import Capabilities, CheckpointMode, Determinism, PluginSpec, hookimpl
+FACTS = dict(reports_sync_loss=True, supports_checkpoint_resume=True, checkpoint_resume_mode=CheckpointMode.UNSUPPORTED)
+FACTS |= dict(determinism=Determinism.EXACT, provides_entropy=False)
+@hookimpl
+def retrain_register_backends(register):
+    for name, by_token in (("by_token", True), ("by_completion", False)):
+        traits = Capabilities(preserves_token_advantages=by_token, **FACTS)
+        register(PluginSpec(name=name, summary="A test.", factory="nowhere:make", traits=traits))
+    register(PluginSpec(name="unknown", summary="A test.", factory="nowhere:make"))
+"""
+
+
+def test_a_teacher_needs_a_backend_that_is_not_known_to_flatten_the_credit_of_tokens(distribution, tables):
+    distribution("retrain-flat", {"flat": BACKENDS})
+    plugins = load_plugins()
+    found = {
+        name: [each.code for each in problems_of(read(f"{DISTILLING} --backend {name}", tables), plugins)]
+        for name in ("by_token", "by_completion", "unknown")
+    }
+    assert found == {"by_token": [], "by_completion": ["teacher.no-token-credit"], "unknown": []}
+
+
 @pytest.mark.parametrize(
     ("flags", "key"),
     [

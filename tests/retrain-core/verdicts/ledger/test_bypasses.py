@@ -241,11 +241,12 @@ def test_without_its_ledger_a_plan_is_unverified(deed, campaign, compare, tmp_pa
         assert (code, "the ledger knows nothing before" in said) == (0, True)
 
 
-def test_a_campaign_moved_down_is_checked_against_the_ledger_above(campaign):
+@pytest.mark.parametrize(("below", "is_seen"), [("x", True), ("x/y/z", True), ("w/x/y/z", False)])
+def test_a_campaign_moved_down_is_checked_against_the_ledger_up_to_three_levels_above(below, is_seen, campaign):
     folder = campaign()
-    folder = Path(shutil.move(folder, folder.parent / "below" / "c"))
+    folder = Path(shutil.move(folder, folder.parent / below / "c"))
     BETTER(folder)
-    assert is_named("changed since the run ended: metrics.jsonl", studied(folder))
+    assert is_named("changed since the run ended: metrics.jsonl", studied(folder)) is is_seen
 
 
 @pytest.mark.parametrize("has_ledger", [True, False])

@@ -3,18 +3,21 @@
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from scipy.stats import ttest_1samp
 
 from retrain.campaign.load import PlanTable, seal_plan
 from retrain.kernel.seeding import Seeds
 from retrain.records.run import Control, control_label
-from retrain.records.runs.curves import Direction, Metric
+from retrain.records.runs.curves import Align, Direction, Metric
 from retrain.records.runs.source import find_runs
+from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.flip import FlipTest
+from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Verdict, VerdictReason
-from retrain.verdicts.study.judge import judge, with_margin
-from retrain.verdicts.study.safeguards import controls_sentence, with_controls
-from retrain.verdicts.study.study import Options, study_of
-from tests.kit.edited import edit
+from retrain.verdicts.study.judge import judge, with_few_seeds, with_margin
+from retrain.verdicts.study.safeguards import controls_sentence, with_controls, with_seeds
+from retrain.verdicts.study.study import Options, options_of, study_of
+from tests.kit.edited import edit, edit_lines, set_if
 from tests.kit.pairings import pairing
 
 SEEDS = tuple(range(1, 9))
@@ -80,6 +83,31 @@ def test_missing_controls_are_not_beaten_and_holm_runs_over_the_weakest_test():
     assert first.controls.p_holm == 1.0
     assert second.controls.p_holm == pytest.approx(2 * 2 / 2**10)
     assert second.verdict is Verdict.BETTER
+
+
+def test_a_condition_without_data_claims_nothing_against_its_control():
+    (found,) = judged({"a": (), "b": rates(0.7), "b+no_update": rates(0.5, stream=1)})
+    assert (found.cause, found.difference, found.controls.p_holm) == (VerdictReason.TOO_FEW, None, 1.0)
+
+
+def test_a_condition_that_beats_its_control_can_still_fail_by_the_correction():
+    low, high = [0.1 * each for each in range(10)], [1.0 + 0.1 * each for each in range(10)]
+    values = {"a": low} | dict.fromkeys("bcde", high) | {f"{label}+no_update": low[:7] for label in "bcde"}
+    for found in judged(values):
+        assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, VerdictReason.NOT_BEYOND_CONTROL)
+        assert [(each.is_beaten, each.p) for each in found.controls.results] == [(True, 2 / 2**7)]
+        assert found.controls.p_holm == 4 * 2 / 2**7
+        assert "0.062" in controls_sentence(found, RATE)
+
+
+def test_few_seeds_give_the_interval_of_the_difference():
+    left, right = {0: 0.1, 1: 0.5, 2: 0.2}, {0: 0.2, 1: 0.8, 2: 0.4}
+    pair = pairing(list(right.values()), list(left.values()))
+    found = judge([pair], alpha=0.1, direction=Direction.HIGHER)
+    (found,) = with_few_seeds(with_seeds(found, {"a": left, "b": right}, direction=Direction.HIGHER))
+    limits = ttest_1samp([0.1, 0.3, 0.2], 0.0).confidence_interval(0.9)
+    assert found.few_seeds.interval == pytest.approx(tuple(limits))
+    assert (found.few_seeds.level, found.few_seeds.is_of_examples) == (0.9, False)
 
 
 @pytest.fixture
@@ -192,3 +220,32 @@ def test_the_margin_is_positive_finite_and_sealed_and_an_absent_one_leaves_old_s
     for margin in (0.0, -0.1, float("inf"), float("nan")):
         with pytest.raises(ValidationError):
             sealed(margin=margin)
+
+
+def test_options_at_their_bounds_are_taken_as_given():
+    given = {"align": "tokens", "at": 0.5, "last": 1, "alpha": 0.499, "metric": None}
+    found = options_of(**given, lower=True, called=str)
+    assert found == Options(align=Align.TOKENS, at=0.5, last=1, alpha=0.499, direction=Direction.LOWER)
+    for at in (None, 1, 1.0):
+        given = dict.fromkeys(given) | {"align": "steps", "at": at}
+        assert options_of(**given, lower=False, called=str) == Options(at=at)
+
+
+@pytest.mark.parametrize(("size", "prompts"), [(5, 5), (1, 1), (0, 1), ("5", 1), (10**6, 8), (10**6 + 1, 1)])
+def test_a_rate_is_as_exact_as_its_prompts_or_examples_allow(size, prompts, made, tmp_path):
+    folder = made.write_campaign(tmp_path, {"a+none": 0.0}, seeds=range(3), steps=4)
+    edit(folder / "runs/a+none_s1/run.json", lambda record: record["config"]["training"].update(batch_size=size))
+    for metric, limits in (("correct_rate", training_limits), ("eval_correct_rate", held_out_limits)):
+        study = study_of(find_runs([folder]), Options(metric=Metric(metric)))
+        found = study.conditions[0].estimates[str(Metric(metric))]
+        values_N = np.array(list(found.values.values()))
+        count = prompts if metric == "correct_rate" else study.num_examples
+        assert (found.mean, found.interval) == (values_N.mean(), limits(values_N, count))
+
+
+def test_what_is_only_named_like_a_rate_has_an_interval_over_seeds(made, tmp_path):
+    folder = made.write_campaign(tmp_path, {"a+none": 0.0}, seeds=range(3), steps=4)
+    edit_lines(folder / "runs/a+none_s1/metrics.jsonl", set_if("correct_rate", lambda rate: rate - 1.0))
+    (condition,) = study_of(find_runs([folder]), Options(metric=Metric("correct_rate"))).conditions
+    found = condition.estimates[str(Metric("correct_rate"))]
+    assert found.interval == t_interval(np.array(list(found.values.values())))

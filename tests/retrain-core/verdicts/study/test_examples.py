@@ -13,6 +13,7 @@ from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.examples import two_evaluations
 from retrain.verdicts.study.study import Options, study_of
 from retrain.verdicts.wording.verdict_line import advice_sentence
+from tests.kit.edited import edit_lines, set_if
 from tests.kit.made_runs import MadeRun, write_campaign, write_run
 from tests.kit.problems import codes_in
 
@@ -57,6 +58,7 @@ def test_the_view_is_about_the_examples_on_disk(campaign):
     assert view.interval[0] <= comparison.interval[0]
     assert comparison.interval[1] <= view.interval[1]
     assert view.p >= comparison.p
+    assert view.normal == pytest.approx(crossed(diffs_NE, level=0.95).both.interval)
 
 
 def test_the_examples_are_those_of_the_last_evaluation_within_the_budget(campaign):
@@ -76,8 +78,18 @@ def test_the_advice_is_measured_and_agrees_with_the_interval_that_is_shown(campa
     assert max(advice.twice_seeds.half_width, advice.twice_examples.half_width) < advice.half_width
     assert advice.seeds.number > 8
     assert advice.seeds.interval == (8, None)  # a p of 0.05 leaves nearly any true difference possible
-    assert advice.cost.seed_s == pytest.approx(2 * (50 * 0.65 + 4 * 0.38), rel=0.1)
-    assert advice.cost.example_s == pytest.approx(2 * 8 * 0.38 / 64, rel=0.01)
+    rows = [
+        [
+            json.loads(line)
+            for line in (campaign / "runs" / f"{label}_s{seed}" / "metrics.jsonl").read_text().splitlines()
+        ]
+        for label in EFFECTS
+        for seed in (1, 2)  # two runs of each condition are timed
+    ]
+    evaluations = [[row["eval_time_s"] for row in each if row.get("eval_time_s") is not None] for each in rows]
+    steps = [[row["step_time_s"] for row in each if row.get("step_time_s") is not None] for each in rows]
+    assert advice.cost.seed_s == pytest.approx(sum(map(sum, steps + evaluations)) / 2)
+    assert advice.cost.example_s == pytest.approx(8 * sum(map(np.median, evaluations)) / 2 / 64)
     assert " on examples like these would narrow with " in advice_sentence(view, metric)
     said = advice_sentence(replace(view, advice=replace(advice, half_width=np.inf)), metric)
     assert said.startswith("8 seeds are too few to bound it on examples like these, whatever the examples; ")
@@ -104,6 +116,43 @@ def test_runs_without_the_file_or_with_another_say_so(tmp_path, compare):
     assert "metrics.jsonl" in _view(folder).reason  # another run's file
     first.unlink()
     assert ": unknown, since grpo+none_s1 has no eval.jsonl" in compare(folder).out
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_known"),
+    [
+        ("step_time_s", None, False),
+        ("step_time_s", 0.01, True),
+        ("eval_time_s", None, False),
+        ("eval_time_s", 0.0, False),
+    ],
+)
+def test_a_cost_needs_the_times_of_steps_and_of_evaluations(field, value, is_known, tmp_path):
+    folder = write_campaign(tmp_path / "campaign", EFFECTS, seeds=(1, 2), steps=10, example_spread=1.5)
+    for file in folder.glob("runs/*/metrics.jsonl"):
+        edit_lines(file, set_if(field, lambda _: value))
+    view = _view(folder)
+    assert (view.num_seeds, view.reason, view.advice.cost is not None) == (2, "", is_known)
+
+
+def test_a_clear_difference_of_few_seeds_has_the_p_value_of_the_seeds_and_of_many_no_advice(tmp_path):
+    effects = {"maxrl+none": 0.0, "grpo+none": 0.3}
+    few, many = (
+        _view(write_campaign(tmp_path / str(seeds), effects, seeds=range(seeds), steps=10, example_spread=1.0))
+        for seeds in (3, 7)
+    )
+    assert (few.p, few.advice is None, many.advice) == (0.25, False, None)
+
+
+def test_runs_that_answer_alike_have_no_spread(tmp_path):
+    folder = write_campaign(tmp_path / "campaign", EFFECTS, seeds=(1, 2), steps=10, example_spread=1.5)
+    for seed in (1, 2):
+        first, second = (folder / "runs" / f"{label}_s{seed}" for label in EFFECTS)
+        for name in ("metrics.jsonl", "eval.jsonl"):
+            (second / name).write_bytes((first / name).read_bytes())
+    view = _view(folder)
+    assert (view.estimate, view.interval, view.num_examples, view.num_clusters) == (0.0, None, 64, 64)
+    assert "spread" in view.reason
 
 
 def test_examples_of_few_sources_are_worth_less(tmp_path):
@@ -155,6 +204,8 @@ def test_files_of_two_checkpoints(runs, tmp_path, compare, compare_json):
         files[-1].write_text("".join(json.dumps(row) + "\n" for row in kept))
     found = compare_json(*files)
     assert two_evaluations(files, None).difference == found["difference"]
+    same = two_evaluations([files[0], files[0]], None)
+    assert (same.difference, same.interval, same.p, same.num_examples) == (0.0, None, None, 64)
     of_runs = compare_json(*runs)["two_runs"]
     assert [found["p"], *found["interval"]] == pytest.approx([of_runs["p"], *of_runs["interval"]])
     assert "these two policies" in compare(*files).out

@@ -75,10 +75,10 @@ def test_a_run_that_goes_on_or_has_not_begun_is_not_lost():
     states = {0: "done", 1: "running", 2: "stale", 3: "not started", 4: "failed", 5: "dead", 6: "interrupted"}
     runs = [candidate(seed, state) for seed, state in states.items()]
     runs += [candidate(7, "done"), candidate(8, "unreadable", problem="damaged"), candidate(None, "failed")]
-    runs += [candidate(4, "failed"), candidate(0, "failed", condition="b")]
+    runs += [candidate(4, "failed"), candidate(0, "failed", condition="b"), candidate(9, "done", problem="damaged")]
     values = {"a": {0: 0.5}, "b": {}}
-    assert lost_seeds(runs, values, is_cut=False) == {"a": (4, 5, 6, 7, 8), "b": (0,)}
-    assert lost_seeds(runs, values, is_cut=True)["a"] == (4, 5, 6, 8)  # 7 was done before the budget
+    assert lost_seeds(runs, values, is_cut=False) == {"a": (4, 5, 6, 7, 8, 9), "b": (0,)}
+    assert lost_seeds(runs, values, is_cut=True)["a"] == (4, 5, 6, 8, 9)  # 7 was done before the budget
 
 
 def test_a_done_run_without_a_number_is_lost(campaign, compare_json):
@@ -106,6 +106,10 @@ def test_a_collapse_is_named_with_its_seed_and_not_for_a_cost(campaign, compare,
     (found,) = collapses(values, RATE, direction=Direction.HIGHER)
     assert (found.condition, found.seeds, found.worst, found.median) == ("a", (4,), 0.1, 0.8)
     assert not collapses(values, RATE, direction=Direction.LOWER)
+    close = {"a": dict(enumerate([0.8, 0.8, 0.8, 0.76]))}  # a rate must be 5 pp below, a reward need not
+    assert not collapses(close, RATE, direction=Direction.HIGHER)
+    (found,) = collapses(close, Metric("eval_mean_reward"), direction=Direction.HIGHER)
+    assert (found.seeds, found.worst, found.median) == ((3,), 0.76, 0.8)
     folder = campaign()
     edit_lines(folder / f"runs/{OTHER}_s2/metrics.jsonl", set_if("eval_correct_rate", lambda _: 0.05))
     assert [each["seeds"] for each in compare_json(folder)["collapses"]] == [[2]]
@@ -133,3 +137,10 @@ def test_collapses_need_a_wide_gap_against_the_spread_of_all_conditions():
     assert collapsed([close_N, np.linspace(0.6, 0.9, 8)]) == [[], []]
     assert collapsed([np.array([0.8, 0.8, 0.1]), np.zeros(0)]) == [[], []]
     assert collapsed([np.zeros(0), with_value(GOOD, 0.1)]) == [[], [0]]
+
+
+def test_far_is_five_robust_standard_deviations_and_more_than_the_least_gap():
+    spread = [2.0, 1.0, 1.0, 0.0, -1.0, -1.0]  # with a low value: median 0, median absolute deviation 1
+    found = {low: collapsed([np.array([*spread, -low])]) for low in (5 * 1.4826 - 0.01, 5 * 1.4826 + 0.01)}
+    assert list(found.values()) == [[[]], [[6]]]
+    assert [collapsed([np.array([1.0] * 3 + [low])], least_gap=0.25) for low in (0.75, 0.74)] == [[[]], [[3]]]

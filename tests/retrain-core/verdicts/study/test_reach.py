@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from datetime import UTC, datetime
 from itertools import combinations, product
 
 import numpy as np
@@ -14,12 +15,12 @@ from retrain.campaign.looks import StudyJudge
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.curves import Direction
 from retrain.records.runs.registered import Spend
-from retrain.records.runs.source import find_runs
-from retrain.verdicts.stats.flip import EXACT_EXCHANGES, FlipTest
+from retrain.records.runs.source import Candidate, Source, find_runs
+from retrain.verdicts.stats.flip import EXACT_EXCHANGES, EXACT_SEEDS, FlipTest, patterns_for
 from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, conditional_powers
 from retrain.verdicts.study.comparison import Design, Verdict
 from retrain.verdicts.study.judge import judge
-from retrain.verdicts.study.looks import reach_of, reach_sentences
+from retrain.verdicts.study.looks import chosen_looks, reach_of, reach_sentences
 from retrain.verdicts.study.study import Options, study_of
 from tests.kit.edited import edit
 from tests.kit.made_runs import WRITTEN, write_campaign
@@ -58,6 +59,7 @@ def test_a_plan_can_decide_exactly_if_the_clearest_result_is_a_verdict(design, s
     ("design", "seeds", "family", "looks", "said"),
     [
         (FIXED, 3, 1, (), ["smallest possible p 0.25", "plan at least 6"]),
+        (FIXED, 4, 1, (), ["plan at least 6", 'test = "unpaired"']),
         (FIXED, 6, 4, (), ["0.031 (0.12 after Holm", "plan at least 8", 'test = "unpaired"']),
         (ANYTIME, 6, 1, (), ["plan at least 7"]),
         (UNPAIRED, 3, 1, (), ["smallest possible p 0.1;", "plan at least 4"]),
@@ -68,6 +70,25 @@ def test_a_plan_can_decide_exactly_if_the_clearest_result_is_a_verdict(design, s
 def test_the_warning_says_what_would_reach_a_verdict(design, seeds, family, looks, said):
     [line] = reach_sentences(reach_of(design, num_seeds=seeds, comparisons=family, alpha=0.05, looks=looks))
     assert all(part in line for part in said), line
+    assert ("unpaired" in line) == any("unpaired" in part for part in said)
+
+
+@pytest.mark.parametrize(
+    ("design", "seeds", "smallest"),
+    [
+        *((each, seeds, 1.0) for each in (FIXED, UNPAIRED, ANYTIME) for seeds in (0, 1)),
+        *(
+            (FIXED, 2, 0.5),
+            (FIXED, EXACT_SEEDS, 2.0 ** (1 - EXACT_SEEDS)),
+            (FIXED, EXACT_SEEDS + 1, 1 / patterns_for(1, 0.05)),
+        ),
+        *((UNPAIRED, 2, 1 / 3), (UNPAIRED, EXACT_EXCHANGES, 2 / math.comb(2 * EXACT_EXCHANGES, EXACT_EXCHANGES))),
+        *((each, 20, 1 / patterns_for(1, 0.05)) for each in (FIXED, UNPAIRED)),
+    ],
+)
+def test_the_smallest_p_is_one_pattern_of_all_or_of_the_drawn_ones(design, seeds, smallest):
+    reach = reach_of(design, num_seeds=seeds, comparisons=1, alpha=0.05)
+    assert reach.smallest_p == pytest.approx(smallest, rel=1e-12)
 
 
 @settings(max_examples=40)
@@ -204,6 +225,23 @@ def test_between_looks_the_last_look_counts(campaign):
     found = judged(folder)
     assert found.looks.taken == (6,)
     assert (found.p, len(found.seeds)) == (pytest.approx(2 / 2**6 / math.log1p((math.e - 1) * 0.6), rel=1e-3), 7)
+    shutil.rmtree(folder)
+    open_one = judged(campaign([6, 8, 10], SEEDS[:7], effect=0.0))
+    assert (open_one.verdict.value, open_one.looks.decided_after, open_one.looks.next_look) == ("cannot tell", None, 8)
+
+
+def test_seeds_come_in_the_order_of_their_first_runs():
+    times = {1: (3, 4), 2: (2, 9), 3: (1, None), 4: (5, 5)}
+    runs = [
+        Candidate(
+            name="", condition=label, seed=seed, folder=None, state="done",
+            started=hour and datetime(2026, 3, 1, hour, tzinfo=UTC),
+        )
+        for seed, hours in times.items()
+        for label, hour in zip((A, B), hours, strict=True)
+    ]  # fmt: skip
+    source = Source(campaign=None, conditions=(A, B), candidates=tuple(runs), plan=None, added_seeds=(9, 3))
+    assert chosen_looks(source).seeds == (2, 1, 4, 3)
 
 
 def test_an_open_entry_holds_the_look_up_and_a_lost_run_does_not(campaign):

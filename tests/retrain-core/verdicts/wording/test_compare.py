@@ -262,7 +262,8 @@ def test_usage_errors_are_exit_code_2(campaign, compare, code):
         assert (result.code, result.out, codes_in(result.err)) == (2, "", [code])
 
 
-BAD = [("align", "epochs"), *(("at", value) for value in (float("nan"), -1.0, 2.5)), ("alpha", 0.5), ("last", 0)]
+BAD = [("align", "epochs"), *(("at", value) for value in (float("nan"), -1.0, 0, 2.5)), ("last", 0)]
+BAD += [("alpha", value) for value in (0.0, 0.5)]
 
 
 @pytest.mark.parametrize(("name", "value"), [*BAD, ("metric", "")])

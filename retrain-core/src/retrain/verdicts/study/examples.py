@@ -80,9 +80,9 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
         return replace(view, reason=what)
     draws, both = draw_components(squares), result.both
     # Widened to those over seeds where few seeds let the exact test say less than Student's t.
-    low, high = comparison.interval or both.interval
-    interval = min(low, both.interval[0]), max(high, both.interval[1])
-    p = both.p if comparison.p is None else max(both.p, comparison.p)
+    assert comparison.interval
+    assert comparison.p is not None
+    interval = min(comparison.interval[0], both.interval[0]), max(comparison.interval[1], both.interval[1])
     advice = None
     if interval[0] <= 0.0 <= interval[1] and result.mean:
         advice = advise(
@@ -98,7 +98,7 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
     return replace(
         view,
         interval=interval,
-        p=p,
+        p=max(both.p, comparison.p),
         normal=normal.interval if normal else None,
         components=components(draws),
         advice=advice,

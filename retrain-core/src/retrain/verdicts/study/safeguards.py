@@ -181,7 +181,7 @@ def _result(pairing: Pairing, control: Control, *, alpha: float, direction: Dire
 def _p(comparison: Comparison, results: Sequence[ControlResult], direction: Direction) -> float:
     """Return the p value of a verdict's claim: with "better" the weakest of its tests."""
     own = 1.0 if comparison.p is None else comparison.p
-    difference = comparison.difference or 0.0
-    if difference == 0.0 or (difference > 0.0) != (direction is Direction.HIGHER):
+    sign = 1.0 if direction is Direction.HIGHER else -1.0
+    if comparison.difference is None or sign * comparison.difference <= 0.0:
         return own
     return max([own, *(each.p if each.is_beaten and each.p is not None else 1.0 for each in results)])
