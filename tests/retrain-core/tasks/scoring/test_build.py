@@ -23,7 +23,7 @@ from retrain.tasks.scoring import failures, trial
 from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
 from retrain.tasks.scoring.failures import FailureRecord, next_step, read_failures, write_failures
 from retrain.tasks.scoring.pool import NamedReward
-from retrain.tasks.scoring.verdict import combined, verdict
+from retrain.tasks.scoring.verdict import UNIQUE_SCORES, combined, part_fields, part_means, verdict
 from retrain.tasks.tasks import RewardVerifier
 from tests.kit import user_rewards
 from tests.kit import user_rewards as rewards
@@ -221,6 +221,7 @@ def test_what_cannot_work_is_refused_at_the_start(name, value, code, service):
         (Score(outcome=Outcome.SCORED, value=float("nan")), "finite number"),
         (Score(outcome=Outcome.SCORED, value="1"), "returned str '1'"),
         (Score(outcome=Outcome.SCORED, value=1.0, parts={"a": float("nan")}), "parts that are not finite"),
+        (Score(outcome=Outcome.SCORED, value=1.0, parts={"a": 0.5, "b": float("inf")}), "parts that are not finite"),
         (Score(outcome=Outcome.SCORED, value=1.0, parts={"a": "b"}), "ValueError"),
         (Score(outcome="perfect", value=1.0), "ValueError"),
     ],
@@ -271,6 +272,15 @@ def test_one_reward_keeps_its_score_and_several_are_a_weighted_sum():
     for answer in (1, 1.0, True, *of_numpy, Fraction(1), Decimal(1)):
         score = verdict(answer)
         assert (score.outcome, score.value, type(score.value)) == (Outcome.SCORED, 1.0, float)
+
+
+def test_parts_have_means_and_their_fields_are_found_again():
+    parts = ({"b": 1.0, "a": 2.0}, {"a": 5.0}, {})
+    means = part_means(Score(outcome=Outcome.SCORED, value=0.0, parts=each) for each in parts)
+    assert means == {"reward_b_mean": 1.0, "reward_a_mean": 3.5}
+    fields = [*means, "reward_std", "loss_mean", UNIQUE_SCORES, "eval_reward_c_mean"]
+    assert list(part_fields(fields).items()) == [("a", "reward_a_mean"), ("b", "reward_b_mean")]
+    assert part_fields(fields, "eval_") == {"c": "eval_reward_c_mean"}
 
 
 SCORES = st.one_of(
