@@ -1,0 +1,221 @@
+"""What each step makes of a text, exactly: rewrites, names and statements around a value, and answers in words."""
+
+import pytest
+
+from retrain_rewards.answers import notation, rewrites, statements, text, units
+from retrain_rewards.answers.notation import Notation, notation_of
+from tests.kit.tables import cells
+
+# A cell without an arrow is a text that stays as it is; `;` separates arguments and parts of a result.
+EXACT = {
+    rewrites.with_plain_numbers: r"""
+        0.\overline{36} => \frac{4}{11}  1.2\overline{3} => \frac{37}{30}  0.(27) => \frac{3}{11}
+        0.4\dot{6} => \frac{7}{15}  0.\dot{1}2\dot{3} => \frac{41}{333}  0.\overline{9} => 1  .\bar3 => \frac{1}{3}
+        2.1666\ldots => \frac{13}{6}  12\frac{1}{8}\% => 12.125\%  1\frac{1}{512}\% => 1.001953125\%
+        10\frac{0}{2}\% => 10\%  2 1/3 => 2\frac{1}{3}  1\frac{1}{1024}\% => \frac{1025}{1024}\%  1 200 => 1200
+        12,00,345 => 1200345  2\text{ trillion} => 2000000000000  3 thousand => 3000  2 million => 2000000
+        1,200, 3,400 => 1200, 3400  6.02e3 => 6020  3.20 \times 10^{2} => 320  5 \times 10^0 => 5
+        0 \times 10^{-3} => 0 \times 10^{-3}  120 \times 10^{-2} => 1.2 \times 10^{0}
+        1.5 \times 10^{30} => 1500000000000000000000000000000  1.5 \times 10^{31} => 1.5 \times 10^{31}
+        15 \times 10^{+3} => 15000  123456789012345678901234567890 \times 10^{1} => 1234567890123456789012345678900
+        200000000000000000000000000000.0 \times 10^1 => 2 \times 10^{30}  0.123\ldots  2.5454...  2 3/3  2 4/3
+        12,34,567  7 thousandth  1,200,3,400  (1,200)  [1,200]  \{1,200\}  1,2  1,200,x  5\%  1.2.3
+    """,
+    text.plain: r"""
+        \\frac{1}{2} => \frac{1}{2}  \begin{pmatrix}1\\sqrt2\end{pmatrix} => \begin{pmatrix}1\\sqrt{2}\end{pmatrix}
+        ٣ => 3  \mathrm{m\,s^{-2}} => \text{m s}^{-2}  \mathrm{x}\mathrm{y} => \text{x}\text{y}
+        \text{5 cm} => 5\text{ centimeter}  {{42}} => 42  {{a}^b} => {a}^b  {a}{b} => {a}{b}
+        \frac{{{1}}}{{2}} => \frac{1}{2}  {\}1} => \}1  }{a} => }{a}  2½ => 2\frac{1}{2}  x²₁ => x^{2}_{1}  ５ => 5
+        √12 => \sqrt{12}  √x+1 => \sqrt{x}+1  ∛(x)+√1.5 => \sqrt[3]{x}+\sqrt{1.5}  √(5+√(2) => \sqrt(5+\sqrt(2)
+        √((a)+√4)√9 => \sqrt{(a)+\sqrt{4}}\sqrt{9}  ｘ−ℵ => x-ℵ  ⅳ => iv
+    """,
+    rewrites.with_digits: r"""
+        minus five => -5  negative two thirds => -\frac{2}{3}  three quarters => \frac{3}{4}  two halves => \frac{2}{2}
+        one tenth => \frac{1}{10}  \text{two apples} => 2\text{ apples}  one hundred and five => 105  zero => 0
+        two thousand and one => 2001  one million two thousand => 1002000
+        twenty-one red apples => 21\text{ red apples}  six or seven  five six  five 6  twenty ten  ten five
+        nineteen one  twelve two  twenty zero  hundred  ten hundred  two hundred hundred  one thousand million  million
+        and five  one and five  apples  five thirds of two  fifth  two thousand thousand  two hundred and  minus
+        two hundred zero  one third of halves  twenty thirty  two ten
+        ninety-nine thousand nine hundred ninety-nine => 99999  one billion two => 1000000002
+    """,
+    rewrites.with_plain_rows: r"""
+        \vec v = \langle 1, 2\rangle => \begin{pmatrix}1\\2\end{pmatrix}
+        (\begin{array}{c}5\end{array}) => \begin{pmatrix}5\end{pmatrix}
+        \begin{aligned}x&=5\\y&=6\end{aligned} => x=5,y=6  \begin{cases}x=1;\\y=2.\end{cases} => x=1, y=2
+        \left(\begin{array}{c}5&6\end{array}\right) => \begin{pmatrix}5&6\end{pmatrix}
+        [1,2]^T => \begin{pmatrix}1\\2\end{pmatrix}  \{\begin{array}{c}5\end{array} => \begin{cases}5\end{cases}
+        \begin{array}{c}5\end{array} => 5  \begin{cases}x=1\\y\end{cases}  \begin{cases}1&x=2\end{cases}
+        \begin{pmatrix}1\end{pmatrix}
+    """,
+    rewrites.with_plain_vectors: r"""
+        \mathbf{i} + 2\mathbf{j} => \begin{pmatrix}1\\2\end{pmatrix}  i+j+k => \begin{pmatrix}1\\1\\1\end{pmatrix}
+        2\hat{i}-3\hat{k} => \begin{pmatrix}2\\0\\-3\end{pmatrix}
+        -\vec{i}-\vec{j} => \begin{pmatrix}-1\\-1\end{pmatrix}
+        v = \hat{\imath}-x\hat{\jmath} => \begin{pmatrix}1\\-x\end{pmatrix}  i+j => \begin{pmatrix}1\\1\end{pmatrix}
+        (1+2)\mathbf{j}+\mathbf{k} => \begin{pmatrix}0\\(1+2)\\1\end{pmatrix}  i+2  j+k  \mathbf{i}
+        \mathbf{i}+\mathbf{i}  \mathbf{i}\mathbf{j}  1+2\mathbf{i}+\mathbf{j}  \mathbf{i}+\mathbf{j}+1  i+xj  2+3i
+    """,
+    rewrites.with_plain_intervals: r"""
+        ]1,2[ => (1,2)  ]1,2] => (1,2]  [1,2[ => [1,2)  [1;2] => [1,2]  (-\infty,1)or(2,3) => (-\infty,1) \cup (2,3)
+        (1,2) or (3,4)  (1,2)  \infty
+    """,
+    rewrites.with_both_signs: r"""
+        1 \pm x => 1 +x, 1 -x  \pm 2 => 2, -2  \{\pm 1, 3\} => \{1, -1, 3\}  k \ne \pm 1 => k \ne 1, -1
+        3, 1\pm2 => 3, 1+2, 1-2  x = \pm 2 => x = 2, x = -2  \frac{-1\pm y}{2} => \frac{-1+y}{2}, \frac{-1-y}{2}
+        1 \mp 2, \pm 3 => 1 \mp 2, 3, -3  1 \pm 2 \pm 3  1 \pm 2 \mp 3  5
+    """,
+    rewrites.pair_as_column: r"""
+        \left(1,2\right) => \begin{pmatrix}1\\2\end{pmatrix}  (1,2,3) => \begin{pmatrix}1\\2\\3\end{pmatrix}  1,2  (1)
+        ((1,2))
+    """,
+    statements.as_set: r"""
+        \{x \mid x < 2\} => x ; (-\infty,2)  x \ne 1 \text{ or } x > 2 => ;  x <= 2 => x ; (-\infty,2]
+        x = 3 \text{ or } x > 5 => x ; \{3\} \cup (5,\infty)  x = 3 \text{ and } x < 5 => ;  x > y or x < 1 => ;
+        x = y \text{ or } x > 5 => ;  1 < x \text{ and } y < 3 => ;  x > 1 \text{ and } x < 3 => x ; (1,3)
+        x > 1 \text{ and } x > 2 => ;  x \ne 1 \text{ and } x \ne 2 => x ; \mathbb{R} \setminus \{1,2\}
+        x > 0 \text{ and } x \ne 1 => x ; (0,\infty) \setminus \{1\}  x < \infty => x ; (-\infty,\infty)  |x| < y => ;
+        1 <= x < 3 => x ; [1,3)  1 < 2 => ;  x < 1 < 2 => ;  0 < 1 < x < 2 => ;  1 < x < y+1 => ;  x < => ;
+        3 \ne x => x ; \mathbb{R} \setminus \{3\}  x \ne 1,2 => x ; \mathbb{R} \setminus \{1,2\}
+        5 > x >= 2 => x ; [2,5)  \{x : |x| >= 2\} => x ; (-\infty,-2] \cup [2,\infty)  2 < x, x < 4 => x ; (2,4)
+        \{y : 1 < x < 2\} => ;  x<-1 \text{ or } x>2 => x ; (-\infty,-1) \cup (2,\infty)
+        |t| > \frac{1}{2} => t ; (-\infty,-\frac{1}{2}) \cup (\frac{1}{2},\infty)  |x| \le 2 => x ; [-2,2]
+        1 < x > 2 => ;  x < y => ;  x = 3 => ;  x<1 \text{ or } y>2 => ;  1 < x \le 2 => x ; (1,2]
+        3 \ge x => x ; (-\infty,3]
+    """,
+    statements.both_as_sets: r"""
+        1<x<2 ; 1<y<2  1<x<2 ; x<y  5 ; x<2  x<y ; 1<x<2  5 ; 6  1<x<2 ; x \in (1,2) => (1,2) ; x \in (1,2)
+        1<x<2 ; 1<x => (1,2) ; (1,\infty)  [1,2] ; 1<x<2 => [1,2] ; (1,2)
+    """,
+    statements.spellings: r"""
+        1/2 \text{ or } 0.5 => 1/2 ; 0.5  5 => empty  5) => empty  f(1) \text{ or } f(2) => f(1) ; f(2)
+        1 \text{ or } 1 => empty  1 or 2 or 3 => 1 ; 2 ; 3  1 or 2 or 3 or 4 => empty  \text{ or }5 => empty
+        1 \text{ or } 2 \text{ (or } 35) => 1 ; 2 ; 35  1 \text{ or } f(2) \text{ (or } 35) => 1 ; f(2) ; 35
+        1) or f(2) or (35) => 1) ; f(2) ; (35)
+    """,
+    statements.decimals: r"""
+        2\sqrt{3} \approx 3.46\text{ cm} => 2\sqrt{3}\text{ cm} ; 3.46\text{ cm} ; 3.46  x \approx 5 =>  5 =>
+        \frac{1}{3} \approx 33.3\% => \frac{1}{3} ; 33.3\% ; 0.333  x = \sqrt2 \approx 1.4 => \sqrt2 ; 1.4 ; 1.4
+        x = \approx 5 =>  2\text{ cm} \approx 2.1\text{ cm} => 2\text{ cm} ; 2.1\text{ cm} ; 2.1
+    """,
+    statements.without_names: r"""
+        x = 5 ; y = 5  x = 1, 2 ; 5  x = 1 \text{ or } 2 ; 5  x = y = 5 ; 5  5, k \in \mathbb{Z} ; 5
+        k\pi, k \in \mathbb{Z} ; k\pi, k \in \mathbb{N}  x > k, k \in \mathbb{Z} ; 5
+        k, k \in \mathbb{Z} ; n, n \in \mathbb{Z}  f(x) = 5 ; 6 => 5 ; 6  5 ; x = 6 => 5 ; 6
+        k\pi, k \in \mathbb{Z} ; k\pi => k\pi ; k\pi
+        k, k \in \mathbb{Z} ; 2k, k \in \mathbb Z => k, k \in \mathbb{Z} ; 2k, k \in \mathbb Z
+        k, k \in \mathbb{Z} ; 2k, k \in \mathbb{ Z } => k ; 2k  n^2, n \ge 0 ; 5 => n^2 ; 5
+        x^2 for all x ; x^2 => x^2 ; x^2
+    """,
+    notation.notation_of: r"""
+        \emptyset => words no solution  2:4:6 => ratio 1 2 3  0:1:2 => ratio 0 1 2  1.5:3:6 => ratio 1 2 4
+        f=\begin{cases} 2 & \text{if } x>0 \\ 1 & x<0 \\ \end{cases} z => cases 1x<0 2x>0  \text{cat} => words cat
+        cat =>  \text{ ab } =>  cats! => words cats  the red, blue and old car. => words red blue and old car  a big =>
+        yes => words yes  x y =>  none => words no solution  option b => choice B  (B) => choice B
+        B) 5 => choice B ; 5  (a) \frac12 => choice A ; \frac12  (A)(B) =>  (a) + 1 =>  (A) 1 or 2 =>
+        5:30 pm => time 5 30 0 p  5:30 =>  5:05 => time 5 5 0  5:05:09 a.m. => time 5 5 9 a  7 PM => time 7 0 0 p
+        March 5, 2020 => date march 5 2020  the 5th of Mar => date march 5  May =>  2020 May 5 => date may 5 2020
+        May 1 2 3 =>  5 cats in May =>  ma 5 =>  5 cats =>  May or June 5 =>  101_2 => numeral 101 2
+        011 base two => numeral 11 2  1F_{16} => numeral 1F 16  FF_{16} => numeral FF 16  F_{16} =>  F_{10} =>
+        FF_{10} =>  0_2 => numeral 0 2  1 0_2 => numeral 10 2  1_1 =>  10_{36} => numeral 10 36  10_{37} =>  10_{x} =>
+        1_²=>
+    """,
+    notation.verdict_without_mathematics: r"""
+        x ; y => x ; y  (A) ; a => True  (A) ; B => False  A ; (B) => False  (A) 5 ; 6 => 5 ; 6  (A) 5 ; (A) 6 => 5 ; 6
+        (A) 5 ; (B) 5 => False  (A) 5 ; (A) => True  (A) ; 5 => False  5 ; (A) 6 => 5 ; 6  5 ; (A) => False
+        (A) cats ; cats => cats ; cats  \text{all integers} ; x => \mathbb{Z} ; x
+        x ; \text{all integers} => x ; \mathbb{Z}  5:30 pm ; 5:30 => True  5:30 pm ; 5:30 am => False
+        5:30 pm ; 6:30 pm => False  5:05 ; 5 => False  5:05 ; 5:05:00 => True  5:05 pm ; 5:05 PM => True
+        101_2 ; 101 => True  101_2 ; 0101 => True  101_2 ; 11 => False  101 ; 101_2 => False  1f_{16} ; 1f => True
+        101_2 ; 101_3 => False  101_2 ; 101_{2} => True  \text{cats} ; Cats => True  \text{cats} ; 5 => False
+        5 ; \text{cats} => 5 ; \text{cats}  \text{cats} ; 1:2:3 => False  5 ; May 5 => False  May 5 ; 5 => False
+        1:2:3 ; 2:4:6 => True  \text{all reals} ; \text{cats} => (-\infty,\infty) ; \text{cats}
+        \frac34 ; 6:8 => \frac34 ; 6:8  \frac34 ; 3:4 => \frac34 ; \frac{3}{4}  3:4 ; 3:4 => 3:4 ; 3:4
+        3 ; 3:1 => 3 ; 3:1  \frac12 ; 1:2 => \frac12 ; \frac{1}{2}  \mathbb{R} ; x => (-\infty,\infty) ; x
+        x ; \mathbb R => x ; (-\infty,\infty)  1:2:3 ; 6 => False
+    """,
+    units.with_plain_unit: r"""
+        5\text{km/h} => 5\text{ hour^-1 kilometer}  5\text{(kg m)/s} => 5\text{ kilogram meter second^-1}
+        5\text{square inches} => 5\text{ inch^2}  5\text{inches square} => 5\text{ inch^2}
+        5\text{cubic feet} => 5\text{ foot^3}  5\text{mph} => 5\text{ hour^-1 mile}
+        5\text{cm2} => 5\text{ centimeter^2}  5\text{positive integers} => 5\text{ integer positive}
+        5\text{degrees Celsius} => 5\text{ coulomb}  5\text{degrees} => 5\text{ degree}
+        5\text{kilometers} => 5\text{ kilometer}  5\text{kms} => 5\text{ kilometer}  5\text{Mg} => 5\text{ Mgram}
+        5\text{percents} => 5\text{ percent}
+        5\text{m kg s A K mol} => 5\text{ ampere kelvin kilogram meter mole second}
+        5\text{kg per m per s} => 5\text{ kilogram meter^-1 second^-1}
+        5\text{kg/(m s)} => 5\text{ kilogram meter^-1 second^-1}  5\text{kg/m)s} => 5\text{ kilogram meter^-1 second}
+        5\text{km km} => 5\text{ kilometer^2}  5\text{boxes} => 5\text{ box}
+        5\text{square m cubic s} => 5\text{ meter^2 second^3}  5\text{m squared s} => 5\text{ meter^2 second}
+        5\text{square}  5\text{2}  5\text{million}  5\text{red apples}  5\text{positive}  5\text{p.m.}  5\text{m/m}
+        5\text{speed of light}  5\text{permille}  5\text{m kg s A K mol cd}  5\text{half}  5\text{a}
+        5 cm => 5\text{ centimeter}  5cm  5 m  x km => x k{m}  -€5 => -5\text{ euro}  €1,200 => 1,200\text{ euro}
+        5¢ => 5\text{ cent}  5:30 pm  4ab => 4 a{b}  4a b => 4a {b}  xy  2 x => 2 {x}  5 m^2 => 5\text{ meter^2}
+        5^\circ C => 5\text{ coulomb}  5 kg m / s => 5\text{ kilogram meter second^-1}
+        \frac{1}{2} km => \frac{1}{2}\text{ kilometer}  5 th => 5\text{ th}  5th  3x cm => 3x\text{ centimeter}  sin x
+        {5 km  5^2  5 km^2 => 5\text{ kilometer^2}  5 m s^{-1}  5 a b c d e f g h km => 5 a b c d e f g h k{m}  abc
+        area km  \pi km => \pi\text{ kilometer}  5 \mu m => 5\text{ micrometer}  10^3 km => 10^3\text{ kilometer}
+        5m/s => 5\text{ meter second^-1}  km  5\text{m}/\text{s}^2 => 5\text{ meter second^-2}
+        5\frac{\text{m}}{\text{s}^2} => 5\text{ meter second^-2}  5 \Omega => 5\text{ ohm}
+        5\text{ km}\cdot\text{h} => 5\text{ hour kilometer}  5^km  10^{-3} km => 10^{-3}\text{ kilometer}  5abcd
+        n 5abc => n 5 ab{c}  2xy e  abcd 5xy
+    """,
+}
+GROUPS = [value for module in (text, rewrites) for value in vars(module).values()]
+REWRITES = {
+    each: None
+    for value in GROUPS
+    for each in (value if isinstance(value, tuple) else (value,))
+    if isinstance(each, rewrites.Rewrite)
+}
+
+
+def shown(result):
+    if isinstance(result, Notation):
+        value = f" ; {result.value}" if result.value else ""
+        return f"{result.kind} {' '.join(map(str, result.form)).strip()}{value}"
+    if result is None or isinstance(result, str | bool):
+        return " ".join(str("" if result is None else result).split())
+    return " ; ".join(result).strip() or "empty"
+
+
+@pytest.mark.parametrize("read", EXACT, ids=lambda read: read.__name__)
+def test_texts_are_read_exactly(read):
+    for cell in cells(EXACT[read]):
+        before, arrow, after = (side.strip() for side in cell.partition("=>"))
+        assert shown(read(*before.split(" ; "))) == (after if arrow else before), cell
+
+
+@pytest.mark.parametrize("each", REWRITES, ids=lambda each: each.example[0])
+def test_each_rewrite_does_what_its_example_says(each):
+    before, after = each.example
+    assert each(before) == after != before
+
+
+def test_brackets_are_matched_and_lists_split_outside_of_them():
+    places = {(r"{a{b}c}d", 0): 6, ("((a)", 0): -1, ("((a)", 1): 3, (r"{\}}", 0): 3, ("x(a)y", 1): 3, ("{a(}b}", 0): 3}
+    assert {place: rewrites.closing(*place) for place in places} == places
+    assert rewrites.members("(1,2),[3,4],{5,6},a") == ["(1,2)", "[3,4]", "{5,6}", "a"]
+    assert rewrites.members("1-(2+3)+4,5", "+-") == ["1", "(2+3)", "4,5"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_decimals_are_rounded_or_cut_off_but_not_off_by_one(sign):
+    for digits in ("3", "3.0", "3.46", "0.46"):
+        value, last = float(digits), 10.0 ** -len(digits.partition(".")[2])
+        for off, fits in ((-0.51, False), (-0.5, True), (0, True), (0.99, True), (1, False)):
+            assert (
+                statements.rounds_to(sign * (value + off * last), f"{sign * value}"[: len(digits) + (sign < 0)]) is fits
+            )
+        assert not statements.rounds_to(-sign * value, f"{sign * value}")
+    assert statements.rounds_to(0.001, "0.00")
+    assert not statements.rounds_to(sign * 1j, "0")
+    assert not statements.rounds_to(3 + 0.1j, "3")
+
+
+def test_a_base_is_a_number_or_its_name():
+    names = (
+        "two three four five six seven eight nine ten eleven twelve binary ternary octal decimal sixteen hexadecimal"
+    )
+    bases = [notation_of(f"10 base {name}").form[1] for name in names.split()]
+    assert bases == [*range(2, 13), 2, 3, 8, 10, 16, 16]
