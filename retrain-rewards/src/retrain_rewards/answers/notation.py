@@ -181,9 +181,9 @@ def verdict_without_mathematics(reference: str, answer: str) -> bool | tuple[str
     # The base may be left out, but not added.
     if "numeral" in kinds and wanted and not found:
         return answer.upper().lstrip("0") == wanted.form[0]
-    if wanted and found:
+    if wanted:
         return wanted == found
-    if wanted or (found and found.kind != "words"):
+    if found and found.kind != "words":
         return False
     if (match := _TWO_PARTS.fullmatch(answer)) and ":" not in reference:  # `3:4` for a fraction, but not `6:8`
         above, below = int(match[1]), int(match[2])
