@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.answer_pairs import gamed_pairs, right_pairs
 from retrain.api import Config, Example, Kind, PluginContext, Reward, Seeds, resolve
-from retrain_rewards.answers import rewrites
-from retrain_rewards.answers import text as texts
 from retrain_rewards.answers.answer import TOLERANCE, parsed
 from retrain_rewards.answers.form import fingerprint, form_of, is_finished, is_literal, kind_of, reduced
 from retrain_rewards.answers.notation import notation_of
-from retrain_rewards.answers.rewrites import Rewrite
 from retrain_rewards.answers.statements import as_set, decimals, spellings, without_names
 from retrain_rewards.answers.text import plain
 from retrain_rewards.answers.units import NO_UNIT, dropped, objection_to_words
@@ -279,6 +276,9 @@ HARMLESS = pairs(r"""
     12\text{ square inches} => 12\text{ in}^2  50\text{ mph} => 50\text{ miles per hour}  \$5 => 5
     5\text{ dollars} => \$5  90^\circ => 90\text{ degrees}  90 => 90^{\circ}  5\% => 5\text{ percent}
     9.8\text{ m/s}^2 => 9.8  5 => 5\text{ kJ}  6 => 6\text{ pairs of socks}  6 => 6\text{ people}
+    70\% \text{ of the voters} => 70\% \text{ of the voters}  70\% => 70\% \text{ of the voters}  5^\circ => 5\%
+    5x => 5  5\text{ qqq} => 5  5 => \text{Area} = 5  5 => \text{a} 5  at 5 => \text{at} 5  5 => \text{km} 5
+    5 => (\text{foo}.)  about 5 => \text{about}5  5\text{ kms} => 5 km  5\text{ cm}\text{ or }5 => 5\text{ or }5
     \text{Evelyn} => evelyn  \text{not enough} => \text{Not enough}  A => \text{(A)}  5 => \text{Area} = 5
 """)
 HARMFUL = pairs(r"""
@@ -287,7 +287,9 @@ HARMFUL = pairs(r"""
     5\text{ cm} => 5\text{ cm}^2  \$5 => 5\text{ euros}  5\text{ a.m.} => 5\text{ p.m.}
     5 => 5\text{ squared}  5 => 5\text{ floops}  5 => 5\text{ a }6\text{ b}  5 => \text{not } = 5
     5 => \text{roughly }5  5 => 5 no change  5\text{ floops} => 5\text{ cm}  5 => 5\text{ prime}
-    2 => 2\text{ per}
+    2 => 2\text{ per}  70\% \text{ of the voters} => 70\% \text{ of the dogs}  5\text{ of those not red} => 5
+    5^\circ => 5\text{ cm}  5\% => 5\text{ dollars}  5\text{ qqq} => 5\text{ rrr}  5 => \text{Area} 5  5 => \text{at} 5
+    5 => \text{about}5  5 => \text{foo} 5 \text{ cm}  5\text{ qqq} => 5\text{ cm}  5\text{ floo} => 5^\circ
 """)
 
 
@@ -315,13 +317,6 @@ def test_any_text_is_survived(answer, prompt):
 
 
 FORMS = tomllib.loads(Path(__file__).with_name("answer_forms.toml").read_text(encoding="utf-8"))
-GROUPS = [value for module in (texts, rewrites) for value in vars(module).values()]
-REWRITES = {
-    each: None
-    for value in GROUPS
-    for each in (value if isinstance(value, tuple) else (value,))
-    if isinstance(each, Rewrite)
-}
 
 
 def value(reward, reference, answer):
@@ -339,12 +334,6 @@ def test_right_forms_score_1_and_near_misses_0(reward, family):
     assert failures(reward, pairs) == []
 
 
-@pytest.mark.parametrize("each", REWRITES, ids=lambda each: each.example[0])
-def test_each_rewrite_does_what_its_example_says(each):
-    before, after = each.example
-    assert each(before) == after != before
-
-
 @pytest.mark.parametrize(
     "formula",
     cells(r"""
@@ -358,25 +347,6 @@ def test_plain_mathematics_is_left_as_it_is(formula):
     )
     for each in ("x", "5", "xy", "n^2", "F_{10}", "a_{2}", r"\sin x", r"\frac{1}{2}", "(x)", "3:4"):
         assert notation_of(each) is None, "no words, choice or numeral"
-
-
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        *((r"1 < x \le 2", ("x", "(1,2]")), (r"3 \ge x", ("x", r"(-\infty,3]"))),
-        (r"x<-1 \text{ or } x>2", ("x", r"(-\infty,-1) \cup (2,\infty)")),
-        (r"|t| > \frac{1}{2}", ("t", r"(-\infty,-\frac{1}{2}) \cup (\frac{1}{2},\infty)")),
-        *(
-            (r"|x| \le 2", ("x", "[-2,2]")),
-            (r"x \ne 3", ("x", r"\mathbb{R} \setminus \{3\}")),
-            ("1 < x > 2", ("", "")),
-            ("x < y", ("", "")),
-        ),
-        *(("x = 3", ("", "")), (r"x<1 \text{ or } y>2", ("", ""))),
-    ],
-)
-def test_inequalities_of_one_letter_are_sets(statement, expected):
-    assert as_set(statement) == expected
 
 
 @settings(max_examples=150, deadline=None)

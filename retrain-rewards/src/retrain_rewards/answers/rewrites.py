@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 
 from retrain_rewards.answers.units import NO_UNIT
@@ -66,6 +66,7 @@ def members(text: str, separators: str = ",") -> list[str]:
 
 
 MAX_PLAIN_EXPONENT = 30  # `6.02 \times 10^{23}` is written out up to here, so that it compares exactly
+_EXACT = Context(prec=100)  # more digits than `_POWERS` takes
 _DOTS = rf"(?:\.\.\.|\\[lc]?dots{END})"
 
 
@@ -102,9 +103,9 @@ def _power_of_ten(match: re.Match[str]) -> str:
     value, exponent = Decimal(match[1]), int(match[2] or match[3])
     if exponent < 0 or exponent > MAX_PLAIN_EXPONENT or len(match[1]) > MAX_PLAIN_EXPONENT:
         first = value.adjusted() if value else 0
-        digits = format(value.scaleb(-first).normalize(), "f") if value else "0"
+        digits = format(value.scaleb(-first, _EXACT).normalize(_EXACT), "f") if value else "0"
         return rf"{digits} \times 10^{{{exponent + first}}}"
-    return format(value.scaleb(exponent), "f") if exponent else match[1]
+    return format(value.scaleb(exponent, _EXACT), "f") if exponent else match[1]
 
 
 _POINTS: tuple[Rewrite, ...] = (

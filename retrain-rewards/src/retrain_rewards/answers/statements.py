@@ -111,7 +111,7 @@ def _bounds(part: str) -> tuple[str, list[Side], list[str]] | None:
 
 def _is_number(term: str) -> bool:
     rest = _KNOWN.sub("", term)
-    return bool(term) and not re.search(r"[A-Za-z=\\]", rest) and ("," not in term or _RELATION.search(term) is None)
+    return bool(term) and not re.search(r"[A-Za-z=\\]", rest)
 
 
 _SET_LIKE = re.compile(r"^(?:[A-Za-z]\s*\\in(?![A-Za-z])\s*)?(?:\\left\s*)?(?:[(\[]|\\\{|\\mathbb)")
@@ -148,7 +148,7 @@ MAX_SPELLINGS = 3
 
 def spellings(answer: str) -> list[str]:
     parts = [part.strip() for part in _OR_EQUALLY.split(answer)]
-    if len(parts) > 1 and parts[-1].endswith(")") and parts[-1].count("(") < parts[-1].count(")"):
+    if parts[-1].endswith(")") and parts[-1].count("(") < parts[-1].count(")"):
         parts[-1] = parts[-1][:-1].rstrip()  # `\text{ (or } 0.5)`
     return parts if 1 < len(set(parts)) == len(parts) <= MAX_SPELLINGS and all(parts) else []
 
@@ -165,10 +165,9 @@ def decimals(answer: str) -> tuple[str, str, str] | None:
 
 
 def rounds_to(value: Any, digits: str) -> bool:
-    last = 10.0 ** -len(digits.partition(".")[2])
-    over = abs(value) - abs(float(digits))
+    over = (abs(value) - abs(float(digits))) * 10.0 ** len(digits.partition(".")[2])  # in units of the last digit
     has_sign = value.imag == 0 and value.real * float(digits) >= 0
-    return bool(has_sign and -0.5 * last <= over * (1 - 1e-12) < last)
+    return bool(has_sign and -0.5 <= over + 1e-9 < 1)
 
 
 def without_names(reference: str, answer: str) -> tuple[str, str]:

@@ -220,7 +220,7 @@ def _name(token: str, prompt: str) -> str:
 def _prefixed(word: str) -> str:
     for long, short in PREFIXES.items():
         rest = next((word[len(form) :] for form in (long, short) if word.startswith(form)), "")
-        if rest and (name := _physical(rest)):
+        if rest and (name := _physical(rest)) and not name.startswith(tuple(PREFIXES)):  # `kms` are no milliseconds
             return short + name
     return ""
 
