@@ -171,6 +171,13 @@ def test_all_pairs_are_the_mann_whitney_statistic(baseline_N, condition_M):
     assert found.probability == pytest.approx(u / (baseline_N.size * condition_M.size))
     low, high = found.interval
     assert 0.0 <= low <= found.probability <= high <= 1.0
+    # Hanley and McNeil's variance at a limit, both sizes replaced by their mean, puts the estimate z of it away.
+    size, z = (baseline_N.size + condition_M.size) / 2, stats.norm.ppf(0.975)
+    for t in found.interval:
+        if 0.0 < t < 1.0:
+            numerator = t * (1 - t) + (size - 1) * (t / (2 - t) + 2 * t**2 / (1 + t) - 2 * t**2)
+            distance = z * math.sqrt(numerator / (baseline_N.size * condition_M.size))
+            assert abs(found.probability - t) == pytest.approx(distance, abs=1e-6)
     turned = improvement_of_all_pairs(condition_M, baseline_N)
     assert turned.interval == pytest.approx((1.0 - high, 1.0 - low), abs=1e-6)
 
