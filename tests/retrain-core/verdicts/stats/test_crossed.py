@@ -11,6 +11,7 @@ from scipy.stats import kurtosis, t
 from retrain.kernel.seeding import Seeds
 from retrain.verdicts.stats.components import (
     Cost,
+    Draws,
     Needed,
     Way,
     advise,
@@ -151,15 +152,19 @@ def test_components_and_their_draws_are_those_of_the_description(tail, df):
     assert true_differences(draws, -0.5) == pytest.approx(np.abs(noise_D * sd_D - 0.5))
 
 
-@pytest.mark.parametrize(("n", "m"), [(201, 300), (300, 201), (250, 40_000)])
-def test_half_widths_are_students_with_satterthwaites_degrees(n, m):
-    draws = draw_components(SQUARES)  # of variances 1, 0.6 and 1
-    seeds, clusters = 1.0 + m * 1.0, 1.0 + n * 0.6
-    total = seeds + clusters - 1.0
-    df = max(total**2 / (seeds**2 / (n - 1) + clusters**2 / (m - 1) + 1 / ((n - 1) * (m - 1))), n - 1)
+@pytest.mark.parametrize(
+    ("n", "m", "seed", "cluster", "rest", "near"),
+    [(201, 300, 1, 0.6, 1, 2e-7), (300, 201, 1, 0.6, 1, 2e-7), (60, 60, 0.8e-6, 0.8e-6, 60e-6, 1e-5)],
+)
+def test_half_widths_are_students_with_satterthwaites_degrees(n, m, seed, cluster, rest, near):
+    of_each = {"seed_D": seed, "cluster_D": cluster, "rest_D": rest}
+    draws = Draws(**{name: np.array([each]) for name, each in of_each.items()}, num_seeds=5, num_clusters=8)
+    seeds, clusters = rest + m * seed, rest + n * cluster
+    total = seeds + clusters - rest
+    df = max(total**2 / (seeds**2 / (n - 1) + clusters**2 / (m - 1) + rest**2 / ((n - 1) * (m - 1))), n - 1)
     for level, power, z in ((0.95, 0.5, 0.0), (0.8, 0.8, 0.8416212335729143)):
         half = float(half_widths(draws, seeds=n, clusters=m, level=level, power=power)[0])
-        assert half == pytest.approx((t.ppf(0.5 + level / 2, df) + z) * (total / (n * m)) ** 0.5, rel=2e-7)
+        assert half == pytest.approx((t.ppf(0.5 + level / 2, df) + z) * (total / (n * m)) ** 0.5, rel=near)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,10 @@ def _advice(draws, **more):
 
 def test_the_advice_counts_examples_of_clusters_and_the_seeds_that_a_verdict_needs():
     draws = _draws(8, 40, 1.0, 1.0)
-    found, single = _advice(draws), _advice(draws, num_examples=40)
+    found, single, part = (_advice(draws, num_examples=number) for number in (80, 40, 50))
+    clusters_D = numbers_needed(draws, true_differences(draws, 0.9), of_seeds=False, level=0.95)
+    assert part.examples == needed(np.ceil(1.25 * clusters_D))
+    assert found.twice_seeds.half_width == half_widths(draws, seeds=16, clusters=40, level=0.95)[0]
     assert (found.half_width, found.cheaper, found.chance) == (1.0, None, None)
     assert found.seeds.number is not None
     assert single.examples.number is not None

@@ -13,14 +13,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats import sequential
 from retrain.verdicts.stats.flip import FlipTest, at_most
-from retrain.verdicts.stats.sequential import (
-    AnytimeTest,
-    SequentialFlip,
-    conditional_powers,
-    fewest_equal,
-    running_evidence,
-    spent,
-)
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal, running_evidence, spent
 
 DIFFS = st.lists(st.integers(-20, 20), min_size=1, max_size=9)
 ALPHAS = st.one_of(st.floats(0.001, 0.4), st.sampled_from([0.05, 0.1, 0.05 / 3, 0.05 / 19, 1 / 32, 3 / 64, 0.25]))
@@ -220,36 +213,31 @@ def test_the_smallest_p_of_equal_signs_is_one_pattern_pair_after_whatever_was_sp
     ones_N = np.ones(8)
     assert after(ones_N, [8], 8).p == pytest.approx(2 / 2**8, abs=1e-7)
     assert after(ones_N, [8], 8).smallest_p == pytest.approx(2 / 2**8, abs=1e-7)
-    assert after(ones_N[:6], [6, 8], 8).p == pytest.approx(brentq_alpha(2 / 2**6, 6 / 8), abs=1e-7)
+    assert after(ones_N[:6], [6, 8], 8).p == pytest.approx(2 / 2**6 / math.log1p((math.e - 1) * 6 / 8), abs=1e-7)
     assert after([1.0, -1.0] * 4, [8], 8).p == 1.0
     assert after(np.ones(14), [14], 14).p == pytest.approx(2 / 2**14, abs=1e-7)
-    assert after(np.ones(15), [15], 15).p > 1 / 500  # drawn, the observed pattern among them
-    whole = {"diffs_N": np.ones(15), "counts_K": [15], "shares_K": [1.0], "n_max": 15, "spend": Spend.POCOCK}
-    assert SequentialFlip(**whole).p == pytest.approx(1e-4, rel=3.0)
-
-
-def brentq_alpha(spent_by_then, share):
-    """The alpha of which so much may be spent by then, Pocock's way."""
-    return spent_by_then / math.log1p((math.e - 1) * share)
+    assert after(np.ones(15), [15], 15).p == pytest.approx(1 / 500, abs=1e-7)  # drawn, the observed pattern among them
+    assert after(np.ones(15), [15], 15, drawn=sequential.DRAWN).p == pytest.approx(1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize(("n_max", "effect", "spend"), [(16, 0.5, Spend.POCOCK), (10, -0.7, Spend.OBRIEN_FLEMING)])
 def test_futures_continue_the_trend_and_are_tested_at_every_look(n_max, effect, spend):
     """One seed of the first six was lost, so later looks have one difference less than planned."""
     diffs_N = np.random.default_rng(4).normal(effect, 1.0, 7)  # the last two are not of a look yet
-    counts_K, looks, wins = [5], [6, 8, n_max], [0, 0]
+    wins, shares = [0, 0], [6 / n_max, 8 / n_max, 1.0]
     mean, sd = diffs_N[:5].mean(), diffs_N[:5].std(ddof=1)
     coming_FN = mean + sd * Seeds(0).stream("compare", "futures", n_max).standard_normal((200, n_max - 6))
     for coming_N in coming_FN:
         whole_N = np.append(diffs_N[:5], coming_N)
-        counts, shares = [5, 7, n_max - 1], [6 / n_max, 8 / n_max, 1.0]
-        test = SequentialFlip(diffs_N=whole_N, counts_K=counts, shares_K=shares, n_max=n_max, spend=spend, drawn=999)
+        given = {"counts_K": [5, 7, n_max - 1], "shares_K": shares, "n_max": n_max, "spend": spend}
+        test = SequentialFlip(diffs_N=whole_N, **given, drawn=999)
         wins[int(whole_N.sum() > 0)] += test.rejected_at(0.1) is not None
-    found = conditional_powers(diffs_N, counts_K=counts_K, looks=looks, spend=spend, alpha=0.1)
+    planned = {"counts_K": [5], "looks": [6, 8, n_max], "spend": spend, "alpha": 0.1}
+    found = sequential.conditional_powers(diffs_N, **planned)
     assert found == (wins[0] / 200, wins[1] / 200)
     assert 0.05 < sum(found) < 0.95
-    three = {"counts_K": [3], "looks": [3, 4], "spend": spend, "alpha": 0.1}
-    assert conditional_powers(np.array([1.0, 2.0, 2.5]), **three) == (0.0, 0.0)  # of four seeds no p is so small
+    three = planned | {"counts_K": [3], "looks": [3, 4]}  # of four seeds no p is so small
+    assert sequential.conditional_powers(diffs_N, **three) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

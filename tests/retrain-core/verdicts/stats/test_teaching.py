@@ -48,18 +48,14 @@ def described(history, step, *, decay, prior, weight):
         for each, trials in seen.items():
             q_K = expit(odds_K - drift * (now - mean_step(each, now)))
             q_K[[0, -1]] = rates_K[[0, -1]]
-            log_K = [
-                decay ** (now - at) * (right * np.log(q_K) + wrong * np.log1p(-q_K)) for at, right, wrong in trials
-            ]
-            likelihood[each] = np.exp(np.sum(log_K, axis=0))
+            kept = [(decay ** (now - at), right, wrong) for at, right, wrong in trials]
+            likelihood[each] = np.prod([(q_K**right * (1 - q_K) ** wrong) ** k for k, right, wrong in kept], axis=0)
         guess_K = beta_distribution(*prior).pdf(rates_K) * rates_K * (1 - rates_K)
         guess_K *= weight / guess_K.sum()
         population_K = guess_K / guess_K.sum()
         for _ in range(40 if seen else 0):
-            population_K = guess_K + sum(
-                population_K * each_K / (population_K @ each_K) for each_K in likelihood.values()
-            )
-            population_K /= population_K.sum()
+            shares = [population_K * each_K / (population_K @ each_K) for each_K in likelihood.values()]
+            population_K = (guess_K + sum(shares)) / (weight + len(seen))
         found = {each: population_K * each_K / (population_K @ each_K) for each, each_K in likelihood.items()}
         return found, population_K
 
@@ -79,11 +75,7 @@ def described(history, step, *, decay, prior, weight):
 
 
 def test_rates_are_those_of_the_description():
-    history = [
-        (0, [("a", 2, 8), ("b", 8, 8)]),
-        (2, [("a", 3, 6), ("c", 0, 8)]),
-        (3, [("a", 5, 8), ("b", 7, 8), ("c", 1, 4)]),
-    ]
+    history = [(0, [("a", 2, 8), ("b", 8, 8)]), (2, [("a", 3, 6), ("c", 0, 8)]), (3, [("a", 5, 8), ("c", 1, 4)])]
     book = RateBook(settings=TeachingForecast(decay=0.9, prior=(0.4, 0.7), prior_weight=3.0))
     for step, groups in history:
         for example, correct, judged in groups:
@@ -92,9 +84,8 @@ def test_rates_are_those_of_the_description():
     assert book.population(6) == pytest.approx(population_K, rel=1e-9)
     assert book.drift == pytest.approx(drift, rel=1e-9)
     for name in "abc":
-        assert book.chances([name, "unseen"], 6, 4) == pytest.approx(
-            [each_K @ (1 - rates_K**4 - (1 - rates_K) ** 4) for each_K in (found[name], population_K)], rel=1e-9
-        )
+        chances = np.array([found[name], population_K]) @ (1 - rates_K**4 - (1 - rates_K) ** 4)
+        assert book.chances([name, "unseen"], 6, 4) == pytest.approx(chances, rel=1e-9)
         beta = beta_distribution(*book.rate(name, 6))
         mean = found[name] @ rates_K
         assert (beta.mean(), beta.var()) == pytest.approx((mean, found[name] @ (rates_K - mean) ** 2), rel=1e-9)
@@ -168,13 +159,7 @@ def test_odd_counts_are_refused_and_calibration_counts_every_forecast_once():
     book.observe("a", 5, 1, 2)
     with pytest.raises(ValueError, match="step 5"):
         book.chances(["a"], 4, GROUP)[0]
-    for wrong in (
-        {"decay": 0.0},
-        {"decay": 1.1},
-        {"prior": (0.0, 1.0)},
-        {"prior": (1.0, np.inf)},
-        {"prior_weight": float("nan")},
-    ):
+    for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, np.inf)}, {"prior_weight": float("nan")}):
         with pytest.raises(ValueError, match="TeachingForecast"):
             TeachingForecast(**wrong)
     found = calibration([0.1] * 10 + [0.9] * 10, [False] * 9 + [True] + [True] * 8 + [False] * 2, bins=2)
