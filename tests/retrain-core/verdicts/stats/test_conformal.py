@@ -237,6 +237,8 @@ def test_inseparable_factors_are_named_and_levels_count_within_their_group():
     near, far = (components(np.concatenate([values, other + gap]), twice, groups) for gap in (0.0, 100.0))
     assert [p.variance for p in near.parts] == pytest.approx([p.variance for p in far.parts], abs=1e-9)
     assert [part.df for part in near.parts] == [6, 6, 18]
+    least = components(np.array([1.0, 2.0, 2.0, 1.5]), {"data": [0, 0, 1, 1], "init": [0, 1, 0, 1]}).parts[-1]
+    assert (least.df, least.interval) == (1, (pytest.approx(0.0, abs=0.1), 1.0))
     assert components(np.ones(8), {"data": [0, 0, 1, 1] * 2}) is None
     assert components(np.array([1.0, 2.0]), {"data": [0, 1]}, ["a", "b"]) is None
     with pytest.raises(ValueError, match="finite"):

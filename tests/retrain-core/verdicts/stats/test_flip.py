@@ -217,7 +217,7 @@ def test_the_smallest_p_of_equal_signs_is_one_pattern_pair_after_whatever_was_sp
     assert after([1.0, -1.0] * 4, [8], 8).p == 1.0
     assert after(np.ones(14), [14], 14).p == pytest.approx(2 / 2**14, abs=1e-7)
     assert after(np.ones(15), [15], 15).p == pytest.approx(1 / 500, abs=1e-7)  # drawn, the observed pattern among them
-    assert after(np.ones(15), [15], 15, drawn=sequential.DRAWN).p == pytest.approx(1e-4, abs=1e-7)
+    assert after(np.ones(40), [40], 40, drawn=sequential.DRAWN).p == pytest.approx(1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize(("n_max", "effect", "spend"), [(16, 0.5, Spend.POCOCK), (10, -0.7, Spend.OBRIEN_FLEMING)])
