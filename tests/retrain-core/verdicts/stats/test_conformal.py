@@ -171,6 +171,13 @@ def test_all_pairs_are_the_mann_whitney_statistic(baseline_N, condition_M):
     assert found.probability == pytest.approx(u / (baseline_N.size * condition_M.size))
     low, high = found.interval
     assert 0.0 <= low <= found.probability <= high <= 1.0
+    # Hanley and McNeil's variance at a limit, both sizes replaced by their mean, puts the estimate z of it away.
+    size, z = (baseline_N.size + condition_M.size) / 2, stats.norm.ppf(0.975)
+    for t in found.interval:
+        if 0.0 < t < 1.0:
+            numerator = t * (1 - t) + (size - 1) * (t / (2 - t) + 2 * t**2 / (1 + t) - 2 * t**2)
+            distance = z * math.sqrt(numerator / (baseline_N.size * condition_M.size))
+            assert abs(found.probability - t) == pytest.approx(distance, abs=1e-6)
     turned = improvement_of_all_pairs(condition_M, baseline_N)
     assert turned.interval == pytest.approx((1.0 - high, 1.0 - low), abs=1e-6)
 
@@ -230,6 +237,8 @@ def test_inseparable_factors_are_named_and_levels_count_within_their_group():
     near, far = (components(np.concatenate([values, other + gap]), twice, groups) for gap in (0.0, 100.0))
     assert [p.variance for p in near.parts] == pytest.approx([p.variance for p in far.parts], abs=1e-9)
     assert [part.df for part in near.parts] == [6, 6, 18]
+    least = components(np.array([1.0, 2.0, 2.0, 1.5]), {"data": [0, 0, 1, 1], "init": [0, 1, 0, 1]}).parts[-1]
+    assert (least.df, least.interval) == (1, (pytest.approx(0.0, abs=0.1), 1.0))
     assert components(np.ones(8), {"data": [0, 0, 1, 1] * 2}) is None
     assert components(np.array([1.0, 2.0]), {"data": [0, 1]}, ["a", "b"]) is None
     with pytest.raises(ValueError, match="finite"):

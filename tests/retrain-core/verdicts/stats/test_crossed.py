@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import t
+from scipy.stats import kurtosis, t
 
+from retrain.kernel.seeding import Seeds
 from retrain.verdicts.stats.components import (
     Cost,
+    Draws,
     Needed,
     Way,
     advise,
@@ -21,7 +23,7 @@ from retrain.verdicts.stats.components import (
     numbers_needed,
     true_differences,
 )
-from retrain.verdicts.stats.crossed import crossed
+from retrain.verdicts.stats.crossed import MeanSquares, crossed
 
 
 def _textbook(diffs_NE, level):
@@ -53,6 +55,7 @@ def test_the_three_scopes_are_those_of_the_textbook(n, m, seed, level):
     for name in ("both", "seeds", "examples"):
         found = getattr(result, name)
         assert (*found.interval, found.p) == pytest.approx(expected[name], rel=1e-10, abs=1e-12)
+    assert result.squares.kurtosis == pytest.approx(kurtosis(diffs_NE.mean(axis=0)))
 
 
 def test_clusters_count_for_as_much_as_their_means():
@@ -80,6 +83,19 @@ def test_unequal_clusters_leave_the_mean_and_the_seeds_alone(seed, names):
     assert clustered.squares.num_clusters == len(set(names))
     if clustered.examples:
         assert 1.0 <= clustered.examples.df <= len(set(names)) - 1.0 + 1e-9
+
+
+def test_mean_squares_of_unequal_clusters_are_unbiased():
+    """The expectation of a square of independent effects of variance 1 is its sum over those of one effect alone."""
+    names, weight_C = ["a", "b", "b", "c", "c"], np.array([0.2, 0.4, 0.4])
+    column_E, of_mean = [0, 1, 1, 2, 2], float((weight_C**2).sum())  # the variance of the mean
+    alone = [crossed(np.tile(unit_C[column_E], (4, 1)), clusters_E=names) for unit_C in np.eye(3)]
+    assert sum(each.squares.clusters for each in alone) / 12 == pytest.approx(of_mean)
+    alone = [crossed(unit_SC.reshape(4, 3)[:, column_E], clusters_E=names) for unit_SC in np.eye(12)]
+    assert sum(each.squares.rest for each in alone) / 12 == pytest.approx(of_mean / 4)
+    effects = [crossed(np.tile(unit_S[:, None], 5), clusters_E=names).squares for unit_S in np.eye(4)]
+    assert [(each.clusters, each.rest) for each in effects] == [pytest.approx((0.0, 0.0), abs=1e-12)] * 4
+    assert effects[0].df_clusters == pytest.approx(of_mean**2 / (weight_C**4).sum() - 1)
 
 
 def test_too_little_data_infers_nothing_and_odd_data_is_refused():
@@ -116,6 +132,39 @@ def test_components_are_found_and_give_the_crossed_interval():
         assert part.interval[0] <= part.sd <= part.interval[1]
     assert found.seed.share + found.cluster.share + found.rest.share == pytest.approx(1.0)
     assert found.cluster.share > 0.8  # 4/80 against 0.25/60
+
+
+SQUARES = MeanSquares(seeds=9.0, clusters=4.0, rest=1.0, num_seeds=5, num_clusters=8, df_clusters=6.0, kurtosis=2.0)
+
+
+@pytest.mark.parametrize(("tail", "df"), [(2.0, 2 / (2 / 6 + 2 / 8)), (-1.0, 6.0)])
+def test_components_and_their_draws_are_those_of_the_description(tail, df):
+    draws, stream = draw_components(replace(SQUARES, kurtosis=tail)), Seeds(0).stream("compare", "components")
+    drawn = [np.append(ms, k * ms / stream.chisquare(k, 400)) for ms, k in ((9.0, 4.0), (4.0, df), (1.0, 24.0))]
+    seed_D, cluster_D = np.maximum(drawn[0] - drawn[2], 0) / 8, np.maximum(drawn[1] - drawn[2], 0) / 5
+    found, shares = components(draws, level=0.9), (2 / 3, 1 / 4, 1 / 12)  # of 1/5 + 0.6/8 + 1/40
+    parts = zip((found.seed, found.cluster, found.rest), (seed_D, cluster_D, drawn[2]), shares, strict=True)
+    for part, variance_D, share in parts:
+        assert (part.sd, part.share) == pytest.approx((variance_D[0] ** 0.5, share))
+        assert part.interval == pytest.approx(np.quantile(variance_D[1:] ** 0.5, [0.05, 0.95]))
+    noise_D = np.append(0.0, Seeds(0).stream("compare", "true difference").standard_normal(401)[1:])
+    sd_D = (seed_D / 5 + cluster_D / 8 + drawn[2] / 40) ** 0.5
+    assert true_differences(draws, -0.5) == pytest.approx(np.abs(noise_D * sd_D - 0.5))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "seed", "cluster", "rest", "near"),
+    [(201, 300, 1, 0.6, 1, 2e-7), (300, 201, 1, 0.6, 1, 2e-7), (60, 60, 0.8e-6, 0.8e-6, 60e-6, 1e-5)],
+)
+def test_half_widths_are_students_with_satterthwaites_degrees(n, m, seed, cluster, rest, near):
+    of_each = {"seed_D": seed, "cluster_D": cluster, "rest_D": rest}
+    draws = Draws(**{name: np.array([each]) for name, each in of_each.items()}, num_seeds=5, num_clusters=8)
+    seeds, clusters = rest + m * seed, rest + n * cluster
+    total = seeds + clusters - rest
+    df = max(total**2 / (seeds**2 / (n - 1) + clusters**2 / (m - 1) + rest**2 / ((n - 1) * (m - 1))), n - 1)
+    for level, power, z in ((0.95, 0.5, 0.0), (0.8, 0.8, 0.8416212335729143)):
+        half = float(half_widths(draws, seeds=n, clusters=m, level=level, power=power)[0])
+        assert half == pytest.approx((t.ppf(0.5 + level / 2, df) + z) * (total / (n * m)) ** 0.5, rel=near)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +227,10 @@ def _advice(draws, **more):
 
 def test_the_advice_counts_examples_of_clusters_and_the_seeds_that_a_verdict_needs():
     draws = _draws(8, 40, 1.0, 1.0)
-    found, single = _advice(draws), _advice(draws, num_examples=40)
+    found, single, part = (_advice(draws, num_examples=number) for number in (80, 40, 50))
+    clusters_D = numbers_needed(draws, true_differences(draws, 0.9), of_seeds=False, level=0.95)
+    assert part.examples == needed(np.ceil(1.25 * clusters_D))
+    assert found.twice_seeds.half_width == half_widths(draws, seeds=16, clusters=40, level=0.95)[0]
     assert (found.half_width, found.cheaper, found.chance) == (1.0, None, None)
     assert found.seeds.number is not None
     assert single.examples.number is not None
@@ -197,6 +249,12 @@ def test_the_cheaper_way_is_named_only_where_most_draws_agree():
         costs = [Cost(seed_s=2.0**power, example_s=1.0) for power in range(-8, 13, 4)]
         found = [_advice(draws, cost=cost) for cost in costs]
         assert [each.chance for each in found] == sorted(each.chance or 0.0 for each in found)
+        differences_D = true_differences(draws, 0.9)
+        seeds_D, clusters_D = (numbers_needed(draws, differences_D, of_seeds=of, level=0.95) for of in (True, False))
+        more_D = np.maximum(seeds_D, 6) - draws.num_seeds, np.ceil(2.0 * clusters_D) - 80
+        pairs = [(a, b) for a, b in zip(*more_D, strict=True) if min(a, b) < np.inf and max(a, b) > 0.0]
+        for cost, each in zip(costs, found, strict=True):
+            assert each.chance == np.mean([b * cost.example_s < a * cost.seed_s for a, b in pairs])
         for each in found:
             expected = Way.EXAMPLES if each.chance >= 0.8 else Way.SEEDS if each.chance <= 0.2 else None
             assert each.cheaper is expected

@@ -9,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from retrain.kernel.seeding import Seeds
 from retrain.records.runs.registered import Spend
 from retrain.verdicts.stats import sequential
 from retrain.verdicts.stats.flip import FlipTest, at_most
-from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, running_evidence, spent
+from retrain.verdicts.stats.sequential import AnytimeTest, SequentialFlip, fewest_equal, running_evidence, spent
 
 DIFFS = st.lists(st.integers(-20, 20), min_size=1, max_size=9)
 ALPHAS = st.one_of(st.floats(0.001, 0.4), st.sampled_from([0.05, 0.1, 0.05 / 3, 0.05 / 19, 1 / 32, 3 / 64, 0.25]))
@@ -208,6 +209,37 @@ def test_over_all_patterns_no_more_than_alpha_is_rejected():
         assert 0.02 <= np.mean(found) <= 0.05
 
 
+def test_the_smallest_p_of_equal_signs_is_one_pattern_pair_after_whatever_was_spent():
+    ones_N = np.ones(8)
+    assert after(ones_N, [8], 8).p == pytest.approx(2 / 2**8, abs=1e-7)
+    assert after(ones_N, [8], 8).smallest_p == pytest.approx(2 / 2**8, abs=1e-7)
+    assert after(ones_N[:6], [6, 8], 8).p == pytest.approx(2 / 2**6 / math.log1p((math.e - 1) * 6 / 8), abs=1e-7)
+    assert after([1.0, -1.0] * 4, [8], 8).p == 1.0
+    assert after(np.ones(14), [14], 14).p == pytest.approx(2 / 2**14, abs=1e-7)
+    assert after(np.ones(15), [15], 15).p == pytest.approx(1 / 500, abs=1e-7)  # drawn, the observed pattern among them
+    assert after(np.ones(40), [40], 40, drawn=sequential.DRAWN).p == pytest.approx(1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize(("n_max", "effect", "spend"), [(16, 0.5, Spend.POCOCK), (10, -0.7, Spend.OBRIEN_FLEMING)])
+def test_futures_continue_the_trend_and_are_tested_at_every_look(n_max, effect, spend):
+    """One seed of the first six was lost, so later looks have one difference less than planned."""
+    diffs_N = np.random.default_rng(4).normal(effect, 1.0, 7)  # the last two are not of a look yet
+    wins, shares = [0, 0], [6 / n_max, 8 / n_max, 1.0]
+    mean, sd = diffs_N[:5].mean(), diffs_N[:5].std(ddof=1)
+    coming_FN = mean + sd * Seeds(0).stream("compare", "futures", n_max).standard_normal((200, n_max - 6))
+    for coming_N in coming_FN:
+        whole_N = np.append(diffs_N[:5], coming_N)
+        given = {"counts_K": [5, 7, n_max - 1], "shares_K": shares, "n_max": n_max, "spend": spend}
+        test = SequentialFlip(diffs_N=whole_N, **given, drawn=999)
+        wins[int(whole_N.sum() > 0)] += test.rejected_at(0.1) is not None
+    planned = {"counts_K": [5], "looks": [6, 8, n_max], "spend": spend, "alpha": 0.1}
+    found = sequential.conditional_powers(diffs_N, **planned)
+    assert found == (wins[0] / 200, wins[1] / 200)
+    assert 0.05 < sum(found) < 0.95
+    three = planned | {"counts_K": [3], "looks": [3, 4]}  # of four seeds no p is so small
+    assert sequential.conditional_powers(diffs_N, **three) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -241,6 +273,7 @@ def test_the_anytime_test_agrees_with_its_description():
     assert p_values == sorted(p_values, reverse=True)
     assert AnytimeTest(diffs_N=diffs_N[:4]).interval(0.95) == (-math.inf, math.inf)
     assert math.isinf(AnytimeTest(diffs_N=np.array([])).interval(0.95)[0])
+    assert [fewest_equal(alpha) for alpha in (1.0, 0.05, 0.005, 1e-100)] == [1, 7, 10, 200]
     with pytest.raises(ValueError, match="not finite"):
         running_evidence(np.array([1.0, math.inf]))
 

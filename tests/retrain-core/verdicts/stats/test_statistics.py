@@ -167,6 +167,34 @@ def test_limits_are_found_however_far_outside_the_data(reach):
 
 
 @pytest.mark.parametrize(
+    ("diffs", "far"),
+    [([0.1, 0.4, 0.2], 4e5), ([-0.4, -0.1], 4e5), ([-0.3, 0.4], 7e5), ([0.0], 2.2250738585e-302)],
+)
+def test_a_limit_is_a_million_ranges_away_or_infinite(diffs, far):
+    for factor, limit in ((0.99, 0.99 * far), (1.01, math.inf)):
+        bound = factor * far
+        found = inverted(np.array(diffs), is_rejected=lambda shift: abs(shift) > bound, is_zero_rejected=False)  # noqa: B023
+        assert found == pytest.approx((-limit, limit), rel=0.01, abs=0.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_rejected_zero_bounds_the_interval_on_its_side_of_the_mean(sign):
+    diffs_N = sign * np.array([0.1, 0.4, 0.25])
+
+    def limits(reach, *, is_zero_rejected):
+        is_rejected = lambda shift: abs(shift - diffs_N.mean()) > reach  # noqa: E731
+        found = inverted(diffs_N, is_rejected=is_rejected, is_zero_rejected=is_zero_rejected)
+        return tuple(sorted(sign * each for each in found))
+
+    assert limits(0.1, is_zero_rejected=True) == pytest.approx((0.15, 0.35))
+    assert limits(0.1, is_zero_rejected=False) == pytest.approx((0.0, 0.35), abs=1e-5)
+    assert limits(0.5, is_zero_rejected=False) == pytest.approx((-0.25, 0.75))
+    low, high = limits(0.5, is_zero_rejected=True)
+    assert 0.0 < low < 1e-8
+    assert high == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
     ("p_M", "shares"),
     [
         ([0.001, 0.5, 0.012], [3, 1, 2]),  # two found, the third fails at the last step

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import expit
 from scipy.stats import beta as beta_distribution
 
 from retrain.verdicts.stats.teaching import Calibration, RateBook, TeachingForecast, calibration, teaching
@@ -31,6 +32,68 @@ def test_evidence_moves_the_chance_and_fades_to_the_population_at_present():
     for number in range(30):
         book.observe(str(number), 20, GROUP // 2, GROUP)
     assert book.chances(["unseen"], 21, GROUP)[0] > 0.9
+
+
+def described(history, step, *, decay, prior, weight):
+    """Drift, posteriors at a step and the population, straight from the description: nothing is summed as it comes."""
+    odds_K, drift, variance, seen = np.linspace(-7, 7, 29), 0.0, 0.1**2, {}
+    rates_K = expit(odds_K)
+
+    def mean_step(each, now):
+        weights = [decay ** (now - at) * (right + wrong) for at, right, wrong in seen[each]]
+        return np.average([at for at, _, _ in seen[each]], weights=weights)
+
+    def posteriors(now):
+        likelihood = {}
+        for each, trials in seen.items():
+            q_K = expit(odds_K - drift * (now - mean_step(each, now)))
+            q_K[[0, -1]] = rates_K[[0, -1]]
+            kept = [(decay ** (now - at), right, wrong) for at, right, wrong in trials]
+            likelihood[each] = np.prod([(q_K**right * (1 - q_K) ** wrong) ** k for k, right, wrong in kept], axis=0)
+        guess_K = beta_distribution(*prior).pdf(rates_K) * rates_K * (1 - rates_K)
+        guess_K *= weight / guess_K.sum()
+        population_K = guess_K / guess_K.sum()
+        for _ in range(40 if seen else 0):
+            shares = [population_K * each_K / (population_K @ each_K) for each_K in likelihood.values()]
+            population_K = (guess_K + sum(shares)) / (weight + len(seen))
+        found = {each: population_K * each_K / (population_K @ each_K) for each, each_K in likelihood.items()}
+        return found, population_K
+
+    for now, groups in history:
+        found, _ = posteriors(now)
+        variance += 0.01**2 if seen else 0.0
+        for each, right, judged in groups:
+            if each in seen:
+                mean, square = found[each] @ rates_K, found[each] @ rates_K**2
+                slope = judged * (mean - square) * (now - mean_step(each, now))
+                noise = judged * mean * (1 - mean) + judged * (judged - 1) * (square - mean**2)
+                gain = variance * slope / (variance * slope**2 + noise)
+                drift, variance = drift + gain * (right - judged * mean), variance * (1 - gain * slope)
+        for each, right, judged in groups:
+            seen.setdefault(each, []).append((now, right, judged - right))
+    return drift, *posteriors(step), rates_K
+
+
+def test_rates_are_those_of_the_description():
+    history = [(0, [("a", 2, 8), ("b", 8, 8)]), (2, [("a", 3, 6), ("c", 0, 8)]), (3, [("a", 5, 8), ("c", 1, 4)])]
+    book = RateBook(settings=TeachingForecast(decay=0.9, prior=(0.4, 0.7), prior_weight=3.0))
+    for step, groups in history:
+        for example, correct, judged in groups:
+            book.observe(example, step, correct, judged)
+    drift, found, population_K, rates_K = described(history, 6, decay=0.9, prior=(0.4, 0.7), weight=3.0)
+    assert book.population(6) == pytest.approx(population_K, rel=1e-9)
+    assert book.drift == pytest.approx(drift, rel=1e-9)
+    for name in "abc":
+        chances = np.array([found[name], population_K]) @ (1 - rates_K**4 - (1 - rates_K) ** 4)
+        assert book.chances([name, "unseen"], 6, 4) == pytest.approx(chances, rel=1e-9)
+        beta = beta_distribution(*book.rate(name, 6))
+        mean = found[name] @ rates_K
+        assert (beta.mean(), beta.var()) == pytest.approx((mean, found[name] @ (rates_K - mean) ** 2), rel=1e-9)
+    cells_N = np.searchsorted(np.cumsum(found["a"]), np.random.default_rng(1).random(50))
+    assert book.draw(["a"] * 50, 6, np.random.default_rng(1)) == pytest.approx(rates_K[cells_N])
+    assert teaching(np.array([0.0, 0.5, 1.0]), 1).tolist() == [0.0, 0.0, 0.0]
+    drift, _, population_K, _ = described([], 0, decay=0.98, prior=(0.3, 0.3), weight=2.0)
+    assert (RateBook().drift, RateBook().population(0)) == (drift, pytest.approx(population_K))
 
 
 def test_the_moments_of_the_beta_distribution_are_those_of_the_posterior():
@@ -96,7 +159,7 @@ def test_odd_counts_are_refused_and_calibration_counts_every_forecast_once():
     book.observe("a", 5, 1, 2)
     with pytest.raises(ValueError, match="step 5"):
         book.chances(["a"], 4, GROUP)[0]
-    for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, 1.0)}, {"prior_weight": float("nan")}):
+    for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, np.inf)}, {"prior_weight": float("nan")}):
         with pytest.raises(ValueError, match="TeachingForecast"):
             TeachingForecast(**wrong)
     found = calibration([0.1] * 10 + [0.9] * 10, [False] * 9 + [True] + [True] * 8 + [False] * 2, bins=2)

@@ -138,8 +138,8 @@ def _inference(mean: float, variance: float, df: float, level: float) -> Inferen
 def _influence_NC(diffs_NE: Floats, clusters_E: Sequence[str]) -> tuple[Floats, float, float]:
     """Return a column per cluster, the factor on their mean squares, and the degrees of freedom of their mean.
 
-    A cluster of m_c of the E examples has weight w_c = m_c / E. Its column is mu + C w_c (mean over its examples - mu),
-    the influence of the cluster on the mean over examples: the mean over columns is that over examples, row by row.
+    A cluster of m_c of the E examples has weight w_c = m_c / E. In row s its column has mu_s + C w_c (mean over its
+    examples - mu_s), its influence on mu_s, the mean over examples: the mean over columns is mu_s, row by row.
     Clusters of one size give their plain means. For unequal ones the factor makes the squares unbiased for clusters of
     one variance, and the degrees of freedom belong to sum(w_c^2 r_c^2), about C - 1 for equal ones and 1 when a
     single cluster has nearly all examples (after Bell and McCaffrey 2002).
@@ -150,8 +150,8 @@ def _influence_NC(diffs_NE: Floats, clusters_E: Sequence[str]) -> tuple[Floats, 
     _, index_E, size_C = np.unique(names, return_inverse=True, return_counts=True)
     sums_NC = np.zeros((len(diffs_NE), size_C.size))
     np.add.at(sums_NC.T, index_E, diffs_NE.T)
-    weight_C, mean = size_C / diffs_NE.shape[1], diffs_NE.mean()
-    values_NC = mean + size_C.size * weight_C * (sums_NC / size_C - mean)
+    weight_C, mean_N1 = size_C / diffs_NE.shape[1], diffs_NE.mean(axis=1, keepdims=True)
+    values_NC = mean_N1 + size_C.size * weight_C * (sums_NC / size_C - mean_N1)
     if (size_C == size_C[0]).all():
         return values_NC, 1.0, float(size_C.size - 1)
     total = float((weight_C**2).sum())

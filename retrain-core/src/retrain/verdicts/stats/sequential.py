@@ -229,7 +229,7 @@ def inverted(diffs_N: Floats, *, is_rejected: Callable[[float], bool], is_zero_r
     if not diffs_N.size:
         return -math.inf, math.inf
     mean = float(diffs_N.mean())
-    far = FAR * max(float(np.ptp(diffs_N)), abs(mean), float(np.abs(diffs_N).max()), np.finfo(float).tiny)
+    far = FAR * max(float(np.ptp(diffs_N)), float(np.abs(diffs_N).max()), np.finfo(float).tiny)
     inner = [mean] if is_zero_rejected else [mean, 0.0]
     # A rejected zero bounds the interval on its side of the mean.
     low, high = (0.0 if is_zero_rejected and (end < 0.0) == (mean > 0.0) else None for end in (-far, far))
