@@ -2,8 +2,10 @@
 
 import json
 import os
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -19,15 +21,17 @@ from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.child.system import descendants
-from retrain.tasks.scoring import failures, trial
+from retrain.tasks.scoring import event_loop, failures, trial
 from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
+from retrain.tasks.scoring.event_loop import AsyncRewards
 from retrain.tasks.scoring.failures import FailureRecord, next_step, read_failures, write_failures
-from retrain.tasks.scoring.pool import NamedReward
+from retrain.tasks.scoring.pool import NamedReward, Task
 from retrain.tasks.scoring.verdict import UNIQUE_SCORES, combined, part_fields, part_means, verdict
 from retrain.tasks.tasks import RewardVerifier
 from tests.kit import user_rewards
 from tests.kit import user_rewards as rewards
 from tests.kit.problems import codes_in, refused
+from tests.kit.waiting import wait_until
 
 
 class Verifier:
@@ -183,6 +187,35 @@ def test_a_reward_that_does_not_await_is_found_out(service, example):
         assert batch.collect()[0].parts == {"acts": 0.5, "match": 1.0}
 
 
+def test_the_place_of_a_blocked_loop_is_known_and_the_next_score_opens_another(example, monkeypatch):
+    monkeypatch.setattr(event_loop, "STANDSTILL_MARGIN_S", 0.2)
+    limits, finished = ScoringTable(timeout_s=0.2, retries=0), SimpleQueue()
+    acts = AsyncRewards({1: rewards.AsyncActs()}, ["match", "acts"], [ScoringTable(), limits])
+    blocking, fine = (
+        Task(reward=1, example=example, text=text, limits=limits, finished=finished) for text in ("block", "fine")
+    )
+    of_another = Task(reward=0, example=example, text="7", limits=limits, finished=finished)
+    assert acts.blocked_at() == ""
+    acts.submit(blocking)
+    wait_until(acts.blocked_at)
+    outstanding = {blocking, of_another}
+    assert acts.give_up(outstanding, where := acts.blocked_at()).code == "reward.blocks-loop"
+    assert "user_rewards.py:" in where
+    assert (outstanding, blocking.is_cancelled, blocking.last.is_timeout) == ({of_another}, True, True)
+    acts.submit(fine)
+    assert finished.get(timeout=60.0) is fine
+    assert fine.attempts == 1
+    acts.close()
+
+
+def test_scores_that_nobody_collects_are_cancelled(service, example):
+    acts = rewards.AsyncActs()
+    with service(acts, timeout_s=60.0).batch() as batch:
+        batch.submit(example, "hang")
+        wait_until(lambda: acts.now == 1)
+    wait_until(lambda: acts.now == 0)
+
+
 def test_figures_that_are_none_are_passed_over(service, example, caplog):
     acts = rewards.AsyncActs()
     acts.metrics = lambda: {"cost": float("nan")}
@@ -216,7 +249,7 @@ def test_what_cannot_work_is_refused_at_the_start(name, value, code, service):
         *((float("nan"), "finite number"), (float("-inf"), "finite number"), (np.float32("nan"), "finite number")),
         *((None, "returned None, not a number"), ("1.0", "returned str '1.0', not a number")),
         *((b"1", "returned bytes"), (1j, "returned complex"), ([1.0, 0.0], "returned list")),
-        *((np.ones(1), "returned ndarray"), (10**400, "OverflowError")),
+        *((np.ones(1), "returned ndarray"), (10**400, "OverflowError"), (np.str_("1"), "returned str_")),
         (Score(outcome=Outcome.SCORED), "Score without a value"),
         (Score(outcome=Outcome.SCORED, value=float("nan")), "finite number"),
         (Score(outcome=Outcome.SCORED, value="1"), "returned str '1'"),
@@ -258,6 +291,7 @@ def test_one_reward_keeps_its_score_and_several_are_a_weighted_sum():
     assert combined([own], ["math"], [2.0]) == Score(outcome=Outcome.SCORED, value=1.0, detail="d", parts={"a": 1.0})
     assert combined([Score.failed("f")], ["math"], [2.0]) == Score.failed("f")
     assert verdict(Score.no_verdict("x" * 10**6)) == Score.no_verdict("x" * 1000), "a long detail is cut"
+    assert verdict(replace(own, value=np.float32(0.5), parts={"a": 1})) == own
     scores = [Score.of(1.0), Score(outcome=Outcome.SCORED, value=0.5, detail="so so")]
     whole = combined(scores, ["math", "style"], [1.0, -0.5])
     assert (whole.value, whole.detail, whole.parts) == (0.75, "style: so so", {"math": 1.0, "style": 0.5})
@@ -296,7 +330,8 @@ def test_the_whole_has_exactly_one_outcome(parts):
     outcomes = {score.outcome for score in scores}
     worst = next(o for o in (Outcome.FAILED, Outcome.NO_VERDICT, Outcome.SCORED) if o in outcomes)
     assert whole.outcome is worst
-    assert (whole.value is not None) == (worst is Outcome.SCORED)
+    total = sum(weight * (score.value or 0.0) for score, weight in parts)
+    assert whole.value == (pytest.approx(total) if worst is Outcome.SCORED else None)
 
 
 def record(text="x", **more):
