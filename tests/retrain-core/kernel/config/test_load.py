@@ -90,6 +90,8 @@ def test_a_misplaced_or_misspelt_name_is_answered_with_the_right_one(text, line,
         ("plugins", "search_paths = ['']", "must not be empty", "Default: "),
         *(("scoring", f"correct_above = {value}", value, "Default: 0.5") for value in ("nan", "inf", "'high'")),
         ("algorithm", "params = 3", "the integer 3", "Default: {}"),
+        *(("algorithm", f"is_bounds = {each}", "low", "") for each in ("[1.0, 1.0]", "[0.5, 1, 2]", "[-0.1, 1.0]")),
+        *(("inference", f"url = 'http://{each}'", each, "") for each in ("host:0", ":8000", "[::1", "host:65536")),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused_with_what_it_is(table, line, shown, fix, load):
@@ -166,6 +168,12 @@ def test_all_legacy_keys_are_one_problem_with_the_lines_to_write_and_an_option_t
     assert problem.where.endswith("retrain.toml:2 [backend] prime_rl_zmq_port")
     options = {"zmq_port": 5555, "strict_advantages": True, "sync_poll_s": 0.2, "transport": "filesystem"}
     assert tomllib.loads(problem.fix.partition("place\n")[2]) == {"backend": {"options": options}}
+
+
+@pytest.mark.parametrize("line", ["model = 'm'", "adapter = 'a'", "engine = 'vllm'"])
+def test_a_teacher_is_set_by_its_model_adapter_or_engine(line, load):
+    assert load(f"[teacher]\n{line}\n")[0].teacher.is_set
+    assert not load("[teacher]\n")[0].teacher.is_set
 
 
 def test_a_byte_order_mark_is_accepted(tmp_path, tables):

@@ -43,6 +43,7 @@ def campaign(made, tmp_path):
                 if rate := line.get("eval_correct_rate"):
                     line["eval_short_correct_rate"] = min(1.0, rate + 0.02)
                     line |= {"eval_hard_correct_rate": rate / 2} if is_hard else {}
+                    line |= {f"eval_{name}mean_reward": size * rate for name, size in (("", 2.0), ("hard_", -1.0))}
 
             edit_lines(run / "metrics.jsonl", further)
         return folder
@@ -70,8 +71,14 @@ def test_the_family_is_sets_and_their_mean_times_conditions(campaign, compare_js
 
 
 def test_aggregates_are_those_of_the_values(campaign, compare_json):
-    content = compare_json(campaign(), "--sets")
+    folder = campaign()
+    rewards = compare_json(folder, "--sets", "--metric", "eval_mean_reward")["sets"]
+    scores = np.concatenate([each["scores"] for each in rewards["conditions"]])
+    assert rewards["thresholds"] == pytest.approx(np.linspace(scores.min(), scores.max(), 101))
+    assert [each["gap"] for each in rewards["conditions"]] == [None, None]
+    content = compare_json(folder, "--sets")
     view = content["sets"]
+    assert view["thresholds"] == pytest.approx(np.linspace(0, 1, 101))
     other = view["conditions"][1]
     values = np.array(other["scores"])
     rates = content["conditions"][1]["metrics"]["eval_correct_rate:final"]["values"]
@@ -113,9 +120,11 @@ def test_few_seeds_have_no_limit_rather_than_a_verdict(campaign, compare, compar
     (pair,) = content["sets"]["comparisons"]
     assert (pair["overall"]["verdict"], pair["overall"]["interval"]) == ("cannot tell", [None, None])
     assert "8 seeds are the least for a verdict in it" in compare(folder, "--sets").out
-    shutil.rmtree(folder / "runs")
-    first = compare_json(campaign(seeds=[1]), "--sets")["sets"]["conditions"][0]
-    assert (first["mean"]["interval"], first["iqm"]["interval"]) == (None, None)
+    for seeds in ([1], [1, 2]):
+        shutil.rmtree(folder / "runs")
+        first = compare_json(campaign(seeds=seeds), "--sets")["sets"]["conditions"][0]
+        has_interval = [first[name]["interval"] is not None for name in ("mean", "iqm", "gap")]
+        assert has_interval == [len(seeds) > 1] * 3
 
 
 def test_runs_with_a_single_set_are_refused(made, tmp_path, compare):
@@ -129,13 +138,14 @@ MEASURES = {None: "correct_rate:final", "eval_hard_mean_reward:best": "mean_rewa
 @pytest.mark.parametrize(("requested", "measure"), [*MEASURES.items(), ("eval_pass_at_4", "pass_at_4:final")])
 def test_the_measure_is_taken_of_every_set(requested, measure):
     """Also where a set is called as a measure begins."""
-    record = {"config": {"eval": {"sets": {"correct": {}, "hard": {}}}}}
+    record = {"config": {"eval": {"sets": {"correct": {}, "hard": {}, "mean": {}}}}}
     run = Candidate(name="a", condition="a", seed=1, folder=None, state="done", record=record)
     broken = Candidate(name="b", condition="a", seed=2, folder=None, state="done", record={"config": {"eval": [1]}})
     metric = parse_metric(requested, where="test") if requested else None
     found = set_metrics([run, broken], metric)
-    assert list(found) == ["held_out", "correct", "hard"]
-    assert [str(each) for each in found.values()] == [f"eval_{name}{measure}" for name in ("", "correct_", "hard_")]
+    assert list(found) == ["held_out", "correct", "hard", "mean"]
+    prefixes = ("", "correct_", "hard_", "mean_")
+    assert [str(each) for each in found.values()] == [f"eval_{prefix}{measure}" for prefix in prefixes]
     assert Metric("eval_hard_pass_at_4").is_rate
 
 

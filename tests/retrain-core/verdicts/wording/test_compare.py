@@ -118,7 +118,7 @@ def test_runs_that_did_not_end_are_told_never_averaged(campaign, compare, compar
 def test_at_takes_every_run_that_got_there(campaign, compare_json):
     folder = campaign(states={("maxrl+none", 1): "failed"}, eval_every=5)
     content = compare_json(folder, "--at", "10")
-    assert (content["left_out"], content["budget"]) == ([], 10)
+    assert (content["left_out"], content["budget"], content["shortest"]) == ([], 10, [])
     [left] = compare_json(folder, "--at", "11")["left_out"]
     assert left["reason"] == "failed after 10 steps"
 
@@ -136,9 +136,10 @@ def test_runs_of_different_length_are_cut_at_the_shortest(made, tmp_path, compar
 
 
 def test_equal_rates_of_training_have_the_limits_of_their_prompts(made, tmp_path, compare_json):
-    sizes = {"grpo+none": 2, "maxrl+none": 64}
-    for condition, prompts in sizes.items():
-        for seed in range(3):
+    sizes = {"grpo+none": 2, "maxrl+none": 64, "none+none": 1, "most+none": 10**6, "more+none": 1}
+    recorded = sizes | {"none+none": 0, "more+none": 10**6 + 1}  # both are damaged
+    for condition, prompts in recorded.items():
+        for seed in range(4):
             run = made.MadeRun(
                 condition=condition, seed=seed, eval_every=0, config={"training": {"batch_size": prompts}}
             )
@@ -147,7 +148,7 @@ def test_equal_rates_of_training_have_the_limits_of_their_prompts(made, tmp_path
     widths = {}
     for each in compare_json(*sorted(tmp_path.iterdir()))["conditions"]:
         low, high = each["metrics"]["correct_rate:final"]["interval"]
-        trials = 3 * sizes[each["condition"]]
+        trials = 4 * sizes[each["condition"]]
         exact = binomtest(trials // 2, trials).proportion_ci(method="exact")
         assert (low, high) == pytest.approx((exact.low, exact.high))
         widths[each["condition"]] = high - low
