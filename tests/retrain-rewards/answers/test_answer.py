@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.answer_pairs import gamed_pairs, right_pairs
 from retrain.api import Config, Example, Kind, PluginContext, Reward, Seeds, resolve
-from retrain_rewards.answers.answer import TOLERANCE, parsed
+from retrain_rewards.answers.answer import TOLERANCE, are_cased, numbers_of, parsed
 from retrain_rewards.answers.form import fingerprint, form_of, is_finished, is_literal, kind_of, reduced, value_of
 from retrain_rewards.answers.notation import notation_of
 from retrain_rewards.answers.statements import as_set, decimals, spellings, without_names
@@ -189,6 +189,21 @@ def test_small_numbers_agree_within_the_relative_tolerance(judge, exponent):
     assert judge(reference, rf"{outside:.4f} \times 10^{{{exponent}}}") == 0.0
     if exponent < -6:  # above it, math-verify's six decimals are the stricter bound
         assert judge(reference, rf"{inside:.4f} \times 10^{{{exponent}}}") == 1.0
+
+
+def test_letters_stand_for_distinct_numbers_and_their_cases_for_two_letters_where_both_occur():
+    values = {
+        r"x+1": [2.234], r"x-y": [-0.711], r"(3,1,2)": [1, 2, 3], r"[1,3)": [1, 3], r"\{2,1\}": [1, 2],
+        r"\begin{pmatrix}4\\2\end{pmatrix}": [2, 4], r"1<2": [], r"10^{-400}": [0],
+    }  # fmt: skip
+    for formula, expected in values.items():
+        found = [complex(number) for number in numbers_of(parsed(formula)[0])]
+        assert found == pytest.approx(expected, abs=1e-12), formula
+    assert numbers_of(parsed("10^{-400}")[0])[0] != 0
+    cased = {"Rr": True, "R": False, "r R": True, "Rs": False, r"r\text{R}": False, r"\Re r": False}
+    assert {formula: are_cased(formula) for formula in cased} == cased
+    assert are_cased("x", "Yy")
+    assert not are_cased("x", "X")
 
 
 OTHER_TEXTS = [
