@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.answer_pairs import gamed_pairs, right_pairs
 from retrain.api import Config, Example, Kind, PluginContext, Reward, Seeds, resolve
-from retrain_rewards.answers.answer import TOLERANCE, parsed
-from retrain_rewards.answers.form import fingerprint, form_of, is_finished, is_literal, kind_of, reduced
+from retrain_rewards.answers.answer import TOLERANCE, are_cased, numbers_of, parsed
+from retrain_rewards.answers.form import fingerprint, form_of, is_finished, is_literal, kind_of, reduced, value_of
 from retrain_rewards.answers.notation import notation_of
 from retrain_rewards.answers.statements import as_set, decimals, spellings, without_names
 from retrain_rewards.answers.text import plain
@@ -191,6 +191,21 @@ def test_small_numbers_agree_within_the_relative_tolerance(judge, exponent):
         assert judge(reference, rf"{inside:.4f} \times 10^{{{exponent}}}") == 1.0
 
 
+def test_letters_stand_for_distinct_numbers_and_their_cases_for_two_letters_where_both_occur():
+    values = {
+        r"x+1": [2.234], r"x-y": [-0.711], r"(3,1,2)": [1, 2, 3], r"[1,3)": [1, 3], r"\{2,1\}": [1, 2],
+        r"\begin{pmatrix}4\\2\end{pmatrix}": [2, 4], r"1<2": [], r"10^{-400}": [0],
+    }  # fmt: skip
+    for formula, expected in values.items():
+        found = [complex(number) for number in numbers_of(parsed(formula)[0])]
+        assert found == pytest.approx(expected, abs=1e-12), formula
+    assert numbers_of(parsed("10^{-400}")[0])[0] != 0
+    cased = {"Rr": True, "R": False, "r R": True, "Rs": False, r"r\text{R}": False, r"\Re r": False}
+    assert {formula: are_cased(formula) for formula in cased} == cased
+    assert are_cased("x", "Yy")
+    assert not are_cased("x", "X")
+
+
 OTHER_TEXTS = [
     *cells(r"""
     $5$  $5$ or $6$  no idea  5 apples  6:00  the final answer is 5  answer: $x$  \[5\]  1,000  50 percent
@@ -217,7 +232,7 @@ FINISHED = cells(r"""
     x  A  n!  x^2-1  (x-1)(x+1)  x+\sqrt{12}  \binom{n}{k}  e^{-x^2}  \frac{x}{y}  \frac{x^2}{3^2}  (1, 2)
     [1, 2)  \{1, 2\}  1, 2  \pm 2  (-\infty, 0) \cup (0, \infty)  \mathbb{R}\setminus\{0\}  x = 5
     x^2 + y^2 = 5^2  1 < x < 2  x \in [1, 2)  f(x) = x^2  \emptyset
-    \begin{pmatrix}1 & \frac{1}{2}\\3 & 4\end{pmatrix}  \frac{1}{5}\begin{pmatrix}1\\2\end{pmatrix}
+    \begin{pmatrix}1 & \frac{1}{2}\\3 & 4\end{pmatrix}  \frac{1}{5}\begin{pmatrix}1\\2\end{pmatrix}  -5\%  -10^6
 """)
 UNFINISHED = cells(r"""
     \sqrt{0.25}  \begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}^T  1.5 \cdot 2  348+217  348 217  2(3)  2 \cdot 3
@@ -229,7 +244,9 @@ UNFINISHED = cells(r"""
     \begin{vmatrix}1&2\\3&4\end{vmatrix}  \begin{pmatrix}1\\2\end{pmatrix}+\begin{pmatrix}3\\4\end{pmatrix}
     \begin{pmatrix}1+3\\6\end{pmatrix}  3x+2x  2 \cdot 3x  x-x  x \cdot x  x^1  x+0  x \cdot 1  \frac{x}{1}
     x = 2+3  (1, 1+1)  \{1+1\}  [1-1, 2]  1+1 < x  [0, 5] \cap [1, 2]  \frac{4!}{2}  \frac{1+3}{2}
-    \frac{1}{2} \cdot \frac{2}{3}  2\frac{3}{2}
+    \frac{1}{2} \cdot \frac{2}{3}  2\frac{3}{2}  -1 \cdot 5  -(-5\%)  2 \cdot 5\%  x^0  1^x  \frac{\pi}{0}  x/1
+    \frac{2}{3} \cdot 3\pi  \frac{1}{2} \cdot \frac{1}{3\pi}  \pi/\sqrt{4}  2\frac{0}{3}  2\frac33  x^{y+y}
+    \frac{2}{1} \cdot 3x  \begin{pmatrix}1 & 2\end{pmatrix}\begin{pmatrix}1\\2\end{pmatrix}  x|_{x=1}  6\div x
 """)
 
 
@@ -243,13 +260,13 @@ def test_what_still_has_to_be_computed_is_not_finished(formula):
     pairs(r"""
         5 =>  1, 2 => list  \{1\} => {}  (1, 2, 3) => ()  (1, 2) => ()  [1, 2) => [)  (1, 2] => (]
         \left[1, 2\right] => []  x = 5 => =  x \in [1, 2] => =  \{1\} \cup \{2\} => union  x < 1 => <
-        x \notin [1, 2) => \notin
+        x \notin [1, 2) => \notin  x \approx 5 => =  x \equiv 5 => =  \lbrack 1, 2\rbrack => []  1, 2; 3 => list
     """),
 )
 def test_kinds(formula, kind):
     assert kind_of(form_of(formula)) == kind
-    for literal, is_one in (("-5", True), (r"-2\frac{1}{2}", True), (r"2\pi", False), ("2+3", False)):
-        assert is_literal(form_of(literal)) is is_one
+    assert all(is_literal(form_of(literal)) for literal in ("-5", r"-2\frac{1}{2}", r"-5\%"))
+    assert not any(is_literal(form_of(each)) for each in cells(r"2\pi  2+3  (1, 2)  10^{0.5}  5x^2  -1 \cdot 5"))
     for no_form in (r"\neq 1", r"\not 5", r"6 \to 5", "5.", r"\foo", "", "5 &"):
         with pytest.raises(Exception, match=r".*"):
             form_of(no_form)
@@ -262,13 +279,19 @@ def test_kinds(formula, kind):
         *((r"\dfrac1{\sqrt 2}", r"\frac{1}{\sqrt{2}}", True), (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}", False)),
         *(("x^2 - 1", "-1 + x^{2}", True), ("x^2 - 1", "(x-1)(x+1)", False), ("0.25", r"\frac{1}{4}", False)),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}", True),
-        ("1, 2", r"\{1, 2\}", False),
+        *(("1, 2", r"\{1, 2\}", False), ("2x", "3x", False), ("x + 1", "1 + X", True)),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}", False),
     ],
 )
 def test_a_fingerprint_is_that_of_the_form_not_of_the_value(one, other, equal):
     assert (fingerprint(form_of(one)) == fingerprint(form_of(other))) is equal
     assert fingerprint(reduced(form_of(r"x \cdot x - 1 + 0"))) == fingerprint(reduced(form_of("x^2 - 1")))
     assert reduced(form_of(r"\int x dx")) == form_of(r"\int x dx"), "integrals are left"
+    assert str(reduced(form_of(r"2\frac{1}{2}"))) == "5/2"
+    assert form_of("x").is_real
+    assert value_of("x")[0].is_real
+    assert not form_of("i").is_real
+    assert not value_of("i")[0].is_real
 
 
 HARMLESS = pairs(r"""
@@ -295,8 +318,12 @@ HARMFUL = pairs(r"""
 
 @pytest.mark.parametrize(("reference", "answer"), [*HARMLESS, *HARMFUL])
 def test_units_that_agree_or_are_left_out_are_harmless(reference, answer):
-    assert (objection_to_words(reference, answer, "") == "") is ((reference, answer) in HARMLESS)
+    reason = objection_to_words(reference, answer, "")
+    assert bool(reason) is ((reference, answer) in HARMFUL)
+    assert isinstance(reason, str)
     assert objection_to_words("5", r"5\text{ floops}", "How many floops are there?") == ""
+    assert objection_to_words("5", r"5\text{ owl}", "owl") == ""
+    assert objection_to_words("5", r"5\text{ go}", "How many go home?")
     assert objection_to_words("5", r"5\text{ million}", "How many million floops are there?")
     endings = {r"5\text{ cm}": r"\text{ cm}", "5 apples": "apples", r"x^2 + 1": "", r"\text{Evelyn}": ""}
     assert {text: dropped(text) for text in endings} == endings

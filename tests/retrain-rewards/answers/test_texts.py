@@ -1,8 +1,9 @@
 """What each step makes of a text, exactly: rewrites, names and statements around a value, and answers in words."""
 
 import pytest
+from sympy import Basic
 
-from retrain_rewards.answers import notation, rewrites, statements, text, units
+from retrain_rewards.answers import form, notation, rewrites, statements, text, units
 from retrain_rewards.answers.notation import Notation, notation_of
 from tests.kit.tables import cells
 
@@ -94,7 +95,18 @@ EXACT = {
     5\text{kg/m)s} => 5\text{ kilogram meter^-1 second}  5\text{square}  5\text{p.m.}  5\text{permille}
     5\text{m kg s A K mol cd}  5 m  2 x => 2 {x}  5 m^2 => 5\text{ meter^2}  5^\circ C => 5\text{ coulomb}  sin x
     5 a b c d e f g h km => 5 a b c d e f g h k{m}  5\frac{\text{m}}{\text{s}^2} => 5\text{ meter second^-2}
-    10^{-3} km => 10^{-3}\text{ kilometer}
+    10^{-3} km => 10^{-3}\text{ kilometer}  1 2 3 4 5 6 7 8 9 km => 1 2 3 4 5 6 7 8 9\text{ kilometer}  5^\text{ km}
+    \pi km => \pi\text{ kilometer}  5 \circ => 5\text{ degree}  5\text{hbar}  x + foo + 2 x
+    """,
+    form.form_of: r"""
+    \frac{6}{2} => Ratio(6, 2)  2\frac12 => Mixed(2, Ratio(1, 2))  ((1,2)) => ((), 1, 2)  (1,2,3) => ((), 1, 2, 3)
+    -0 => 0  -(-5) => -1*(-5)  -(-x) => -1*(-1)*x  (6)/2 => Ratio(6, 2)  5/x => 5/x  x/2 => x/2  \{1;2\} => ({}, 1, 2)
+    6\div2 => Computed(6\div2)  1,2;3 => (list, (list, 1, 2), 3)  x,y\in\{1\} => (list, x, (\in, y, 1))  e => E
+    x\notin\{1\} => (\notin, x, ({}, 1))  \begin{pmatrix}1\\2\end{pmatrix}^T => Matrix([[1, 2]])  e^{x} => E**x
+    2(3) => Computed(2 (3))  \frac{d}{dx} x => Derivative(x, x)  2 \times 10^5 => 2*10**5  R/r => R/r
+    """,
+    form.value_of: r"""
+    R/r => r/r ; R/r  2\frac12 => 5/2 ; 2\frac{1}{2}
     """,
 }
 GROUPS = [value for module in (text, rewrites) for value in vars(module).values()]
@@ -112,7 +124,9 @@ def shown(result):
         return f"{result.kind} {' '.join(map(str, result.form)).strip()}{value}"
     if result is None or isinstance(result, str | bool):
         return " ".join(str("" if result is None else result).split())
-    return " ; ".join(result).strip() or "empty"
+    if isinstance(result, Basic):
+        return str(result)
+    return " ; ".join(map(str, result)).strip() or "empty"
 
 
 @pytest.mark.parametrize("read", EXACT, ids=lambda read: read.__name__)

@@ -227,7 +227,8 @@ def test_what_is_no_solution_does_not(text):
     assert CountdownReward().score(PUZZLE, text).value == 0.0
 
 
-def test_division_is_exact():
+def test_a_puzzle_names_its_numbers_and_division_is_exact():
+    assert all(each in PUZZLE.prompt for each in ("44, 19, 35", "98"))
     puzzle = Example(id="e", prompt="", reference="", info={"nums": [3, 3, 8, 8], "target": 24})
     assert CountdownReward().score(puzzle, r"\boxed{8 / (3 - 8 / 3)}").value == 1.0
     assert evaluated("1 / 3") == (Fraction(1, 3), [1, 3])

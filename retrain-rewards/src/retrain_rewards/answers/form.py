@@ -102,13 +102,13 @@ def is_literal(form: Form) -> bool:
         return True
     if isinstance(form, sympy.Pow):
         return bool(form.base == 10 and form.exp.is_Integer)
-    if isinstance(form, sympy.Mul) and len(form.args) == 2:
-        first, second = form.args
+    if isinstance(form, sympy.Mul):
+        *sign, first, second = form.args
         if second == _PERCENT:
-            return bool(first.is_Number)
+            return bool(first.is_Number and sign in ([], [-1]))
         if first == -1:
-            return is_literal(second) and not (second.is_Number and second < 0)
-        return bool(first.is_Number and second.is_Pow and is_literal(second))
+            return not sign and is_literal(second) and not second.is_Number
+        return bool(not sign and first.is_Number and second.is_Pow and is_literal(second))
     return False
 
 
@@ -259,7 +259,7 @@ class _Form(_Value):
             return super().convert_mp(mp)
         parts = mp.mp() if hasattr(mp, "mp") else mp.mp_nofunc()
         above, below = (self.convert_mp(part) for part in parts)
-        if not mp.DIV() or mp.getChild(1).getText() not in ("/", r"\over"):
+        if mp.getChild(1).getText() not in ("/", r"\over"):
             return _computed(mp)
         if above.is_Integer and below.is_Integer:
             return Ratio(above, below)
