@@ -82,6 +82,7 @@ def test_gtpo_weighs_by_uncertainty_over_its_mean(uncertainty, beta):
     is_flat = bounded.mean() < 1e-7
     expected = np.ones(bounded.shape) if is_flat else np.maximum(1 + beta * (bounded / bounded.mean() - 1), 0.0)
     assert_allclose(gtpo_weights(uncertainty, beta), expected, rtol=1e-9, atol=1e-9)
+    assert_allclose(gtpo_weights(np.array([0.0, 2e-7]), beta), [max(1 - beta, 0.0), 1 + beta])  # as flat as is weighted
 
 
 @pytest.mark.parametrize("uncertainty", [np.full(4, 9e-8), np.zeros(4), U[:1], np.zeros(0)])

@@ -153,6 +153,7 @@ def test_a_tokenizer_that_disagrees_is_decoded_incrementally_and_gives_up_on_bro
 
 STEPS = [
     *(({"type": "ByteLevel"}, "âĢ", b"\xe2\x80"), ({"type": "ByteLevel"}, "<|im_end|>", b"<|im_end|>")),
+    ({"type": "ByteLevel"}, "<tool call>", b"<tool call>"),
     ({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}, "<0xE2>x", b"<0xE2>x"),
     ({"type": "WordPiece", "prefix": "##", "cleanup": True}, ",", b","),
 ]

@@ -37,6 +37,16 @@ def collect(load, tmp_path, monkeypatch):
     return collected
 
 
+def test_one_file_has_its_own_digest_and_several_that_of_names_and_contents():
+    assert recorded.digest_of({"any name": "1"}) == "1"
+    assert recorded.digest_of({"a": "1", "b": ""}) == recorded.digest_of({}) == ""
+    several = [{"a": "1", "b": "2"}, {"a": "2", "b": "1"}, {"a": "1", "c": "2"}]
+    digests = {recorded.digest_of(files) for files in several}
+    assert len(digests) == 3
+    assert digests.isdisjoint({"", "1", "2"})
+    assert recorded.digest_of({"b": "2", "a": "1"}) == recorded.digest_of(several[0])
+
+
 def names(identity, kind):
     return [file.name for file in getattr(identity, kind)]
 

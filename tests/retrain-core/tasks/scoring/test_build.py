@@ -94,9 +94,10 @@ def test_whether_anything_is_judged_is_one_answer_by_name_and_by_object(text, ex
 def try_out(service):
     """`try_out("Sound", audit="warn")`: the trial of one of `user_rewards`; returns reward and service."""
 
-    def run(kind, **settings):
+    def run(kind, shadow=None, **settings):
         reward = getattr(user_rewards, kind)()
         at_work = service(reward, timeout_s=3.0, **settings)
+        at_work.shadow = service(getattr(user_rewards, shadow)()) if shadow else None
         config = Config(tables={"scoring": ScoringTable(**settings), "data": DataTable(source="some")})
         examples = [Example(id=str(n), prompt="p", reference=str(n)) for n in range(5)]
         prompts = [Prompt(example=example, tokens_T=np.array([1])) for example in examples]
@@ -114,6 +115,13 @@ def test_a_reward_that_fails_on_every_text_is_refused(try_out, kind, fault):
     assert (problem.code, problem.where.startswith("[reward] type")) == ("reward.always-fails", True)
     assert "all 9 texts" in problem.what
     assert fault in problem.what
+
+
+def test_a_shadow_that_fails_on_every_text_is_refused(try_out):
+    with pytest.raises(RewardError) as refused:
+        try_out("Sound", shadow="Raising")
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.where.startswith("[reward] shadow")) == ("reward.always-fails", True)
 
 
 KINDS = ("Sound", "OnlyEmpty", "ReadsOneFormat", "Slow", "Heavy", "Remote")

@@ -212,18 +212,18 @@ def test_hostile_texts_arrive_whole_and_an_example_that_cannot_be_sent_is_a_fail
 
 
 def test_a_signal_ends_the_wait_and_the_next_batch_is_clean(service, example):
-    slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=60.0)
+    slow = service(nap=rewards.Nap(), acts=rewards.AsyncActs(), timeout_s=600.0)
     with interrupted_after(0.1), pytest.raises(Stop):
-        scored(slow, example, *["50"] * 50)
+        scored(slow, example, *["500"] * 50)
     assert scored(slow, example, "0.01")[0].parts == {"nap": 1.0, "acts": 0.5}
     with slow.batch() as batch:
         for _ in range(5):
-            batch.submit(example, "50")
+            batch.submit(example, "500")
         slow.close()
         slow.close()
     assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}  # it can be used again
     with slow.batch() as batch:
-        batch.submit(example, "50")  # left without being collected
+        batch.submit(example, "500")  # left without being collected
     assert scored(slow, example, "0")[0].parts == {"nap": 1.0, "acts": 0.5}
 
 
