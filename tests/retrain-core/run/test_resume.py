@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.kernel.plugins.discover import load_plugins
+from retrain.run.resume_plan import PATHS, interchangeable
 from tests.kit.problems import codes_in
 from tests.kit.shared import made_once, slow_or_long
 
@@ -228,6 +230,22 @@ def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run, tmp_
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("before", "may_change"),
+    [
+        ({"backend": "local", "devices": "cpu", "options": {"parallel": "replicate"}}, True),
+        ({"backend": "local", "devices": "gpu:0", "options": {}}, False),
+        ({"backend": "local", "devices": "cpu", "options": {"of another version": 1}}, False),
+        ({"backend": "toy", "devices": "cpu", "options": {}}, False),
+    ],
+)
+def test_a_backend_says_which_devices_are_as_good(before, may_change, load):
+    config, problems = load('[backend]\ndevices = "cpu,cpu"\n[backend.options]\nparallel = "replicate"')
+    assert not problems
+    free = interchangeable(config, {"config": {"backend": before}}, load_plugins({}))
+    assert free == (PATHS if may_change else frozenset())
+
+
 def test_a_drawn_seed_stays_the_seed_of_the_run(run, tmp_path):
     assert run("--seed", "-1", act={"hook": "sampling", "step": 2, "action": "SIGTERM"}).code == 75
     seed = manifest(tmp_path)["seed"]

@@ -202,6 +202,8 @@ def test_balanced_estimates_and_intervals_are_those_of_the_textbook():
     assert sum(part.share for part in found.parts) == pytest.approx(1.0)
     small = components(1e-3 * values, factors)
     assert [part.variance for part in small.parts] == pytest.approx([1e-6 * part.variance for part in found.parts])
+    seen, unseen, rest = components(*crossed((3.0, 0.0, 0.5), (6, 4), 1)).parts
+    assert (seen.interval[0] > 0.0, unseen.interval[0], rest.interval[1] < 0.5) == (True, 0.0, True)
     # Searle, Casella, McCulloch (1992), 3.8: limits of the share from quantiles of F.
     values, factors = crossed((1.0, 0.0, 1.0), (6, 5), 4)
     found = components(values, {"data": factors["data"]})
