@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -103,6 +103,7 @@ def test_ids_past_the_vocabulary_have_no_text(tokenizer, tokens):
 
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+@example("\x7f\x80\u07ff\u0800\uffff\U00010000".encode() + b"\xff")
 def test_bytes_and_characters_stay_in_step(data):
     text, char_of_byte = token_text.decode_bytes(data)
     assert char_of_byte.size == len(data) + 1

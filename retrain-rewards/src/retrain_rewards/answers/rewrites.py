@@ -225,7 +225,7 @@ def _number(words: list[str], at: int) -> tuple[int, int]:
         word = words[place]
         if (small := _SMALL.get(word)) is not None:
             free = 100 if small >= 10 else 10
-            if part % free or (10 < part % 100 < 20) or (part % 100 == 10) or (small == 0 and place > at):
+            if part % free or (10 <= part % 100 < 20) or (small == 0 and place > at):
                 break
             part += small
         elif word == "hundred" and 0 < part < 10:

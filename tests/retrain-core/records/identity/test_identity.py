@@ -191,6 +191,20 @@ def test_many_changes_are_counted_and_files_that_come_go_or_break_are_named(coll
     assert changes_between({}, now.as_data()) == []
 
 
+def test_variables_change_where_both_sides_know_them():
+    before = {"variables": {"KEPT": "1", "OTHER": "1", "GONE": "set", "UNSET NOW": "set"}}
+    now = {"variables": {"KEPT": "1", "OTHER": "2", "NEW": "set", "UNSET NOW": "not set"}}
+    told = {change.name.removeprefix("environment variable "): change.what for change in changes_between(before, now)}
+    assert list(told) == ["OTHER", "UNSET NOW"]
+    assert told["UNSET NOW"] == "was set and is no longer"
+    all_listed = {"variables": {"*": "*", "NEW": "set"}}
+    assert [change.what for change in changes_between(all_listed, {"variables": {"GONE": "set", "*": "*"}})] == [
+        "is set now",
+        "was set and is no longer",
+    ]
+    assert changes_between(before, {}) == changes_between({}, before) == []
+
+
 @pytest.mark.parametrize("damage", [{"identity": []}, {"identity": {"code": 3, "plugins": [1], "packages": 7}}, {}])
 def test_a_damaged_record_gives_no_traceback(damage, collect, tmp_path):
     now = collect().as_data()

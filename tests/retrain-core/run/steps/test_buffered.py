@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.config.schema import AlgorithmTable, TrainingTable
+from retrain.kernel.config.schema import AlgorithmTable, BackendTable, TrainingTable
 from retrain.kernel.parts import Planned, Sampled
 from retrain.kernel.progress import Clock, Progress
 from retrain.run.steps.overlapped import Buffered, Overlapped, meaning, overlap_s
+from retrain.run.steps.staleness import too_many
 
 
 class Policies:
@@ -142,6 +143,12 @@ def test_sampling_ahead_leaves_the_run_in_the_training_of_its_step():
     finally:
         overlapped.close()
     assert places == [(5, "sampling"), (4, "training")]
+
+
+def test_only_a_backend_without_overlap_is_called_in_turn():
+    config = Config(tables={"training": TrainingTable(max_staleness=3), "backend": BackendTable()})
+    for largest, why in {0: "it samples and trains in turn", 2: ""}.items():
+        assert (too_many(config, largest).code, too_many(config, largest).why) == ("backend.staleness-too-high", why)
 
 
 def test_what_the_key_means_is_told_in_steps():

@@ -23,7 +23,7 @@ from retrain.kernel.types import Example, Outcome, Score
 from retrain.tasks.child.system import descendants
 from retrain.tasks.scoring import event_loop, failures, trial
 from retrain.tasks.scoring.build import build_rewards, comparing_rewards, has_verifier, judges
-from retrain.tasks.scoring.event_loop import AsyncRewards
+from retrain.tasks.scoring.event_loop import AsyncRewards, AsyncScorers
 from retrain.tasks.scoring.failures import FailureRecord, next_step, read_failures, write_failures
 from retrain.tasks.scoring.pool import NamedReward, Task
 from retrain.tasks.scoring.verdict import UNIQUE_SCORES, combined, part_fields, part_means, verdict
@@ -214,6 +214,13 @@ def test_the_place_of_a_blocked_loop_is_known_and_the_next_score_opens_another(e
     assert finished.get(timeout=60.0) is fine
     assert fine.attempts == 1
     acts.close()
+
+
+def test_the_heart_of_a_loop_without_calls_beats():
+    loop = AsyncScorers({0: rewards.AsyncActs()})
+    first = loop.beat
+    wait_until(lambda: loop.beat > first + event_loop.BEAT_S)
+    loop.close()
 
 
 def test_scores_that_nobody_collects_are_cancelled(service, example):
