@@ -164,6 +164,7 @@ def test_limits_are_found_however_far_outside_the_data(reach):
     mean = float(diffs_N.mean())
     found = inverted(diffs_N, is_rejected=lambda shift: abs(shift - mean) > reach, is_zero_rejected=False)
     assert found == pytest.approx((mean - reach, mean + reach), rel=1e-6)
+    assert inverted(diffs_N[:0], is_rejected=bool, is_zero_rejected=False) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
