@@ -94,6 +94,11 @@ def test_the_distance_to_the_old_policy_has_no_gradient_from_rounding() -> None:
     assert new_M.grad.tolist() == [0.0, 0.0, 1.0, -1.0]
 
 
+def test_covariances_are_taken_for_either_of_their_terms() -> None:
+    kinds = ({}, {"entropy": 0.1, "kl_cov_coef": 2.0}, {"kl_cov": 0.1}, {"clip_cov": 0.1})
+    assert [Regularisers(**each).has_marks for each in kinds] == [False, False, True, True]
+
+
 def test_documented_covariances() -> None:
     found_N = covariances(LOGPROBS, ADVANTAGES)
     assert found_N == pytest.approx([0.963, -0.747, -0.517, -1.232, -0.732], abs=1e-9)
