@@ -191,6 +191,13 @@ def test_many_changes_are_counted_and_files_that_come_go_or_break_are_named(coll
     assert changes_between({}, now.as_data()) == []
 
 
+def test_versions_of_packages_are_told_where_they_differ():
+    before, now = {"packages": {"a": "1", "b": "1", "d": "3"}}, {"packages": {"a": "1", "b": "2", "c": "1"}}
+    told = [(change.name, change.what) for change in changes_between(before, now)]
+    news = [("b", "1", "2"), ("c", "not used", "1"), ("d", "3", "not used")]
+    assert told == [(name, f"was {old} and is now {new}") for name, old, new in news]
+
+
 def test_variables_change_where_both_sides_know_them():
     before = {"variables": {"KEPT": "1", "OTHER": "1", "GONE": "set", "UNSET NOW": "set"}}
     now = {"variables": {"KEPT": "1", "OTHER": "2", "NEW": "set", "UNSET NOW": "not set"}}

@@ -125,7 +125,7 @@ def _mean_squares(values_NC: Floats, factor: float, df_clusters: float) -> MeanS
 
 
 def _inference(mean: float, variance: float, df: float, level: float) -> Inference | None:
-    if not variance > 0.0 or df <= 0.0:
+    if not variance > 0.0:  # nor with one seed or cluster
         return None
     # The same quantiles as scipy.stats.t, a hundred times faster.
     from scipy.special import stdtr, stdtrit
