@@ -229,7 +229,6 @@ def test_an_option_of_the_backend_may_change_where_the_backend_says_so(run, tmp_
     assert manifest(tmp_path)["config"]["backend"]["options"] == {"patience_s": 1.0}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "may_change"),
     [
@@ -246,6 +245,7 @@ def test_a_backend_says_which_devices_are_as_good(before, may_change, load):
     assert free == (PATHS if may_change else frozenset())
 
 
+@pytest.mark.long
 def test_a_drawn_seed_stays_the_seed_of_the_run(run, tmp_path):
     assert run("--seed", "-1", act={"hook": "sampling", "step": 2, "action": "SIGTERM"}).code == 75
     seed = manifest(tmp_path)["seed"]

@@ -37,16 +37,6 @@ def collect(load, tmp_path, monkeypatch):
     return collected
 
 
-def test_one_file_has_its_own_digest_and_several_that_of_names_and_contents():
-    assert recorded.digest_of({"any name": "1"}) == "1"
-    assert recorded.digest_of({"a": "1", "b": ""}) == recorded.digest_of({}) == ""
-    several = [{"a": "1", "b": "2"}, {"a": "2", "b": "1"}, {"a": "1", "c": "2"}]
-    digests = {recorded.digest_of(files) for files in several}
-    assert len(digests) == 3
-    assert digests.isdisjoint({"", "1", "2"})
-    assert recorded.digest_of({"b": "2", "a": "1"}) == recorded.digest_of(several[0])
-
-
 def names(identity, kind):
     return [file.name for file in getattr(identity, kind)]
 
@@ -189,6 +179,16 @@ def test_many_changes_are_counted_and_files_that_come_go_or_break_are_named(coll
     (change,) = changes_between(former, now.as_data())
     assert "inputs/files.json" in str(change)
     assert changes_between({}, now.as_data()) == []
+
+
+def test_one_file_has_its_own_digest_and_several_that_of_names_and_contents():
+    assert recorded.digest_of({"any name": "1"}) == "1"
+    assert recorded.digest_of({"a": "1", "b": ""}) == recorded.digest_of({}) == ""
+    several = [{"a": "1", "b": "2"}, {"a": "2", "b": "1"}, {"a": "1", "c": "2"}]
+    digests = {recorded.digest_of(files) for files in several}
+    assert len(digests) == 3
+    assert digests.isdisjoint({"", "1", "2"})
+    assert recorded.digest_of({"b": "2", "a": "1"}) == recorded.digest_of(several[0])
 
 
 def test_versions_of_packages_are_told_where_they_differ():

@@ -1,4 +1,4 @@
-"""Which campaign of the ledger lies in a folder."""
+"""Which campaign of the ledger lies in a folder, and what of it contradicts its plan."""
 
 import json
 from types import SimpleNamespace

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrain.verdicts.ledger.chain import NAME, append
-from retrain.verdicts.ledger.history import History
+from retrain.verdicts.ledger.history import History, read_chain
 from retrain.verdicts.ledger.looks import InterimLooks, Looks, campaign_of, looks_in
 from tests.kit.made_runs import MadeRun, write_campaign, write_run
 
@@ -56,8 +56,7 @@ def test_looks_count_once_by_what_they_saw_and_chose():
 
 
 def recorded_looks(folder):
-    file = folder / NAME
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = [entry.record for entry in read_chain(folder / NAME)]
     return [{name: line.get(name) for name in ("campaign", "by", "seeds")} for line in lines if line["kind"] == "look"]
 
 

@@ -159,7 +159,8 @@ def test_odd_counts_are_refused_and_calibration_counts_every_forecast_once():
     book.observe("a", 5, 1, 2)
     with pytest.raises(ValueError, match="step 5"):
         book.chances(["a"], 4, GROUP)[0]
-    for wrong in ({"decay": 0.0}, {"decay": 1.1}, {"prior": (0.0, np.inf)}, {"prior_weight": float("nan")}):
+    priors = ({"prior": (0.0, 1.0)}, {"prior": (0.0, np.inf)}, {"prior": (1.0, np.inf)})
+    for wrong in ({"decay": 0.0}, {"decay": 1.1}, *priors, {"prior_weight": float("nan")}):
         with pytest.raises(ValueError, match="TeachingForecast"):
             TeachingForecast(**wrong)
     found = calibration([0.1] * 10 + [0.9] * 10, [False] * 9 + [True] + [True] * 8 + [False] * 2, bins=2)

@@ -15,6 +15,7 @@ from retrain.verdicts.study.study import Options, study_of
 from retrain.verdicts.wording.verdict_line import advice_sentence
 from tests.kit.edited import edit_lines, set_if
 from tests.kit.made_runs import MadeRun, write_campaign, write_run
+from tests.kit.overlapped import lines
 from tests.kit.problems import codes_in
 
 EFFECTS = {"maxrl+none": 0.0, "grpo+none": 0.05}
@@ -78,14 +79,8 @@ def test_the_advice_is_measured_and_agrees_with_the_interval_that_is_shown(campa
     assert max(advice.twice_seeds.half_width, advice.twice_examples.half_width) < advice.half_width
     assert advice.seeds.number > 8
     assert advice.seeds.interval == (8, None)  # a p of 0.05 leaves nearly any true difference possible
-    rows = [
-        [
-            json.loads(line)
-            for line in (campaign / "runs" / f"{label}_s{seed}" / "metrics.jsonl").read_text().splitlines()
-        ]
-        for label in EFFECTS
-        for seed in (1, 2)  # two runs of each condition are timed
-    ]
+    # two runs of each condition are timed
+    rows = [lines(campaign / "runs" / f"{label}_s{seed}") for label in EFFECTS for seed in (1, 2)]
     evaluations = [[row["eval_time_s"] for row in each if row.get("eval_time_s") is not None] for each in rows]
     steps = [[row["step_time_s"] for row in each if row.get("step_time_s") is not None] for each in rows]
     assert advice.cost.seed_s == pytest.approx(sum(map(sum, steps + evaluations)) / 2)
