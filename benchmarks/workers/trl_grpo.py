@@ -83,6 +83,7 @@ def main() -> None:
             lora_alpha=2 * settings["rank"],
             lora_dropout=0.0,
             target_modules="all-linear",
+            exclude_modules=settings.get("exclude_modules"),
             task_type="CAUSAL_LM",
         ),
     )
@@ -112,6 +113,7 @@ def _arguments(settings: dict[str, Any], on_gpu: bool) -> GRPOConfig:
         epsilon=0.2,
         loss_type="bnpo",
         scale_rewards="none",
+        router_aux_loss_coef=0.0,
         logging_steps=1,
         report_to=[],
         save_strategy="no",

@@ -161,10 +161,12 @@ def test_matrices_of_fewer_bits_by_hand() -> None:
 
 def test_a_large_head_is_held_once_more_in_the_layout_of_its_product() -> None:
     large = replace(SHAPE, vocabulary=sizes.PREPACK_FROM // SHAPE.hidden)
+    hosted = replace(large, is_native=False)
+    assert resident(hosted, replace(WORK, lora_rank=0))["sampler"] == 4 * hosted.parameters
     for shape, work, head in (
         (large, WORK, 4 * sizes.PREPACK_FROM),
         (replace(large, vocabulary=large.vocabulary - 1), WORK, 0),
-        (replace(large, is_native=False), WORK, 0),
+        (hosted, WORK, 4 * sizes.PREPACK_FROM),
         (large, replace(WORK, is_served=True), None),
     ):
         assert resident(shape, work).get("sampler") == (None if head is None else SHAPE.adapted_elements * 4 + head)

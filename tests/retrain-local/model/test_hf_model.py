@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from retrain.api import ConfigError
+from retrain_local.model import projection
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.hf_model import HfDecoder, HfFullDecoder
 from retrain_local.training.head import selected_logprobs
@@ -46,6 +47,20 @@ def test_both_decoders_compute_what_peft_computes(named: tuple[Any, Path], local
             assert torch.equal(logits_of(pair.trained), started)
         assert not torch.equal(logits_of(pair.trained), started)
     check_peft_agrees(pair, model, tmp_path / "adapter")
+
+
+def test_prepacked_matrices_change_no_logit(
+    named: tuple[Any, Path], local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = local.pair(named[1])
+    shake(plain)
+    plain.publish()
+    monkeypatch.setattr(projection, "PREPACK_FROM", 1)
+    packed = local.pair(named[1])
+    with torch.inference_mode():
+        assert relative(logits_of(packed.sampler), logits_of(plain.sampler)) > 1e-3
+        packed.publish(plain.adapter)
+        assert relative(logits_of(packed.sampler), logits_of(plain.sampler)) < 1e-5
 
 
 def test_a_sampler_in_another_dtype(named: tuple[Any, Path], local: Local) -> None:

@@ -100,19 +100,20 @@ def _sampled(shape: ModelShape, work: Workload, *, is_apart: bool) -> dict[str, 
         is_copied = shape.adapted_elements <= sizes.MERGE_LIMIT
         adapter = shape.sampler_adapter_elements(work.lora_rank) * element
         return {"sampler": adapter + (is_copied * shape.adapted_elements + _prepacked(shape, work.device)) * element}
-    if element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT:
+    is_merged = element == trained == 4 and shape.adapted_elements <= sizes.MERGE_LIMIT
+    if is_merged:
         own = shape.adapted_elements * element
     else:
         adapter = shape.sampler_adapter_elements(work.lora_rank) * trained
         own = adapter + (shape.adapted_elements * element if element != trained else 0)
-    own += _prepacked(shape, work.device) * element
+    own += _prepacked(shape, work.device, is_merged=is_merged) * element
     return {"sampler": own + (shape.parameters * trained if is_apart else 0)}
 
 
-def _prepacked(shape: ModelShape, device: str) -> int:
+def _prepacked(shape: ModelShape, device: str, *, is_merged: bool = False) -> int:
     """Return the elements of the head that a CPU holds again in the layout of its product, for small models."""
     head = shape.vocabulary * shape.hidden
-    is_copied = device == "cpu" and shape.is_native and head >= sizes.PREPACK_FROM
+    is_copied = device == "cpu" and (shape.is_native or is_merged) and head >= sizes.PREPACK_FROM
     return head if is_copied and shape.adapted_elements <= sizes.MERGE_LIMIT else 0
 
 

@@ -30,7 +30,8 @@ from retrain_local.model.model_files import Folder, ModelFiles
 from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.plain import PlainDecoder
 from retrain_local.model.probe import NotCausalError, Route, VaryingLogitsError, choose_route
-from retrain_local.model.targets import UnknownTargetError, set_targets
+from retrain_local.model.projection import Matrix, frozen_matrix, own_matrix
+from retrain_local.model.targets import UnknownTargetError, is_product, set_targets
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
 log = logging.getLogger("retrain")
@@ -219,10 +220,9 @@ def _create_sampler(
     operations per layer and token. In bf16 merging would round the update away: others have copies of A and B.
     """
     layers = {name: m for name, m in peft.get_base_model().named_modules() if isinstance(m, LoraLayer)}
-    # expert layers have no such attribute
-    matrices = [getattr(layer.get_base_layer(), "weight", None) for layer in layers.values()]
-    is_plain = all(isinstance(w, Tensor) and w.dtype == torch.float32 for w in matrices)
-    is_small = is_plain and sum(w.numel() for w in matrices if w is not None) <= sizes.MERGE_LIMIT
+    bases = [layer.get_base_layer() for layer in layers.values()]
+    is_plain = all(is_product(base) and base.weight.dtype == torch.float32 for base in bases)
+    is_small = is_plain and sum(base.weight.numel() for base in bases) <= sizes.MERGE_LIMIT
     model = _copy(peft.get_base_model(), place, device)
     has_magnitudes = any(layer.lora_magnitude_vector for layer in layers.values())
     if place.sampler_dtype == torch.float32 and is_small and not has_magnitudes:
@@ -230,22 +230,37 @@ def _create_sampler(
     return model, _copying(model, trained)
 
 
-def _merging(model: nn.Module, layers: Mapping[str, LoraLayer]) -> Take:
-    pairs = []
-    for name, layer in layers.items():
+class _Product(nn.Module):  # type: ignore[misc]
+    """A linear layer of the sampler: x W^T + bias with the W of `matrix`; `weight` is the frozen one."""
+
+    def __init__(self, layer: Any, matrix: Matrix) -> None:
+        super().__init__()
+        self.matrix, self.weight, self.bias = matrix, layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix.linear(x, self.bias)
+
+
+def _merging(model: Any, layers: Mapping[str, LoraLayer]) -> Take:
+    head, merged = model.get_output_embeddings(), []
+    for name, module in list(model.named_modules()):
+        if name in layers:
+            base, layer = module.get_base_layer(), layers[name]
+            frozen_OI = base.weight.T if layer.fan_in_fan_out else base.weight
+            product = _Product(base, own_matrix(frozen_OI))
+            merged.append((f"{PREFIX}{name}.lora_", layer.scaling[ADAPTER], frozen_OI, product.matrix))
+        elif module is head and type(head) is nn.Linear:
+            product = _Product(head, frozen_matrix(head.weight))
+        else:
+            continue
         parent, _, child = name.rpartition(".")
-        plain = copy.copy(model.get_submodule(name).get_base_layer())
-        frozen = plain.weight.detach()
-        plain._parameters = plain._parameters | {"weight": nn.Parameter(frozen.clone(), requires_grad=False)}
-        setattr(model.get_submodule(parent), child, plain)
-        pairs.append((name, layer, frozen, plain.weight))
+        setattr(model.get_submodule(parent), child, product)
 
     def take(given: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, layer, frozen, merged in pairs:
-                a, b = (given[f"{PREFIX}{name}.lora_{kind}.weight"].to(frozen.device) for kind in "AB")
-                delta = b @ a * layer.scaling[ADAPTER]
-                torch.add(frozen, delta.T if layer.fan_in_fan_out else delta, out=merged)
+            for place, scale, frozen_OI, matrix in merged:
+                a, b = (given[f"{place}{kind}.weight"].to(frozen_OI.device) for kind in "AB")
+                matrix.take(torch.addmm(frozen_OI, b, a, alpha=scale))
 
     return take
 

@@ -224,7 +224,8 @@ class StepMix:
     def __call__(self, number: int, run: Run) -> Tensor:
         if number not in self._caches:
             self._caches[number] = self._states.read(number, self._slots_B)
-        return run(lambda x: x.transpose(0, 1), self._caches[number]).transpose(0, 1)
+        # Not `transpose`: its strides would make one product per row of every linear layer.
+        return run(lambda x_1N: x_1N[0][:, None], self._caches[number])[:, 0][None]
 
     def drop(self, kept_B: Tensor) -> None:
         """Keep only these rows."""

@@ -24,10 +24,10 @@ def linear_names(model: Any) -> set[str]:
     Routers are left out. Many are a subclass of `nn.Linear` whose forward pass does not return the product.
     """
     head = model.get_output_embeddings()
-    return {name for name, module in model.named_modules() if module is not head and _is_product(module)}
+    return {name for name, module in model.named_modules() if module is not head and is_product(module)}
 
 
-def _is_product(module: nn.Module) -> bool:
+def is_product(module: nn.Module) -> bool:
     if type(module) in (nn.Linear, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
