@@ -72,7 +72,7 @@ def main() -> None:
         shape = Shape.read(model)
         done = run_rounds(_contenders(options, folder, model, shape), options.rounds, folder / "runs", options.device)
         bare_s = with_one_thread(options, partial(decoding_s, shape, work.rows, folder))
-    found = {name: _figures(mine, work, bare_s[ALONE in name]) for name, mine in done.runs.items()}
+    found = {name: call_figures(mine, work, bare_s[ALONE in name]) for name, mine in done.runs.items()}
     dtype = peer_dtype(options)
     item = ITEM_BYTES[dtype]
     peak = rates(options.device, item * (shape.projections + shape.head), options.threads, dtype)
@@ -162,17 +162,16 @@ def _contenders(options: argparse.Namespace, folder: Path, model: Path, shape: S
     if options.kv_cache_dtype != "auto":
         tables["inference"] = {"kv_cache_dtype": options.kv_cache_dtype}
     write_config(folder / "config.toml", folder, options.device, tables)
-    return [_contender(name, options, folder, model, shape) for name in options.names]
+    return [contender(name, options, folder, model, shape.vocabulary) for name in options.names]
 
 
-def _contender(name: str, options: argparse.Namespace, folder: Path, model: Path, shape: Shape) -> Contender:
+def contender(name: str, options: argparse.Namespace, folder: Path, model: Path, vocabulary: int) -> Contender:
     stream, plain = random.Random(0), name.removesuffix(ALONE)
     lengths = [options.new, *([1] if plain != CONTINUOUS else []), *[options.new] * options.calls]
     calls = [
         {
             "prompts": [
-                [stream.randrange(FIRST_ID, shape.vocabulary) for _ in range(options.prompt)]
-                for _ in range(options.batch)
+                [stream.randrange(FIRST_ID, vocabulary) for _ in range(options.prompt)] for _ in range(options.batch)
             ],
             "new": new,
         }
@@ -203,7 +202,7 @@ def _contender(name: str, options: argparse.Namespace, folder: Path, model: Path
     )
 
 
-def _figures(runs: list[Run], work: Work, bare_s: float | None) -> dict[str, Any]:
+def call_figures(runs: list[Run], work: Work, bare_s: float | None) -> dict[str, Any]:
     """Of one contender; `bare_s` are the products of a token step."""
     measured = [[record for record in run.records[1:] if record["new"] == work.new] for run in runs]
     short_s = [record["seconds"] for run in runs for record in run.records[1:] if record["new"] == 1]

@@ -68,12 +68,12 @@ def main() -> None:
         done = run_rounds(_contenders(options, folder, model), options.rounds, folder / "runs", options.device)
         prompt = prompt_tokens(model) if options.model else options.prompt
         drawn_s, trained_s, source = _limits(options, Shape.read(model), prompt)
-    found = {name: _figures(mine, options) for name, mine in done.runs.items()}
+    found = {name: figures_of(mine, options) for name, mine in done.runs.items()}
     for name, figures in found.items():
-        ours = found.get(COMPARED[name], {})
-        figures["ratio"] = ratios(ours.get("rounds_s"), figures["rounds_s"])
+        mine = found.get(COMPARED[name], {})
+        figures["ratio"] = ratios(mine.get("rounds_s"), figures["rounds_s"])
         for key in ("used", "memory"):
-            figures[f"{key}_ratio"] = figures[RATIOS[key]] / max(ours[RATIOS[key]], 1e-9) if ours else None
+            figures[f"{key}_ratio"] = figures[RATIOS[key]] / max(mine[RATIOS[key]], 1e-9) if mine else None
     report.Report(
         name=table_name("step", options),
         columns=("", "step", "x ours", "processor", "x ours", "sampling", "training", "tokens", "memory", "x ours"),
@@ -151,7 +151,7 @@ def _choose_peer_rows(options: argparse.Namespace, folder: Path, model: Path) ->
     taken_s: dict[int, float] = {}
     for rows in sizes:
         options.peer_rows = rows
-        trial = _peer(f"TRL in passes of {rows}", options, folder, str(model), 2)
+        trial = peer(f"TRL in passes of {rows}", options, folder, str(model), 2)
         print(f"trying {trial.name}", file=sys.stderr, flush=True)
         try:
             taken_s[rows] = run_one(trial, folder / f"trial-{rows}", options.device).periods_s()[0]
@@ -167,20 +167,20 @@ def _contenders(options: argparse.Namespace, folder: Path, endless: Path) -> lis
     write_tasks(folder, questions(options.batch * steps, options.prompt))
     natural = natural_model(options)
     found = [
-        _ours(OURS, options, folder, endless, steps),
-        _ours("retrain, 1 thread", options, folder, endless, steps, environ=ONE_THREAD),
-        _peer("TRL", options, folder, str(endless), steps),
-        _peer("TRL, 1 thread", options, folder, str(endless), steps, environ=ONE_THREAD),
-        _peer(
+        ours(OURS, options, folder, endless, steps),
+        ours("retrain, 1 thread", options, folder, endless, steps, environ=ONE_THREAD),
+        peer("TRL", options, folder, str(endless), steps),
+        peer("TRL, 1 thread", options, folder, str(endless), steps, environ=ONE_THREAD),
+        peer(
             "TRL, its default (activations checkpointed)", options, folder, str(endless), steps, is_checkpointing=True
         ),
-        _ours(NATURAL, options, folder, natural, steps),
-        _peer("TRL, natural lengths", options, folder, str(natural), steps),
+        ours(NATURAL, options, folder, natural, steps),
+        peer("TRL, natural lengths", options, folder, str(natural), steps),
     ]
     return [each for each in found if each.name in options.contenders]
 
 
-def _ours(
+def ours(
     name: str,
     options: argparse.Namespace,
     folder: Path,
@@ -195,7 +195,7 @@ def _ours(
     return Contender(name=name, command=command, lines=LINES, count=steps, environ=environ or {})
 
 
-def _peer(
+def peer(
     name: str,
     options: argparse.Namespace,
     folder: Path,
@@ -203,6 +203,7 @@ def _peer(
     steps: int,
     *,
     is_checkpointing: bool = False,
+    exclude_modules: list[str] | None = None,
     environ: dict[str, str] | None = None,
 ) -> Contender:
     settings = {
@@ -217,6 +218,7 @@ def _peer(
         "steps": steps,
         "rows_per_pass": options.peer_rows,
         "gradient_checkpointing": is_checkpointing,
+        "exclude_modules": exclude_modules,
     }
     file = folder / f"{name}.json"
     file.write_text(json.dumps(settings), encoding="utf-8")
@@ -240,7 +242,7 @@ def _times_the_limits(found: dict[str, dict[str, Any]], least_s: float) -> str:
     return f"our step takes {found[OURS]['step_s'].median / least_s:.2f} times their sum." if OURS in found else ""
 
 
-def _figures(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, Any]:
+def figures_of(runs: Sequence[Run], options: argparse.Namespace) -> dict[str, Any]:
     """Of one contender: its steps after the warm-up, and the peaks of its processes."""
     counted = [record for run in runs for record in run.records[options.warm_up :]]
     rounds_s = [run.periods_s(options.warm_up) for run in runs]

@@ -83,7 +83,7 @@ def main() -> None:
             lora_alpha=2 * settings["rank"],
             lora_dropout=0.0,
             target_modules="all-linear",
-            exclude_modules=settings.get("exclude_modules"),
+            exclude_modules=settings["exclude_modules"],
             task_type="CAUSAL_LM",
         ),
     )

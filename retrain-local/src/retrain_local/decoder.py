@@ -138,12 +138,14 @@ class TrainedDecoder(Decoder, Protocol):
     """The decoder whose adapter is trained: `hidden` and `logits` are differentiable with respect to it.
 
     With `recompute` (gradient checkpointing) a layer stores only its input and is recomputed in the backward pass; the
-    gradient is the same. `is_ordered`: apart from `Attend`, nothing sums in arbitrary order on CUDA.
+    gradient is the same. `is_ordered`: apart from `Attend`, nothing sums in arbitrary order on CUDA. `is_reentrant`:
+    several threads may compute with it at once.
     `head_parameters` are the trained tensors that `logits` reads, empty for an adapter.
     """
 
     recompute: bool
     is_ordered: bool
+    is_reentrant: bool
     head_parameters: tuple[nn.Parameter, ...]
 
     def packed(self, attend: Callable[..., Attend]) -> Callable[..., Attend]:

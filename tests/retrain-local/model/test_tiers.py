@@ -45,6 +45,7 @@ TIERS = {
     "zaya": "paged",  # a convolution of queries, keys and values at once
     "doge": "plain",  # a mask from its values
     "openai-gpt": "plain",  # no cache
+    "recurrent_gemma": "plain",  # a state that its modules keep from one forward pass to the next
 }
 QUICK = ("qwen3_5_text", "gptj", "doge")
 

@@ -41,6 +41,7 @@ class HfDecoder:
     shape: Shape
     routers: Routers | None = None
     is_ordered = False  # experts and other modules scatter
+    is_reentrant = True
     head_parameters: tuple[nn.Parameter, ...] = ()
 
     def __init__(self, model: Any, mixers: Mixers | None = None, first_position: int = 0) -> None:

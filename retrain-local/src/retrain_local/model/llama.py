@@ -77,7 +77,7 @@ class LlamaDecoder:
             context=architecture.context,
             parameters=parameters,
         )
-        self.recompute, self.is_ordered = False, True
+        self.recompute, self.is_ordered, self.is_reentrant = False, True, True
         self._operations = Operations()
         self._embedding, self._norm, self._head = weights.embedding, weights.norm, weights.head
         self._sampled_head = head

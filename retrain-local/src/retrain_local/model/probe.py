@@ -6,6 +6,7 @@ result is computed by the tier plain: its own forward pass over rows of one leng
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,7 @@ class Route:
     cache: str = ""
     is_whole: bool = False
     pads: bool = True
+    is_reentrant: bool = True
 
     @property
     def mixing(self) -> tuple[str, ...]:
@@ -76,6 +78,7 @@ class Route:
         """Return `model` as a decoder of its tier, of the class given for it."""
         if self.why:
             decoder: HfDecoder = plain(model, cache=self.cache, is_whole=self.is_whole, pads=self.pads)
+            decoder.is_reentrant = self.is_reentrant
         else:
             _use(ATTENTION, model)
             decoder = paged(model, self.mixers, self.first_position)
@@ -346,7 +349,8 @@ def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor
 def _plain(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int, why: str) -> Route:
     hidden = model.config.get_text_config(decoder=True).hidden_size
     shape = _shape(model, hidden, own[0].shape[-1], heads=1, sizes=(), first=first)
-    route = _uncached(model, ids_N, own, Route(shape=shape, first_position=first, why=why))
+    route = Route(shape=shape, first_position=first, why=why, is_reentrant=_is_reentrant(model, row_T))
+    route = _uncached(model, ids_N, own, route)
     for cache in CACHES:
         found = replace(route, cache=cache)
         try:
@@ -356,6 +360,17 @@ def _plain(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: i
         if sizes is not None:
             return replace(found, shape=replace(route.shape, token_bytes=sizes[0], row_bytes=sizes[1]))
     return replace(route, shape=replace(route.shape, token_bytes=8))  # an id
+
+
+def _is_reentrant(model: Any, row_T: Tensor) -> bool:
+    """Return False if a forward pass leaves other tensors in the modules than the one before it."""
+
+    def left() -> list[Tensor]:
+        model(input_ids=row_T[None], use_cache=False)
+        return [x for module in model.modules() for x in vars(module).values() if isinstance(x, Tensor)]
+
+    before, after = left(), left()
+    return len(before) == len(after) and all(map(operator.is_, before, after))
 
 
 def _uncached(model: Any, ids_N: Tensor, own: list[Tensor], route: Route) -> Route:

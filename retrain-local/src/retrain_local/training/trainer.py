@@ -103,7 +103,7 @@ class Trainer:
         self._at_a_time = packs_at_a_time(*sizes)
         self._group = group
         # FSDP gathers one layer at a time, so all ranks have to compute the same layer.
-        self._workers = 1 if group.shards else pack_workers(*sizes)
+        self._workers = pack_workers(*sizes) if decoder.is_reentrant and not group.shards else 1
         # FSDP keeps gathered weights for later passes, where inference tensors are not allowed.
         self._no_gradient = torch.no_grad if group.shards else torch.inference_mode
         self._options = options or LocalOptions()
