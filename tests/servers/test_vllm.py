@@ -11,12 +11,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retrain.api import (
     BackendError,
     ConfigError,
     LogprobRow,
+    ModelExport,
     PluginContext,
     SampleRequest,
     SamplingParams,
@@ -31,11 +33,15 @@ from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import InferenceTable, TeacherTable
 from retrain.kernel.config.resolved import Config
 from retrain_local.backend import LocalBackend
+from retrain_local.export.write import export_model
 from retrain_local.factory import create_backend
 from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain
 from tests.kit import engine_record
+from tests.kit.causal_types import small_model
+from tests.kit.local_backend import REQUESTS, Local, saved
+from tests.kit.plain_path import own_logprobs, plain_model
 from tests.kit.sampled_rows import sampled_rows
 from tests.servers.fleet import python, vllm_serving
 
@@ -191,3 +197,50 @@ def given_by(url: str, tokenizer: Any, rows: list[LogprobRow]) -> list[Any]:
     found = teacher.logprobs(rows, 1.0)
     teacher.close()
     return found
+
+
+# Published configurations have conv_dim and block_dim, which vLLM reads and transformers no longer writes.
+LFM2 = {"hidden_size": 128, "vocab_size": 512, "max_position_embeddings": 1024, "conv_dim": 128, "block_dim": 128}
+# On a CPU, vLLM 0.32 rotates only the first of LFM2's heads unless it uses the plain operation.
+PLAIN_ROPE = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
+
+
+def test_a_hybrid_is_served_with_an_adapter_of_all_its_layers_and_merged(tmp_path: Path) -> None:
+    base, merged = tmp_path / "base", tmp_path / "merged"
+    small_model("lfm2", **LFM2).save_pretrained(base)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, base)
+    local = Local(folder=base, requests=REQUESTS)
+    adapter, context = saved(tmp_path / "adapter", local.trained(3).save_adapter), local.context()
+    merged.mkdir()
+    given = {"base": str(base), "adapter": adapter, "out": merged, "form": "folder", "dtype": "", "with_check": True}
+    export_model(ModelExport(**given, config=context.config, plugins=context.plugins))
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    trained = plain_model(base, adapter).eval()
+    with vllm_serving(base, tmp_path / "base.log", *PLAIN_ROPE, "--lora-modules", f"adapter={adapter}") as url:
+        assert gap(plain, sampled(url, str(base))) < EXACT
+        rows = sampled(url, "adapter")
+    assert gap(trained, rows) < EXACT
+    assert gap(plain, rows) > 1000 * EXACT
+    with vllm_serving(merged, tmp_path / "merged.log", *PLAIN_ROPE, takes_adapters=False) as url:
+        assert gap(trained, sampled(url, str(merged))) < EXACT
+
+
+def sampled(url: str, model: str) -> list[tuple[list[int], list[float]]]:
+    """The ids of each prompt and its completion, and log-probabilities of the completion."""
+    rows = []
+    for request in REQUESTS:
+        body = {"model": model, "prompt": request.prompt_T.tolist(), "max_tokens": 24, "temperature": 1.0}
+        body |= {"top_k": -1, "top_p": 1.0, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120.0).raise_for_status().json()
+        choice = answer["choices"][0]
+        rows.append((choice["prompt_token_ids"] + choice["token_ids"], choice["logprobs"]["token_logprobs"]))
+    return rows
+
+
+def gap(model: Any, rows: list[tuple[list[int], list[float]]]) -> float:
+    with torch.no_grad():
+        found = [own_logprobs(model, torch.tensor(ids))[-len(logprobs) :] for ids, logprobs in rows]
+    largest = max(float((own - torch.tensor(served)).abs().max()) for own, (_, served) in zip(found, rows, strict=True))
+    print(f"log p of sampled tokens: largest difference {largest:.1e}")
+    return largest
