@@ -25,6 +25,7 @@ from retrain_local.export.write import Gap
 from retrain_local.model.adapter import PREFIX, Lora, adapter_config
 from retrain_local.model.load import DTYPES
 from retrain_local.plugin import BUILTIN_MODELS
+from tests.kit.causal_types import small_model
 from tests.kit.hf_models import SERVED, hf_model
 from tests.kit.problems import refused
 from tests.kit.random_models import BIASES, LLAMA3, OLD_LENGTH, SLIDING, random_model
@@ -203,6 +204,17 @@ def test_adapters_of_other_architectures_are_merged_or_refused(plugins: Plugins,
     tied = peft_adapter(tmp_path / "tied", BUILTIN_MODELS["tiny"], target_modules=["embed_tokens"])
     with pytest.raises(BackendError, match="differ by"):
         export(plugins, tmp_path / "tied-out", tied)
+
+
+def test_a_mixture_of_experts_is_merged_and_compared(plugins: Plugins, tmp_path: Path) -> None:
+    base = tmp_path / "moe"
+    small_model("qwen3_moe", vocab_size=512).save_pretrained(base)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUILTIN_MODELS["tiny"] / name, base)
+    adapter = peft_adapter(tmp_path / "adapter", base, target_modules=["q_proj", "v_proj"])
+    found = export(plugins, tmp_path / "out", adapter, base=str(base))
+    assert found.gap < BOUND
+    assert found.change > 0.05
 
 
 def test_adapters_that_cannot_be_merged_are_refused(plugins: Plugins, tmp_path: Path) -> None:

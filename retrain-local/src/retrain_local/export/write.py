@@ -282,7 +282,11 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
     is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
     # transformers keeps GGUF weights packed in newer versions, and cannot widen them.
     is_packed = getattr(model, "is_quantized", False)
-    return (model.double() if is_small and not is_packed else model).eval()
+    if not is_small or is_packed:
+        return model.eval()
+    if hasattr(model, "set_experts_implementation"):  # transformers 5: its grouped product takes no fp64
+        model.set_experts_implementation("eager")
+    return model.double().eval()
 
 
 def logits_of(model: Any, ids: Sequence[Sequence[int]]) -> list[Tensor]:
