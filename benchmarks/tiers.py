@@ -98,6 +98,7 @@ def main() -> None:
     for kind in options.kinds:
         with tempfile.TemporaryDirectory() as scratch:
             found[kind] = _measured(kind, options, Path(scratch))
+        print(*_row(kind, found[kind]), sep=" | ", file=sys.stderr, flush=True)
         failures |= {f"{kind}, {name}": why for name, why in found[kind].pop("failures").items()}
     report.Report(
         name="tiers",
@@ -178,7 +179,7 @@ def _make(kind: str, folder: Path) -> int:
 def _tier(file: Path) -> str:
     command = [sys.executable, "-m", "retrain", "explain", str(file), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return str(json.loads(done.stdout)["model_tier"].partition(",")[0])
+    return str(json.loads(done.stdout).get("model_tier", "-").partition(",")[0])
 
 
 def _row(kind: str, figures: dict[str, Any]) -> list[str]:

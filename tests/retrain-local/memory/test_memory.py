@@ -372,6 +372,8 @@ def test_a_sampler_that_does_not_merge_has_one_product_for_layers_with_one_input
     assert (experts.active_experts, small.active_experts) == (2, 1)
     shape = shape_of({**BARE, "num_experts": 4, "moe_intermediate_size": 6}, file=Path("c"), where="")
     assert (shape.experts, shape.adapted_elements) == (4, 2 * (4 * 64 + 4 * 3 * 8 * 6)), "each expert is counted"
+    dense, also = (shape_of({**BARE, **more}, file=Path("c"), where="") for more in ({}, {"num_local_experts": 0}))
+    assert dense == also
     assert small.is_native
     assert not shape_of({**BARE, "model_type": "gemma2"}, file=Path("c"), where="").is_native
 

@@ -41,6 +41,7 @@ TIERS = {
     "minimax": "paged",  # a cache class of its own
     "rwkv": "paged",  # a list of states, continued one row at a time
     "xlstm": "paged",  # states of all layers in one object
+    "laguna": "paged",  # shared experts that PEFT renames when it loads an adapter
     "inkling_text": "plain",  # a bias from its queries, and a window that looks like a state of constant size
     "zaya": "paged",  # a convolution of queries, keys and values at once
     "doge": "plain",  # a mask from its values

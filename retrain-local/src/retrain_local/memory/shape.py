@@ -139,14 +139,14 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
 def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: int | None = None) -> ModelShape:
     """Read the sizes under current names or GPT-2's; `counted` parameters take precedence over the formula."""
 
-    def size(*names: str, default: int | None = None) -> int:
+    def size(*names: str, default: int | None = None, least: int = 1) -> int:
         for name in names:
             value = document.get(name)
             if value is None:
                 continue
             if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
                 value = max(value)  # of layers that differ
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
                 raise _refused(where, what=f"{file}: {name} = {value!r} is not a size", code="model.bad-size")
             return value
         if default is None:
@@ -159,7 +159,8 @@ def shape_of(document: Mapping[str, Any], *, file: Path, where: str, counted: in
     heads = size("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", default=least)
     if heads > hidden:
         raise _refused(where, what=f"{file}: {heads} heads share a width of {hidden}", code="model.bad-size")
-    experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    # Granite's dense hybrids have 0.
+    experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1, least=0)
     inner = size("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", default=4 * hidden)
     listed = len(document.get("layers_block_type") or ()) or None
     shape = ModelShape(

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from retrain_local.model.adapter import PREFIX
+
 # Fused kernels of these types read some weights without calling the layer, so an adapter around it would be skipped;
 # PEFT refuses the same names.
 FUSED_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
@@ -84,8 +86,11 @@ def _shortest(model: Any, wanted: Collection[str]) -> Collection[str]:
 
 
 def _unconverted(model: Any, config: LoraConfig, names: Iterable[str]) -> set[str]:
-    """Drop names that PEFT would convert to fused experts: some families had separate ones in older checkpoints."""
+    """Drop names that PEFT would convert to those of an older checkpoint's layers: of separate experts, most of all."""
     try:
+        from peft.utils.transformers_weight_conversion import (
+            convert_peft_adapter_state_dict_for_transformers as renamed,
+        )
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     except ImportError:  # before PEFT 0.19
         return set(names)
@@ -99,7 +104,10 @@ def _unconverted(model: Any, config: LoraConfig, names: Iterable[str]) -> set[st
             continue
         if name in trial.target_modules:
             kept.add(name)
-    return kept
+    # PEFT 0.21 renames Laguna's shared experts when it loads an adapter, and leaves them without one.
+    keys = {f"{PREFIX}{name}.lora_A.weight": name for name in kept}
+    trial.target_modules = kept
+    return {keys[key] for key in renamed(model, trial, dict.fromkeys(keys, torch.empty(1))) if key in keys}
 
 
 def _last(name: str) -> str:

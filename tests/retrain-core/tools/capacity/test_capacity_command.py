@@ -92,6 +92,22 @@ def test_text_and_json_name_phases_peak_biggest_tensor_and_time(capacity: Callab
     assert long["max_tokens_per_step"] == 128 * (1024 - 256)
 
 
+def test_the_prompts_of_a_file_are_counted(ask: Callable[..., str], tmp_path: Path) -> None:
+    data, model = tmp_path / "my.jsonl", ("--model", "builtin:tiny", "--devices", "cpu", "--json")
+    data.write_text("".join(json.dumps({"prompt": f"{'1 + ' * size}1", "answer": "1"}) + "\n" for size in (3, 90)))
+    own = ("--data-source", "files", "--prompt-key", "prompt", "--answer-key", "answer")
+
+    def found(*arguments: str) -> tuple[int, bool]:
+        read = json.loads(ask(*model, *arguments))
+        return read["prompt_tokens"], read["prompt_tokens_are_assumed"]
+
+    tokens, is_assumed = found(*own, "--data-path", str(data))
+    assert not is_assumed
+    assert 2 * 90 < tokens < workload.ASSUMED_PROMPT_TOKENS
+    data.write_text("no JSON")
+    assert found(*own, "--data-path", str(data)) == (workload.ASSUMED_PROMPT_TOKENS, True)
+
+
 def test_a_card_fits_so_many_rows_at_a_time(plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(QWEN3_4B))

@@ -16,12 +16,15 @@ from typing import Any
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.memory import MemoryEstimate, MemoryModel, Workload
-from retrain.kernel.errors import ConfigError, Problem
+from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.kernel.registry import Plugins
 from retrain.records.reading import number, table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.records.run import Run
 from retrain.run.configure import evaluations
+from retrain.run.opened import run_context
+from retrain.tasks.prompts import encode_prompts
+from retrain.tasks.scoring.build import load_data
 from retrain.text.amounts import counted, duration
 from retrain.tools.capacity.workload import (
     ASSUMED_PROMPT_TOKENS,
@@ -91,6 +94,8 @@ def forecast(
         # Runs of this machine say nothing about the speed or the idle memory of another.
         past = Past() if gpu_bytes else past_runs(config)
     prompt, device = prompt_tokens or past.prompt_tokens or 0, "cuda" if gpu_bytes else None
+    if not prompt and fetch and sizes is None:
+        prompt = longest_prompt(config, plugins)
     work = workload_of(config, prompt_tokens=prompt, context=model.context, device=device)
     limit = gpu_bytes or memory_limit(config.backend.devices)
     # Memory of the process without the model. On a GPU it is not measured.
@@ -108,6 +113,22 @@ def forecast(
         limit_bytes=limit,
         runtime_bytes=runtime,
     )
+
+
+PROMPTS_READ = 1000
+
+
+def longest_prompt(config: Config, plugins: Plugins) -> int:
+    """Return the tokens of the longest of the first prompts, if both data and model are files here; otherwise 0."""
+    name = config.model.model
+    is_here = plugins.locate_model(name) is not None or Path(name).expanduser().is_dir()
+    if is_here and config.data.path and Path(config.data.path).expanduser().exists():
+        # A forecast does not need them.
+        with suppress(RetrainError):
+            context = run_context(config, plugins, 0)
+            examples = load_data(config, context).examples[:PROMPTS_READ]
+            return max(map(len, encode_prompts(examples, context.tokenizer, config)), default=0)
+    return 0
 
 
 def model_folder(

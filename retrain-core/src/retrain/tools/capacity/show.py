@@ -27,7 +27,7 @@ RANKS = tuple(2**power for power in range(9, -1, -1))  # 512 to 1
 def text(forecast: Forecast, *, has_time: bool = True) -> str:
     found, work, model = forecast.estimate, forecast.work, forecast.model
     counted = "counted in its files" if model.is_counted else "by formula"
-    real = "(assumed; a past run, --pilot or --prompt-tokens gives the real length)"
+    real = "(assumed; a past run, --pilot, --prompt-tokens or a file of data gives the real length)"
     prompt = f" {real}" if forecast.is_prompt_assumed else ""
     trained = f"LoRA {model.lora_parameters:,d}" if work.lora_rank else "all of them trained"
     shared = all(phase.resident == found.phases[0].resident for phase in found.phases)
