@@ -9,7 +9,6 @@ count: it writes byte code and fills the cache of files.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,12 +20,12 @@ from typing import Any
 from harness import report
 from harness.figures import Spread, ratios
 from harness.machine import machine
-from harness.models import add_model_options, model_name, natural_model, our_model, peer_dtype, table_name
+from harness.models import add_model_options, model_name, natural_model, our_model, table_name
 from harness.rounds import Contender, add_only, chosen, run_rounds
 from harness.runs import LINES, questions, write_config, write_tasks
 from peers.environment import peer_python
+from step import peer
 
-PEER = Path(__file__).parent / "workers/trl_grpo.py"
 OURS, THEIRS = "retrain", "TRL"
 SHORT = {"retrain --help": ["-m", "retrain", "--help"], "python -c pass": ["-c", "pass"]}
 
@@ -103,6 +102,7 @@ def _options() -> argparse.Namespace:
     report.add_output_options(parser)
     options = parser.parse_args()
     options.rounds = 1 if options.quick else options.rounds
+    options.peer_rows = options.peer_rows or options.batch * options.group
     options.names = [OURS] if options.alone else chosen(options.only, (OURS, THEIRS))
     options.peer_python = sys.executable if THEIRS not in options.names else peer_python("trl", options.peer_python)
     return options
@@ -118,25 +118,10 @@ def _contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     }
     model = our_model(options, natural_model(options)) | ({} if options.model else {"model": "builtin:tiny"})
     tables: dict[str, dict[str, Any]] = {"training": sizes, "model": model}
-    settings = {
-        "device": options.device,
-        "dtype": peer_dtype(options),
-        "tasks": str(folder),
-        "model": str(natural_model(options)),
-        "rank": options.rank,
-        "batch": options.batch,
-        "group": options.group,
-        "new": options.new,
-        "steps": 1,
-        "rows_per_pass": options.peer_rows or options.batch * options.group,
-        "gradient_checkpointing": False,
-    }
-    (folder / "trl.json").write_text(json.dumps(settings), encoding="utf-8")
     ours = write_config(folder / "retrain.toml", folder, options.device, tables)
-    theirs = [options.peer_python, str(PEER), str(folder / "trl.json")]
     found = [
         Contender(name=OURS, command=ours, lines=LINES, count=1, environ=_byte_code(folder)),
-        Contender(name=THEIRS, command=theirs, lines="steps.jsonl", count=1, environ=_byte_code(folder)),
+        peer(THEIRS, options, folder, str(natural_model(options)), 1, environ=_byte_code(folder)),
     ]
     return [each for each in found if each.name in options.names]
 

@@ -22,9 +22,6 @@ from retrain.records.reading import number, table_of
 from retrain.records.record_names import RUN_FILE
 from retrain.records.run import Run
 from retrain.run.configure import evaluations
-from retrain.run.opened import run_context
-from retrain.tasks.prompts import encode_prompts
-from retrain.tasks.scoring.build import load_data
 from retrain.text.amounts import counted, duration
 from retrain.tools.capacity.workload import (
     ASSUMED_PROMPT_TOKENS,
@@ -123,8 +120,11 @@ def longest_prompt(config: Config, plugins: Plugins) -> int:
     name = config.model.model
     is_here = plugins.locate_model(name) is not None or Path(name).expanduser().is_dir()
     if is_here and config.data.path and Path(config.data.path).expanduser().exists():
-        # A forecast does not need them.
-        with suppress(RetrainError):
+        from retrain.run.opened import run_context  # most forecasts read no data
+        from retrain.tasks.prompts import encode_prompts
+        from retrain.tasks.scoring.build import load_data
+
+        with suppress(RetrainError):  # a forecast does without them
             context = run_context(config, plugins, 0)
             examples = load_data(config, context).examples[:PROMPTS_READ]
             return max(map(len, encode_prompts(examples, context.tokenizer, config)), default=0)
