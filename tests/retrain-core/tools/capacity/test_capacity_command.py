@@ -116,7 +116,7 @@ def test_a_card_fits_so_many_rows_at_a_time(plugins: Plugins, monkeypatch: pytes
     arguments = ["--model", "./model", "--data-source", "arithmetic", *step]
     config = load_checked(arguments, plugins).config
     rows = explained(config, plugins)
-    assert rows["peak_memory"].endswith("of 16.0 GiB: fits")
+    assert rows["peak_memory"].endswith("of 16.0 GiB: fits (prompts of 256 tokens assumed)")
     assert re.fullmatch(r"\d+ of 128 completions", rows["sampled_at_a_time"])
     shown = text(forecast(config, plugins))
     for part in ("Memory on cuda", "  at least  14.", "of 128 completions sampled, packs of ", "kv cache"):

@@ -132,6 +132,8 @@ def explained(config: Config, plugins: Plugins) -> dict[str, str]:
     if found.limit_bytes:
         fits = "does not fit" if found.advice else "fits"
         rows["peak_memory"] += f", of {size(found.limit_bytes)}: {fits}"
+    if found.is_prompt_assumed:
+        rows["peak_memory"] += f" (prompts of {found.work.prompt_tokens} tokens assumed)"
     if not found.work.is_served:
         rows["sampled_at_a_time"] = f"{found.estimate.at_once:,d} of {found.work.most_sampled:,d} completions"
     if found.advice:
