@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from retrain.kernel.registry import Plugins
 from retrain.records.files import owner_of, write_text
 from retrain.records.reading import time_now
 from retrain.records.run import is_run
+from retrain.run.interrupts import handled_signals
 from retrain.text.amounts import counted
 from retrain.text.process import python_command
 from retrain.text.terminal_text import OUTCOME_LEVEL
@@ -327,18 +328,9 @@ class Stops:
         self._event.wait(seconds)
         self._event.clear()
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[object]:
         """Handle signals within the block; only the main thread can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {each: signal.signal(each, lambda n, _: self.request(signal.Signals(n).name)) for each in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handled_signals(SIGNALS, lambda number, _: self.request(signal.Signals(number).name))
 
 
 HOOK = "retrain_campaign_run_done"

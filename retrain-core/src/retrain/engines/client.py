@@ -109,7 +109,12 @@ class Client:
         left = len(calls)
         try:
             while left:
-                batch = _drain(done)
+                # Everything that has finished; waits up to one poll for the first.
+                batch = list[tuple[int, T | BaseException]]()
+                with suppress(queue.Empty):
+                    batch.append(done.get(timeout=POLL_S))
+                    while True:
+                        batch.append(done.get_nowait())
                 if check_stop is not None:
                     check_stop()
                 for _, result in batch:
@@ -329,16 +334,6 @@ def _listed(limit: asyncio.Timeout, server: Server, *, is_moving: bool) -> Itera
         yield
     finally:
         server.limits.discard(limit)
-
-
-def _drain(done: queue.SimpleQueue[tuple[int, T | BaseException]]) -> list[tuple[int, T | BaseException]]:
-    """Return all that has finished; waits up to one poll for the first."""
-    batch = []
-    with suppress(queue.Empty):
-        batch.append(done.get(timeout=POLL_S))
-        while True:
-            batch.append(done.get_nowait())
-    return batch
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

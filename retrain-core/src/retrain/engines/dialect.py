@@ -70,7 +70,6 @@ class Dialect:
     """
 
     name: str
-    default_url: str
     start_hint: str
     adapter_hint: str
     product = "this kind of"
@@ -184,24 +183,21 @@ def checked(raw: RawCompletion, request: CompletionRequest) -> Completion:
         if type(token) is not int or not 0 <= token < request.vocabulary:
             raise BadAnswerError(f"{token!r} is not the id of one of the model's {request.vocabulary} tokens")
     tokens_T = np.asarray(raw.tokens, dtype=np.int64)
+    count = len(tokens_T)
+    if raw.logprobs is None:
+        raise BadAnswerError("the answer holds no log-probabilities")
+    if len(raw.logprobs) != count:
+        raise BadAnswerError(f"{len(raw.logprobs)} log-probabilities for {count} tokens")
+    for value in raw.logprobs:
+        if type(value) not in (int, float) or not math.isfinite(value) or value > ROUNDING:
+            raise BadAnswerError(f"{value!r} is not a log-probability")
     return Completion(
         tokens_T=tokens_T,
-        logprobs_T=_logprobs(raw.logprobs, len(tokens_T)),
+        logprobs_T=np.minimum(np.asarray(raw.logprobs, dtype=np.float64), 0.0),
         stop_reason=_stop_reason(raw.finish_reason, tokens_T, request),
         tops=raw.tops or {},
         experts_TLK=None if raw.experts is None else _experts(raw.experts, len(request.prompt_T) + len(tokens_T) - 1),
     )
-
-
-def _logprobs(values: Sequence[Any] | None, count: int) -> Floats:
-    if values is None:
-        raise BadAnswerError("the answer holds no log-probabilities")
-    if len(values) != count:
-        raise BadAnswerError(f"{len(values)} log-probabilities for {count} tokens")
-    for value in values:
-        if type(value) not in (int, float) or not math.isfinite(value) or value > ROUNDING:
-            raise BadAnswerError(f"{value!r} is not a log-probability")
-    return np.minimum(np.asarray(values, dtype=np.float64), 0.0)
 
 
 def _experts(text: str, count: int) -> Experts:

@@ -43,7 +43,7 @@ def create(dialect: Dialect, context: PluginContext, policy: Policy) -> ServerEn
     table, algorithm = context.config.inference, context.config.algorithm
     temperature = context.config.training.temperature
     with ExitStack() as undo:
-        client = Client(Settings.of(context.config, dialect.default_url))
+        client = Client(Settings.of(context.config, dialect.name))
         undo.callback(client.close)
         served = find_models(client, dialect, policy)
         limits = [limit for limit in (policy.context_limit, *(m.context_limit for m in served.values())) if limit]
@@ -221,18 +221,6 @@ class ServerEngine:
         self, request: SampleRequest, index: int, group: int, params: SamplingParams, current: PolicyVersion
     ) -> Call[Completion]:
         prompt_T, seed = np.asarray(request.prompt_T, dtype=np.int64), request.seeds_G[index]
-        self._require_prompt(prompt_T, group)
-        return self._caller.completion(
-            prompt_T,
-            seed=seed,
-            max_tokens=params.max_tokens,
-            temperature=0.0 if params.greedy else params.temperature,
-            key=current.key,
-            cache_salt=current.cache_salt + ("" if self._table.prefix_caching else str(seed)),
-            label=f"completion {index} of prompt {group}",
-        )
-
-    def _require_prompt(self, prompt_T: Tokens, group: int) -> None:
         limit, vocabulary = self._caller.context_limit, self._caller.vocabulary
         # A server may crash on such a prompt, and take the requests of others with it.
         if not len(prompt_T) or prompt_T.min() < 0 or prompt_T.max() >= vocabulary:
@@ -243,6 +231,15 @@ class ServerEngine:
             what = f"prompt {group} has {len(prompt_T)} tokens, and the context of {limit} leaves no room to answer"
             fix = "use shorter prompts, or start the server with a longer context"
             raise ConfigError(Problem(code="engine.prompt-too-long", where="[data]", what=what, fix=fix))
+        return self._caller.completion(
+            prompt_T,
+            seed=seed,
+            max_tokens=params.max_tokens,
+            temperature=0.0 if params.greedy else params.temperature,
+            key=current.key,
+            cache_salt=current.cache_salt + ("" if self._table.prefix_caching else str(seed)),
+            label=f"completion {index} of prompt {group}",
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

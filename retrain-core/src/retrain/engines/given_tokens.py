@@ -29,7 +29,7 @@ def open_server(dialect: Dialect, context: PluginContext) -> ServerTeacher:
     access = {"url": teacher_table.url, "api_key_env": teacher_table.api_key_env}
     tables = {**config.tables, "inference": config.inference.model_copy(update=access)}
     origins = {**config.origins, "inference.api_key_env": config.origin("teacher.api_key_env")}
-    client = Client(Settings.of(replace(config, tables=tables, origins=origins), dialect.default_url))
+    client = Client(Settings.of(replace(config, tables=tables, origins=origins), dialect.name))
     try:
         teacher = ServerTeacher(dialect, client, _model(dialect, client, config), context.check_stop)
         teacher.require_tokens(context)

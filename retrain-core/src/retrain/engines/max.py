@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from retrain.engines.client import BadAnswerError
@@ -54,20 +55,13 @@ class MAX(VLLM):
 
     @refusing("the answer holds no completion")
     def parse_completion(self, answer: Any, request: CompletionRequest) -> RawCompletion:
-        choice = answer["choices"][0]
-        logprobs = choice.get("logprobs") or {}
+        logprobs = answer["choices"][0].get("logprobs") or {}
         values, tops = logprobs.get("token_logprobs"), logprobs.get("top_logprobs")
-        reason = choice.get("finish_reason")
         if not values or not tops:
             raise BadAnswerError("the answer holds no log-probabilities")
         texts = [_sampled_text(value, top) for value, top in zip(values, tops, strict=True)]
-        return RawCompletion(
-            tokens=self._ids(texts, request, is_ended=reason == "stop"),
-            logprobs=values,
-            finish_reason=reason,
-            model=answer.get("model"),
-            tops=dict(tops[0]) if request.top else None,
-        )
+        raw = super().parse_completion(answer, request)
+        return replace(raw, tokens=self._ids(texts, request, is_ended=raw.finish_reason == "stop"))
 
     load_weights = Dialect.load_weights
 

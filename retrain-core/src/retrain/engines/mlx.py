@@ -22,7 +22,6 @@ from retrain.engines.client import BadAnswerError, OtherModelError
 from retrain.engines.dialect import CompletionRequest, Dialect, HttpRequest, RawCompletion, ServedModel, refusing
 from retrain.engines.engine import ServerEngine, create
 from retrain.engines.policy import Policy
-from retrain.engines.table import DEFAULT_URLS
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 
@@ -72,7 +71,6 @@ class MLX(Dialect):
 
     name = "mlx"
     product = "an MLX-LM"
-    default_url = DEFAULT_URLS["mlx"]
     start_hint = "a version that returns log-probabilities after temperature (0.32 has no option for it)"
     adapter_hint = "MLX-LM 0.32 or later, and read access to that folder"
 
@@ -178,7 +176,16 @@ class MLX(Dialect):
 def convert(source: Path, folder: Path) -> None:
     try:
         config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
-        tensors = _read(source / "adapter_model.safetensors")
+        tensors = dict[str, np.ndarray]()
+        deserialize: Any = safetensors.deserialize  # untyped
+        for name, info in deserialize((source / "adapter_model.safetensors").read_bytes()):
+            if info["dtype"] not in DTYPES:
+                raise ValueError(f"{name!r} has the type {info['dtype']}")
+            array = np.frombuffer(info["data"], dtype=DTYPES[info["dtype"]]).reshape(info["shape"])
+            if info["dtype"] == "BF16":
+                # A bfloat16, which numpy lacks, is the upper half of a float32.
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            tensors[name] = array
         weights = {}
         for name, tensor in tensors.items():
             module, side = _split(name)
@@ -220,18 +227,3 @@ def _config(config: dict[str, Any], modules: list[str]) -> dict[str, Any]:
             "keys": sorted({LAYER.sub("", module, count=1) for module in modules}),  # the same in each layer
         },
     }
-
-
-def _read(file: Path) -> dict[str, np.ndarray]:
-    """Return all tensors, bfloat16 ones as float32 because numpy lacks the type."""
-    tensors = {}
-    deserialize: Any = safetensors.deserialize  # untyped
-    for name, info in deserialize(file.read_bytes()):
-        if info["dtype"] not in DTYPES:
-            raise ValueError(f"{name!r} has the type {info['dtype']}")
-        array = np.frombuffer(info["data"], dtype=DTYPES[info["dtype"]]).reshape(info["shape"])
-        if info["dtype"] == "BF16":
-            # A bfloat16 is the upper half of a float32.
-            array = (array.astype(np.uint32) << 16).view(np.float32)
-        tensors[name] = array
-    return tensors

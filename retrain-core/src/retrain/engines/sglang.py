@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from retrain.engines.client import BadAnswerError
@@ -14,19 +15,8 @@ from retrain.engines.dialect import (
     RawCompletion,
     refusing,
 )
-from retrain.engines.engine import ServerEngine, create
-from retrain.engines.given_tokens import ServerTeacher, open_server
-from retrain.engines.policy import Policy
-from retrain.engines.table import DEFAULT_URLS
-from retrain.kernel.contracts.context import PluginContext
-
-
-def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    return create(SGLang(), context, policy)
-
-
-def open_teacher(context: PluginContext) -> ServerTeacher:
-    return open_server(SGLang(), context)
+from retrain.engines.engine import create
+from retrain.engines.given_tokens import open_server
 
 
 class SGLang(Dialect):
@@ -34,7 +24,6 @@ class SGLang(Dialect):
 
     name = "sglang"
     product = "an SGLang"
-    default_url = DEFAULT_URLS["sglang"]
     start_hint = "no --rl-on-policy-target and no SGLANG_RETURN_ORIGINAL_LOGPROB"
     adapter_hint = "--enable-lora --max-lora-rank RANK --lora-target-modules all"
 
@@ -81,3 +70,6 @@ class SGLang(Dialect):
         if [triple[1] for triple in triples] != tokens:
             raise BadAnswerError("the server read other tokens than it was sent")
         return [GivenToken(logprob=triple[0], text=triple[2]) for triple in triples[1:]]
+
+
+create_engine, open_teacher = partial(create, SGLang()), partial(open_server, SGLang())

@@ -46,7 +46,7 @@ class Settings:
     table: InferenceTable = field(default_factory=InferenceTable)
 
     @classmethod
-    def of(cls, config: Config, default_url: str) -> Settings:
+    def of(cls, config: Config, engine: str) -> Settings:
         """Read the settings; ConfigError when the environment variable of the key is empty."""
         table, headers = config.inference, {}
         if table.api_key_env:
@@ -57,7 +57,7 @@ class Settings:
                 where = config.place("inference.api_key_env")
                 raise ConfigError(Problem(code="engine.empty-key", where=where, what=what, fix=fix))
             headers["Authorization"] = f"Bearer {value}"
-        urls, admin_urls = listed(table.url or default_url), listed(table.admin_url)
+        urls, admin_urls = listed(table.url or DEFAULT_URLS.get(engine, "")), listed(table.admin_url)
         if admin_urls and len(urls) > 1:
             what = f"it names servers behind a router, and url names {len(urls)} servers"
             fix = "set url to the router's address, or leave admin_url out"

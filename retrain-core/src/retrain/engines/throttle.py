@@ -59,23 +59,20 @@ class Throttle:
                 # Released on a slot, an abort or a death; another ticket may then be ahead.
                 with before:
                     fcntl.flock(before, fcntl.LOCK_SH)
-            return self._take_slot(folder)
+            # Only the head of the queue searches for a free slot.
+            pause_s, longest_s = PAUSES_S
+            while True:
+                for index in range(self._count):
+                    stream = (folder / f"slot_{index}.lock").open("ab")
+                    if _try_lock(stream):
+                        return stream
+                    stream.close()
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
         finally:
             with suppress(OSError):
                 (folder / TICKET.format(number)).unlink()
             _release(ticket)
-
-    def _take_slot(self, folder: Path) -> BinaryIO:
-        """Lock the first free slot; only the head of the queue searches for one."""
-        pause_s, longest_s = PAUSES_S
-        while True:
-            for index in range(self._count):
-                stream = (folder / f"slot_{index}.lock").open("ab")
-                if _try_lock(stream):
-                    return stream
-                stream.close()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
 
 
 def _draw_ticket(folder: Path) -> tuple[int, BinaryIO]:

@@ -6,6 +6,7 @@ shares the prompt's keys and values between them anyway.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,8 @@ from retrain.engines.dialect import (
     RawCompletion,
     refusing,
 )
-from retrain.engines.engine import ServerEngine, create
-from retrain.engines.given_tokens import ServerTeacher, open_server
-from retrain.engines.policy import Policy
-from retrain.engines.table import DEFAULT_URLS
-from retrain.kernel.contracts.context import PluginContext
-
-
-def create_engine(context: PluginContext, policy: Policy) -> ServerEngine:
-    return create(VLLM(), context, policy)
-
-
-def open_teacher(context: PluginContext) -> ServerTeacher:
-    return open_server(VLLM(), context)
+from retrain.engines.engine import create
+from retrain.engines.given_tokens import open_server
 
 
 class VLLM(Dialect):
@@ -39,7 +29,6 @@ class VLLM(Dialect):
 
     name = "vllm"
     adapter_routes = "/v1"
-    default_url = DEFAULT_URLS["vllm"]
     start_hint = "--logprobs-mode processed_logprobs"
     adapter_hint = "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 
@@ -96,3 +85,6 @@ class VLLM(Dialect):
             ("/update_weights", {"weight_dir": str(folder)}),
             ("/resume", {}),
         ]
+
+
+create_engine, open_teacher = partial(create, VLLM()), partial(open_server, VLLM())

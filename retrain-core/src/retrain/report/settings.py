@@ -9,7 +9,7 @@ from typing import Any
 from retrain.records.identity.changes import changes_between
 from retrain.records.identity.copies import input_digests
 from retrain.records.reading import Record, table_of
-from retrain.records.run import FREE_KEYS, FREE_TABLES, Run
+from retrain.records.run import Run, compared_settings
 from retrain.report.gather import Material, ReportRun
 from retrain.report.parts import Box, Code, Piece, Section, Table, note
 from retrain.text.amounts import ABSENT, first_few
@@ -40,8 +40,8 @@ def differences(records: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, 
     seen: dict[str, dict[str, dict[str, None]]] = {label: {} for label in records}
     for label, group in records.items():
         for record in group:
-            for key, value in _flat(table_of(record, "config")):
-                seen[label].setdefault(key, {})[value] = None
+            for key, value in compared_settings(record):
+                seen[label].setdefault(key, {})[_shown(value)] = None
     present = {label: found for label, found in seen.items() if found}
     keys = sorted({key for found in present.values() for key in found})
     shown = {key: {label: _joined(found.get(key, {ABSENT: None})) for label, found in present.items()} for key in keys}
@@ -131,15 +131,6 @@ def _inputs_of(run: ReportRun) -> Mapping[str, Any]:
 def _joined(values: Mapping[str, None]) -> str:
     more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
     return " | ".join([*values][:MOST_VALUES]) + more
-
-
-def _flat(tables: Record) -> Iterable[tuple[str, str]]:
-    for table, keys in tables.items():
-        if table in FREE_TABLES or not isinstance(keys, dict):
-            continue
-        for key, value in keys.items():
-            if (path := f"{table}.{key}") not in FREE_KEYS:
-                yield path, _shown(value)
 
 
 def _shown(value: object) -> str:

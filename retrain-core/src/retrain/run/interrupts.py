@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TypeVar
@@ -15,6 +15,18 @@ from retrain.text.secrets import hide_text
 
 T = TypeVar("T")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
+
+
+@contextmanager
+def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[bool]:
+    """Handle signals during the block, if True; outside the main thread, where Python forbids it, handle none."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if is_main}
+    try:
+        yield is_main
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Interrupts:
@@ -126,22 +138,16 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals during the block; outside the main thread, where Python forbids it, handle none."""
-        if threading.current_thread() is not threading.main_thread():
+        """Handle the signals during the block."""
+        with handled_signals(SIGNALS, self._handle) as is_handling:
+            self._is_installed = is_handling
             try:
                 yield
             finally:
-                self._stop_timer()
-            return
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        self._is_installed = True
-        try:
-            yield
-        finally:
-            self._is_installed = False
-            self._stop_timer()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+                self._is_installed = False
+                # The process may have other work after this run, and an old timer would end it.
+                if self._timer:
+                    self._timer.cancel()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == self._own_signal:
@@ -165,11 +171,6 @@ class Interrupts:
         timer.daemon = True
         timer.start()
         self._timer = timer
-
-    def _stop_timer(self) -> None:
-        # The process may have other work after this run, and an old timer would end it.
-        if self._timer:
-            self._timer.cancel()
 
     def _leave(self, message: str) -> None:
         if self._is_guest and threading.current_thread() is threading.main_thread():

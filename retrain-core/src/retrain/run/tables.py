@@ -47,7 +47,7 @@ def read_config(
 
     For a run's own `config.toml`, the run's copies of its code can be imported from then on, unless another module has
     that name: functions that were passed to `retrain.train` exist only there. Its paths, and a resumed run's, lead to
-    their recorded places: see `follow_record`.
+    their recorded places: see `Follower`.
     """
     if isinstance(file, Path) and (code := file.parent / COPIED_CODE).is_dir() and is_run(file.parent):
         sys.path += [folder for folder in (str(code.resolve()),) if folder not in sys.path]
@@ -64,9 +64,9 @@ def read_config(
     known = config.foreign_tables if settings else ()
     if records := records_of(file if isinstance(file, Path) else None, config.resume.from_):
         # A first run has no record to follow, and does not load its reader.
-        from retrain.records.identity.recorded import follow_record
+        from retrain.records.identity.recorded import Follower
 
-        config, more = follow_record(config, tables, plugins, records)
+        config, more = Follower(config, tables, plugins, records).follow()
         problems += more
     LEARNED.learn_config({name: table for name, table in config.as_dict().items() if name not in known})
     return config, about_recipe(problems, config, plugins)

@@ -31,14 +31,12 @@ def table_console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
-def rich_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str | Text]] = (), *, num_names: int = 1, is_bare: bool = False
-) -> Table:
-    """A table for a terminal; the first `num_names` columns are names and may fold. Bare, it shows no heads."""
+def rich_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]] = (), *, num_names: int = 1) -> Table:
+    """A table for a terminal; the first `num_names` columns are names and may fold."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=not is_bare)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for index, head in enumerate(heads):
         if index < num_names:
             table.add_column(head, overflow="fold")

@@ -16,6 +16,7 @@ import click
 
 from retrain.kernel.errors import BackendError, ConfigError, Problem
 from retrain.kernel.registry import Plugins
+from retrain.run.interrupts import handled_signals
 from retrain.run.opened import Opened, opened
 from retrain.run.streaming import ServedElsewhere
 from retrain.run.subject import Subject, find_subject
@@ -76,7 +77,15 @@ def command(
     with _stopped_by_signals() as stop, opened(policy, plugins, overrides) as source:
         addresses = source.backend.addresses() if isinstance(source.backend, ServedElsewhere) else ()
         if addresses:
-            _point_to(addresses, len(adapters), stop)
+            if adapters:
+                what, fix = "a server engine serves one policy of a run", "load the others on the server itself"
+                raise ConfigError(Problem(code="serve.one-policy", where="--adapter", what=what, fix=fix))
+            for url, name in addresses:
+                click.echo(f"Serving {printable(name)} at {url}")
+            click.echo("The token is the server's own. Ctrl-C takes the adapter off it.")
+            stop.take_over()
+            while not stop.wait(1.0):
+                pass
         else:
             _serve(source, models, stop, **listening)
 
@@ -153,18 +162,6 @@ def _try_all(source: Opened, models: dict[str, Path | None]) -> None:
             raise ConfigError(*(replace(problem, where=where) for problem in error.problems)) from error
 
 
-def _point_to(addresses: Sequence[tuple[str, str]], others: int, stop: _Stop) -> None:
-    if others:
-        what, fix = "a server engine serves one policy of a run", "load the others on the server itself"
-        raise ConfigError(Problem(code="serve.one-policy", where="--adapter", what=what, fix=fix))
-    for url, name in addresses:
-        click.echo(f"Serving {printable(name)} at {url}")
-    click.echo("The token is the server's own. Ctrl-C takes the adapter off it.")
-    stop.take_over()
-    while not stop.wait(1.0):
-        pass
-
-
 class _Stop(threading.Event):
     """Set by SIGINT and SIGTERM. Until `take_over`, and at the second one, they interrupt at once as Ctrl-C does."""
 
@@ -183,12 +180,6 @@ class _Stop(threading.Event):
 @contextmanager
 def _stopped_by_signals() -> Iterator[_Stop]:
     stop = _Stop()
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stop.handle) for number in SIGNALS if is_main}
-    try:
-        with suppress(KeyboardInterrupt):
-            yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled_signals(SIGNALS, stop.handle), suppress(KeyboardInterrupt):
+        yield stop
     click.echo("stopped", err=True)

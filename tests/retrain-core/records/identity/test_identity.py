@@ -259,7 +259,7 @@ def test_a_copy_never_lies_outside_its_folder(kind, name):
 
 def test_a_record_is_followed_where_the_value_is_still_the_recorded_one(load, plugins, monkeypatch):
     config, _ = load("[environment]\nargs = { command = 'python servers/a.py' }\n")
-    follower, place = recorded._Follower(config, {}, plugins, []), partial(Place, absolute="", relative="", base="")
+    follower, place = recorded.Follower(config, {}, plugins, []), partial(Place, absolute="", relative="", base="")
     for word in ("servers/a.py", "servers/b.py"):
         keys = ("environment", "args", "command", word)
         assert follower._is_followed(place(keys=keys, written=word)) is (word == "servers/a.py")

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
-from retrain.kernel.contracts.views import Watcher
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.views import RunView, Watcher
 from retrain.kernel.errors import ConfigError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import Owner, Plugins
@@ -29,12 +30,6 @@ from retrain.text.process import drop_stdout
 from retrain.text.progress import phase_text, progress_of
 from retrain.text.secrets import redacted
 from retrain.text.terminal_text import OUTCOME_LEVEL, PROGRESS_LEVEL, harmless_lines, is_redrawable, program
-
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.views import RunView
-    from retrain.kernel.registry import Plugins
-
 
 LOG = logging.getLogger("retrain")
 MOST_NEXT = 3

@@ -12,19 +12,16 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.kernel.config.keys import Table, free
-from retrain.kernel.contracts.views import Watcher
+from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.views import RunView, Watcher
 from retrain.kernel.errors import Problem, RetrainError
 from retrain.kernel.hooks import hookimpl
 from retrain.records.reading import time_now
 from retrain.records.record_names import HEARTBEAT, STACKS
 from retrain.text.progress import progress_of
-
-if TYPE_CHECKING:
-    from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.contracts.views import RunView
 
 LOG = logging.getLogger("retrain")
 # The longest delay in noticing an expired deadline.

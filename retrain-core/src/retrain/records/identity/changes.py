@@ -21,6 +21,7 @@ from retrain.text.secrets import HIDDEN
 SHOWN_CHARS = 120
 HIDDEN_CHARS = 2000  # longer lines with a secret are compared without hiding
 MOST_HIDDEN = 50  # lines with a secret; of a file with more no line is shown
+MOST_DIFF_LINES = 200
 MOST_FILES = 8  # named of each kind; the others are counted
 CHANGED, ADDED, REMOVED = "changed", "was not part of the run", "is no longer part of the run"
 TOUCHED = "has another modification time; its size and the blocks that are compared of so large a file are equal"
@@ -91,17 +92,15 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
     return found
 
 
-def source_diff(
-    change: Change, before: Mapping[str, Any], now: Mapping[str, Any], *, most_lines: int = 200
-) -> list[str]:
+def source_diff(change: Change, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the change as a unified diff of the copies, or of copy and file; empty if a side is missing."""
     kind = change.owner or str(change.kind)
     old, new = (_text(identity, kind, change.name) for identity in (before, now))
     if not (old or new) or (change.what == CHANGED and not (old and new)):
         return []
     lines = difflib.unified_diff(*_comparable(old, new), change.name, change.name, lineterm="")
-    shown = list(islice(lines, most_lines + 1))
-    return shown if len(shown) <= most_lines else [*shown[:most_lines], "..."]
+    shown = list(islice(lines, MOST_DIFF_LINES + 1))
+    return shown if len(shown) <= MOST_DIFF_LINES else [*shown[:MOST_DIFF_LINES], "..."]
 
 
 def _section_changes(

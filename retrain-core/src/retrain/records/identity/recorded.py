@@ -63,17 +63,6 @@ def with_places(identity: Mapping[str, Any], manifest: Mapping[str, Any], run: P
     return found
 
 
-def follow_record(
-    config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[StartedFrom]
-) -> tuple[Config, list[Problem]]:
-    """Return the configuration with the recorded places of the run to which its file belongs or that it resumes.
-
-    Code of that run's folder can be imported from then on. The problems are inputs that a resume does not find,
-    otherwise `Config.lost`.
-    """
-    return _Follower(config, tables, plugins, records).follow()
-
-
 def _identities(records: Sequence[StartedFrom]) -> Iterator[Mapping[str, Any]]:
     for record in records:
         if is_run(record.folder):
@@ -83,7 +72,9 @@ def _identities(records: Sequence[StartedFrom]) -> Iterator[Mapping[str, Any]]:
             yield stored_identity(run.parent, read_if_any(run))
 
 
-class _Follower:
+class Follower:
+    """Finds the recorded places of the run to which a configuration file belongs or that it resumes."""
+
     def __init__(
         self, config: Config, tables: Mapping[str, TableEntry], plugins: Plugins, records: list[StartedFrom]
     ) -> None:
@@ -98,6 +89,10 @@ class _Follower:
         self._written_to = frozenset(os.path.realpath(path) for path in (*outputs, *(str(r.folder) for r in records)))
 
     def follow(self) -> tuple[Config, list[Problem]]:
+        """Return the configuration with these places; code of the run's folder can be imported from then on.
+
+        The problems are inputs that a resume does not find, otherwise `Config.lost`.
+        """
         folder = self._import_folder()
         alike = dict[tuple[Keys, str], list[Place]]()
         for place in self._places:

@@ -25,7 +25,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import StopRequested
 from retrain.records.files import append_whole, seal_of, take_lock
 from retrain.records.reading import lines_backwards, table_of, time_now
-from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS
+from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUNS
 from retrain.records.run import Run, settings_key
 from retrain.text.secrets import hide, redacted_json
 
@@ -40,7 +40,6 @@ PATIENCE_S = 5.0
 # Written behind the canonical JSON, so that the hash covers bytes and not one of several ways to write a record.
 SUFFIX = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 SUFFIX_BYTES = len(', "sha256": ""}\n') + 64
-RUNS = "runs"
 HASHED = (METRICS, EVALUATION)  # the final records of a run; eval.jsonl is only there if it was evaluated
 # A run that is moved keeps its identity: these tables say only where it is.
 OF_THE_PLACE = frozenset({"logging", "resume"})

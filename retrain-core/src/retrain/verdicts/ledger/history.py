@@ -11,8 +11,8 @@ from pathlib import Path
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, parse_record, table_of
-from retrain.records.record_names import RUN_FILE
-from retrain.verdicts.ledger.chain import FIRST, NAME, RUNS, SUFFIX, SUFFIX_BYTES, hash_of_line
+from retrain.records.record_names import RUN_FILE, RUNS
+from retrain.verdicts.ledger.chain import FIRST, NAME, SUFFIX, SUFFIX_BYTES, hash_of_line
 
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; a resume keeps it
 Identity = tuple[str, str, str]  # start time, condition and seed: a copied, moved or renamed folder keeps them
@@ -137,25 +137,22 @@ class History:
                 opening = {**record, "line": self.num_lines}
                 self.campaigns.setdefault(str(record.get("campaign")), []).append(opening)
             case "run_started" | "run_ended":
-                self._take_run(record)
+                name, started = str(record.get("run")), str(record.get("started"))
+                known = self.runs.get((name, started))
+                if known is None:
+                    run = RunHistory(name=name, started=started, first=record, line=self.num_lines)
+                    same = self._same.setdefault(run.identity, [])
+                    if same and (record.get("resumed") or record["kind"] == "run_ended"):
+                        known = same[-1]  # it continues in a folder that was renamed
+                    else:
+                        run.opening = len(self.openings(run.campaign))
+                        same.append(run)
+                        known = self.runs[name, started] = run
+                known.ended = record if record["kind"] == "run_ended" else None
             case "look":
                 self.looks.append(record)
             case "verdict":
                 self.verdicts.append(record)
-
-    def _take_run(self, record: Record) -> None:
-        name, started = str(record.get("run")), str(record.get("started"))
-        known = self.runs.get((name, started))
-        if known is None:
-            run = RunHistory(name=name, started=started, first=record, line=self.num_lines)
-            same = self._same.setdefault(run.identity, [])
-            if same and (record.get("resumed") or record["kind"] == "run_ended"):
-                known = same[-1]  # it continues in a folder that was renamed
-            else:
-                run.opening = len(self.openings(run.campaign))
-                same.append(run)
-                known = self.runs[name, started] = run
-        known.ended = record if record["kind"] == "run_ended" else None
 
 
 def read_history(folder: Path, *, known_head: str = "") -> History:

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, ConfigError, Problem
-from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE
+from retrain.records.record_names import CAMPAIGN_FILE, RUN_FILE, RUNS
 from retrain.text.amounts import first_few
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger import disk
 from retrain.verdicts.ledger.campaigns import check_campaign, find_campaign, run_before, unreadable
-from retrain.verdicts.ledger.chain import NAME, RUNS, ledger_folder, name_in
+from retrain.verdicts.ledger.chain import NAME, ledger_folder, name_in
 from retrain.verdicts.ledger.history import History, folders_below, read_chain, read_history
 
 FOLDER = Path("logs")
