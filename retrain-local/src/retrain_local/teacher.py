@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from retrain.api import ActionRow, Config, ConfigError, Floats, PluginContext, Problem, locate_adapter
+from retrain.api import ActionRow, Config, ConfigError, Floats, PluginContext, locate_adapter
 from retrain_local.backend import create_trainer
 from retrain_local.checks import start_problems
 from retrain_local.devices.torch_devices import choose_devices, threads_for, training_threads, working_on
@@ -25,8 +25,8 @@ ADAPTER, MODEL = "teacher.adapter", "teacher.model"
 
 def open_teacher(context: PluginContext) -> LocalTeacher:
     config = teacher_config(context.config)
-    if problems := adapter_problems(config):
-        raise ConfigError(*problems)
+    if problems := start_problems(config):
+        raise ConfigError(*(replace(each, where=each.where.replace("[model]", "[teacher]")) for each in problems))
     devices = choose_devices(config)
     pair = create_pair(
         config,
@@ -70,7 +70,7 @@ def teacher_config(config: Config) -> Config:
     """Return the configuration of the teacher: its model and adapter in place of the run's."""
     adapter, name = config.value(ADAPTER, ""), config.value(MODEL, "") or config.model.model
     document: Any = {}
-    with suppress(ConfigError, OSError, ValueError, RecursionError):  # `adapter_problems` reports these
+    with suppress(ConfigError, OSError, ValueError, RecursionError):  # `open_teacher` reports these
         document = json.loads((locate_adapter(adapter) / "adapter_config.json").read_text("utf-8")) if adapter else {}
     document = document if isinstance(document, dict) else {}
     own: dict[str, Any] = {"model": name, "adapter": adapter, "lora_rank": document.get("r", 1)}
@@ -85,8 +85,3 @@ def teacher_config(config: Config) -> Config:
         path.replace("teacher.", "model."): config.origin(path) for path in (ADAPTER, MODEL) if config.value(path, "")
     }
     return replace(config, tables=tables, origins={**config.origins, **moved})
-
-
-def adapter_problems(config: Config) -> list[Problem]:
-    problems = start_problems(config)
-    return [replace(problem, where=problem.where.replace("[model]", "[teacher]")) for problem in problems]

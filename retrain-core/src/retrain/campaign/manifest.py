@@ -49,16 +49,13 @@ class Manifest:
         if not self._is_changed:
             return
         with reported(self._file):
-            write_text(self._file, self._text())
+            # One line for each run; only changed ones are encoded again.
+            changed = [name for name in self._entries if name not in self._encoded]
+            self._encoded |= zip(changed, redacted_json(self._entries[name] for name in changed), strict=True)
+            head = redacted_json([{name: value for name, value in self.content.items() if name != "runs"}], indent=2)[0]
+            entries = ",\n    ".join(self._encoded[name] for name in self._entries)
+            write_text(self._file, f'{head.removesuffix("}").rstrip()},\n  "runs": [\n    {entries}\n  ]\n}}\n')
         self._is_changed = False
-
-    def _text(self) -> str:
-        """The content as JSON, with a line for each run."""
-        changed = [name for name in self._entries if name not in self._encoded]
-        self._encoded |= zip(changed, redacted_json(self._entries[name] for name in changed), strict=True)
-        head = redacted_json([{name: value for name, value in self.content.items() if name != "runs"}], indent=2)[0]
-        entries = ",\n    ".join(self._encoded[name] for name in self._entries)
-        return f'{head.removesuffix("}").rstrip()},\n  "runs": [\n    {entries}\n  ]\n}}\n'
 
 
 def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime) -> dict[str, Any]:

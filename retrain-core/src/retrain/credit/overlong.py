@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,14 +53,10 @@ def soft_punishment(length: int, *, limit: int, zone: int) -> float:
 
 def longest_turn(completion: Completion) -> int:
     """Length of the longest turn: a run of sampled tokens without other tokens or a fresh context in between."""
-    return max((len(run) for run in _runs(completion)), default=0)
-
-
-def _runs(completion: Completion) -> Iterable[np.ndarray]:
     positions = np.flatnonzero(completion.action_T)
     is_start = np.isin(positions, completion.starts)
     # A run also ends where a fresh context begins, although its positions are adjacent.
-    return np.split(positions, np.flatnonzero((np.diff(positions) > 1) | is_start[1:]) + 1)
+    return max(map(len, np.split(positions, np.flatnonzero((np.diff(positions) > 1) | is_start[1:]) + 1)))
 
 
 class MaskedOverlong(WrappedAlgorithm):

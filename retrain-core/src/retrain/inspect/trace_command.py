@@ -45,28 +45,24 @@ def command(ctx: click.Context, as_json: bool, arguments: tuple[str, ...]) -> No
     if as_json:
         click.echo(json.dumps(trace, indent=2))
     else:
-        _show(trace)
+        flow = trace["flow"]
+        click.echo(f"Condition : {flow['condition_label']}")
+        click.echo(f"Backend   : {flow['backend']} (capabilities: {flow['backend_capability_source']})")
+        click.echo(f"Needs     : {', '.join(flow['needs']) or 'nothing could be built'}")
+        click.echo(f"Probes    : {trace['probe_cases_passed']}/{trace['probe_cases_run']} passed")
+        if trace["example"]:
+            click.echo("\nTwo synthetic groups at lambda = 1:")
+            click.echo("  group  reward  tokens  planning   credit min     mean      max")
+            for row in trace["example"]:
+                numbers = "{credit_min:9.4f} {credit_mean:8.4f} {credit_max:8.4f}".format_map(row)
+                click.echo("  {group:>5} {reward:>7.2f} {tokens:>7} {planning_tokens:>9}    ".format_map(row) + numbers)
+            click.echo()
+        for issue in trace["issues"]:
+            label, colour = ("ERROR", "red") if issue["severity"] == ERROR else ("WARN", "yellow")
+            click.secho(f"[{label}] [{issue['category']}] {issue['message']}", fg=colour)
+        click.secho("PASS" if trace["ok"] else "FAIL", fg="green" if trace["ok"] else "red", bold=True)
     if not trace["ok"]:
         ctx.exit(EXIT_FAILED)
-
-
-def _show(trace: dict[str, Any]) -> None:
-    flow = trace["flow"]
-    click.echo(f"Condition : {flow['condition_label']}")
-    click.echo(f"Backend   : {flow['backend']} (capabilities: {flow['backend_capability_source']})")
-    click.echo(f"Needs     : {', '.join(flow['needs']) or 'nothing could be built'}")
-    click.echo(f"Probes    : {trace['probe_cases_passed']}/{trace['probe_cases_run']} passed")
-    if trace["example"]:
-        click.echo("\nTwo synthetic groups at lambda = 1:")
-        click.echo("  group  reward  tokens  planning   credit min     mean      max")
-        for row in trace["example"]:
-            numbers = "{credit_min:9.4f} {credit_mean:8.4f} {credit_max:8.4f}".format_map(row)
-            click.echo("  {group:>5} {reward:>7.2f} {tokens:>7} {planning_tokens:>9}    ".format_map(row) + numbers)
-        click.echo()
-    for issue in trace["issues"]:
-        label, colour = ("ERROR", "red") if issue["severity"] == ERROR else ("WARN", "yellow")
-        click.secho(f"[{label}] [{issue['category']}] {issue['message']}", fg=colour)
-    click.secho("PASS" if trace["ok"] else "FAIL", fg="green" if trace["ok"] else "red", bold=True)
 
 
 def trace_flow(

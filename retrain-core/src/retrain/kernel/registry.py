@@ -64,10 +64,6 @@ class Registry:
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             self.entries.setdefault(name, []).append(entry)
 
-    def primary(self) -> list[Registered]:
-        """Return every entry once, under its own name, sorted."""
-        return [entry for name in sorted(self.entries) for entry in self.entries[name] if entry.spec.name == name]
-
 
 @dataclass(slots=True)
 class Plugins:
@@ -112,7 +108,9 @@ class Plugins:
         return None
 
     def registered(self, kind: Kind) -> list[Registered]:
-        return self.registries[kind].primary()
+        """Return every entry once, under its own name, sorted."""
+        entries = self.registries[kind].entries
+        return [entry for name in sorted(entries) for entry in entries[name] if entry.spec.name == name]
 
     def find(self, kind: Kind, name: str) -> list[Registered]:
         """Return the registrations of a name or alias: none, one, or several when they clash."""

@@ -158,7 +158,9 @@ def check_names(config: Config, plugins: Plugins, tables: Mapping[str, TableEntr
 
 def name_problem(config: Config, plugins: Plugins, path: str, kind: Kind, name: str) -> Problem | None:
     """The problem with the name of a part under a key: no plugin provides it, or several do."""
-    where = place_of(config, path)
+    # A path may name one entry of a key that holds several: `reward.weights math`.
+    key, _, entry = path.partition(" ")
+    where = f"{config.place(key)} {entry}".rstrip()
     problem = problem_with(plugins, kind, name, where=where, search_paths=config.plugins.search_paths)
     if problem is None or plugins.find(kind, name):
         return problem
@@ -166,12 +168,6 @@ def name_problem(config: Config, plugins: Plugins, path: str, kind: Kind, name: 
     from retrain.run.public_package import missing_name
 
     return missing_name(plugins, kind, name, where) or problem
-
-
-def place_of(config: Config, path: str) -> str:
-    """Place of a key, or of one name under a key that holds several: `reward.weights math`."""
-    key, _, entry = path.partition(" ")
-    return f"{config.place(key)} {entry}".rstrip()
 
 
 def check_options(config: Config, plugins: Plugins) -> list[Problem]:

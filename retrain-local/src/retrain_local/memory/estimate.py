@@ -10,7 +10,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrain.api import MemoryEstimate, MemoryPhase, TensorSize, Workload
 from retrain_local.memory import sizes
@@ -47,7 +47,7 @@ def estimate(
         # both phases share a heap and retain some memory of each other; in split mode both run at once
         is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
         kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
-        phases: tuple[MemoryPhase, ...] = (sampling.with_part("heap_kept", kept), training)
+        phases: tuple[MemoryPhase, ...] = (replace(sampling, parts={**sampling.parts, "heap_kept": kept}), training)
         if work.samplers:
             phases = (training.together_with(sampling, name="both at once"),)
         phases = (training,) if work.is_served else phases
@@ -156,9 +156,6 @@ class Blocks:
     def of(self, rows: int) -> int:
         return rows * self.of_row + math.ceil(rows / self.group) * self.of_prompt
 
-    def rows_in(self, blocks: int, most: int) -> int:
-        return max(1, bisect_right(range(1, most + 1), blocks, key=self.of))
-
 
 def row_blocks(work: Workload) -> int:
     return math.ceil((work.prompt_tokens + work.max_tokens) / sizes.BLOCK_SIZE)
@@ -174,7 +171,7 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
     # As large as all rows of a step need, see `retrain_local.sampling.schedule.enough_tokens`.
     if not is_cpu:
         pool = min(pool, wanted * row_blocks(work) + math.ceil(wanted / work.group_size))
-    rows = needed.rows_in(pool, wanted)
+    rows = max(1, bisect_right(range(1, wanted + 1), pool, key=needed.of))
     # Plain PyTorch reads a contiguous copy of all rows. It is at most as large as the cache.
     if is_cpu:
         rows = max(1, min(rows, pool // row_blocks(work)))

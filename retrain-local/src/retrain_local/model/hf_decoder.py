@@ -23,7 +23,7 @@ from retrain_local.attention.packed import MakeAttend
 from retrain_local.attention.rows import Move
 from retrain_local.decoder import Attend, Shape, within
 from retrain_local.model.experts import Routers
-from retrain_local.model.states import Mixed, Mixers, joined, mapped, with_mixers
+from retrain_local.model.states import Mixed, Mixers, PackedMix, joined, mapped
 from retrain_local.model.tunnel import Tunnel, divert
 from retrain_local.model.written import PASSAGE
 
@@ -79,7 +79,7 @@ class HfDecoder:
                 module.__dict__["forward"] = module.forward.args[0]
 
     def packed(self, attend: MakeAttend) -> MakeAttend:
-        return with_mixers(attend) if self.mixers else attend
+        return (lambda spans, device: Mixed(attend(spans, device), PackedMix(spans, device))) if self.mixers else attend
 
     def hidden(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         if self.mixers and self.mixers.is_body:

@@ -158,10 +158,10 @@ def choose_route(model: Any) -> Route:
     ids_N = (torch.arange(SPANS.num_tokens, device=model.device) * 7919 + 17) % vocabulary
     rows = _rows_of(ids_N)
     with torch.no_grad():
-        own, again = ([_logits(model(input_ids=row[None], use_cache=False)) for row in rows] for _ in range(2))
+        own, again = ([model(input_ids=row[None], use_cache=False).logits[0] for row in rows] for _ in range(2))
         if _gap(again, own) > _tolerance(model.dtype):
             raise VaryingLogitsError
-        shorter = _logits(model(input_ids=rows[0][None, :5], use_cache=False))
+        shorter = model(input_ids=rows[0][None, :5], use_cache=False).logits[0]
         if _gap([shorter], [own[0][:5]]) > _tolerance(model.dtype):
             raise NotCausalError
         first = _first_position(model, rows[0])
@@ -197,10 +197,6 @@ def _rows_of(packed_N: Tensor) -> list[Tensor]:
     """Return both rows of a tensor of the packed tokens."""
     shared, *endings = packed_N.split(SPANS.lengths)
     return [torch.cat([shared, ending]) for ending in endings]
-
-
-def _logits(out: Any) -> Tensor:
-    return out.logits[0]
 
 
 def _tolerance(dtype: torch.dtype) -> float:

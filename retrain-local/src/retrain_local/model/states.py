@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retrain_local.attention.packed import MakeAttend, Spans
+from retrain_local.attention.packed import Spans
 from retrain_local.attention.pages import zeros
 from retrain_local.attention.rows import Move, WholeRows
 from retrain_local.decoder import Attend, Scores
@@ -148,11 +148,6 @@ class Mixed:
 
     def __call__(self, layer: int, queries_NHD: Tensor, keys_NKD: Tensor, values_NKD: Tensor, scores: Scores) -> Tensor:
         return self.attend(layer, queries_NHD, keys_NKD, values_NKD, scores)
-
-
-def with_mixers(packed: MakeAttend) -> MakeAttend:
-    """Return the factory of attention over whole rows for a model with mixers."""
-    return lambda spans, device: Mixed(packed(spans, device), PackedMix(spans, device))
 
 
 class PackedMix:

@@ -74,15 +74,11 @@ def set_targets(model: Any, config: LoraConfig, targets: Iterable[str], attentio
         modules |= found
     if model.config.model_type in FUSED_MAMBA:
         modules = {name for name in modules if _last(name) not in UNREACHED}
-    config.target_modules = set(_shortest(model, modules))
+    # The last parts of the names will do if they match nothing else.
+    last = {_last(name) for name in modules}
+    others = {_last(name) for name, _ in model.named_modules() if name not in modules}
+    config.target_modules = set(last if last.isdisjoint(others) else modules)
     config.target_parameters = sorted(parameters) or None
-
-
-def _shortest(model: Any, wanted: Collection[str]) -> Collection[str]:
-    """Return the last parts of these names if they match nothing else, otherwise the names."""
-    last = {_last(name) for name in wanted}
-    others = {_last(name) for name, _ in model.named_modules() if name not in wanted}
-    return last if last.isdisjoint(others) else wanted
 
 
 def _unconverted(model: Any, config: LoraConfig, names: Iterable[str]) -> set[str]:

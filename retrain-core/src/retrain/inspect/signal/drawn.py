@@ -70,17 +70,13 @@ def read_drawn(run: Run) -> Drawn:
             raise damaged(f"{file}:{line}", f"not the record of a completion: {error!r}") from error
         if "difficulty" in record:
             difficulties[record["example_id"]] = str(record["difficulty"])
-    return _columns(rows, tuple(examples), difficulties)
-
-
-def _columns(rows: list[tuple[Any, ...]], examples: tuple[str, ...], difficulties: Mapping[str, str]) -> Drawn:
     columns = zip(*rows, strict=True) if rows else ((),) * 10
     step, group, example, tokens, rewards, credited, outcome, truncated, trained, surplus = columns
     step_N, group_N = np.array(step, dtype=np.int64), np.array(group, dtype=np.int64)
     is_first_N = np.ones(step_N.size, dtype=np.bool_)
     is_first_N[1:] = (np.diff(step_N) != 0) | (np.diff(group_N) != 0)
     return Drawn(
-        examples=examples,
+        examples=tuple(examples),
         difficulties=difficulties,
         step_N=step_N,
         example_N=np.array(example, dtype=np.int64),

@@ -77,9 +77,6 @@ class MemoryPhase:
     def peak_bytes(self) -> int:
         return sum(self.resident.values()) + sum(self.parts.values())
 
-    def with_part(self, name: str, size: int) -> MemoryPhase:
-        return replace(self, parts={**self.parts, name: size})
-
     def together_with(self, other: MemoryPhase, *, name: str) -> MemoryPhase:
         """Both phases at the same time in one memory, with the same resident bytes."""
         names = dict.fromkeys([*self.parts, *other.parts])

@@ -50,7 +50,17 @@ class WandbRecorder(KeepsId):
         self._first_step = 0
 
     def start(self, manifest: Mapping[str, Any], folder: Path) -> None:
-        arguments = run_arguments(manifest, folder)
+        logging_table = manifest["config"]["logging"]
+        tags = [tag.strip() for tag in logging_table["wandb_tags"].split(",")]
+        arguments = {
+            "project": logging_table["wandb_project"] or None,
+            "entity": logging_table["wandb_entity"] or None,
+            "group": logging_table["wandb_group"] or None,
+            "name": run_name(manifest),
+            "tags": [tag for tag in tags if tag] or None,
+            "dir": os.environ.get("WANDB_DIR") or str(folder),
+            "config": {**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},
+        }
         if self._run_id:
             arguments |= {"id": self._run_id, "resume": "allow", "allow_val_change": True}
         self._run = open_run(arguments)
@@ -84,17 +94,3 @@ class WandbRecorder(KeepsId):
         run, self._run = self._run, None
         if run is not None:
             run.finish(exit_code=0 if error is None else 1)
-
-
-def run_arguments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    logging_table = manifest["config"]["logging"]
-    tags = [tag.strip() for tag in logging_table["wandb_tags"].split(",")]
-    return {
-        "project": logging_table["wandb_project"] or None,
-        "entity": logging_table["wandb_entity"] or None,
-        "group": logging_table["wandb_group"] or None,
-        "name": run_name(manifest),
-        "tags": [tag for tag in tags if tag] or None,
-        "dir": os.environ.get("WANDB_DIR") or str(folder),
-        "config": {**named_config(manifest), "retrain": {part: manifest.get(part) for part in PROVENANCE}},
-    }

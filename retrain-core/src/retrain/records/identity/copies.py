@@ -88,12 +88,8 @@ def _public_texts(contents: Iterable[bytes]) -> list[str]:
     """Return the texts without their secrets; empty for a binary file."""
     texts = ["" if b"\0" in content else content.decode("utf-8", "surrogateescape") for content in contents]
     shown: list[str] = redacted(texts)  # all at once: secrets are looked up once
-    return [hide_text(text) if _may_assign_secret(text.lower()) else text for text in shown]
-
-
-def _may_assign_secret(lower: str) -> bool:
-    """True if `hide_text` might change the text; it needs a hundred times as long to find out."""
-    return any(word in lower for word in SECRET_WORDS)
+    # `hide_text` takes a hundred times as long as this look for its words.
+    return [hide_text(text) if any(word in text.lower() for word in SECRET_WORDS) else text for text in shown]
 
 
 def input_digests(identity: Mapping[str, Any]) -> tuple[Any, ...]:

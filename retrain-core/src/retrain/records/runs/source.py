@@ -82,7 +82,28 @@ def find_runs(paths: Sequence[Path]) -> Source:
             what = "is neither a campaign (manifest.json) nor a run (run.json)" if path.is_dir() else "no such folder"
             fix = "give a campaign's folder, or folders of runs; `retrain status` lists them"
             raise ConfigError(Problem(code="compare.no-such-run", where=str(path), what=what, fix=fix))
-    return _runs({path.resolve(): str(path) for path in reversed(paths)}, [path.resolve() for path in paths])
+    names = {path.resolve(): str(path) for path in reversed(paths)}
+    records = {path.resolve(): Run(path.resolve()).record for path in paths}
+    labels = _labels(records)
+    candidates = []
+    for folder, record in records.items():
+        status, seed = status_of_run(folder), record.get("seed")
+        candidates.append(
+            Candidate(
+                name=names[folder],
+                condition=labels[folder],
+                seed=seed if type(seed) is int else None,
+                folder=folder,
+                state=status.state,
+                started=time_of(record.get("started")),
+                problem=status.error if status.state == "unreadable" else "",
+                record=record,
+            )
+        )
+    conditions = tuple(dict.fromkeys(each.condition for each in candidates))
+    # The anytime test depends on the order of seeds: it must not be chosen on the command line.
+    candidates.sort(key=_began)
+    return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
 
 
 def _campaign(folder: Path) -> Source:
@@ -125,30 +146,6 @@ def _campaign(folder: Path) -> Source:
         declared={label: values for label, values in declared.items() if isinstance(values, dict)},
         added_seeds=tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds")))),
     )
-
-
-def _runs(names: Mapping[Path, str], folders: Sequence[Path]) -> Source:
-    records = {folder: Run(folder).record for folder in folders}
-    labels = _labels(records)
-    candidates = []
-    for folder, record in records.items():
-        status, seed = status_of_run(folder), record.get("seed")
-        candidates.append(
-            Candidate(
-                name=names[folder],
-                condition=labels[folder],
-                seed=seed if type(seed) is int else None,
-                folder=folder,
-                state=status.state,
-                started=time_of(record.get("started")),
-                problem=status.error if status.state == "unreadable" else "",
-                record=record,
-            )
-        )
-    conditions = tuple(dict.fromkeys(each.condition for each in candidates))
-    # The anytime test depends on the order of seeds: it must not be chosen on the command line.
-    candidates.sort(key=_began)
-    return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
 
 
 def _began(run: Candidate) -> tuple[bool, float, int, str, str]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ from retrain.tools import capacity
 from retrain.tools.capacity.advice import NO_KEY
 from retrain.tools.capacity.forecast import Past, eval_completion_s, forecast
 from retrain.tools.capacity.shapes import document_of
-from retrain.tools.capacity.show import CARDS_GIB, as_data, gpu_data, known_models, smaller_model, text, verdict
+from retrain.tools.capacity.show import CARDS_GIB, as_data, known_models, options, smaller_model, text, verdict
 
 SIZE = click.IntRange(min=1)
 GPU_HELP = "On CUDA GPUs of this memory, here or not: fits or not, and the key to change."
@@ -96,7 +97,11 @@ def command(
     gpu_bytes, document = int(gpu_memory * 2**30) if gpu_memory else None, document_of(sizes)
     found = forecast(config, plugins, prompt_tokens=prompt, fetch=True, past=past, gpu_bytes=gpu_bytes, sizes=document)
     if as_json:
-        click.echo(json.dumps(gpu_data(found) if gpu_bytes else as_data(found), indent=2, allow_nan=False))
+        data = as_data(found)
+        if gpu_bytes:
+            data |= {"gpu_memory_bytes": found.limit_bytes, "fits": not found.advice}
+            data["options"] = [asdict(option) for option in options(found)]
+        click.echo(json.dumps(data, indent=2, allow_nan=False))
     elif gpu_bytes:
         name = "the model" if document else config.model.model
         near = smaller_model(config, plugins, found) if found.advice == NO_KEY else ""

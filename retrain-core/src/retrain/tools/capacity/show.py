@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -252,11 +252,6 @@ def smaller_model(config: Config, plugins: Plugins, found: Forecast) -> str:
 
 def _with_model(config: Config, name: str) -> Config:
     return replace(config, tables={**config.tables, "model": config.model.model_copy(update={"model": name})})
-
-
-def gpu_data(found: Forecast) -> dict[str, Any]:
-    own = {"gpu_memory_bytes": found.limit_bytes, "fits": not found.advice}
-    return {**as_data(found), **own, "options": [asdict(option) for option in options(found)]}
 
 
 def known_models(

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from retrain.credit.logprob_gap import LogprobGap, measure_gap
+from retrain.credit.logprob_gap import measure_gap
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.diagnosis import Diagnosis
 from retrain.kernel.errors import EXIT_FAILED, BackendError, ConfigError, Problem, RetrainError
@@ -126,17 +126,6 @@ QUESTIONS = (
 
 
 def compare(config: Config, plugins: Plugins) -> tuple[Diagnosis, dict[str, Any]]:
-    gap = logprob_gap(config, plugins)
-    detail = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
-    numbers = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
-    found = Diagnosis(name="log-probabilities", status="ok", detail=detail, needed=True)
-    if gap.mean > MAX_MEAN_GAP:
-        fix = "use the same weights, temperature and dtype in both; [algorithm] tis_cap softens a small gap"
-        found = replace(found, status="failed", detail=f"{detail}; the mean must be at most {MAX_MEAN_GAP:g}", fix=fix)
-    return found, {**numbers, "max_mean_gap": MAX_MEAN_GAP}
-
-
-def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
     """Load the model, sample at most 64 tokens per question, and compare their log-probabilities with the trainer's.
 
     BackendError when the backend does not report its trainer's log-probabilities, or one of them is not finite.
@@ -162,7 +151,13 @@ def logprob_gap(config: Config, plugins: Plugins) -> LogprobGap:
     if math.isnan(gap.mean):
         what, fix = "some log-probabilities of sampler or trainer are not finite", "try another dtype or model"
         raise BackendError(Problem(code="doctor.logprobs-not-finite", what=what, fix=fix))
-    return gap
+    detail = f"mean gap {gap.mean:.2g}, max {gap.max:.2g} nats on {gap.num_tokens} tokens of {len(QUESTIONS)} prompts"
+    numbers = {"prompts": len(QUESTIONS), "tokens": gap.num_tokens, "mean": gap.mean, "max": gap.max}
+    found = Diagnosis(name="log-probabilities", status="ok", detail=detail, needed=True)
+    if gap.mean > MAX_MEAN_GAP:
+        fix = "use the same weights, temperature and dtype in both; [algorithm] tis_cap softens a small gap"
+        found = replace(found, status="failed", detail=f"{detail}; the mean must be at most {MAX_MEAN_GAP:g}", fix=fix)
+    return found, {**numbers, "max_mean_gap": MAX_MEAN_GAP}
 
 
 def _sampler_logprobs(sample: Sample, config: Config) -> Floats:

@@ -109,14 +109,10 @@ def command(
     if as_json:
         click.echo(json.dumps({"results": [result.as_data() for result in results]}, indent=2, allow_nan=False))
         return
-    click.echo("\n".join(map(printable, shown_results(results))))
-
-
-def shown_results(results: Sequence[Result]) -> list[str]:
     lines = table_lines(HEADS, map(_row, results), num_names=len(HEADS))
     notes = list(dict.fromkeys(_notes(results)))
     folders = list(dict.fromkeys(str(result.file.parent) for result in results))
-    return [*lines, "", *notes, f"Scores of every example: {', '.join(folders)}"]
+    click.echo("\n".join(map(printable, [*lines, "", *notes, f"Scores of every example: {', '.join(folders)}"])))
 
 
 def _row(result: Result) -> tuple[str, ...]:

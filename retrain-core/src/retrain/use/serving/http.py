@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from retrain.use.serving.batcher import Inbox
-from retrain.use.serving.objects import ResponseWriter, Writer, error_object, model_object, parse_response
+from retrain.use.serving.objects import ResponseWriter, Writer, error_object, parse_response
 from retrain.use.serving.parse import RequestError, parse
 from retrain.use.serving.service import Answer, Answers
 from retrain.web import Server
@@ -58,7 +58,9 @@ class ApiServer(Server):
 
     async def _models(self, request: Request) -> Response:
         service = self._service(request)
-        entries = {name: model_object(name, self._created, service.limit) for name in service.models}
+        common: dict[str, Any] = {"object": "model", "created": self._created, "owned_by": "retrain"}
+        common |= {} if service.limit is None else {"max_model_len": service.limit}
+        entries = {name: {"id": name, **common} for name in service.models}
         if "name" not in request.path_params:
             return _json_response({"object": "list", "data": list(entries.values())})
         entry = entries.get(request.path_params["name"])

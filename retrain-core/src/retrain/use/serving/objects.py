@@ -36,11 +36,6 @@ def error_object(error: RequestError) -> Json:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-def model_object(name: str, created: int, limit: int | None) -> Json:
-    entry: Json = {"id": name, "object": "model", "created": created, "owned_by": "retrain"}
-    return entry if limit is None else entry | {"max_model_len": limit}
-
-
 class Writer:
     """The objects of one answer, whole or as the chunks of a stream; they share id and time."""
 
