@@ -32,6 +32,7 @@ from retrain_local.export.merged import (
     read_adapter_file,
     refusal,
 )
+from retrain_local.memory.shape import read_shape
 from retrain_local.memory.sizes import AUTO_DTYPE, runs
 from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
 from retrain_local.model.load import DTYPES, create_pair
@@ -112,7 +113,7 @@ def _compared(
     export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights | None, kind: str
 ) -> tuple[Gap, float | None]:
     tokenizer = folder.source.path if export.form == "gguf" else str(export.out)
-    ids = texts_ids(tokenizer, folder, int((folder.document.get("text_config") or folder.document)["vocab_size"]))
+    ids = texts_ids(tokenizer, folder, read_shape(folder.weights(), where=folder.where).vocabulary)
 
     options = gguf_file.read_options(folder) if export.form == "gguf" else {}
     # both models are loaded one after the other, never at once

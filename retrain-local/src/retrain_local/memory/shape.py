@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,12 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
         what = f"{file} is not the configuration of a model"
         raise _refused(where, what=what, code="model.bad-config-json")
     is_part = text is not document
+    if is_part:
+        # Such files may hold only what differs from the defaults (Gemma 3).
+        with suppress(Exception):
+            from transformers import AutoConfig
+
+            text = AutoConfig.for_model(**document).get_text_config(decoder=True).to_dict()
     shape = shape_of(text, file=file, where=where, counted=count_parameters(folder, is_part=is_part))
     # The native decoder reads only files without other parts.
     return replace(shape, is_native=shape.is_native and not is_part)
