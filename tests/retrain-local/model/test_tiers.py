@@ -103,6 +103,24 @@ def test_all_weights_are_trained_and_what_no_gradient_trains_is_kept(
     check_same_rows(*(local.roll(each, requests=REQUESTS, max_tokens=8, step=2) for each in (resumed, backend)))
 
 
+@pytest.mark.parametrize("rank", [4, 0])
+def test_weights_that_inference_divides_are_saved_whole(rank: int, local: Local, tmp_path: Path) -> None:
+    small_model("rwkv", num_hidden_layers=5, rescale_every=2).save_pretrained(tmp_path / "model")
+    backend = local.make(tmp_path / "model", rank=rank)
+    backend.train(local.roll(backend, requests=REQUESTS, max_tokens=8))
+    backend.publish()
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8, step=1)
+    written = saved(tmp_path / "written", backend.save_adapter)
+    if not rank:
+        assert own_gap(AutoModelForCausalLM.from_pretrained(written).eval(), batch) < 1e-4
+        return
+    model = plain_model(tmp_path / "model", written).eval()
+    assert own_gap(model, batch) < 1e-4
+    before = plain_model(tmp_path / "model", written)
+    before.merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert own_gap(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval(), batch) < 1e-4
+
+
 @pytest.mark.parametrize("kind", first_or_long(list(COMPOSITES)))
 @pytest.mark.parametrize("rank", [4, 0])
 def test_the_text_of_a_larger_checkpoint_fits_the_whole(

@@ -31,7 +31,7 @@ from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.plain import PlainDecoder
 from retrain_local.model.probe import NotCausalError, Route, VaryingLogitsError, choose_route
 from retrain_local.model.projection import Matrix, frozen_matrix, own_matrix
-from retrain_local.model.targets import UnknownTargetError, is_product, set_targets
+from retrain_local.model.targets import RESCALE, UnknownTargetError, is_product, set_targets
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
 log = logging.getLogger("retrain")
@@ -50,6 +50,9 @@ def load_base(folder: Folder, place: Placement) -> tuple[Any, Whole | None]:
     options: dict[str, Any] = {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     config = AutoConfig.from_pretrained(folder.source.path, **options)
     text = text_config(config)
+    if hasattr(config, RESCALE):
+        # RWKV would divide the weights of later layers in place when it reads: trained ones would be saved divided.
+        config.rescaled_from, config.rescale_every = config.rescale_every, 0
     options |= {"dtype": place.trainer_dtype, "config": config if text is None else text}
     if text is not None:
         options["key_mapping"] = TEXT_NAMES
