@@ -20,9 +20,11 @@ PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falco
 # the names that a text-only model has.
 TEXT_NAMES = {
     r"^model\.language_model\.": "model.",
+    r"^model\.text_model\.": "model.",
     r"^language_model\.model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
+BODY = "model.layers.", "model.embed_tokens.", "model.norm."  # of a text part that has no name in the files
 MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
@@ -114,7 +116,7 @@ class ModelShape:
 
 
 def is_text(name: str) -> bool:
-    return name.startswith("lm_head.") or any(re.match(pattern, name) for pattern in TEXT_NAMES)
+    return name.startswith(("lm_head.", *BODY)) or any(re.match(pattern, name) for pattern in TEXT_NAMES)
 
 
 def _refused(where: str, *, what: str, code: str) -> ConfigError:

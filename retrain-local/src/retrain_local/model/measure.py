@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from retrain_local.memory.shape import Kept
 from retrain_local.memory.sizes import Activations
 from retrain_local.model.activations import measure_activations
 from retrain_local.model.adapter import Lora
-from retrain_local.model.composite import text_config
+from retrain_local.model.composite import built, is_whole, text_config
 from retrain_local.model.experts import layer_number
 from retrain_local.model.hf_model import attach, quiet
 from retrain_local.model.probe import Route, choose_route
@@ -48,12 +48,12 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         if not config.architectures:  # sizes from a table or a command, not from a model's own file
             return None
-        text = text_config(config) or config
+        text = config.get_text_config(decoder=True) if is_whole(config) else text_config(config) or config
         kinds = _kinds(text)
         with torch.device("meta"):
-            whole = AutoModelForCausalLM.from_config(text)
+            whole = built(config, text)
         adapted = _adapted(whole)
-        wide, narrow = (_shallow(text, kinds, share) for share in SHARES)
+        wide, narrow = (_shallow(config, text, kinds, share) for share in SHARES)
         if wide is None or narrow is None:
             return None
         route = choose_route(wide)
@@ -122,7 +122,7 @@ def _times(kinds: list[Any]) -> dict[int, int]:
     return dict(enumerate(counts if len(counts) > 1 else [1, counts[0] - 1]))
 
 
-def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
+def _shallow(config: Any, text: Any, kinds: list[Any], share: int) -> Any | None:
     """Return a random model with one layer of each kind, or two of the only one, and a share of the inner sizes.
 
     None if that is too large.
@@ -145,13 +145,13 @@ def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
         elif name.endswith("_token_id") and not (isinstance(value, int) and value < FEW["vocab_size"]):
             setattr(copied, name, None)
     with torch.device("meta"):
-        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(copied).parameters())
+        count = sum(p.numel() for p in built(config, copied).parameters())
     if count > MOST_PARAMETERS:
         return None
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with torch.device("meta"):  # where torch's own initialisation, replaced below, costs nothing
-            model = AutoModelForCausalLM.from_config(copied, dtype=torch.float32, attn_implementation="eager")
+            model = built(config, copied, dtype=torch.float32, attn_implementation="eager")
         model.to_empty(device="cpu").init_weights()
     return model.eval().requires_grad_(False)
 
