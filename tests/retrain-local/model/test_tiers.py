@@ -235,6 +235,13 @@ def test_few_slots_put_rows_aside_and_change_nothing(local: Local, folders: Call
             assert a.logprobs_T == pytest.approx(b.logprobs_T, abs=1e-5)
 
 
+def test_a_model_without_attention_is_paged_by_its_states() -> None:
+    route = choose_route(small_model("lfm2", layer_types=["conv"] * 4))
+    assert not route.why
+    assert route.mixers is not None
+    assert len(route.mixers.layers) == 4
+
+
 def test_a_model_that_sees_later_tokens_is_refused(local: Local, tmp_path: Path) -> None:
     small_model("roberta", is_decoder=False).save_pretrained(tmp_path)
     with pytest.raises(ConfigError) as caught:

@@ -214,7 +214,9 @@ def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
 
 
 def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
-    cache = getattr(model(input_ids=row_T[None], use_cache=True), CACHES[0], None)
+    cache = None
+    with suppress(ValueError):  # transformers' cache counts no tokens where no layer has attention
+        cache = getattr(model(input_ids=row_T[None], use_cache=True), CACHES[0], None)
     is_other = isinstance(cache, DynamicCache) and type(cache) is not DynamicCache
     empty = type(cache) if is_other else partial(DynamicCache, config=model.config.get_text_config(decoder=True))
     _use(ATTENTION, model)
