@@ -242,6 +242,24 @@ def test_a_model_without_attention_is_paged_by_its_states() -> None:
     assert len(route.mixers.layers) == 4
 
 
+def test_a_prompt_of_one_token_begins_as_the_model_does(local: Local, tmp_path: Path) -> None:
+    model = small_model("zaya", num_hidden_layers=2, attention_bias=True)  # the bias is part of its first state
+    model.save_pretrained(tmp_path)
+    batch = local.roll(local.make(tmp_path), requests=REQUESTS, max_tokens=8)
+    assert min(len(request.prompt_T) for request in REQUESTS) == 1
+    assert own_gap(model, batch) < 1e-4
+
+
+def test_experts_of_any_size_are_trained(local: Local, tmp_path: Path) -> None:
+    model = small_model("qwen3_moe", moe_intermediate_size=30)
+    model.save_pretrained(tmp_path)
+    model.set_experts_implementation("eager")  # torch refuses to group their products
+    backend = local.make(tmp_path)
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8)
+    assert own_gap(model, batch) < 1e-4
+    backend.train(batch)
+
+
 def test_a_model_that_sees_later_tokens_is_refused(local: Local, tmp_path: Path) -> None:
     small_model("roberta", is_decoder=False).save_pretrained(tmp_path)
     with pytest.raises(ConfigError) as caught:

@@ -25,6 +25,7 @@ from retrain_local.model import composite
 from retrain_local.model.activations import measure_activations
 from retrain_local.model.adapter import ADAPTER, PREFIX, Lora, adapter_config, file_names
 from retrain_local.model.composite import Whole, text_config, whole_of
+from retrain_local.model.experts import fit_experts
 from retrain_local.model.full import ReadsReference
 from retrain_local.model.hf_decoder import HfDecoder
 from retrain_local.model.model_files import Folder, ModelFiles
@@ -72,6 +73,7 @@ def load_base(folder: Folder, place: Placement) -> tuple[Any, Whole | None]:
     if model.get_output_embeddings() is None:
         what, fix = f"{type(model).__name__} has no language-model head", "name a causal language model"
         raise folder.refused(code="model.no-head", what=what, fix=fix)
+    fit_experts(model)
     whole = None if text is None and not reads_whole else whole_of(config, model)
     return model.requires_grad_(False).eval().to(place.trainer), whole
 

@@ -340,10 +340,16 @@ def _hooked(body: nn.Module, begin: Any, end: Any) -> ExitStack:
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:
     """Return `mixers` with `is_chunked` by a trial; UnsupportedAttentionError if they cannot continue from a state."""
     positions_T = torch.arange(len(row_T), device=row_T.device)
+    attend = PaddedAttend(Spans.apart((len(row_T),)), row_T.device)
+
+    def is_own(lengths: Sequence[int], **given: bool) -> bool:
+        hidden = decoder.hidden(row_T, positions_T, Mixed(attend, Pieces(mixers, lengths, **given)))
+        return _gap([decoder.logits(hidden)], [own_TV]) <= _tolerance(decoder.dtype)
+
+    if not is_own((1,) * len(row_T), from_zeros=True):  # as the slot of a row without an earlier token is
+        raise UnsupportedAttentionError("its layers do not begin from a state of zeros")
     for lengths in (PIECES, STEPS):
-        attend = PaddedAttend(Spans.apart((len(row_T),)), row_T.device)
-        hidden = decoder.hidden(row_T, positions_T, Mixed(attend, Pieces(mixers, lengths)))
-        if _gap([decoder.logits(hidden)], [own_TV]) <= _tolerance(decoder.dtype):
+        if is_own(lengths):
             return replace(mixers, is_chunked=lengths is PIECES)
     raise UnsupportedAttentionError("its layers cannot continue from a stored state")
 
