@@ -84,6 +84,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "longcat_flash": LATENT | {"head_dim": 8},
     "mamba2": {"num_heads": 4, "head_dim": 24},
     "nemotron_h": {"layer_types": ["linear_attention", "moe", "full_attention", "mlp"]},
+    "qwen3_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}},
     "stablelm": {"head_dim": None, "partial_rotary_factor": 0.5},
     "xlstm": {"hidden_size": 128},  # its cache rounds sizes of heads to such
     "zaya": {"num_experts_per_tok": 1},
@@ -131,6 +132,8 @@ COMPOSITES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", "Gemma4ForConditionalGeneration", VISION),
     "llama4": ("llama4_text", "Llama4ForConditionalGeneration", VISION),
     "mistral3": ("mistral", "Mistral3ForConditionalGeneration", VISION | {"model_type": "pixtral"}),
+    "qwen3_vl": ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", VISION),  # its text has no class with a head
+    "smolvlm": ("llama", "SmolVLMForConditionalGeneration", VISION),
 }
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.model.load import create_pair
 from retrain_local.model.model_files import Source
 from retrain_local.model.pair import Pair
+from tests.kit.causal_types import small_model
 from tests.kit.local_backend import Local
 from tests.kit.problems import codes_in
 
@@ -188,6 +191,25 @@ def test_a_cached_model(local: Local, model_folder: Path, tmp_path: Path, monkey
         (snapshot / missing).unlink()
         with pytest.raises(ConfigError, match=said):
             cached()
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_loads_without_a_word_about_kernels_that_it_does_not_use(tmp_path: Path) -> None:
+    small_model("gpt2").save_pretrained(tmp_path)
+    code = f"""
+import torch
+from retrain_local.model.load import create_pair
+from retrain_local.model.model_files import Source
+from retrain_local.options import ModelKeys
+from retrain.kernel.config import schema
+from retrain.kernel.config.resolved import Config
+Model = type("Model", (schema.ModelTable, ModelKeys), {{}})
+tables = {{"model": Model(model={str(tmp_path)!r}), "lora": schema.LoraTable()}}
+source = Source(path={str(tmp_path)!r}, offline=True)
+create_pair(Config(tables=tables), source, trainer_device=torch.device("cpu"), seed=1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_builtin_model_is_a_folder_and_other_names_are_left_to_others() -> None:

@@ -388,6 +388,14 @@ def test_sizes_are_read_under_the_names_of_other_types(kind: str, tmp_path: Path
     assert 0 < shape.heads <= shape.hidden
 
 
+def test_a_text_part_that_names_only_some_sizes_has_the_defaults_of_its_type(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    shape = read_shape(tmp_path, where="")
+    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_size) == (34, 8, 4, 256)
+    assert shape.vocabulary == 262208
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

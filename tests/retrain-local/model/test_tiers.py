@@ -103,6 +103,24 @@ def test_all_weights_are_trained_and_what_no_gradient_trains_is_kept(
     check_same_rows(*(local.roll(each, requests=REQUESTS, max_tokens=8, step=2) for each in (resumed, backend)))
 
 
+@pytest.mark.parametrize("rank", [4, 0])
+def test_weights_that_inference_divides_are_saved_whole(rank: int, local: Local, tmp_path: Path) -> None:
+    small_model("rwkv", num_hidden_layers=5, rescale_every=2).save_pretrained(tmp_path / "model")
+    backend = local.make(tmp_path / "model", rank=rank)
+    backend.train(local.roll(backend, requests=REQUESTS, max_tokens=8))
+    backend.publish()
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8, step=1)
+    written = saved(tmp_path / "written", backend.save_adapter)
+    if not rank:
+        assert own_gap(AutoModelForCausalLM.from_pretrained(written).eval(), batch) < 1e-4
+        return
+    model = plain_model(tmp_path / "model", written).eval()
+    assert own_gap(model, batch) < 1e-4
+    before = plain_model(tmp_path / "model", written)
+    before.merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert own_gap(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval(), batch) < 1e-4
+
+
 @pytest.mark.parametrize("kind", first_or_long(list(COMPOSITES)))
 @pytest.mark.parametrize("rank", [4, 0])
 def test_the_text_of_a_larger_checkpoint_fits_the_whole(
@@ -215,6 +233,31 @@ def test_few_slots_put_rows_aside_and_change_nothing(local: Local, folders: Call
         for a, b in zip(left, right, strict=True):
             assert a.tokens_T.tolist() == b.tokens_T.tolist()
             assert a.logprobs_T == pytest.approx(b.logprobs_T, abs=1e-5)
+
+
+def test_a_model_without_attention_is_paged_by_its_states() -> None:
+    route = choose_route(small_model("lfm2", layer_types=["conv"] * 4))
+    assert not route.why
+    assert route.mixers is not None
+    assert len(route.mixers.layers) == 4
+
+
+def test_a_prompt_of_one_token_begins_as_the_model_does(local: Local, tmp_path: Path) -> None:
+    model = small_model("zaya", num_hidden_layers=2, attention_bias=True)  # the bias is part of its first state
+    model.save_pretrained(tmp_path)
+    batch = local.roll(local.make(tmp_path), requests=REQUESTS, max_tokens=8)
+    assert min(len(request.prompt_T) for request in REQUESTS) == 1
+    assert own_gap(model, batch) < 1e-4
+
+
+def test_experts_of_any_size_are_trained(local: Local, tmp_path: Path) -> None:
+    model = small_model("qwen3_moe", moe_intermediate_size=30)
+    model.save_pretrained(tmp_path)
+    model.set_experts_implementation("eager")  # torch refuses to group their products
+    backend = local.make(tmp_path)
+    batch = local.roll(backend, requests=REQUESTS, max_tokens=8)
+    assert own_gap(model, batch) < 1e-4
+    backend.train(batch)
 
 
 def test_a_model_that_sees_later_tokens_is_refused(local: Local, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from retrain_local.export.merged import (
     read_adapter_file,
     refusal,
 )
+from retrain_local.memory.shape import read_shape
 from retrain_local.memory.sizes import AUTO_DTYPE, runs
 from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
 from retrain_local.model.load import DTYPES, create_pair
@@ -112,7 +113,7 @@ def _compared(
     export: ModelExport, folder: Folder, adapter: AdapterFile | None, weights: MergedWeights | None, kind: str
 ) -> tuple[Gap, float | None]:
     tokenizer = folder.source.path if export.form == "gguf" else str(export.out)
-    ids = texts_ids(tokenizer, folder, int((folder.document.get("text_config") or folder.document)["vocab_size"]))
+    ids = texts_ids(tokenizer, folder, read_shape(folder.weights(), where=folder.where).vocabulary)
 
     options = gguf_file.read_options(folder) if export.form == "gguf" else {}
     # both models are loaded one after the other, never at once
@@ -271,13 +272,14 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
     with without_advice():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from retrain_local.model.composite import text_config, whole_class
+        from retrain_local.model.composite import is_whole, text_config, whole_class
         from retrain_local.model.hf_model import quiet
     options |= {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     # The GGUF reader writes a progress bar to standard error.
     with folder.refusals(CPU), quiet(), redirect_stderr(StringIO()):
         config = AutoConfig.from_pretrained(path, **options)
-        made = AutoModelForCausalLM if text_config(config) is None else whole_class(config)
+        is_text = text_config(config) is None and not is_whole(config)
+        made = AutoModelForCausalLM if is_text else whole_class(config)
         model = made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager", **options)
     is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
     # transformers keeps GGUF weights packed in newer versions, and cannot widen them.

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "phi", "falco
 # the names that a text-only model has.
 TEXT_NAMES = {
     r"^model\.language_model\.": "model.",
+    r"^model\.text_model\.": "model.",
     r"^language_model\.model\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
 }
+BODY = "model.layers.", "model.embed_tokens.", "model.norm."  # of a text part that has no name in the files
 MAX_SIZE = 2**40  # a larger number in config.json cannot be a size
 MAX_HEADER_BYTES = 2**27  # the format's own limit is 100 MB
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
@@ -113,7 +116,7 @@ class ModelShape:
 
 
 def is_text(name: str) -> bool:
-    return name.startswith("lm_head.") or any(re.match(pattern, name) for pattern in TEXT_NAMES)
+    return name.startswith(("lm_head.", *BODY)) or any(re.match(pattern, name) for pattern in TEXT_NAMES)
 
 
 def _refused(where: str, *, what: str, code: str) -> ConfigError:
@@ -131,6 +134,12 @@ def read_shape(folder: Path, *, where: str) -> ModelShape:
         what = f"{file} is not the configuration of a model"
         raise _refused(where, what=what, code="model.bad-config-json")
     is_part = text is not document
+    if is_part:
+        # Such files may hold only what differs from the defaults (Gemma 3).
+        with suppress(Exception):
+            from transformers import AutoConfig
+
+            text = AutoConfig.for_model(**document).get_text_config(decoder=True).to_dict()
     shape = shape_of(text, file=file, where=where, counted=count_parameters(folder, is_part=is_part))
     # The native decoder reads only files without other parts.
     return replace(shape, is_native=shape.is_native and not is_part)

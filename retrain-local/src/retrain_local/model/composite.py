@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,33 @@ def text_config(config: Any) -> Any | None:
     return text if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else None
 
 
+def is_whole(config: Any) -> bool:
+    """True if the class of the whole reads the text too, since its text part has no class with a head."""
+    return text_config(config) is None and has_whole(config)
+
+
+def has_whole(config: Any) -> bool:
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def without_towers(model: Any) -> Any:
+    """Remove all modules of a whole model that are next to the text's body."""
+    parent, _, body = body_path(model).rpartition(".")
+    module = model.get_submodule(parent)
+    for name in [name for name, _ in module.named_children() if parent and name != body]:
+        delattr(module, name)
+    return model
+
+
+def built(config: Any, text: Any, **options: Any) -> Any:
+    """Return the random model that `config` describes, with `text` as its text part, and nothing else."""
+    if not is_whole(config):
+        return transformers.AutoModelForCausalLM.from_config(text, **options)
+    given = copy.copy(config)
+    given.text_config = text
+    return without_towers(whole_class(config)._from_config(given, **options))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
     """The whole model's names: `body` and `head` are pairs of a module's name in the text model and in the whole."""
@@ -39,7 +67,7 @@ class Whole:
     def stored(self, parameters: Iterable[str], files: Collection[str]) -> dict[str, str]:
         """Return the name of each parameter in the files, or in the whole if the files split it differently."""
         found = {_text_name(name): name for name in files}
-        return {name: found.get(name, self.name(name)) for name in parameters}
+        return {name: found.get(_text_name(name), self.name(name)) for name in parameters}
 
 
 def others(files: Iterable[str], parameters: Collection[str]) -> tuple[str, ...]:
@@ -64,7 +92,7 @@ def has_modules(folder: Folder, names: Iterable[str]) -> bool:
     options = {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     config = transformers.AutoConfig.from_pretrained(folder.source.path, **options)
     with torch.device("meta"):
-        if text_config(config) is None:
+        if text_config(config) is None and not is_whole(config):
             model = transformers.AutoModelForCausalLM.from_config(config)
         else:
             model = whole_class(config)(config)

@@ -126,6 +126,13 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
     return Routers(names=tuple(found), experts=experts, chosen=chosen, can_replay=can_replay)
 
 
+def fit_experts(model: Any) -> None:
+    """Compute experts one by one if torch cannot group their products: in bf16 it needs rows of eight numbers."""
+    shapes = (p.shape[1:] for name, p in model.named_parameters() if p.dim() == 3 and "experts" in name)
+    if any(size % 8 for shape in shapes for size in shape) and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+
+
 def layer_number(name: str) -> int:
     """Return the number in a module's name; 0 for a module outside the layers."""
     return int(next(filter(str.isdecimal, name.split(".")), 0))

@@ -21,9 +21,11 @@ from transformers.utils import logging as transformers_logging
 from retrain.api import ConfigError, Problem
 from retrain_local.memory import sizes
 from retrain_local.memory.shape import TEXT_NAMES
+from retrain_local.model import composite
 from retrain_local.model.activations import measure_activations
 from retrain_local.model.adapter import ADAPTER, PREFIX, Lora, adapter_config, file_names
-from retrain_local.model.composite import Whole, others, text_config, whole_of
+from retrain_local.model.composite import Whole, text_config, whole_of
+from retrain_local.model.experts import fit_experts
 from retrain_local.model.full import ReadsReference
 from retrain_local.model.hf_decoder import HfDecoder
 from retrain_local.model.model_files import Folder, ModelFiles
@@ -31,7 +33,7 @@ from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.plain import PlainDecoder
 from retrain_local.model.probe import NotCausalError, Route, VaryingLogitsError, choose_route
 from retrain_local.model.projection import Matrix, frozen_matrix, own_matrix
-from retrain_local.model.targets import UnknownTargetError, is_product, set_targets
+from retrain_local.model.targets import RESCALE, UnknownTargetError, is_product, set_targets
 from retrain_local.model.weights import Reader, UnfitWeightsError
 
 log = logging.getLogger("retrain")
@@ -50,28 +52,37 @@ def load_base(folder: Folder, place: Placement) -> tuple[Any, Whole | None]:
     options: dict[str, Any] = {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     config = AutoConfig.from_pretrained(folder.source.path, **options)
     text = text_config(config)
+    if hasattr(config, RESCALE):
+        # RWKV would divide the weights of later layers in place when it reads: trained ones would be saved divided.
+        config.rescaled_from, config.rescale_every = config.rescale_every, 0
     options |= {"dtype": place.trainer_dtype, "config": config if text is None else text}
-    if text is not None:
-        options["key_mapping"] = TEXT_NAMES
-    model, missing = _read(folder, options)
-    if text is not None and missing == ["lm_head.weight"]:
-        # The whole ties its head to the embedding, and its text configuration does not say so.
-        text.tie_word_embeddings = True
-        model, missing = _read(folder, options)
+    reads_whole, missing = composite.is_whole(config), list[str]()
+    if not reads_whole:
+        options |= {} if text is None else {"key_mapping": TEXT_NAMES}
+        model, missing = _read(AutoModelForCausalLM, folder, options)
+        if text is not None and missing == ["lm_head.weight"]:
+            # The whole ties its head to the embedding, and its text configuration does not say so.
+            text.tie_word_embeddings = True
+            model, missing = _read(AutoModelForCausalLM, folder, options)
+    if reads_whole or (missing and composite.has_whole(config)):
+        # The files may have names that only the class of the whole converts.
+        model, missing = _read(composite.whole_class(config), folder, options | {"key_mapping": None, "config": config})
+        model = composite.without_towers(model)
     if missing:
         raise UnfitWeightsError.missing(missing)
     if model.get_output_embeddings() is None:
         what, fix = f"{type(model).__name__} has no language-model head", "name a causal language model"
         raise folder.refused(code="model.no-head", what=what, fix=fix)
-    whole = None if text is None else whole_of(config, model)
+    fit_experts(model)
+    whole = None if text is None and not reads_whole else whole_of(config, model)
     return model.requires_grad_(False).eval().to(place.trainer), whole
 
 
-def _read(folder: Folder, options: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Return the model, and the weights that its files lack."""
+def _read(made: Any, folder: Folder, options: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Return the model of this class, and the weights that its files lack."""
     given = {"use_safetensors": True, "output_loading_info": True, "attn_implementation": "eager"}
     with quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(folder.source.path, **given, **options)
+        model, report = made.from_pretrained(folder.source.path, **given, **options)
     return model, sorted(report["missing_keys"])
 
 
@@ -346,7 +357,7 @@ def create_hf_full_pair(folder: Folder, place: Placement) -> Pair:
         dtypes=dtypes,
         fixed=fixed if whole is None else {whole.name(name): tensor for name, tensor in fixed.items()},
         source=folder.weights(),
-        others=others(in_files, parameters) if whole is not None else (),
+        others=composite.others(in_files, names.values()) if whole is not None else (),
     )
     given = {"total": total, "adapter_config": {}, "files": files}
     return _pair(folder, route, trained, made, names, parameters=parameters, **given)

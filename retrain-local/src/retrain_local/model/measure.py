@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from retrain_local.memory.shape import Kept
 from retrain_local.memory.sizes import Activations
 from retrain_local.model.activations import measure_activations
 from retrain_local.model.adapter import Lora
-from retrain_local.model.composite import text_config
-from retrain_local.model.experts import layer_number
+from retrain_local.model.composite import built, is_whole, text_config
+from retrain_local.model.experts import fit_experts, layer_number
 from retrain_local.model.hf_model import attach, quiet
 from retrain_local.model.probe import Route, choose_route
 from retrain_local.model.states import tensors_in
@@ -48,12 +48,12 @@ def measure(folder: Path, *, rank: int, trust_remote_code: bool = False) -> Kept
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         if not config.architectures:  # sizes from a table or a command, not from a model's own file
             return None
-        text = text_config(config) or config
+        text = config.get_text_config(decoder=True) if is_whole(config) else text_config(config) or config
         kinds = _kinds(text)
         with torch.device("meta"):
-            whole = AutoModelForCausalLM.from_config(text)
+            whole = built(config, text)
         adapted = _adapted(whole)
-        wide, narrow = (_shallow(text, kinds, share) for share in SHARES)
+        wide, narrow = (_shallow(config, text, kinds, share) for share in SHARES)
         if wide is None or narrow is None:
             return None
         route = choose_route(wide)
@@ -122,7 +122,12 @@ def _times(kinds: list[Any]) -> dict[int, int]:
     return dict(enumerate(counts if len(counts) > 1 else [1, counts[0] - 1]))
 
 
-def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
+def _shared(size: int, share: int) -> int:
+    # Experts are grouped in the copy if they are in the model, see `fit_experts`.
+    return size if size % (8 * max(SHARES)) else size // share
+
+
+def _shallow(config: Any, text: Any, kinds: list[Any], share: int) -> Any | None:
     """Return a random model with one layer of each kind, or two of the only one, and a share of the inner sizes.
 
     None if that is too large.
@@ -131,13 +136,13 @@ def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
     places = places if len(places) > 1 else places * 2
     for name, value in _lists(text).items():
         few = [value[place] for place in places]
-        setattr(copied, name, [each // share for each in few] if name in INNER else few)
+        setattr(copied, name, [_shared(each, share) for each in few] if name in INNER else few)
     copied.num_hidden_layers = len(places)
     if hasattr(text, "num_blocks"):
         copied.num_blocks = len(places)
     for name, value in vars(text).items():
         if isinstance(value, int) and (name in FEW or name in INNER):
-            setattr(copied, name, min(value, FEW[name]) if name in FEW else value // share)
+            setattr(copied, name, min(value, FEW[name]) if name in FEW else _shared(value, share))
         elif name == FIRST_DENSE and value:
             copied.first_k_dense_replace = sum(place < value for place in places)
         elif name == LAST_SHARED and value:
@@ -145,14 +150,15 @@ def _shallow(text: Any, kinds: list[Any], share: int) -> Any | None:
         elif name.endswith("_token_id") and not (isinstance(value, int) and value < FEW["vocab_size"]):
             setattr(copied, name, None)
     with torch.device("meta"):
-        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(copied).parameters())
+        count = sum(p.numel() for p in built(config, copied).parameters())
     if count > MOST_PARAMETERS:
         return None
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         with torch.device("meta"):  # where torch's own initialisation, replaced below, costs nothing
-            model = AutoModelForCausalLM.from_config(copied, dtype=torch.float32, attn_implementation="eager")
+            model = built(config, copied, dtype=torch.float32, attn_implementation="eager")
         model.to_empty(device="cpu").init_weights()
+    fit_experts(model)
     return model.eval().requires_grad_(False)
 
 

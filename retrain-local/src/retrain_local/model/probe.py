@@ -210,7 +210,9 @@ def _gap(found: Sequence[Tensor], own: Sequence[Tensor]) -> float:
 
 
 def _paged(model: Any, ids_N: Tensor, row_T: Tensor, own: list[Tensor], first: int) -> Route:
-    cache = getattr(model(input_ids=row_T[None], use_cache=True), CACHES[0], None)
+    cache = None
+    with suppress(ValueError):  # transformers' cache counts no tokens where no layer has attention
+        cache = getattr(model(input_ids=row_T[None], use_cache=True), CACHES[0], None)
     is_other = isinstance(cache, DynamicCache) and type(cache) is not DynamicCache
     empty = type(cache) if is_other else partial(DynamicCache, config=model.config.get_text_config(decoder=True))
     _use(ATTENTION, model)
@@ -334,10 +336,16 @@ def _hooked(body: nn.Module, begin: Any, end: Any) -> ExitStack:
 def _continued(decoder: HfDecoder, mixers: Mixers, row_T: Tensor, own_TV: Tensor) -> Mixers:
     """Return `mixers` with `is_chunked` by a trial; UnsupportedAttentionError if they cannot continue from a state."""
     positions_T = torch.arange(len(row_T), device=row_T.device)
+    attend = PaddedAttend(Spans.apart((len(row_T),)), row_T.device)
+
+    def is_own(lengths: Sequence[int], **given: bool) -> bool:
+        hidden = decoder.hidden(row_T, positions_T, Mixed(attend, Pieces(mixers, lengths, **given)))
+        return _gap([decoder.logits(hidden)], [own_TV]) <= _tolerance(decoder.dtype)
+
+    if not is_own((1,) * len(row_T), from_zeros=True):  # as the slot of a row without an earlier token is
+        raise UnsupportedAttentionError("its layers do not begin from a state of zeros")
     for lengths in (PIECES, STEPS):
-        attend = PaddedAttend(Spans.apart((len(row_T),)), row_T.device)
-        hidden = decoder.hidden(row_T, positions_T, Mixed(attend, Pieces(mixers, lengths)))
-        if _gap([decoder.logits(hidden)], [own_TV]) <= _tolerance(decoder.dtype):
+        if is_own(lengths):
             return replace(mixers, is_chunked=lengths is PIECES)
     raise UnsupportedAttentionError("its layers cannot continue from a stored state")
 

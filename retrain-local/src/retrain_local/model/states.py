@@ -195,14 +195,16 @@ def _stacked(places: Sequence[int], length: int, x_1N: Tensor) -> Tensor:
 
 
 class Pieces:
-    """A `Mix` that reads a row in pieces, each from the state after the one before it."""
+    """A `Mix` that reads a row in pieces, each from the state after the one before it, the first perhaps from zeros."""
 
-    def __init__(self, mixers: Mixers, lengths: Sequence[int]) -> None:
-        self._mixers, self._lengths = mixers, lengths
+    def __init__(self, mixers: Mixers, lengths: Sequence[int], *, from_zeros: bool = False) -> None:
+        self._mixers, self._lengths, self._from_zeros = mixers, lengths, from_zeros
         self.kept: dict[int, Any] = {}
 
     def __call__(self, number: int, run: Run) -> Tensor:
         self.kept[number], parts, start = self._mixers.empty(), [], 0
+        if self._from_zeros:
+            self.kept[number] = mapped(self._mixers.layers[number].kept, torch.zeros_like)
         for length in self._lengths:
             parts.append(run(partial(_stacked, [start], length), self.kept[number]))
             start += length

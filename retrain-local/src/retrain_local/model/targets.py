@@ -13,11 +13,14 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from retrain_local.model.adapter import PREFIX
+from retrain_local.model.experts import layer_number
 
 # Fused kernels of these types read some weights without calling the layer, so an adapter around it would be skipped;
 # PEFT refuses the same names.
 FUSED_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 UNREACHED = frozenset({"out_proj", "conv1d"})
+# A number of layers after which transformers divides these weights at inference, but not the adapter around them.
+RESCALE, RESCALED = "rescale_every", frozenset({"output", "value"})
 
 
 def linear_names(model: Any) -> set[str]:
@@ -74,6 +77,8 @@ def set_targets(model: Any, config: LoraConfig, targets: Iterable[str], attentio
         modules |= found
     if model.config.model_type in FUSED_MAMBA:
         modules = {name for name in modules if _last(name) not in UNREACHED}
+    if first := getattr(model.config, "rescaled_from", 0):
+        modules = {name for name in modules if layer_number(name) < first or _last(name) not in RESCALED}
     # The last parts of the names will do if they match nothing else.
     last = {_last(name) for name in modules}
     others = {_last(name) for name, _ in model.named_modules() if name not in modules}

@@ -34,14 +34,8 @@ class Tunnel(Passage, Cache):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return key_states.as_subclass(Marked), value_states.as_subclass(Marked)
 
-    def get_seq_length(self, *_: Any, **__: Any) -> int:
-        return 0
-
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return False
-
-    def get_mask_sizes(self, query_length: int, *_: Any, **__: Any) -> tuple[int, int]:
-        return max(2, query_length), 0  # two positions show the slope of a bias
 
 
 def divert(model: nn.Module, mixers: Mixers | None) -> None:

@@ -40,6 +40,12 @@ class Passage:
         q_NHD, k_NKD, v_NKD = (x.as_subclass(Tensor)[0].transpose(0, 1) for x in (query, key, value))
         return self.attend(number, q_NHD, k_NKD, v_NKD, scores)
 
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        return 0  # a cache of transformers without a layer of attention raises an error
+
+    def get_mask_sizes(self, query_length: int, *_: Any, **__: Any) -> tuple[int, int]:
+        return max(2, query_length), 0  # two positions show the slope of a bias
+
 
 # Of the layer that is being computed in this thread.
 PASSAGE: ContextVar[Passage | None] = ContextVar("passage", default=None)
