@@ -57,7 +57,12 @@ def try_flow(config: Config, flow: CreditFlow, *, provides_entropy: bool = True)
     tries them in a copy of its process.
     """
     groups = [
-        _as_sampled(group, flow, provides_entropy=provides_entropy)
+        # as a step of this run has them: planning marks and entropies only where something makes them
+        replace(
+            group,
+            planning_G=group.planning_G if flow.needs_planning else [np.zeros_like(mask) for mask in group.planning_G],
+            entropies_G=group.entropies_G if provides_entropy or flow.needs_entropy else None,
+        )
         for group in synthetic_groups(max(2, config.training.group_size))
     ]
     other_ranges = (
@@ -92,11 +97,3 @@ def _place(config: Config, flow: CreditFlow, groups: Sequence[CreditGroup]) -> s
     except RetrainError:
         return place
     return config.place(algorithm or "algorithm.transform_mode")
-
-
-def _as_sampled(group: CreditGroup, flow: CreditFlow, *, provides_entropy: bool) -> CreditGroup:
-    """The group as a step of this run would have it: planning marks and entropies only where something makes them."""
-    planning_G = group.planning_G if flow.needs_planning else [np.zeros_like(mask) for mask in group.planning_G]
-    return replace(
-        group, planning_G=planning_G, entropies_G=group.entropies_G if provides_entropy or flow.needs_entropy else None
-    )

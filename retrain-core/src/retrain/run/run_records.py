@@ -66,7 +66,20 @@ class RunRecords:
     def save(self, name: str, metrics: Mapping[str, Any]) -> Path:
         self._notice_loss(for_checkpoint=True)
         parts, training = self._parts, self._parts.config.training
-        state = self._state(name, metrics)
+        merged: dict[str, Any] = {}
+        for added in self._parts.plugins.notify("retrain_save_state", run=self._view, name=name, folder=None):
+            merged |= added or {}
+        state = {
+            "run_started": self._folder.started,
+            "next_step": self._progress.step,
+            "seed": self._parts.seeds.root,
+            "progress": asdict(self._progress),
+            "algorithm": dict(self._parts.algorithm.state()),
+            "pacer": dict(self._parts.pacer.state()),
+            "plugins": merged,
+            **self._folder.sync(),
+            "metrics": {key: value for key, value in metrics.items() if isinstance(value, int | float)},
+        }
         path = save_checkpoint(self._folder.adapters, name, parts.backend.save, state)
         self._folder.hold_adapters()
         self._folder.write_state(self._summary(name, state))
@@ -82,22 +95,6 @@ class RunRecords:
         if failure := self._folder.leave_if_lost(for_checkpoint=for_checkpoint):
             self.path = self._folder.path
             self._give_up(failure)
-
-    def _state(self, name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        for added in self._parts.plugins.notify("retrain_save_state", run=self._view, name=name, folder=None):
-            merged |= added or {}
-        return {
-            "run_started": self._folder.started,
-            "next_step": self._progress.step,
-            "seed": self._parts.seeds.root,
-            "progress": asdict(self._progress),
-            "algorithm": dict(self._parts.algorithm.state()),
-            "pacer": dict(self._parts.pacer.state()),
-            "plugins": merged,
-            **self._folder.sync(),
-            "metrics": {key: value for key, value in metrics.items() if isinstance(value, int | float)},
-        }
 
     def _summary(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The content of `trainer_state.json`, for other tools."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -158,11 +157,6 @@ def open_store(port: int, *, is_master: bool) -> Any:
 
     given = {"is_master": is_master, "wait_for_workers": False, "timeout": timedelta(seconds=TIMEOUT_S)}
     return TCPStore("127.0.0.1", port, None, **given)
-
-
-def torchrun_environment(rank: int, size: int, port: int) -> Mapping[str, str]:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {**os.environ, **{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": "127.0.0.1"}
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from retrain.api import BackendError, Config, Problem, RetrainError, Sample, Seeds
-from retrain_local.devices.group import PeerFailedError, torchrun_environment
+from retrain_local.devices.group import PeerFailedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +174,14 @@ class Workers:
         """Start ranks 1 to `size` - 1, and wait until they are ready to join the group."""
         for rank in range(1, size):
             message = start(rank)
+            # the variables that torchrun sets
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            numbers["MASTER_PORT"] = message.port
             here, there = Pipe()
             with there:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "retrain_local.ranks.worker", str(there.fileno())],
-                    env=dict(torchrun_environment(rank, size, message.port)),
+                    env={**os.environ, **{name: str(n) for name, n in numbers.items()}, "MASTER_ADDR": "127.0.0.1"},
                     pass_fds=[there.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's interrupt is for rank 0

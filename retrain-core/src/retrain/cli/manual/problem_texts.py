@@ -72,7 +72,8 @@ class _Reader:
                 going_on = [end for end in (*ends, *([] if is_complete else [texts])) if end is not None]
                 if not going_on:
                     return None
-                texts = _either(going_on)
+                names = dict.fromkeys(chain.from_iterable(going_on))
+                texts = {name: _alternatives(end.get(name, "") for end in going_on) for name in names}
         return texts
 
     def made(self, call: ast.Call, texts: Texts) -> Texts:
@@ -180,12 +181,6 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
     waiting = [each for each in ast.iter_child_nodes(statement) if not isinstance(each, inner)]
     for each in waiting:
         yield from (node for node in ast.walk(each) if isinstance(node, ast.Call))
-
-
-def _either(ends: list[Texts]) -> Texts:
-    """Return the texts of variables after branches."""
-    names = dict.fromkeys(chain.from_iterable(ends))
-    return {name: _alternatives(end.get(name, "") for end in ends) for name in names}
 
 
 def _alternatives(texts: Iterable[str]) -> str:

@@ -91,22 +91,18 @@ def kill_descendants(*, but: frozenset[int] = frozenset()) -> None:
 
 def _parents() -> dict[int, int]:
     if os.path.isdir("/proc/self"):
-        return dict(_from_proc())
+        found = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stream:
+                # Split behind the last parenthesis: the name of a program may hold blanks and parentheses.
+                after_name = stream.read().rpartition(b")")[2].split()
+                found.append((int(name), int(after_name[1])))
+        return dict(found)
     import subprocess  # only where there is no /proc
 
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False)
     rows = [line.split() for line in listed.stdout.splitlines()]
     own = {os.getpid(), *(int(row[0]) for row in rows if len(row) == 2)}
     return {int(pid): int(parent) for pid, parent in (row for row in rows if len(row) == 2) if int(pid) in own}
-
-
-def _from_proc() -> list[tuple[int, int]]:
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stream:
-            # Split behind the last parenthesis: the name of a program may hold blanks and parentheses.
-            after_name = stream.read().rpartition(b")")[2].split()
-            found.append((int(name), int(after_name[1])))
-    return found
