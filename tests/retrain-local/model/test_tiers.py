@@ -260,6 +260,13 @@ def test_experts_of_any_size_are_trained(local: Local, tmp_path: Path) -> None:
     backend.train(batch)
 
 
+def test_one_expert_of_one_group_is_no_choice_of_the_group() -> None:
+    route = choose_route(small_model("deepseek_v3", num_experts_per_tok=1, n_group=1, topk_group=1))
+    assert not route.why
+    assert route.routers is not None
+    assert route.routers.can_replay
+
+
 def test_a_model_that_sees_later_tokens_is_refused(local: Local, tmp_path: Path) -> None:
     small_model("roberta", is_decoder=False).save_pretrained(tmp_path)
     with pytest.raises(ConfigError) as caught:

@@ -41,7 +41,7 @@ class Routers:
         for number, name in enumerate(self.names):
             module = model.get_submodule(name)
             # Not `module.forward`: in a copied model it is the other model's function.
-            module.__dict__["forward"] = _reported(partial(type(module).forward, module), number)
+            module.__dict__["forward"] = _reported(partial(type(module).forward, module), number, self.experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,12 +62,12 @@ class Routing:
 ROUTING: ContextVar[Routing | None] = ContextVar("routing", default=None)
 
 
-def _reported(forward: Callable[..., Any], number: int) -> Callable[..., Any]:
+def _reported(forward: Callable[..., Any], number: int, experts: int) -> Callable[..., Any]:
     def reported(*args: Any, **kwargs: Any) -> Any:
         routing = ROUTING.get()
         if routing is None:
             return forward(*args, **kwargs)
-        given = None if routing.given_NLK is None else _Given(routing.given_NLK[:, number])
+        given = None if routing.given_NLK is None else _Given(routing.given_NLK[:, number], experts)
         with given or nullcontext():
             out = forward(*args, **kwargs)
         # A layer that is computed again for its gradient reports the same experts again.
@@ -82,14 +82,15 @@ class _Given(TorchFunctionMode):  # type: ignore[misc]
 
     chosen_NK: Tensor
 
-    def __init__(self, given_NK: Tensor) -> None:
+    def __init__(self, given_NK: Tensor, experts: int) -> None:
         super().__init__()
-        self._given_NK = given_NK
+        self._given_NK, self._scores = given_NK, (len(given_NK), experts)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         # Routers with groups of experts choose these first, by scores of another shape or by another number.
-        if func not in (torch.topk, Tensor.topk) or out.indices.shape != self._given_NK.shape:
+        is_topk = func in (torch.topk, Tensor.topk) and args[0].shape == self._scores
+        if not is_topk or out.indices.shape != self._given_NK.shape:
             return out
         self.chosen_NK = out.indices
         indices_NK = torch.where(self._given_NK < 0, out.indices, self._given_NK.long())
@@ -111,7 +112,7 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
         shapes = logits.shape, weights.shape, own_NK.shape
         if own_NK.dtype != torch.int64 or shapes != (sizes[:2], sizes[::2], sizes[::2]):
             return
-        with _Given(others_NK := (own_NK + 1) % sizes[1]):
+        with _Given(others_NK := (own_NK + 1) % sizes[1], sizes[1]):
             _, weights, given_NK, *_ = module.forward(*args, **kwargs)
         # A weight of 0 is of an expert that the router would never choose.
         found[name] = *sizes[1:], torch.equal(given_NK, others_NK) and bool((weights != 0).all())
