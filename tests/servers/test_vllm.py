@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
+from transformers import AutoTokenizer
 
 from retrain.api import (
     BackendError,
@@ -39,9 +40,9 @@ from retrain_local.plugin import BUILTIN_MODELS
 from retrain_local.teacher import open_teacher
 from tests.end_to_end.running import records, retrain
 from tests.kit import engine_record
-from tests.kit.causal_types import small_model
+from tests.kit.causal_types import COMPOSITES, small_composite, small_model
 from tests.kit.local_backend import REQUESTS, Local, saved
-from tests.kit.plain_path import own_logprobs, plain_model
+from tests.kit.plain_path import own_logprobs
 from tests.kit.sampled_rows import sampled_rows
 from tests.servers.fleet import python, vllm_serving
 
@@ -199,48 +200,82 @@ def given_by(url: str, tokenizer: Any, rows: list[LogprobRow]) -> list[Any]:
     return found
 
 
-# Published configurations have conv_dim and block_dim, which vLLM reads and transformers no longer writes.
-LFM2 = {"hidden_size": 128, "vocab_size": 512, "max_position_embeddings": 1024, "conv_dim": 128, "block_dim": 128}
 # On a CPU, vLLM 0.32 rotates only the first of LFM2's heads unless it uses the plain operation.
 PLAIN_ROPE = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
+# Published configurations of LFM2 have conv_dim and block_dim, which vLLM reads and transformers no longer writes.
+LFM2 = {"conv_dim": 128, "block_dim": 128}
+# On a CPU, vLLM 0.32 computes the gated delta rule in bf16 only, and not with heads of 32.
+DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+BF16 = ("--dtype", "bfloat16")
+TEXT = ("--language-model-only",)  # without the vision tower of the checkpoint
+HEADS = {"head_dim": 32}
+GRANITE = {"num_local_experts": 0, "num_experts_per_tok": 0, "mamba_d_head": 64, "mamba_d_state": 16}
+EXPERTS = {"num_local_experts": 4}
+MIXTURES = ("qwen3_moe",)  # with --enable-lora, vLLM 0.32 computes any experts by Triton, which has no CPU
+# Of a mean over the sampled tokens. In fp32 it is 1e-6. In bf16 transformers' own is 0.04 away from fp32.
+FP32_GAP, BF16_GAP = 1e-5, 0.1
 
 
-def test_a_hybrid_is_served_with_an_adapter_of_all_its_layers_and_merged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options", "within"),
+    [
+        ("lfm2", LFM2, PLAIN_ROPE, FP32_GAP),
+        ("qwen3_5", HEADS | DELTA, (*BF16, *TEXT), BF16_GAP),
+        ("gemma3", HEADS, TEXT, FP32_GAP),
+        ("gemma3_text", HEADS, (), FP32_GAP),
+        ("falcon_h1", HEADS, (), FP32_GAP),
+        ("granitemoehybrid", GRANITE, (), FP32_GAP),
+        ("qwen3_moe", HEADS | EXPERTS, (), FP32_GAP),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_is_served_with_its_adapter_and_merged(
+    kind: str, sizes: dict[str, Any], options: tuple[str, ...], within: float, tmp_path: Path
+) -> None:
     base, merged = tmp_path / "base", tmp_path / "merged"
-    small_model("lfm2", **LFM2).save_pretrained(base)
+    made = small_composite if kind in COMPOSITES else small_model
+    model = made(kind, hidden_size=128, vocab_size=512, max_position_embeddings=1024, **sizes)
+    model.save_pretrained(base)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, base)
     local = Local(folder=base, requests=REQUESTS)
-    adapter, context = saved(tmp_path / "adapter", local.trained(3).save_adapter), local.context()
+    adapter, context = saved(tmp_path / "adapter", local.trained(3, lr=3e-2).save_adapter), local.context()
     merged.mkdir()
     given = {"base": str(base), "adapter": adapter, "out": merged, "form": "folder", "dtype": "", "with_check": True}
     export_model(ModelExport(**given, config=context.config, plugins=context.plugins))
-    plain = AutoModelForCausalLM.from_pretrained(base)
-    trained = plain_model(base, adapter).eval()
-    with vllm_serving(base, tmp_path / "base.log", *PLAIN_ROPE, "--lora-modules", f"adapter={adapter}") as url:
-        assert gap(plain, sampled(url, str(base))) < EXACT
-        rows = sampled(url, "adapter")
-    assert gap(trained, rows) < EXACT
-    assert gap(plain, rows) > 1000 * EXACT
-    with vllm_serving(merged, tmp_path / "merged.log", *PLAIN_ROPE, takes_adapters=False) as url:
-        assert gap(trained, sampled(url, str(merged))) < EXACT
+    plain = type(model).from_pretrained(base).eval()
+    trained = PeftModel.from_pretrained(type(model).from_pretrained(base), str(adapter)).eval()
+    # A prompt of one token ends vLLM's convolution in bf16 on a CPU.
+    requests = REQUESTS[:2] if within == BF16_GAP else REQUESTS
+    if kind not in MIXTURES:
+        with vllm_serving(base, tmp_path / "base.log", *options, "--lora-modules", f"adapter={adapter}") as url:
+            assert gap(plain, sampled(url, str(base), requests)) < within
+            rows = sampled(url, "adapter", requests)
+        assert gap(trained, rows) < within
+        assert gap(plain, rows) > max(0.1, 5 * within)
+    with vllm_serving(merged, tmp_path / "merged.log", *options, takes_adapters=False) as url:
+        rows = sampled(url, str(merged), requests)
+    assert gap(trained, rows) < within
+    assert gap(plain, rows) > max(0.1, 5 * within)
 
 
-def sampled(url: str, model: str) -> list[tuple[list[int], list[float]]]:
+def sampled(url: str, model: str, requests: Sequence[SampleRequest]) -> list[tuple[list[int], list[float]]]:
     """The ids of each prompt and its completion, and log-probabilities of the completion."""
     rows = []
-    for request in REQUESTS:
+    for request in requests:
         body = {"model": model, "prompt": request.prompt_T.tolist(), "max_tokens": 24, "temperature": 1.0}
         body |= {"top_k": -1, "top_p": 1.0, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120.0).raise_for_status().json()
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600.0).raise_for_status().json()
         choice = answer["choices"][0]
         rows.append((choice["prompt_token_ids"] + choice["token_ids"], choice["logprobs"]["token_logprobs"]))
     return rows
 
 
 def gap(model: Any, rows: list[tuple[list[int], list[float]]]) -> float:
+    """The mean distance of served log-probabilities from those of the model."""
     with torch.no_grad():
         found = [own_logprobs(model, torch.tensor(ids))[-len(logprobs) :] for ids, logprobs in rows]
-    largest = max(float((own - torch.tensor(served)).abs().max()) for own, (_, served) in zip(found, rows, strict=True))
-    print(f"log p of sampled tokens: largest difference {largest:.1e}")
-    return largest
+    pairs = zip(found, rows, strict=True)
+    distances = torch.cat([(own - torch.tensor(served)).abs() for own, (_, served) in pairs])
+    print(f"log p of sampled tokens differ by {distances.mean():.1e}, by {distances.max():.1e} at most")
+    return float(distances.mean())
