@@ -122,7 +122,7 @@ def mutants(session: nox.Session) -> None:
 @nox.session(default=False)
 def models(session: nox.Session) -> None:
     """Train a small random model of every causal type of transformers, and compare it with transformers and PEFT."""
-    _install(session, "retrain-core", "retrain-local", tools=TEST_TOOLS)
+    _install(session, *DISTRIBUTIONS[:4], tools=TEST_TOOLS)
     session.run("python", "-m", "tests.models", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
