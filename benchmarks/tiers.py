@@ -148,6 +148,8 @@ def _measured(kind: str, options: argparse.Namespace, folder: Path) -> dict[str,
         contender(GENERATE, options, folder, model, VOCABULARY),
     ]
     done = run_rounds(contenders, options.rounds, folder / "runs", "cpu")
+    if OURS not in done.runs:
+        sys.exit(f"{kind}, {OURS}: {done.failures[OURS]}")
     found: dict[str, Any] = {"parameters": parameters, "tier": _tier(folder / f"{OURS}.toml")}
     found |= {name: figures_of(runs, options) for name, runs in done.runs.items() if name != GENERATE}
     sampled_s = [[record["sample_time_s"] for record in run.records[options.warm_up :]] for run in done.runs[OURS]]
