@@ -97,9 +97,11 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     for kind in options.kinds:
         with tempfile.TemporaryDirectory() as scratch:
-            found[kind] = _measured(kind, options, Path(scratch))
-        print(*_row(kind, found[kind]), sep=" | ", file=sys.stderr, flush=True)
-        failures |= {f"{kind}, {name}": why for name, why in found[kind].pop("failures").items()}
+            measured = _measured(kind, options, Path(scratch))
+        failures |= {f"{kind}, {name}": why for name, why in measured.pop("failures").items()}
+        if measured:
+            found[kind] = measured
+            print(*_row(kind, measured), sep=" | ", file=sys.stderr, flush=True)
     report.Report(
         name="tiers",
         columns=("", "tier", "parameters", "step", "TRL's", "ours / TRL's", "sampling", "generate's", "ours / its"),
@@ -149,7 +151,7 @@ def _measured(kind: str, options: argparse.Namespace, folder: Path) -> dict[str,
     ]
     done = run_rounds(contenders, options.rounds, folder / "runs", "cpu")
     if OURS not in done.runs:
-        sys.exit(f"{kind}, {OURS}: {done.failures[OURS]}")
+        return {"failures": done.failures}
     found: dict[str, Any] = {"parameters": parameters, "tier": _tier(folder / f"{OURS}.toml")}
     found |= {name: figures_of(runs, options) for name, runs in done.runs.items() if name != GENERATE}
     sampled_s = [[record["sample_time_s"] for record in run.records[options.warm_up :]] for run in done.runs[OURS]]

@@ -272,14 +272,13 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
     with without_advice():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from retrain_local.model.composite import is_whole, text_config, whole_class
+        from retrain_local.model.composite import is_larger, whole_class
         from retrain_local.model.hf_model import quiet
     options |= {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     # The GGUF reader writes a progress bar to standard error.
     with folder.refusals(CPU), quiet(), redirect_stderr(StringIO()):
         config = AutoConfig.from_pretrained(path, **options)
-        is_text = text_config(config) is None and not is_whole(config)
-        made = AutoModelForCausalLM if is_text else whole_class(config)
+        made = whole_class(config) if is_larger(config) else AutoModelForCausalLM
         model = made.from_pretrained(path, dtype=torch.float32, attn_implementation="eager", **options)
     is_small = sum(p.numel() for p in model.parameters()) <= MOST_IN_64
     # transformers keeps GGUF weights packed in newer versions, and cannot widen them.

@@ -32,6 +32,11 @@ def has_whole(config: Any) -> bool:
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
+def is_larger(config: Any) -> bool:
+    """True if the checkpoint holds more than text."""
+    return text_config(config) is not None or has_whole(config)
+
+
 def without_towers(model: Any) -> Any:
     """Remove all modules of a whole model that are next to the text's body."""
     parent, _, body = body_path(model).rpartition(".")
@@ -92,10 +97,10 @@ def has_modules(folder: Folder, names: Iterable[str]) -> bool:
     options = {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     config = transformers.AutoConfig.from_pretrained(folder.source.path, **options)
     with torch.device("meta"):
-        if text_config(config) is None and not is_whole(config):
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        else:
+        if is_larger(config):
             model = whole_class(config)(config)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config)
     return {name for name, _ in model.named_modules()}.issuperset(names)
 
 

@@ -202,9 +202,8 @@ class Pieces:
         self.kept: dict[int, Any] = {}
 
     def __call__(self, number: int, run: Run) -> Tensor:
-        self.kept[number], parts, start = self._mixers.empty(), [], 0
-        if self._from_zeros:
-            self.kept[number] = mapped(self._mixers.layers[number].kept, torch.zeros_like)
+        kept, parts, start = self._mixers.layers[number].kept, [], 0
+        self.kept[number] = mapped(kept, torch.zeros_like) if self._from_zeros else self._mixers.empty()
         for length in self._lengths:
             parts.append(run(partial(_stacked, [start], length), self.kept[number]))
             start += length
