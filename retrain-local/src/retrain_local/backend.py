@@ -46,7 +46,8 @@ from retrain_local.attention.select_kernels import kernels_for
 from retrain_local.checks import ENGINE
 from retrain_local.devices.group import ALONE, Group
 from retrain_local.devices.torch_devices import Devices, steps_ahead, threads_for, training_threads, working_on
-from retrain_local.memory.limits import MemoryLimits
+from retrain_local.memory.limits import MemoryLimits, trim_heap
+from retrain_local.memory.sizes import ONE_THREAD_BELOW
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import PublishedHistory, load_start
 from retrain_local.model.load import create_pair
@@ -125,8 +126,13 @@ class LocalBackend:
         sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
         if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
             free_cache()
+        is_trimmed = self._device.type == "cpu" and pair.total >= ONE_THREAD_BELOW  # a small model's steps are short
+        if is_trimmed:
+            trim_heap()
         with self._training() as trainer:
             report = trainer.step(batch)
+        if is_trimmed:
+            trim_heap()
         self._version += 1
         return report
 

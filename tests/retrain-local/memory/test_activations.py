@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_a_copy_of_few_layers_keeps_what_the_model_does(kind: str, local: Local,
     for rows in (ALIKE, Rows(longest=30), Rows(longest=400, repeats=3.0)):
         found, wanted = (each.of(rows, recompute=False, inputs=0) for each in (copied.activations, whole))
         assert found == pytest.approx(wanted, rel=0.1)
+
+
+def test_measuring_leaves_no_tensor_behind(local: Local, tmp_path: Path) -> None:
+    small_model("lfm2", max_position_embeddings=512).save_pretrained(tmp_path)
+    decoder = local.pair(tmp_path).trained
+
+    def graphs() -> int:
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in gc.get_objects())
+
+    before = graphs()
+    decoder.shape.activations()
+    assert graphs() == before
 
 
 @pytest.mark.parametrize("kind", ["rwkv", "xlstm", "roberta"])

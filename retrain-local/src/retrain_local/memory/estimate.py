@@ -40,13 +40,15 @@ def estimate(
     if not (apart and work.device == "cuda"):
         trainer = sampler = trainer | sampler
     tokens, recompute = pack_tokens(shape, work, _free(device_bytes, trainer))
-    training = training_phase(shape, work, tokens, recompute=recompute, resident=trainer)
     pool = cache_budget(work, _free(device_bytes, sampler))
     sampling = sampling_phase(shape, work, pool, resident=sampler)
+    if work.device == "cpu" and not work.is_served and not apart:
+        trainer = trainer | {name: sampling.parts[name] for name in ("kv_cache", "states") if name in sampling.parts}
+    training = training_phase(shape, work, tokens, recompute=recompute, resident=trainer)
     if work.device == "cpu":
-        # both phases share a heap and retain some memory of each other; in split mode both run at once
-        is_on_heap = sizes.is_on_heap(training.block_bytes, work.device)
-        kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_on_heap else 0
+        # A small model's heap keeps some memory of training; in split mode both phases run at once.
+        is_kept = shape.parameters < sizes.ONE_THREAD_BELOW and sizes.is_on_heap(training.block_bytes, work.device)
+        kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_kept else 0
         phases: tuple[MemoryPhase, ...] = (replace(sampling, parts={**sampling.parts, "heap_kept": kept}), training)
         if work.samplers:
             phases = (training.together_with(sampling, name="both at once"),)
@@ -189,7 +191,8 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
         plain = shape.token_elements * element * sizes.BLOCK_SIZE
         parts["kv_copy"] = int(rows * row_blocks(work) * plain * sizes.COPY_WASTE)
     if shape.row_bytes:  # of every row and every shared prompt, and of the copy that a segment works on
-        parts["states"] = (2 * rows + math.ceil(rows / work.group_size)) * shape.row_bytes
+        parts["states"] = (rows + math.ceil(rows / work.group_size)) * shape.row_bytes
+        parts["state_copy"] = rows * shape.row_bytes
     keys = (held, sizes.BLOCK_SIZE, shape.kv_heads, shape.head_size)
     tensors = (
         TensorSize(name="keys of a layer", shape=keys, bytes=held * per_block // (2 * shape.layers)),

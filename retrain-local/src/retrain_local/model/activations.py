@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from retrain_local.attention.packed import PaddedAttend, Spans
+from retrain_local.memory.limits import trim_heap
 from retrain_local.memory.sizes import MEASURED_ROW, Activations
 from retrain_local.model.hf_decoder import HfDecoder
 
@@ -36,6 +37,7 @@ def measure_activations(
         totals.append(sum(shares.values()))
     for (layer, _), elements in kept.items():
         each[layer] += elements
+    trim_heap()
     repeated = sum(share for (_, is_repeated), share in shares.items() if is_repeated)
     return Activations(
         packed=int(totals[1] - repeated),
@@ -57,7 +59,7 @@ def _kept(decoder: HfDecoder, model: nn.Module, length: int) -> Counter[tuple[in
         if storage.data_ptr() not in own and storage.data_ptr() not in seen:
             seen[storage.data_ptr()] = storage  # alive, so that no other tensor gets its address
             kept[inside[-1]] += storage.nbytes() // decoder.dtype.itemsize
-        return tensor
+        return tensor.detach()  # a result that its own graph held would never be freed
 
     vocabulary = decoder.shape.vocabulary
     ids_T = (torch.arange(length, device=decoder.device) * 7919 + 17) % vocabulary
