@@ -128,8 +128,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1, help="steps at the start of each process that do not count")
     parser.add_argument("--peer-python", default="", help="an interpreter that has TRL; else an environment is made")
     add_only(parser, tuple(KINDS))
+    parser.add_argument("--quick", action="store_true", help="a small run that shows that everything works")
     report.add_output_options(parser)
     options = parser.parse_args()
+    if options.quick:
+        options.batch, options.group, options.new = 2, 4, 8
+        options.steps, options.rounds, options.warm_up = 2, 1, 1
     options.kinds = chosen(options.only, tuple(KINDS))
     options.peer_python = peer_python(PEER_NAME.lower(), options.peer_python)
     fixed = {"device": "cpu", "dtype": "fp32", "shape": "tiny", "prompt": PLAIN_PROMPT, "threads": 0}

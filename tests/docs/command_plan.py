@@ -105,6 +105,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "python benchmarks/train.py --json ...": HOURS,
         "python benchmarks/train.py --vocabulary ...": HOURS,
         "python benchmarks/scale.py ...": HOURS,
+        "python benchmarks/tiers.py ...": HOURS,
         "python benchmarks/gpu.py ...": "needs a GPU; tests/end_to_end/test_gpu_proof.py and test_benchmarks.py",
     },
     "docs/pages/reliability.md": {"nox -s soak -- --hours 1 --seed 22": "takes an hour; tests/soak/test_soak.py"},
@@ -143,12 +144,13 @@ SHOWN = {
 }
 # Files that a line names and its page only speaks of.
 PUBLIC = '[model]\nmodel = "builtin:tiny"\n\n[training]\nmax_steps = 10\nclip_ratio_c = 3.0\ntl_grpo = true\n'
+REAL_RUN = '[model]\nmodel = "Qwen/Qwen3-0.6B"\n'  # `init`, which writes it, reads the model from the hub
 TASKS = "".join(f'{{"prompt": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(1, 33))
 GIVEN = {
     "README.md": {"tasks.jsonl": TASKS},
     "docs/pages/your-data.md": {"tasks.jsonl": TASKS},
     "docs/pages/coming-from.md": {"public.toml": PUBLIC},
-    "docs/pages/your-model.md": {"tasks.jsonl": TASKS},
+    "docs/pages/your-model.md": {"real.toml": REAL_RUN},
     "retrain-core/src/retrain/cli/manual/manual.md": {
         "tasks.jsonl": TASKS,
         "other.jsonl": TASKS,

@@ -5,15 +5,25 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.docs.clean_environment import OURS, Installed, make_environment, make_stage
+from tests.docs.clean_environment import (
+    CAMPAIGN,
+    NAMES_THE_CLONE,
+    OURS,
+    SEEDED,
+    Installed,
+    make_environment,
+    make_stage,
+)
 from tests.docs.command_plan import (
     EXIT_CODES,
     FULL_LENGTH,
@@ -106,6 +116,33 @@ def test_every_entry_of_the_lists_is_a_line_of_its_page() -> None:
         assert set(codes) <= set(lines[page])
     assert {*IN_ORDER, *SHOWN, *GIVEN, FULL_LENGTH} <= set(lines)
     assert set(IN_ORDER) <= {name_of(page) for page in pages_to_run()}
+
+
+# Files and runs that a line may read, the options before those that it writes, and what the templates lead to.
+MAY_BE_READ = re.compile(r"[\w./-]+\.(?:toml|jsonl|csv|txt)|logs/[\w/.-]+")
+WRITES = ("-o", "--log-dir", "--out")
+FROM_TEMPLATES = {"init --template tiny": "logs/tiny", "init --template campaign-tiny": "campaign.toml"}
+
+
+def test_a_line_finds_the_files_and_runs_that_it_names(tmp_path: Path) -> None:
+    """Without typing anything: each is there from the start, or an earlier line makes it."""
+    installed, missing = Installed(folder=tmp_path, clone=ROOT, stage=tmp_path / "stage"), []
+    runs = ["logs/tiny", *(f"{CAMPAIGN}/{number}" for number in range(len(SEEDED)))]
+    for name in ("retrain.toml", "campaign.toml", *(f"{run}/metrics.jsonl" for run in runs)):
+        (installed.stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed.stage / name).touch()
+    for page in pages_to_run():
+        folder = installed.folder_for(page, typed_lines(page), tmp_path / name_of(page))
+        made: set[str] = set()
+        for line in lines_to_run(page):
+            made |= {name for template, name in FROM_TEMPLATES.items() if template in line}
+            words = [] if any(name in line for name in NAMES_THE_CLONE) else shlex.split(line)
+            for before, name in pairwise(["", *(word.rpartition("=")[2] for word in words)]):
+                if before in WRITES:
+                    made.add(name)
+                elif MAY_BE_READ.fullmatch(name) and not (folder / name).exists() and not name.startswith(tuple(made)):
+                    missing.append(f"{name_of(page)}: {name} of: {line}")
+    assert not missing, "\n".join(missing)
 
 
 # ---------------------------------------------------------------- in a clean environment

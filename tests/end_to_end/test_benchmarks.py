@@ -100,6 +100,17 @@ def test_side_by_side_with_trl(name: str, tmp_path: Path) -> None:
         assert found["TRL"]["tokens_per_completion"] == found["retrain"]["tokens_per_completion"] == 8
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(PEER not in os.environ, reason=f"{PEER} names no interpreter with TRL")
+def test_a_tier_next_to_trl_and_generate(tmp_path: Path) -> None:
+    document = tmp_path / "figures.json"
+    run("tiers.py", "--quick", "--only", "qwen3", "--peer-python", os.environ[PEER], "--json", str(document))
+    (found,) = json.loads(document.read_text())["types"].values()
+    assert found["of_peer"]["median"] > 0
+    assert found["of_generate"]["median"] > 0
+
+
 def test_exponents_ratios_and_the_choice_of_contenders(harness: Any) -> None:
     growth, ratios, chosen = harness("figures").growth, harness("figures").ratios, harness("rounds").chosen
     xs = [1.0, 10.0, 100.0, 1000.0]
