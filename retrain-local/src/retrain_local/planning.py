@@ -18,11 +18,10 @@ def estimate_memory(config: Config, model_folder: Callable[..., Path]) -> Memory
     folder, trust, rank = model_folder(), config.model.trust_remote_code, config.model.lora_rank
     shape = read_shape(folder, where=config.place("model.model"))
     if not shape.is_native:
-        # Their import takes seconds.
-        from retrain_local.model.qlora import without_advice
+        from retrain_local.model.qlora import silence_advice
 
-        with without_advice():
-            from retrain_local.model.measure import measure
+        silence_advice()
+        from retrain_local.model.measure import measure  # takes seconds
 
         shape = replace(shape, kept=measure(folder, rank=rank, trust_remote_code=trust))
     others = other_models(config, shape, model_folder)

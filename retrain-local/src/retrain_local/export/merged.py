@@ -22,7 +22,7 @@ from retrain_local.model.adapter import PREFIX
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.checkpoint import ADAPTER_FILE, CONFIG_FILE
 from retrain_local.model.model_files import MASTER_FILE, Folder
-from retrain_local.model.qlora import quantiser, without_advice
+from retrain_local.model.qlora import quantiser, silence_advice
 from retrain_local.model.weights import Reader, read_weights
 
 # These initialisations subtract the initial factors from the base, so the base on disk is not the trained one.
@@ -240,8 +240,8 @@ def can_stream(folder: Folder, adapter: AdapterFile | None) -> bool:
         strange = [module for module in adapter.deltas if not any(n in reader for n in _tensor_names(module))]
     if not strange:
         return True
-    with without_advice():
-        from retrain_local.model.composite import has_modules  # its import of transformers takes seconds
+    silence_advice()
+    from retrain_local.model.composite import has_modules  # its import of transformers takes seconds
 
     # Modules of today's transformers may have other names than the files. A module that the model lacks is refused.
     return len(strange) < len(adapter.deltas) and not has_modules(folder, strange)

@@ -37,7 +37,7 @@ from retrain_local.memory.sizes import AUTO_DTYPE, runs
 from retrain_local.model.checkpoint import ADAPTER_FILE, set_adapter
 from retrain_local.model.load import DTYPES, create_pair
 from retrain_local.model.model_files import CONFIG_FILE, Folder, find_source, open_folder, write_json
-from retrain_local.model.qlora import without_advice
+from retrain_local.model.qlora import silence_advice
 from retrain_local.model.weights import INDEX, SINGLE
 from retrain_local.options import ModelKeys
 
@@ -149,10 +149,9 @@ def _write_by_peft(
         what = f"the adapter in {export.adapter} changes more than matrices of {export.base}"
         fix = "merge it into a folder first: --format transformers"
         raise ConfigError(Problem(code="export.gguf-adapter", where=export.base, what=what, fix=fix))
-    with without_advice():
-        from peft import PeftModel
-
     model = load(folder.source.path, folder)
+    from peft import PeftModel
+
     _check_space(export.out, sum(p.numel() for p in model.parameters()) * dtype.itemsize)
     merged = PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
     with _writing(export.out):
@@ -253,8 +252,7 @@ def trained_logits(
         parameters[own].data.copy_(weights.base(name) if weights else 0)
     if adapter is None:
         return logits_of(model, ids), 0.0
-    with without_advice():
-        from peft import PeftModel
+    from peft import PeftModel
 
     base = logits_of(model, ids)
     with warnings.catch_warnings():
@@ -269,11 +267,12 @@ def load(path: str, folder: Folder, **options: Any) -> Any:
 
     A checkpoint that holds more than text is loaded whole, because its adapters use the names of the whole.
     """
-    with without_advice():
-        from transformers import AutoConfig, AutoModelForCausalLM
+    silence_advice()
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-        from retrain_local.model.composite import is_larger, whole_class
-        from retrain_local.model.hf_model import quiet
+    from retrain_local.model.composite import is_larger, whole_class
+    from retrain_local.model.hf_model import quiet
+
     options |= {"trust_remote_code": folder.trust_remote_code, "local_files_only": folder.source.offline}
     # The GGUF reader writes a progress bar to standard error.
     with folder.refusals(CPU), quiet(), redirect_stderr(StringIO()):

@@ -266,13 +266,17 @@ def training_phase(
     own = max(1, work.max_tokens - 1)  # the last token predicts nothing
     row, group = work.prompt_tokens + own, work.prompt_tokens + work.group_size * own
     total = work.batch_size * group
-    tokens = min(max(budget, row), total)
+    groups, rest = divmod(min(max(budget, row), total), group)
+    rows = max(0, rest - work.prompt_tokens) // own  # of a group that does not fit as a whole
+    tokens = groups * group + (work.prompt_tokens + rows * own if rows else 0)
     at_a_time = min(packs_at_a_time(shape, work), math.ceil(total / tokens))
     inner = tokens * shape.inner * element
     waste = 1.0
     if sizes.is_on_heap(inner, work.device):
-        again = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
-        waste = sizes.HEAP_WASTE_HOSTED if shape.kept else again
+        waste = sizes.HEAP_WASTE_AGAIN if recompute else sizes.HEAP_WASTE
+        if shape.kept:
+            is_few = total <= 2 * at_a_time * tokens
+            waste = sizes.HEAP_WASTE_FEW if is_few else sizes.HEAP_WASTE_HOSTED
     each = activation_elements(shape, work, recompute=recompute) * element
     living = min(at_a_time * tokens, total) * each
     gradients = _gradient_elements(shape, work.lora_rank, at_a_time, is_summed=total > at_a_time * tokens)

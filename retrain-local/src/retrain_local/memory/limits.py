@@ -66,11 +66,7 @@ def free_memory(device: torch.device) -> None:
 
 
 def trim_heap() -> None:
-    """Give the C library's free memory back to the system, in 0.15 s for 2 GiB.
-
-    glibc keeps what is free between blocks that live, for each thread apart. Neither sampling nor the threads of packs
-    could use what another thread has freed.
-    """
+    """Give the C library's free memory back to the system: glibc keeps it for the thread that freed it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim:
         trim(0)

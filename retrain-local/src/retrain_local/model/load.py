@@ -19,7 +19,7 @@ from retrain_local.model.adapter import Lora
 from retrain_local.model.architecture import read_architecture
 from retrain_local.model.model_files import Source, open_folder
 from retrain_local.model.pair import Pair, Placement
-from retrain_local.model.qlora import without_advice
+from retrain_local.model.qlora import silence_advice
 from retrain_local.options import ModelKeys
 
 log = logging.getLogger("retrain")
@@ -75,9 +75,9 @@ def create_pair(
 
             pair = create_llama_pair(folder, architecture, lora, place)
         else:
+            silence_advice()
             # Imported where needed: transformers and PEFT take seconds.
-            with without_advice():
-                from retrain_local.model.hf_model import create_hf_full_pair, create_hf_pair
+            from retrain_local.model.hf_model import create_hf_full_pair, create_hf_pair
 
             pair = create_hf_pair(folder, lora, place) if rank else create_hf_full_pair(folder, place)
     pair.publish()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -19,24 +18,17 @@ from retrain_local.model.weights import Linear
 BLOCK = 64  # numbers of a row that share a scale in nf4
 
 
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """Silence bitsandbytes while it is imported: on some CPUs it warns of a missing kernel that is not used here."""
-    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def silence_advice() -> None:
+    """Have bitsandbytes, which PEFT imports, not warn of a missing kernel that is not used here."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 class Nf4:
     """Blocks of 64 numbers, each one of 16 quantiles of a normal distribution times the block's largest number."""
 
     def __init__(self, weight_OI: Tensor) -> None:
-        with without_advice():
-            from bitsandbytes.functional import quantize_4bit  # seconds to import
+        silence_advice()
+        from bitsandbytes.functional import quantize_4bit  # seconds to import
 
         # as one row: bitsandbytes 0.50 on a CPU expands a matrix wrongly if its rows are not whole blocks
         self._shape, flat = weight_OI.shape, weight_OI.reshape(1, -1)
