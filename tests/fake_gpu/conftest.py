@@ -25,4 +25,9 @@ def _guarded() -> None:
 
 @pytest.fixture
 def qwen3(tmp_path: Path) -> MakeFolder:
-    return lambda shape, **changes: qwen3_folder(tmp_path / f"qwen3-{shape}", shape, **changes)
+    return lambda shape, **changes: qwen3_folder(tmp_path / f"{shape}-{len(list(tmp_path.iterdir()))}", shape, **changes)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return our own warnings, of a kernel that is not used or of memory that ran out; libraries have theirs."""
+    return [record.getMessage() for record in caplog.records if record.name == "retrain"]

@@ -113,7 +113,6 @@ def _streams(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
         into: FakeGraph, pool: GraphPool | None = None, stream: Any = None, capture_error_mode: str = "global"
     ) -> Iterator[None]:
         into.pool_handle = pool = pool or gpu.memory.open_pool()
-        gpu.record.captures += 1
         gpu.memory.empty_cache()
         gpu.memory.in_capture = 0
         gpu.capturing = into
@@ -121,6 +120,7 @@ def _streams(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
             yield
         finally:
             gpu.capturing = None
+            gpu.record.captured.append(into.launched)
             gpu.memory.grow_pool(pool, into.peak, gpu.phase)
 
     return {

@@ -6,9 +6,9 @@ counts. It is blind to numbers, races between streams, and NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import torch
@@ -37,8 +37,8 @@ WAITING = frozenset(
 )
 PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"))
 COPIES = frozenset(f"aten::{name}" for name in ("_to_copy", "copy_", "copy"))
+INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 ALLOCATIONS = ("empty", "new_empty", "lift_fresh", "detach_")
-MOST_BINS = 8  # of a bincount, whose result has a size that only a device would know
 # Pinned memory is the mode's own business: a build without CUDA cannot pin.
 PIN, IS_PINNED = "aten::_pin_memory", "aten::is_pinned"
 
@@ -108,11 +108,9 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[misc]
             self.waits(waited)
         if name == "aten::_local_scalar_dense":
             return host_value(args[0]) if on_card or isinstance(args[0], FakeTensor) else func(*args, **given)
-        if name == "aten::equal" and on_card:
-            return False
-        if name == "aten::bincount" and on_card:
-            return torch.empty(MOST_BINS, dtype=torch.int64, device=args[0].device)
-        out = func(*self._without_constant(name, args, given), **given)
+        if on_card and name in _BY_NUMBERS:
+            return _BY_NUMBERS[name](args[0])
+        out = func(*_without_masks(name, self._without_constant(name, args, given)), **given)
         outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         if name in COPIES:
             self._copied(args[name != "aten::_to_copy"], outputs[0], args, given)
@@ -181,10 +179,33 @@ def _reason_to_wait(name: str, args: Sequence[Any]) -> str:
         return "item" if args[0].is_cuda else ""
     if name in WAITING:
         return name.removeprefix("aten::")
-    if name in ("aten::index", "aten::index_put_"):
-        indices = [i for i in cast(Sequence[Any], args[1]) if isinstance(i, Tensor)]
+    if name in INDEXING:
+        indices = [i for i in args[1] if isinstance(i, Tensor)]
         if any(i.dtype == torch.bool for i in indices):
             return "index by a mask"
         if any(not i.is_cuda for i in indices):
             return "index from the host"
     return ""
+
+
+def _positions(x: Tensor) -> Tensor:
+    return x.new_zeros(x.numel(), x.dim(), dtype=torch.int64)
+
+
+# Results whose values or sizes only a device would know: nothing is equal, every number is true, there are eight bins.
+_BY_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "aten::equal": lambda x: False,
+    "aten::nonzero": _positions,
+    "aten::bincount": lambda x: x.new_zeros(8, dtype=torch.int64),
+}
+
+
+def _without_masks(name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """Replace the masks of an index by the positions that are true, as PyTorch's kernels do."""
+    if name not in INDEXING:
+        return args
+    found: list[Any] = []
+    for index in args[1]:
+        is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
+        found += _positions(index).unbind(1) if is_mask else [index]
+    return (args[0], found, *args[2:])

@@ -83,14 +83,17 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Record:
-    """Counts since the GPU was made; `operations` and `products` are by phase, the latter with the operands' dtypes."""
+    """Counts since the GPU was made; `operations` and `products` are by phase, the latter with the operands' dtypes.
+
+    `captured` are the launches of each captured graph.
+    """
 
     waits: Counter[Wait] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     products: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
-    captures: int = 0
+    captured: list[Counter[str]] = field(default_factory=list)
     replays: int = 0
 
     def waits_in(self, *phases: str) -> Counter[str]:
