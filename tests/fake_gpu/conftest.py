@@ -25,7 +25,9 @@ def _guarded() -> None:
 
 @pytest.fixture
 def qwen3(tmp_path: Path) -> MakeFolder:
-    return lambda shape, **changes: qwen3_folder(tmp_path / f"{shape}-{len(list(tmp_path.iterdir()))}", shape, **changes)
+    return lambda shape, **changes: qwen3_folder(
+        tmp_path / f"{shape}-{len(list(tmp_path.iterdir()))}", shape, **changes
+    )
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every mode of backend `local` on the CUDA path: no fault, no warning, graphs that are replayed, a card that is freed."""
+"""Every mode of backend `local` on the CUDA path: no fault, no warning, and graphs that are replayed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import EntropyTable, TeacherTable
@@ -82,7 +83,7 @@ def test_a_teacher_shares_the_card(qwen3: MakeFolder) -> None:
     folder, load = qwen3("tiny"), Load()
     larger = qwen3("tiny", num_hidden_layers=3)
     with on_card(folder) as card:
-        tables = {"teacher": TeacherTable(model=str(larger))}
+        tables: dict[str, BaseModel] = {"teacher": TeacherTable(model=str(larger))}
         teacher = open_teacher(Local(folder=folder, requests=()).context(devices="gpu:0", tables=tables))
         card.step(load)
         card.gpu.phase = "teacher"

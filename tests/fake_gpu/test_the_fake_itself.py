@@ -81,11 +81,12 @@ def test_a_replay_reads_an_input_that_is_gone(gpu: FakeGpu) -> None:
     assert gpu.record.operations_in("start")["add_"] == 4  # of two replays, not of the capture
 
 
-def test_a_wait_in_a_capture_is_a_fault(gpu: FakeGpu) -> None:
-    x = ones(4)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+def test_a_wait_breaks_a_capture_and_leaves_its_stream_current(gpu: FakeGpu) -> None:
+    x, before = ones(4), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError, match="previous error"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.sum().item()
     assert [fault.kind for fault in gpu.record.faults] == ["capture"]
+    assert torch.cuda.current_stream() is not before
 
 
 def test_memory_is_counted_until_it_is_gone(gpu: FakeGpu) -> None:

@@ -11,7 +11,6 @@ from unittest import mock
 import torch
 
 from tests.kit.fake_gpu.graph import FakeGraph
-from tests.kit.fake_gpu.memory import GraphPool
 
 if TYPE_CHECKING:
     from tests.kit.fake_gpu.gpu import FakeGpu
@@ -76,6 +75,9 @@ def _properties(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
         "get_device_capability": lambda device=None: card.capability,
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: card.name,
+        "get_rng_state": lambda device=None: None,
+        "set_rng_state": lambda state, device=None: None,
+        "manual_seed_all": lambda seed: None,
     }
 
 
@@ -108,20 +110,26 @@ def _streams(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
     def device(index: Any) -> Iterator[None]:
         yield
 
-    @contextmanager
-    def graph(
-        into: FakeGraph, pool: GraphPool | None = None, stream: Any = None, capture_error_mode: str = "global"
-    ) -> Iterator[None]:
-        into.pool_handle = pool = pool or gpu.memory.open_pool()
-        gpu.memory.empty_cache()
-        gpu.memory.in_capture = 0
-        gpu.capturing = into
-        try:
-            yield
-        finally:
-            gpu.capturing = None
-            gpu.record.captured.append(into.launched)
-            gpu.memory.grow_pool(pool, into.peak, gpu.phase)
+    class Capture:
+        """`torch.cuda.graph`: as there, a capture that breaks raises at its end, and its stream stays current."""
+
+        def __init__(self, graph: FakeGraph, pool: Any = None, stream: Any = None, **named: Any) -> None:
+            graph.pool_handle = pool or gpu.memory.open_pool()
+            self._graph, self._stream = graph, stream or FakeStream(gpu)
+
+        def __enter__(self) -> None:
+            gpu.memory.empty_cache()
+            gpu.memory.in_capture = 0
+            current.append(self._stream)
+            gpu.capturing = self._graph
+
+        def __exit__(self, *given: object) -> None:
+            graph, gpu.capturing = self._graph, None
+            if graph.is_broken:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            current.pop()
+            gpu.record.captured.append(graph.launched)
+            gpu.memory.grow_pool(graph.pool_handle, graph.peak, gpu.phase)
 
     return {
         "Stream": lambda *given, **named: FakeStream(gpu),
@@ -132,6 +140,6 @@ def _streams(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
         "device": device,
         "synchronize": lambda device=None: gpu.waits("synchronize"),
         "CUDAGraph": lambda *given, **named: FakeGraph(gpu),
-        "graph": graph,
+        "graph": Capture,
         "graph_pool_handle": gpu.memory.open_pool,
     }

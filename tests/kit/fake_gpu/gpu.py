@@ -32,7 +32,7 @@ WAITING = frozenset(
     f"aten::{name}"
     for name in (
         *("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select"),
-        *("bincount", "equal", "is_nonzero", "histc"),
+        *("bincount", "equal", "is_nonzero"),
     )
 )
 PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"))
@@ -77,7 +77,9 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[misc]
         place = place_of_caller()
         self.record.waits[Wait(phase=self.phase, what=what, place=place)] += 1
         if self.capturing is not None:
+            self.capturing.is_broken = True
             self.fault("capture", f"{what} while a graph is captured", place)
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def fault(self, kind: str, what: str, place: Place) -> None:
         self.record.faults.append(Fault(kind=kind, what=what, phase=self.phase, place=place))
@@ -177,6 +179,8 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[misc]
 def _reason_to_wait(name: str, args: Sequence[Any]) -> str:
     if name == "aten::_local_scalar_dense":
         return "item" if args[0].is_cuda else ""
+    if name == "aten::histc" and (len(args) < 4 or args[2] == args[3]):
+        return "histc"  # it reads its bounds from the numbers
     if name in WAITING:
         return name.removeprefix("aten::")
     if name in INDEXING:

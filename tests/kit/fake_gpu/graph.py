@@ -20,8 +20,9 @@ class FakeGraph:
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.launched: Counter[str] = Counter()
-        self.pool_handle: GraphPool | None = None
+        self.pool_handle = GraphPool()
         self.peak = 0
+        self.is_broken = False
         self._gpu = gpu
         self._made: set[int] = set()
         self._inputs: dict[int, tuple[weakref.ref[Any], Place]] = {}
@@ -47,5 +48,5 @@ class FakeGraph:
             if reference() is None:
                 self._gpu.fault("graph", "a replay reads memory that was given back", place)
 
-    def pool(self) -> GraphPool | None:
+    def pool(self) -> GraphPool:
         return self.pool_handle

@@ -36,7 +36,7 @@ def host_value(x: Tensor) -> Any:
 
 @contextmanager
 def host_reads_replaced(gpu: FakeGpu) -> Iterator[None]:
-    """Replace `tolist`, `numpy` and `data_ptr` of fake tensors."""
+    """Replace `tolist`, `numpy` and `data_ptr` of fake tensors, and the address (0) and `resize_` of their storages."""
     real = {name: getattr(Tensor, name) for name in ("tolist", "numpy", "data_ptr")}
 
     def tolist(x: Tensor) -> Any:
@@ -58,7 +58,21 @@ def host_reads_replaced(gpu: FakeGpu) -> Iterator[None]:
             return int(real["data_ptr"](x))
         return int(x.untyped_storage()._cdata + x.storage_offset() * x.element_size())
 
+    address = torch.UntypedStorage.data_ptr
+
+    def storage_address(storage: torch.UntypedStorage) -> int:
+        return int(storage._cdata if storage.device.type == "meta" else address(storage))
+
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        found = resize(storage, size)
+        gpu.memory.resize(storage, gpu.phase)
+        return found
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", storage_address))
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resized))
         for name, made in (("tolist", tolist), ("numpy", numpy), ("data_ptr", data_ptr)):
             for owner in (Tensor, *([FakeTensor] if name in FakeTensor.__dict__ else [])):
                 stack.enter_context(mock.patch.object(owner, name, made))

@@ -28,6 +28,7 @@ class Memory:
         self.most_reserved = 0
         self._pools: dict[int, int] = {}
         self._owned: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, list[int]] = {}  # of the storage that owns the address, in a list that it shares
 
     @property
     def pool_bytes(self) -> int:
@@ -48,27 +49,41 @@ class Memory:
         known = self._owned.get(key)
         if known is not None and known() is not None:
             return None
-        size = -(-max(storage.nbytes(), 1) // ALIGNMENT) * ALIGNMENT
 
         def gone(reference: weakref.ref[Any]) -> None:
             if self._owned.get(key) is reference:
                 del self._owned[key]
-            if in_graph:
-                self.in_capture -= size
-            else:
-                self.live -= size
+            self._add(-sizes.pop(), in_graph)
 
+        size = rounded(storage.nbytes())
+        sizes = self._sizes[key] = [size]
         self._owned[key] = weakref.ref(storage, gone)
+        self._add(size, in_graph)
+        if not in_graph:
+            self._fit(size, phase)
+        return int(key)
+
+    def resize(self, storage: torch.UntypedStorage, phase: str) -> None:
+        """Count a storage that has been resized in place, as FSDP does to give up a gathered weight."""
+        key, size = storage._cdata, rounded(storage.nbytes())
+        reference = self._owned.get(key)
+        if reference is not None and reference() is not None:
+            (before,), self._sizes[key][:] = self._sizes[key], [size]
+            self._add(size - before, False)
+            self._fit(size, phase)
+
+    def _add(self, size: int, in_graph: bool) -> None:
         if in_graph:
             self.in_capture += size
-            return int(key)
-        self.live += size
+        else:
+            self.live += size
+
+    def _fit(self, size: int, phase: str) -> None:
         if self.held > self.card.usable_bytes:
             gc.collect()
         if self.held > self.card.usable_bytes:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / MIB:.0f} MiB (fake)")
         self.note(phase)
-        return int(key)
 
     def note(self, phase: str) -> None:
         self.reserved = max(self.reserved, self.live)
@@ -92,3 +107,7 @@ class Memory:
 
 class GraphPool:
     """The handle of a private pool of graphs."""
+
+
+def rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
