@@ -21,9 +21,9 @@ from retrain_local.model import hf_model  # with PEFT, which looks for a card wh
 from tests.kit.causal_types import small_model
 
 
-def hosted_folder(folder: Path, kind: str) -> Path:
-    """Write a small random model of this type."""
-    small_model(kind).save_pretrained(folder)
+def hosted_folder(folder: Path, kind: str, **changes: Any) -> Path:
+    """Write a small random model of this type; `changes` are of its configuration."""
+    small_model(kind, **changes).save_pretrained(folder)
     return folder
 
 
