@@ -20,10 +20,9 @@ from retrain_local.model.load import trained_dtype
 from retrain_local.model.qlora import Int8
 from retrain_local.sampling.cache import bytes_per_token
 from retrain_local.teacher import open_teacher
-from retrain_local.training.budget import activation_bytes
 from tests.fake_gpu.conftest import MakeFolder
 from tests.fake_gpu.test_counts import growth
-from tests.fake_gpu.test_memory import SAMPLED, SMALL, full_pack, limits_of
+from tests.fake_gpu.test_memory import SAMPLED, SMALL, bytes_of_a_layer, limits_of
 from tests.kit.fake_gpu.backends import Load, on_card
 from tests.kit.fake_gpu.card import RTX_4090, T4
 from tests.kit.fake_gpu.gpu import FakeGpu
@@ -57,16 +56,8 @@ def test_the_reference_is_computed_before_training_without_costing_it(qwen3: Mak
 
 @defect("a layer is planned with a fourth more bytes a token than live in it")
 def test_a_layer_is_planned_with_the_bytes_that_live_in_it(qwen3: MakeFolder) -> None:
-    lived, planned, tokens = [], [], (4096, 8192)
-    for layers in (2, 6):
-        with on_card(qwen3("4B", num_hidden_layers=layers), options={"gradient_checkpointing": "off"}) as card:
-            for count in tokens:
-                card.train(full_pack(count), str(count))
-            small, large = (card.gpu.memory.peaks[str(count)] for count in tokens)
-            lived.append((large - small) / (tokens[1] - tokens[0]))
-            decoder = card.backend._pair.trained
-            planned.append(activation_bytes(decoder.shape, decoder.dtype, recompute=False))
-    assert lived[1] - lived[0] <= planned[1] - planned[0] < 1.1 * (lived[1] - lived[0])
+    lived, planned = bytes_of_a_layer(qwen3)
+    assert planned < 1.1 * lived
 
 
 @defect("a capture that breaks leaves the thread on its stream")

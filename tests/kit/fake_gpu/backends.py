@@ -88,9 +88,11 @@ class OnCard:
 
 
 @contextmanager
-def on_card(folder: Path, card: Card = H100, *, rank: int = 32, **options: Any) -> Iterator[OnCard]:
+def on_card(
+    folder: Path, card: Card = H100, *, rank: int = 32, weighs: bool = False, **options: Any
+) -> Iterator[OnCard]:
     """Open a backend of the model in `folder`; `options` are those of `Local.context`."""
-    gpu = FakeGpu(card)
+    gpu = FakeGpu(card, weighs=weighs)
     with weights_unread(), gpu.in_place():
         backend = Local(folder=folder, requests=()).make(**({"devices": "gpu:0", "rank": rank, "lr": 1e-5} | options))
         yield OnCard(gpu=gpu, backend=backend, vocabulary=vocabulary_of(folder))

@@ -9,13 +9,18 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """`total_bytes` as cudaMemGetInfo reports them; `context_bytes` are the CUDA context, cuBLAS and loaded kernels."""
+    """`total_bytes` as cudaMemGetInfo reports them; `context_bytes` are the CUDA context, cuBLAS and loaded kernels.
+
+    The rates are what copies and bf16 products of large tensors reach, for a roofline.
+    """
 
     name: str
     total_bytes: int
     context_bytes: int
     capability: tuple[int, int]
     multiprocessors: int
+    bytes_per_s: float = 0.0
+    operations_per_s: float = 0.0
     count: int = 1
 
     @property
@@ -29,6 +34,8 @@ H100 = Card(
     context_bytes=550 * MIB,
     capability=(9, 0),
     multiprocessors=132,
+    bytes_per_s=3.0e12,
+    operations_per_s=7.9e14,
 )
 RTX_4090 = Card(
     name="NVIDIA GeForce RTX 4090",
@@ -36,6 +43,8 @@ RTX_4090 = Card(
     context_bytes=450 * MIB,
     capability=(8, 9),
     multiprocessors=128,
+    bytes_per_s=0.92e12,
+    operations_per_s=1.6e14,
 )
 RTX_4080 = Card(
     name="NVIDIA GeForce RTX 4080",

@@ -26,6 +26,7 @@ from tests.kit.fake_gpu.host_reads import host_reads_replaced, host_value
 from tests.kit.fake_gpu.memory import Memory
 from tests.kit.fake_gpu.record import Fault, Place, Record, Wait, place_of_caller
 from tests.kit.fake_gpu.triton_calls import triton_replaced
+from tests.kit.fake_gpu.work import Work, work_of
 
 # The sizes of their results depend on numbers, or the results are Python numbers.
 WAITING = frozenset(
@@ -48,10 +49,14 @@ class _NoContext(FakeTensorMode):  # type: ignore[misc]
 
 
 class FakeGpu(TorchDispatchMode):  # type: ignore[misc]
-    """`record` and `memory` hold the counts; `phase` names the part of the run that they belong to."""
+    """`record` and `memory` hold the counts; `phase` names the part of the run that they belong to.
 
-    def __init__(self, card: Card = H100) -> None:
+    `weighs` counts the bytes and operations of each launch too.
+    """
+
+    def __init__(self, card: Card = H100, *, weighs: bool = False) -> None:
         super().__init__()
+        self.weighs = weighs
         self.card, self.memory, self.record = card, Memory(card), Record()
         self.phase = "start"
         self.capturing: FakeGraph | None = None
@@ -84,12 +89,16 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[misc]
     def fault(self, kind: str, what: str, place: Place) -> None:
         self.record.faults.append(Fault(kind=kind, what=what, phase=self.phase, place=place))
 
-    def launches(self, name: str) -> None:
+    def launches(self, name: str, place: Place, tensors: Sequence[Tensor], outputs: Sequence[Tensor] = ()) -> None:
         """Count a launch; those of a capture are counted when the graph is replayed."""
-        if self.capturing is not None:
-            self.capturing.launched[name] += 1
+        work = work_of(name, tensors, outputs) if self.weighs else Work()
+        if (graph := self.capturing) is not None:
+            graph.launched[name] += 1
+            graph.work[name, place.function] = graph.work.get((name, place.function), Work()) + work
         else:
             self.record.operations[self.phase, name] += 1
+            key = self.phase, name, place.function
+            self.record.work[key] = self.record.work.get(key, Work()) + work
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -153,7 +162,7 @@ class FakeGpu(TorchDispatchMode):  # type: ignore[misc]
     def _note(self, func: Any, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         place, short = place_of_caller(), name.removeprefix("aten::")
         if not (func.is_view or func.namespace == "prim" or short.startswith(ALLOCATIONS)):
-            self.launches(short)
+            self.launches(short, place, inputs, outputs)
         if (graph := self.capturing) is not None:
             for x in inputs:
                 if x.is_cuda:

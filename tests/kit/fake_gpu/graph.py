@@ -10,9 +10,12 @@ import torch
 
 from tests.kit.fake_gpu.memory import GraphPool
 from tests.kit.fake_gpu.record import Place
+from tests.kit.fake_gpu.work import Work
 
 if TYPE_CHECKING:
     from tests.kit.fake_gpu.gpu import FakeGpu
+
+REPLAYED = " replayed"  # added to the phase of a graph's work
 
 
 class FakeGraph:
@@ -20,6 +23,7 @@ class FakeGraph:
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.launched: Counter[str] = Counter()
+        self.work: dict[tuple[str, str], Work] = {}
         self.pool_handle = GraphPool()
         self.peak = 0
         self.is_broken = False
@@ -44,6 +48,9 @@ class FakeGraph:
         record.replays += 1
         for name, count in self.launched.items():
             record.operations[phase, name] += count
+        for (name, function), work in self.work.items():
+            key = f"{phase}{REPLAYED}", name, function
+            record.work[key] = record.work.get(key, Work()) + work
         for reference, place in self._inputs.values():
             if reference() is None:
                 self._gpu.fault("graph", "a replay reads memory that was given back", place)

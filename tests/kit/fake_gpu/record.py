@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from tests.kit.fake_gpu.work import Work
+
 PACKAGE = "/retrain_local/"
 OUTSIDE = "outside"
 
@@ -85,7 +87,7 @@ class Launch:
 class Record:
     """Counts since the GPU was made; `operations` and `products` are by phase, the latter with the operands' dtypes.
 
-    `captured` are the launches of each captured graph.
+    `captured` are the launches of each captured graph. `work` is by phase, operation and function.
     """
 
     waits: Counter[Wait] = field(default_factory=Counter)
@@ -95,6 +97,7 @@ class Record:
     products: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
     captured: list[Counter[str]] = field(default_factory=list)
     replays: int = 0
+    work: dict[tuple[str, str, str], Work] = field(default_factory=dict)
 
     def waits_in(self, *phases: str) -> Counter[str]:
         """Return the waits of these phases by function and operation."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ALIGNED_BYTES = 16  # Triton compiles another variant for pointers and integers that are no multiple of it
 MOST_PROGRAMS = 65_535  # along the second and third axis of a grid
+# Arguments of which a kernel reads or writes the rows that other arguments name; their work is left out.
+POOLS = dict.fromkeys(("attend", "store", "_heads"), ("keys", "values", "key_scales", "value_scales"))
 LAUNCHER_ARGUMENTS = ("warmup", "grid")
 
 
@@ -53,7 +55,9 @@ def launched(gpu: FakeGpu, kernel: Any, grid: tuple[Any, ...], args: Sequence[An
     options = {name: value for name, value in named.items() if name not in (*names, *LAUNCHER_ARGUMENTS)}
     launch = Launch(kernel=kernel, grid=grid, arguments=found, options=options, phase=gpu.phase, place=place)
     gpu.record.launches.append(launch)
-    gpu.launches(f"triton {kernel.__name__}")
+    pools = POOLS.get(kernel.__name__, ())
+    tensors = [each for name, each in given.items() if isinstance(each, Tensor) and name not in pools]
+    gpu.launches(f"triton {kernel.__name__}", place, tensors)
 
 
 def _check_pointer(gpu: FakeGpu, kernel: str, tensor: Tensor, place: Place) -> None:
