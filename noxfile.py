@@ -158,7 +158,7 @@ def fake_gpu(session: nox.Session) -> None:
     guard.unlink(missing_ok=True)
     session.run("python", "-m", "tests.kit.fake_gpu.build_guard", str(guard), success_codes=[0, 3])
     if not guard.is_file():
-        session.skip("no C++ compiler: install g++, or name one in CXX")
+        session.skip("the guard of the fake GPU cannot be built here, for the reason above")
     marked = "fake_gpu and not slow" if session.posargs == ["short"] else "fake_gpu"
     arguments = ["tests/fake_gpu"] if session.posargs in ([], ["short"]) else session.posargs
     _pytest(session, *arguments, marked=marked, LD_PRELOAD=str(guard))

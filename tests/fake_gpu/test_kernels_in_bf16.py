@@ -14,7 +14,7 @@ import torch
 from tests.kit.shapes import shape
 from tests.kit.triton_interpreter import INTERPRETER, run_interpreted
 
-pytestmark = pytest.mark.fake_gpu
+pytestmark = [pytest.mark.fake_gpu, pytest.mark.slow]
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 HAS_TRITON = find_spec("triton") is not None
 interpreted = pytest.mark.skipif(os.environ.get(INTERPRETER) != "1" or not HAS_TRITON, reason="runs in the interpreter")
@@ -104,7 +104,6 @@ def test_a_wrong_number_is_noticed() -> None:
     assert list(softmax_faults(wrong, device=CPU, dtype=BF16, vocabulary=100))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETER in os.environ or not HAS_TRITON, reason="the other tests of this file run as they are")
 def test_in_the_interpreter() -> None:
     run_interpreted(Path(__file__))

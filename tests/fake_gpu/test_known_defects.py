@@ -70,6 +70,7 @@ def test_decoding_goes_back_to_its_stream_when_a_capture_breaks(qwen3: MakeFolde
         assert torch.cuda.current_stream() is before
 
 
+@pytest.mark.slow
 @defect("dynamic rotary positions wait for the device in each step, so no graph is captured")
 def test_dynamic_positions_are_decoded_by_a_graph(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")

@@ -1,7 +1,7 @@
 """Build `guard.cpp` against the installed PyTorch: `python -m tests.kit.fake_gpu.build_guard FILE.so`.
 
-A process that is started with LD_PRELOAD naming that file has a device guard for "cuda:0". It exits with 3 where no C++
-compiler is installed.
+A process that is started with LD_PRELOAD naming that file has a device guard for "cuda:0". Where it cannot be built the
+command says why and exits with 3.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-NO_COMPILER = 3
+import torch
+
+NOT_BUILT = 3
 SOURCE = Path(__file__).with_name("guard.cpp")
-PRELOAD = "LD_PRELOAD"
+PRELOAD, COMPILER = "LD_PRELOAD", os.environ.get("CXX", "g++")
 
 
-def build_guard(target: Path) -> bool:
-    """Return False without a compiler."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        return False
-    import torch
+def refusal() -> str | None:
+    """Return why the guard cannot be built here."""
+    if torch.version.cuda is not None:
+        return f"PyTorch {torch.__version__} has a guard for CUDA already: install its build for CPUs"
+    if shutil.which(COMPILER) is None:
+        return f"there is no C++ compiler {COMPILER}: install g++, or name one in CXX"
+    return None
 
+
+def build_guard(target: Path) -> None:
     root = Path(torch.__file__).parent
     libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{root / 'lib'}"]
-    command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root / 'include'}", str(SOURCE)]
+    command = [COMPILER, "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root / 'include'}", str(SOURCE)]
     subprocess.run([*command, "-o", str(target), *libraries], check=True)
-    return True
 
 
 def is_guarded() -> bool:
@@ -37,4 +41,7 @@ def is_guarded() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if build_guard(Path(sys.argv[1])) else NO_COMPILER)
+    if why := refusal():
+        print(why)
+        sys.exit(NOT_BUILT)
+    build_guard(Path(sys.argv[1]))
