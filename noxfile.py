@@ -65,7 +65,7 @@ SMALL_SERVERS = (f"mlx[cpu]; {LINUX}", f"mlx-lm; {LINUX}", "fastapi")
 # The constraints keep torch at the tested version; byte code is left to the first import, which needs a tenth of it.
 PIP_OPTIONS = ("--constraint", "constraints.txt", "--no-compile", "--prefer-binary", "--progress-bar", "off")
 
-HERE = "not gpu and not server and not client"  # needs nothing that other sessions install or lend
+HERE = "not gpu and not fake_gpu and not server and not client"  # needs nothing that other sessions install or lend
 QUICK = f"not slow and not long and {HERE}"
 HEAVY_MODULES = ("torch", "transformers", "datasets", "peft", "reasoning_gym", "math_verify", "starlette", "uvicorn")
 STAYS_LIGHT = f"""
@@ -148,6 +148,20 @@ def clients(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Prove everything that needs a GPU, here and in this environment, in under 25 minutes; options: gpu.py --help."""
     session.run(sys.executable, "benchmarks/gpu.py", *session.posargs, external=True)
+
+
+@nox.session(name="fake-gpu", default=False)
+def fake_gpu(session: nox.Session) -> None:
+    """Run the CUDA path of backend local on a GPU that is not there, and count. `-- short`: in two minutes."""
+    _install(session, *DISTRIBUTIONS[:4], extras={"retrain-local": "quantize"}, tools=(*TEST_TOOLS[:-1], "triton"))
+    guard = Path(session.create_tmp()).resolve() / "fake_gpu_guard.so"
+    guard.unlink(missing_ok=True)
+    session.run("python", "-m", "tests.kit.fake_gpu.build_guard", str(guard), success_codes=[0, 3])
+    if not guard.is_file():
+        session.skip("the guard of the fake GPU cannot be built here, for the reason above")
+    marked = "fake_gpu and not slow" if session.posargs == ["short"] else "fake_gpu"
+    arguments = ["tests/fake_gpu"] if session.posargs in ([], ["short"]) else session.posargs
+    _pytest(session, *arguments, marked=marked, LD_PRELOAD=str(guard))
 
 
 @nox.session(default=False)

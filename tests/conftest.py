@@ -27,7 +27,7 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-MARKS = ("slow", "long", "gpu", "server", "client", "real")
+MARKS = ("slow", "long", "gpu", "fake_gpu", "server", "client", "real")
 _text = cache(Path.read_text)
 
 

@@ -8,5 +8,6 @@
 - Servers: `server_process`, `inference_server`, `tiny_server`, `mlx_server`, `tinker_server`,
   `judge_server`, `hub_server`, `openenv_server`, `openenv_game`, `mcp_calculator`, `slurm_stand_in`, `slurm_cluster`,
   `ray_placement`, `reasoning_gym_entries`.
+- A GPU that is not there: `fake_gpu`.
 - Pages: `browser`, `devtools`. Counts: `prose`.
 """

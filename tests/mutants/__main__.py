@@ -57,7 +57,7 @@ MUTATED = (
     "retrain-rewards/src/retrain_rewards/answers/*.py",
     "retrain-rewards/src/retrain_rewards/verifiers/*.py",
 )
-HERE = "not slow and not long and not gpu and not server and not client"
+HERE = "not slow and not long and not gpu and not fake_gpu and not server and not client"
 TEST_LIMIT_S = 60  # no quick test takes as long: a mutant that does not end is noticed
 LIMIT_S = 150  # of one mutant
 UNDECIDED = "undecided"

@@ -1,0 +1,186 @@
+"""Defects that are known and not mended: each test is expected to fail, and fails the suite once it passes."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+from retrain.api import ConfigError, load_plugins
+from retrain.kernel.config import schema
+from retrain.kernel.config.plugin_tables import TeacherTable
+from retrain_local.devices.group import ProcessGroup
+from retrain_local.doctor import diagnose
+from retrain_local.model.load import trained_dtype
+from retrain_local.model.qlora import Int8
+from retrain_local.sampling.cache import bytes_per_token
+from retrain_local.teacher import open_teacher
+from tests.fake_gpu.conftest import MakeFolder
+from tests.fake_gpu.test_counts import growth
+from tests.fake_gpu.test_memory import SAMPLED, SMALL, bytes_of_a_layer, limits_of
+from tests.kit.fake_gpu.backends import Load, on_card
+from tests.kit.fake_gpu.card import RTX_4090, T4
+from tests.kit.fake_gpu.gpu import FakeGpu
+from tests.kit.fake_gpu.specialisation import specialisations
+from tests.kit.local_backend import Local
+
+pytestmark = pytest.mark.fake_gpu
+GSPO: dict[str, BaseModel] = {"algorithm": schema.AlgorithmTable(loss="gspo")}
+# Kernels that add to a place from several programs at once, in an order that differs from run to run.
+UNORDERED = {"index_add", "index_add_", "scatter_add", "scatter_add_", "index_put_", "_index_put_impl_"}
+
+
+def defect(what: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=what)
+
+
+@pytest.mark.slow
+@defect("log-probabilities next to the pool of keys fix small packs for the whole run")
+def test_the_reference_is_computed_before_training_without_costing_it(qwen3: MakeFolder) -> None:
+    chosen = []
+    for has_reference in (False, True):
+        with on_card(qwen3("4B"), RTX_4090) as card:
+            card.sample(SAMPLED)
+            if has_reference:
+                card.gpu.phase = "reference"
+                card.backend.reference_logprobs(SMALL.rows(card.vocabulary), 1.0)
+            card.train(SMALL)
+            chosen.append(limits_of(card).pack_tokens)
+    assert chosen[1] >= 0.95 * chosen[0]
+
+
+@defect("a layer is planned with a fourth more bytes a token than live in it")
+def test_a_layer_is_planned_with_the_bytes_that_live_in_it(qwen3: MakeFolder) -> None:
+    lived, planned = bytes_of_a_layer(qwen3)
+    assert planned < 1.1 * lived
+
+
+@defect("a capture that breaks leaves the thread on its stream")
+def test_decoding_goes_back_to_its_stream_when_a_capture_breaks(qwen3: MakeFolder) -> None:
+    with on_card(qwen3("tiny")) as card:
+        before = torch.cuda.current_stream()
+        with mock.patch("retrain_local.sampling.engine.decode_step") as step:
+            step.side_effect = lambda *given, **named: torch.cuda.synchronize()
+            card.sample(Load())
+        assert torch.cuda.current_stream() is before
+
+
+@pytest.mark.slow
+@defect("dynamic rotary positions wait for the device in each step, so no graph is captured")
+def test_dynamic_positions_are_decoded_by_a_graph(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from tests.kit.fake_gpu.hosted_models import hosted_folder, probed_on_the_host
+
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    with probed_on_the_host(), on_card(hosted_folder(tmp_path, "llama", rope_parameters=rope), rank=4) as card:
+        card.sample(Load(prompt=9, new=16))
+        assert card.gpu.record.replays == 16
+        assert not card.faults()
+
+
+@defect("sums by sequence add atomically, so GSPO is not reproducible on one machine as it is declared")
+def test_sums_by_sequence_have_an_order(qwen3: MakeFolder) -> None:
+    with on_card(qwen3("tiny"), tables=GSPO) as card:
+        card.train(Load())
+        assert not UNORDERED & set(card.gpu.record.operations_in("train"))
+
+
+@defect("no variant of these kernels that is compared at the start is one that a run launches")
+@pytest.mark.parametrize("kernel", ["attend", "_heads", "_swiglu", "_measure", "_choose"])
+def test_a_kernel_that_runs_has_been_compared(qwen3: MakeFolder, kernel: str) -> None:
+    with on_card(qwen3("4B", num_hidden_layers=1)) as card:
+        card.sample(SAMPLED)
+    launches = [each for each in card.gpu.record.launches if each.name == kernel]
+    compared, used = (
+        set(specialisations(each for each in launches if each.phase == phase)) for phase in ("start", "sample")
+    )
+    assert used
+    assert used <= compared
+
+
+@defect("a closed backend keeps weights and moments alive while it is referenced")
+def test_a_closed_backend_frees_the_card(qwen3: MakeFolder) -> None:
+    with on_card(qwen3("tiny")) as card:
+        card.step()
+        card.backend.close()
+        gc.collect()
+        assert card.gpu.memory.live == 0
+
+
+@defect("the mesh of FSDP is made before the rank's card is current, so rank 0 of gpu:1 and gpu:2 shards onto gpu:0")
+def test_a_rank_makes_its_card_current_before_its_mesh() -> None:
+    calls, devices = [], [torch.device("cuda", 1), torch.device("cuda", 2)]
+    with (
+        mock.patch("torch.distributed.init_process_group"),
+        mock.patch("torch.distributed.new_group"),
+        mock.patch("torch.distributed.init_device_mesh", side_effect=lambda *given: calls.append("mesh")),
+        mock.patch("torch.cuda.set_device", side_effect=lambda device: calls.append("device")),
+    ):
+        ProcessGroup(None, rank=0, size=2, devices=devices, shards=True)
+    assert calls == ["device", "mesh"]
+
+
+@defect("an int8 matrix is expanded by way of fp32")
+def test_an_int8_matrix_is_expanded_into_its_dtype_only() -> None:
+    gpu, size = FakeGpu(), 1024
+    with gpu.in_place():
+        stored = Int8(torch.empty(size, size, dtype=torch.bfloat16, device="cuda:0"))
+        before, gpu.phase = gpu.memory.live, "expand"
+        kept = stored.expanded(torch.bfloat16)
+        assert gpu.memory.peaks["expand"] - before < 1.1 * kept.nbytes
+
+
+@defect("doctor says nothing of Triton or a C compiler, without which the kernels are not used")
+def test_doctor_looks_for_triton() -> None:
+    with FakeGpu().in_place():
+        found = diagnose(None, load_plugins())
+    assert any("triton" in f"{each.name} {each.detail}".lower() for each in found)
+
+
+@defect("bf16 is chosen on compute capability 7.5, which emulates it")
+def test_a_card_without_bf16_computes_in_fp32_or_refuses(qwen3: MakeFolder) -> None:
+    config = Local(folder=qwen3("tiny"), requests=()).context(devices="gpu:0").config
+    with FakeGpu(T4).in_place():
+        try:
+            dtype = trained_dtype(config, torch.device("cuda", 0))
+        except ConfigError:
+            return
+    assert dtype is torch.float32
+
+
+@defect("ranks 4 and 8 leave rows of stacked products at multiples of 8 numbers, and Triton wants 16")
+@pytest.mark.parametrize("rank", [4, 8])
+def test_rows_of_stacked_products_are_aligned_at_small_ranks(qwen3: MakeFolder, rank: int) -> None:
+    with on_card(qwen3("tiny"), rank=rank) as card:
+        card.sample(Load())
+        used = specialisations(launch for launch in card.gpu.record.launches if launch.phase == "sample")
+        strides = {name for each in used for name in each.unaligned() if name in ("y_row", "inner_row")}
+        assert not strides
+
+
+@defect("`bincount` waits once a pack where sequences are averaged")
+def test_averages_of_sequences_wait_for_nothing(qwen3: MakeFolder) -> None:
+    waits: list[Counter[str]] = []
+    for most in (1000, 64):
+        with on_card(qwen3("tiny"), tables=GSPO, options={"micro_batch_tokens": most}) as card:
+            card.train(Load())
+            waits.append(card.gpu.record.waits_in("train"))
+    assert not [name for name in growth(waits[1], waits[0]) if "step_loss" in name]
+
+
+@defect("the pool's size is chosen before the teacher is loaded")
+def test_the_pool_leaves_room_for_the_teacher(qwen3: MakeFolder) -> None:
+    folder = qwen3("4B", num_hidden_layers=12)
+    with on_card(folder, RTX_4090) as card:
+        tables: dict[str, BaseModel] = {"teacher": TeacherTable(model=str(qwen3("4B")))}
+        context = Local(folder=folder, requests=()).context(devices="gpu:0", tables=tables)
+        teacher = open_teacher(context)
+        sampler = card.backend._pair.sampler
+        pool = limits_of(card).cache_tokens * bytes_per_token(sampler.shape, "auto", sampler.dtype)
+        assert pool < card.gpu.memory.free
+        teacher.close()

@@ -1,0 +1,29 @@
+"""A step on the CUDA path: kernels pass their trial, decoding is a captured graph, nothing is mixed up."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.fake_gpu.conftest import MakeFolder, warnings_of
+from tests.kit.fake_gpu.backends import Load, on_card
+
+pytestmark = pytest.mark.fake_gpu
+DECODED = {"attend", "_heads", "_swiglu", "_add_norm", "_measure", "_choose"}
+TRAINED = {"_softmax", "_add_norm", "_rms_norm_back", "_turn_heads", "_turn_heads_back", "_swiglu", "_swiglu_back"}
+
+
+def test_a_step_runs_through_graphs_and_kernels(qwen3: MakeFolder, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="retrain"), on_card(qwen3("tiny")) as card:
+        for step in range(2):
+            card.step(Load(new=24), step=step)
+        record = card.gpu.record
+        kernels = {
+            phase: {launch.name for launch in record.launches if launch.phase == phase} for phase in ("sample", "train")
+        }
+        assert kernels["sample"] >= DECODED
+        assert kernels["train"] >= TRAINED
+        assert record.replays == 2 * 24  # one for each token of a row
+        assert not card.faults()
+    assert not warnings_of(caplog)
