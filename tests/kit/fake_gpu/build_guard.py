@@ -16,22 +16,26 @@ import torch
 
 NOT_BUILT = 3
 SOURCE = Path(__file__).with_name("guard.cpp")
-PRELOAD, COMPILER = "LD_PRELOAD", os.environ.get("CXX", "g++")
+PRELOAD = "LD_PRELOAD"
+
+
+def compiler() -> str:
+    return os.environ.get("CXX", "g++")
 
 
 def refusal() -> str | None:
     """Return why the guard cannot be built here."""
     if torch.version.cuda is not None:
         return f"PyTorch {torch.__version__} has a guard for CUDA already: install its build for CPUs"
-    if shutil.which(COMPILER) is None:
-        return f"there is no C++ compiler {COMPILER}: install g++, or name one in CXX"
+    if shutil.which(compiler()) is None:
+        return f"there is no C++ compiler {compiler()}: install g++, or name one in CXX"
     return None
 
 
 def build_guard(target: Path) -> None:
     root = Path(torch.__file__).parent
     libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{root / 'lib'}"]
-    command = [COMPILER, "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root / 'include'}", str(SOURCE)]
+    command = [compiler(), "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root / 'include'}", str(SOURCE)]
     subprocess.run([*command, "-o", str(target), *libraries], check=True)
 
 
