@@ -121,11 +121,6 @@ class LocalBackend:
     def train(self, batch: TrainBatch) -> TrainReport:
         """Take one optimizer step; BackendError, with weights and optimizer unchanged, on a non-finite number."""
         pair, _ = self._open()
-        # It costs nothing later: the next `sample` allocates a cache of the same size.
-        free_cache = getattr(self._engine, "free_cache", None)
-        sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
-        if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
-            free_cache()
         # 0.15 s for 2 GiB: too long for a small model's steps
         is_trimmed = self._device.type == "cpu" and pair.total >= ONE_THREAD_BELOW
         if is_trimmed:
@@ -162,6 +157,8 @@ class LocalBackend:
 
     def settle_sizes(self) -> None:
         """Let all ranks work with the sizes of the rank with the least memory."""
+        if choose_pool := getattr(self._engine, "choose_pool", None):
+            choose_pool()
         limits = self._policies[0].limits
         limits.tighten(self._group.gathered(lambda: limits))
 
@@ -233,9 +230,10 @@ class LocalBackend:
         if self._pair is None:
             return
         self._engine.close()
-        self._pair = self._trainer = self._history = None
+        self._pair = self._trainer = self._history = self._beginning = None
         for policy in self._policies:
             policy.sampler = None
+            del policy.save_adapter, policy.logprobs  # they hold the model
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -253,7 +251,12 @@ class LocalBackend:
 
     @contextmanager
     def _training(self) -> Iterator[Trainer]:
-        _, trainer = self._open()
+        pair, trainer = self._open()
+        # It costs nothing later: the next `sample` allocates a cache of the same size.
+        free_cache = getattr(self._engine, "free_cache", None)
+        sizes, limits = (pair.trained.shape, pair.trained.dtype), self._policies[0].limits
+        if free_cache is not None and not self.overlaps_training and is_short(*sizes, self._device, limits):
+            free_cache()
         with working_on(self._device, self._training_threads):
             yield trainer
 

@@ -137,6 +137,7 @@ def _streams(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
         "current_stream": lambda device=None: current[-1],
         "default_stream": lambda device=None: current[0],
         "stream": stream,
+        "set_stream": current.append,
         "device": device,
         "synchronize": lambda device=None: gpu.waits("synchronize"),
         "CUDAGraph": lambda *given, **named: FakeGraph(gpu),

@@ -89,7 +89,8 @@ def test_a_wrong_kernel_is_found(low_rank_pair: MakePair) -> None:
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_auto_is_fp32_on_a_cpu_and_bf16_on_a_gpu(local: Local) -> None:
+def test_auto_is_fp32_on_a_cpu_and_bf16_on_a_gpu(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     auto, fp32, bf16 = (local.context(dtype=name).config for name in ("auto", "fp32", "bf16"))
     assert dtypes.trained_dtype(auto, CPU) == torch.float32
     assert dtypes.trained_dtype(auto, GPU) == torch.bfloat16

@@ -143,6 +143,8 @@ class Cuda:
     def current_stream(self) -> Any:
         return self.Stream(None)
 
+    def set_stream(self, stream: Any) -> None: ...
+
     def graph_pool_handle(self) -> object:
         return object()
 

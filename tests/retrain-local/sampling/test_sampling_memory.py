@@ -102,11 +102,11 @@ def test_a_pool_that_cannot_be_had_is_halved(engines: Engines, monkeypatch: pyte
     assert found._policy.limits.cache_tokens == 2500
 
 
-def test_the_size_is_recorded_when_the_engine_is_made_and_taken_from_a_checkpoint(engines: Engines) -> None:
+def test_the_size_is_recorded_at_the_first_call_and_taken_from_a_checkpoint(engines: Engines) -> None:
     engine = engines.make(cache_bytes=2**24)
     layers, key_heads, sides, size, item = 2, 2, 2, 16, 4
-    assert engine._policy.limits.cache_tokens == 2**23 // (layers * key_heads * sides * size * item)
     engine.sample(engines.requests, PARAMS)
+    assert engine._policy.limits.cache_tokens == 2**23 // (layers * key_heads * sides * size * item)
     engine._policy.limits.restore({"cache_tokens": 640})
     engine.sample(engines.requests, PARAMS)
     assert engine._cache.tokens == 640

@@ -85,6 +85,8 @@ class ProcessGroup(Group):
         # NCCL accepts each GPU once; gloo sums tensors of a GPU through the host
         is_nccl = self.uses_gpus and len(set(devices)) == size
         given = {"rank": rank, "world_size": size, "store": store, "timeout": timeout}
+        if self.uses_gpus:
+            torch.cuda.set_device(devices[rank])  # NCCL and the mesh take the current one
         dist.init_process_group("nccl" if is_nccl else "gloo", **given)
         self.mesh = dist.init_device_mesh(devices[0].type, (size,)) if shards else None
         self._agreed: BaseException | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -74,8 +76,16 @@ def load_base(folder: Folder, place: Placement) -> tuple[Any, Whole | None]:
         what, fix = f"{type(model).__name__} has no language-model head", "name a causal language model"
         raise folder.refused(code="model.no-head", what=what, fix=fix)
     fit_experts(model)
+    _fix_angles(model)
     whole = None if text is None and not reads_whole else whole_of(config, model)
     return model.requires_grad_(False).eval().to(place.trainer), whole
+
+
+def _fix_angles(model: nn.Module) -> None:
+    """Leave out the question whether a row exceeds the context: none does, and on a GPU the answer is waited for."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "dynamic":
+            module.forward = MethodType(inspect.unwrap(type(module).forward), module)
 
 
 def _read(made: Any, folder: Folder, options: Mapping[str, Any]) -> tuple[Any, list[str]]:

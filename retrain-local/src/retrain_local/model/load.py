@@ -86,6 +86,7 @@ def create_pair(
 
 ALL_LINEAR = "all-linear"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+BF16_CAPABILITY = 8, 0  # Ampere; older GPUs have no instructions for it
 ROWS, WIDTH = 128, 512  # of the product that is timed: under a millisecond where bf16 is native
 ROUNDS = 5
 
@@ -93,9 +94,13 @@ ROUNDS = 5
 def trained_dtype(config: Config, device: torch.device) -> torch.dtype:
     """Return `[model] dtype` on this device; ConfigError when bf16 is slower than fp32 there."""
     name = config.table("model", ModelKeys).dtype
-    dtype = DTYPES[AUTO_DTYPE.get(device.type, "bf16") if name == "auto" else name]
-    if device.type == "cpu" and dtype == torch.bfloat16 and (why := bf16_refusal()):
-        what, fix = "bf16 would be slower than fp32 on this CPU", 'set it to "fp32", or to "auto"'
+    is_slow = device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY
+    auto = "fp32" if is_slow else AUTO_DTYPE.get(device.type, "bf16")
+    dtype, why = DTYPES[auto if name == "auto" else name], "it emulates bf16" if is_slow else None
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        why = bf16_refusal()
+    if dtype == torch.bfloat16 and why:
+        what, fix = "bf16 would be slower than fp32 on this device", 'set it to "fp32", or to "auto"'
         where = config.place("model.dtype")
         raise ConfigError(Problem(code="model.slow-bf16", where=where, what=what, why=why, fix=fix))
     return dtype

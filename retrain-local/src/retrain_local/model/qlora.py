@@ -58,7 +58,8 @@ class Int8:
         self._packed = (weight_OI.float() / self._scales_O1).round_().to(torch.int8)
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
-        return (self._packed * self._scales_O1).to(dtype)
+        # one pass, with fp32 in registers only
+        return torch.mul(self._packed, self._scales_O1, out=self._packed.new_empty(self._packed.shape, dtype=dtype))
 
     def to(self, device: torch.device) -> Int8:
         moved = copy.copy(self)

@@ -203,15 +203,15 @@ class Graphs:
         self._pool = None
 
     def _captured(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph | None:
-        before = [tensor.clone() for tensor in state]
+        before, current = [tensor.clone() for tensor in state], torch.cuda.current_stream()
         stream = self._stream = self._stream or torch.cuda.Stream(self._device)
         try:
-            stream.wait_stream(torch.cuda.current_stream())
+            stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
                     step()
                     _put_back(state, before)
-            torch.cuda.current_stream().wait_stream(stream)
+            current.wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -219,6 +219,7 @@ class Graphs:
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
+            torch.cuda.set_stream(current)  # torch's `graph` leaves its own behind
             if _ran_out(error):
                 raise torch.OutOfMemoryError(str(error)) from error
             log.warning("CUDA graphs are off, decoding step by step: %s", str(error).splitlines()[0])

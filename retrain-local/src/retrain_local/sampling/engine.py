@@ -106,9 +106,7 @@ class PytorchEngine:
         self._decoder: Decoder = policy.sampler
         self._share, self._keep_rows, self._cache_dtype = prefix_caching, keep_rows, cache_dtype
         self._check_stop, self._progress = check_stop, progress or PhaseProgress()
-        self._budget = budget_tokens(self._decoder, cache_dtype, cache_bytes, is_copied=kernels.paged is None)
-        policy.limits.cache_tokens = policy.limits.cache_tokens or self._budget
-        policy.limits.cache_slots = policy.limits.cache_slots or budget_slots(self._decoder, cache_bytes)
+        self._cache_bytes = cache_bytes
         self._cache: Cache | None = None
         # A mixer allocates tensors at every step, but a graph needs fixed addresses.
         self._graphs = Graphs(policy.device, records=not self._decoder.mixers)
@@ -126,6 +124,7 @@ class PytorchEngine:
     ) -> list[list[Sample]]:
         """Return one list per request, one sample per seed; BackendError when the model yields non-finite logits."""
         policy = self._policy
+        self.choose_pool()
         rows = new_rows(requests, params, policy.context_limit, self._decoder.shape.vocabulary)
         if self._cache is not None and not any(self._cache.prefixes.longest(request.prompt_T) for request in requests):
             # new episodes: a resumed run has not sampled the earlier ones, so its cache is empty too
@@ -144,6 +143,7 @@ class PytorchEngine:
 
     def stream(self, requests: Sequence[SampleRequest], params: SamplingParams, feed: Feed) -> None:
         policy, vocabulary = self._policy, self._decoder.shape.vocabulary
+        self.choose_pool()
         rows = new_rows(requests, params, policy.context_limit, vocabulary)
         # The rows to come are unknown, so the pool is as large as memory permits.
         policy.limits.pool_tokens, policy.limits.pool_slots = policy.limits.cache_tokens, policy.limits.cache_slots
@@ -168,6 +168,14 @@ class PytorchEngine:
         while any(row.room for row in rows):
             self._finish(rows, params, lambda row: None, after)
 
+    def choose_pool(self) -> None:
+        """Choose the pool's size at the first call, when a teacher and a reference have been loaded."""
+        limits, given = self._policy.limits, self._cache_bytes
+        if not limits.cache_tokens:
+            is_copied = self._kernels.paged is None
+            limits.cache_tokens = budget_tokens(self._decoder, self._cache_dtype, given, is_copied=is_copied)
+        limits.cache_slots = limits.cache_slots or budget_slots(self._decoder, given)
+
     def publish(self) -> None:
         """Drop keys and values of finished rows: new weights make them invalid."""
         if self._cache is not None:
@@ -191,6 +199,7 @@ class PytorchEngine:
     def close(self) -> None:
         self._forget()
         self._gathered.close()
+        del self._decoder, self._gathered  # the model, which whoever holds a closed engine should not hold
 
     def _finish(self, rows: list[Row], params: SamplingParams, hand_over: HandOver, after: AfterSegment) -> None:
         """Finish all rows; some stay unfinished when the pool had to be halved."""
@@ -242,8 +251,6 @@ class PytorchEngine:
 
     def _opened(self) -> Cache:
         limits = self._policy.limits
-        # A checkpoint of an older version may not have stored it.
-        limits.cache_tokens = limits.cache_tokens or self._budget
         slots = limits.cache_slots if self._kernels.paged is None else min(limits.cache_slots, limits.pool_slots)
         if self._cache is not None and (self._cache.tokens, self._cache.num_slots) != (self._pool_tokens, slots):
             self.free_cache()

@@ -62,9 +62,10 @@ class Mismatch:
         logs_M = before_M - pack.engine_logprobs_M
         if self.level != "token":
             zeros_S = logs_M.new_zeros(len(pack.rows))
-            sums_S = zeros_S.index_add(0, pack.sequences_M, logs_M)
+            place = (pack.sequences_M,)
+            sums_S = zeros_S.index_put(place, logs_M, accumulate=True)
             if self.level == "geometric":
-                sums_S = sums_S / zeros_S.index_add(0, pack.sequences_M, torch.ones_like(logs_M))
+                sums_S = sums_S / zeros_S.index_put(place, torch.ones_like(logs_M), accumulate=True)
             logs_M = sums_S[pack.sequences_M]
         weights_M = logs_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         outside_M = (weights_M < self.low) | (weights_M > self.high)
@@ -150,7 +151,8 @@ class PolicyLoss:
         """
         terms_M, clipped_M = self._terms(new_M, pack, columns, entropies_M, is_fixed=is_fixed)
         if self.aggregation == "sequence_mean":
-            terms_M = terms_M / torch.bincount(pack.sequences_M)[pack.sequences_M]
+            zeros_S, place = terms_M.new_zeros(len(pack.rows)), (pack.sequences_M,)
+            terms_M = terms_M / zeros_S.index_put(place, torch.ones_like(terms_M), accumulate=True)[place]
         return -terms_M.sum() / denominator, clipped_M.sum()
 
     def _terms(

@@ -64,11 +64,10 @@ class LossContext:
 
     def sequence_mean(self, values_M: Any) -> Any:
         """Mean of `values_M` over its sequence, for each token; the gradient flows through it."""
-        # `index_add`, because sequences of a pack differ in length and no padding exists to reshape by.
-        sums_S = values_M.new_zeros(self.num_sequences).index_add(0, self.sequences_M, values_M)
-        counts_S = values_M.new_zeros(self.num_sequences).index_add(
-            0, self.sequences_M, values_M.new_ones(len(values_M))
-        )
+        # Sequences of a pack differ in length, and no padding exists to reshape by. `index_add` has no order on CUDA.
+        zeros_S, place = values_M.new_zeros(self.num_sequences), (self.sequences_M,)
+        sums_S = zeros_S.index_put(place, values_M, accumulate=True)
+        counts_S = zeros_S.index_put(place, values_M.new_ones(len(values_M)), accumulate=True)
         return (sums_S / counts_S)[self.sequences_M]
 
 
