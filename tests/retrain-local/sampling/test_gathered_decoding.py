@@ -43,7 +43,7 @@ def threads_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     plain = gathered_decoding.decode_step
 
     def watched(decoder: Any, attend: Any, batch: Any, **options: Any) -> None:
-        seen.append((len(batch.ids_B), torch.get_num_threads()))
+        seen.append((len(batch.given.ids_B), torch.get_num_threads()))
         plain(decoder, attend, batch, **options)
 
     monkeypatch.setattr(gathered_decoding, "decode_step", watched)
@@ -215,7 +215,7 @@ def test_one_token_at_a_time_while_rows_end(rows: list[tuple[torch.Tensor, ...]]
             for out, row, token in zip(found, live, tokens, strict=True):
                 if at[row.request] + step < LENGTHS[row.request]:
                     torch.testing.assert_close(out, wanted[row.request][token], atol=1e-5, rtol=1e-5)
-        copied.finish(batch.slots_SB)
+        copied.finish(batch.given.slots_SB)
         for row in live:
             at[row.request] += 2
             row.tokens += [0, 0]

@@ -87,7 +87,7 @@ def test_a_step_waits_for_nothing(engines: Engines) -> None:
     (batch, _), *_ = engine._batches.values()
 
     with torch.inference_mode(), Dispatched() as seen:
-        batch.column_1.zero_()
+        batch.given.column_1.zero_()
         decode_step(
             engine._decoder, lambda layer, q, *_: q, batch, entropy=True
         )  # kernels that wait for nothing either

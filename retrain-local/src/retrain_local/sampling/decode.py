@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,89 +20,112 @@ from retrain_local.sampling.cache import Pool
 from retrain_local.sampling.draw import Draw, draw_tokens
 from retrain_local.sampling.schedule import Row
 
+ALIGNMENT = 16  # bytes: Triton reads an aligned tensor in wider pieces
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
-    """Inputs and outputs of a segment of S steps over B rows, in tensors at fixed addresses.
+class Inputs:
+    """Inputs of a segment of S steps over B rows, as parts of one tensor `all_N`: one copy fills them.
 
     `ids_B` is the token to read next and `positions_B` its position in its row; `tables_BM` (int32) are the block
     tables and `lengths_B` (int32) the number of visible keys, including the token being read. Each step writes to
     `slots_SB`; a row without a block there writes to the scratch block. `column_1` is the number of the step.
     """
 
+    all_N: Tensor
+    uniforms_SB: Tensor
     ids_B: Tensor
     positions_B: Tensor
-    tables_BM: Tensor
-    lengths_B: Tensor
-    slots_B: Tensor
     slots_SB: Tensor
-    uniforms_SB: Tensor
-    temperature: Tensor
     column_1: Tensor
-    tokens_SB: Tensor
-    logprobs_SB: Tensor
-    entropies_SB: Tensor
+    lengths_B: Tensor
+    tables_BM: Tensor
+    temperature: Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, width: int, steps: int, device: torch.device, *, pin: bool = False) -> Inputs:
+        shapes = {
+            "uniforms_SB": ((steps, rows), torch.float64),
+            "ids_B": ((rows,), torch.int64),
+            "positions_B": ((rows,), torch.int64),
+            "slots_SB": ((steps, rows), torch.int64),
+            "column_1": ((1,), torch.int64),
+            "lengths_B": ((rows,), torch.int32),
+            "tables_BM": ((rows, width), torch.int32),
+            "temperature": ((), torch.float32),
+        }
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values()]
+        padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        all_N = torch.zeros(sum(padded), dtype=torch.uint8, device=device, pin_memory=pin)
+        cut = zip(shapes.items(), all_N.split(padded), sizes, strict=True)
+        return cls(all_N=all_N, **{name: part[:size].view(of[1]).view(of[0]) for (name, of), part, size in cut})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Inputs and outputs of a segment of S steps over B rows, in tensors at fixed addresses.
+
+    `staged` are the inputs on the host. `drawn_3SB` (int32) holds tokens, and the bits of log-probabilities and of
+    entropies: one copy reads them.
+    """
+
+    given: Inputs
+    staged: Inputs
+    slots_B: Tensor
+    drawn_3SB: Tensor
     experts_SBLK: Tensor  # of a mixture whose routers are known
 
     @classmethod
     def allocate(cls, rows: int, width: int, steps: int, device: torch.device, routers: Routers | None = None) -> Batch:
         """Allocate rows that read token 0 and write to scratch; `width` is the longest table."""
-
-        def zeros(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
-
+        given, host = Inputs.allocate(rows, width, steps, device), torch.device("cpu")
+        experts = (steps, rows, *(routers.size if routers else (0, 0)))
         return cls(
-            ids_B=zeros(rows),
-            positions_B=zeros(rows),
-            tables_BM=zeros(rows, width, dtype=torch.int32),
-            lengths_B=zeros(rows, dtype=torch.int32),
-            slots_B=zeros(rows),
-            slots_SB=zeros(steps, rows),
-            uniforms_SB=zeros(steps, rows, dtype=torch.float64),
-            temperature=zeros(dtype=torch.float32),
-            column_1=zeros(1),
-            tokens_SB=zeros(steps, rows),
-            logprobs_SB=zeros(steps, rows, dtype=torch.float32),
-            entropies_SB=zeros(steps, rows, dtype=torch.float32),
-            experts_SBLK=zeros(steps, rows, *(routers.size if routers else (0, 0)), dtype=torch.int16),
+            given=given,
+            staged=given if device.type == "cpu" else Inputs.allocate(rows, width, steps, host, pin=True),
+            slots_B=torch.zeros(rows, dtype=torch.int64, device=device),
+            drawn_3SB=torch.zeros(3, steps, rows, dtype=torch.int32, device=device),
+            experts_SBLK=torch.zeros(experts, dtype=torch.int16, device=device),
         )
 
     @property
     def advanced(self) -> tuple[Tensor, ...]:
-        return self.ids_B, self.positions_B, self.lengths_B, self.column_1
+        given = self.given
+        return given.ids_B, given.positions_B, given.lengths_B, given.column_1
 
     def load(self, rows: Sequence[Row], temperature: float, steps: int, block_size: int) -> None:
-        size, width = self.tables_BM.shape
-        tables = np.zeros((size, width), dtype=np.int32)
+        staged, count = self.staged, len(rows)
+        staged.all_N.zero_()
+        size, width = staged.tables_BM.shape
+        tables, cached = staged.tables_BM.numpy(), staged.positions_B.numpy()
         for place, row in enumerate(rows):
             # Blocks beyond the longest row are reserved for later segments.
             seen = row.blocks[:width]
             tables[place, : len(seen)] = seen
-        cached = np.zeros(size, dtype=np.int64)
-        cached[: len(rows)] = [row.cached for row in rows]
+        cached[:count] = [row.cached for row in rows]
         positions_SB = cached[None, :] + np.arange(steps)[:, None]
         blocks_SB = tables[np.arange(size)[None, :], np.minimum(positions_SB // block_size, width - 1)]
-        ids = np.zeros(size, dtype=np.int64)
-        ids[: len(rows)] = [row.last for row in rows]
-        drawn = np.zeros((steps, size))
-        drawn[:, : len(rows)] = np.stack([row.stream.random(steps) for row in rows]).T
-        for target, array in (
-            (self.ids_B, ids),
-            (self.positions_B, cached),
-            (self.tables_BM, tables),
-            (self.lengths_B, (cached + 1).astype(np.int32)),
-            (self.slots_SB[:steps], blocks_SB.astype(np.int64) * block_size + positions_SB % block_size),
-            (self.uniforms_SB[:steps], drawn),
-        ):
-            target.copy_(torch.from_numpy(array))
-        self.temperature.fill_(temperature)
-        self.column_1.zero_()
+        staged.slots_SB.numpy()[:steps] = blocks_SB.astype(np.int64) * block_size + positions_SB % block_size
+        staged.lengths_B.numpy()[:] = cached + 1
+        staged.ids_B.numpy()[:count] = [row.last for row in rows]
+        staged.uniforms_SB.numpy()[:steps, :count] = np.stack([row.stream.random(steps) for row in rows]).T
+        staged.temperature.fill_(temperature)
+        if self.given is not staged:
+            # The results of the segment before were read, so its inputs have been copied.
+            self.given.all_N.copy_(staged.all_N, non_blocking=True)
+
+    def drawn(self, rows: int, steps: int, *, entropy: bool) -> list[Any]:
+        """Return tokens, log-probabilities and, with `entropy`, entropies of each row: the host waits for them."""
+        drawn_3SB = self.drawn_3SB.cpu()
+        kinds = (drawn_3SB[0], *drawn_3SB[1 : 2 + entropy].view(torch.float32))
+        return [kind_SB[:steps, :rows].T.tolist() for kind_SB in kinds]
 
     def cached_slots(self, block_size: int) -> Tensor:
         """Return the slots [B, L] of the tokens before the one to read; scratch behind the end of a row."""
-        columns_L = torch.arange(int(self.positions_B.max()), device=self.positions_B.device)
-        slots_BL = self.tables_BM.long()[:, columns_L // block_size] * block_size + columns_L % block_size
-        return slots_BL * (columns_L < self.positions_B[:, None])
+        positions_B = self.given.positions_B
+        columns_L = torch.arange(int(positions_B.max()), device=positions_B.device)
+        slots_BL = self.given.tables_BM.long()[:, columns_L // block_size] * block_size + columns_L % block_size
+        return slots_BL * (columns_L < positions_B[:, None])
 
 
 class PagedAttention:
@@ -121,8 +145,8 @@ class PagedAttention:
         return Target(keys_SKD=keys_SKD, values_SKD=values_SKD, slots_B=self._batch.slots_B)
 
     def read(self, layer: int, queries_NHD: Tensor, scores: Scores) -> Tensor:
-        batch = self._batch
-        return self._kernels.read(queries_NHD, self._pool.layers[layer], batch.tables_BM, batch.lengths_B, scores)
+        given = self._batch.given
+        return self._kernels.read(queries_NHD, self._pool.layers[layer], given.tables_BM, given.lengths_B, scores)
 
 
 def decode_step(
@@ -130,24 +154,25 @@ def decode_step(
 ) -> None:
     """Read one token per row, sample the next one, and prepare to read that."""
     # sizes depend on the batch only and nothing is copied to the host, so that CUDA graphs can capture the step
-    torch.index_select(batch.slots_SB, 0, batch.column_1, out=batch.slots_B.view(1, -1))
-    positions_B = batch.positions_B
+    given = batch.given
+    torch.index_select(given.slots_SB, 0, given.column_1, out=batch.slots_B.view(1, -1))
+    positions_B = given.positions_B
     if decoder.shape.context is not None:
         # finished rows stay to the end of the segment, possibly past the last valid position
         positions_B = positions_B.clamp(max=decoder.shape.context - 1)
     with within(ROUTING, routing := Routing() if decoder.routers else None):
-        hidden_BD = decoder.hidden(batch.ids_B, positions_B, attend)
+        hidden_BD = decoder.hidden(given.ids_B, positions_B, attend)
     logits_BV = decoder.logits(hidden_BD)
     if routing is not None:
-        batch.experts_SBLK.index_copy_(0, batch.column_1, routing.chosen_NLK().to(torch.int16)[None])
-    uniforms_B = batch.uniforms_SB.index_select(0, batch.column_1)[0]
-    draw = draw_tokens(logits_BV, batch.temperature, uniforms_B, entropy=entropy)
-    batch.tokens_SB.index_copy_(0, batch.column_1, draw.tokens_B[None])
-    batch.logprobs_SB.index_copy_(0, batch.column_1, draw.logprobs_B[None])
-    if draw.entropies_B is not None:
-        batch.entropies_SB.index_copy_(0, batch.column_1, draw.entropies_B[None])
-    batch.ids_B.copy_(draw.tokens_B)
-    for counter in (batch.positions_B, batch.lengths_B, batch.column_1):
+        batch.experts_SBLK.index_copy_(0, given.column_1, routing.chosen_NLK().to(torch.int16)[None])
+    uniforms_B = given.uniforms_SB.index_select(0, given.column_1)[0]
+    draw = draw_tokens(logits_BV, given.temperature, uniforms_B, entropy=entropy)
+    batch.drawn_3SB[0].index_copy_(0, given.column_1, draw.tokens_B[None].to(torch.int32))
+    for kind, values_B in ((1, draw.logprobs_B), (2, draw.entropies_B)):
+        if values_B is not None:
+            batch.drawn_3SB[kind].index_copy_(0, given.column_1, values_B[None].view(torch.int32))
+    given.ids_B.copy_(draw.tokens_B)
+    for counter in (given.positions_B, given.lengths_B, given.column_1):
         counter.add_(1)
 
 

@@ -305,8 +305,7 @@ class PytorchEngine:
             decoded = [(rows, self._steps_paged(cache, rows, params, steps, width))]
         before = sum(len(row.tokens) for row in rows)
         for part, batch in decoded:
-            found = [batch.tokens_SB, batch.logprobs_SB, *([batch.entropies_SB] if params.entropy else [])]
-            tokens, logprobs, *entropies = (drawn_SB[:steps, : len(part)].T.tolist() for drawn_SB in found)
+            tokens, logprobs, *entropies = batch.drawn(len(part), steps, entropy=params.entropy)
             experts: Any = [()] * len(part)
             if self._decoder.routers:
                 experts = batch.experts_SBLK[:steps, : len(part)].transpose(0, 1).cpu().numpy()

@@ -45,7 +45,7 @@ class GatheredAttention:
         self._rows = list(rows)
         self._slots = {id(row): row.slot for row in rows}
         slots_BL = batch.cached_slots(pool.block_size)
-        lengths_B1 = batch.positions_B[:, None]
+        lengths_B1 = batch.given.positions_B[:, None]
         past = slots_BL.shape[1]
         self._slots_BC = torch.cat([slots_BL, slots_BL.new_zeros(len(rows), columns)], dim=1)
         columns_C = torch.arange(past + columns, device=slots_BL.device)
@@ -212,5 +212,5 @@ class GatheredDecoding:
         draw = partial(draw_tokens, greedy=params.greedy)
         for _ in range(steps):
             decode_step(self._decoder, attend, batch, entropy=params.entropy, draw_tokens=draw)
-        copied.finish(batch.slots_SB)
+        copied.finish(batch.given.slots_SB)
         return batch
