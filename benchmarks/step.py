@@ -20,13 +20,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import report
+from harness import account, report
 from harness.figures import Spread, ratios
 from harness.limits import Shape, Work, decode, prefill, training
-from harness.machine import machine, rates
+from harness.machine import Rates, machine, rates
 from harness.models import (
     ITEM_BYTES,
     add_model_options,
@@ -64,9 +65,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch).resolve()
         model = endless_model(folder / "model", shape=options.shape, device=options.device, model=options.model)
-        tried = _choose_peer_rows(options, folder, model)
-        done = run_rounds(_contenders(options, folder, model), options.rounds, folder / "runs", options.device)
+        tried = "" if options.account else _choose_peer_rows(options, folder, model)
         prompt = prompt_tokens(model) if options.model else options.prompt
+        if options.account:
+            _publish_account(options, folder, model, prompt, where)
+            return
+        done = run_rounds(_contenders(options, folder, model), options.rounds, folder / "runs", options.device)
         drawn_s, trained_s, source = _limits(options, Shape.read(model), prompt)
     found = {name: figures_of(mine, options) for name, mine in done.runs.items()}
     for name, figures in found.items():
@@ -97,6 +101,33 @@ def main() -> None:
     ).publish(options)
 
 
+def _publish_account(
+    options: argparse.Namespace, folder: Path, model: Path, prompt: int, where: dict[str, Any]
+) -> None:
+    """One run of ours, watched from inside, beside the steps that its records tell."""
+    steps = options.warm_up + options.steps
+    write_tasks(folder, questions(options.batch * steps, options.prompt))
+    contender = ours(OURS, options, folder, model, steps)
+    contender = replace(contender, command=account.watched(list(contender.command), folder, LINES, options.warm_up))
+    run = run_one(contender, folder / "account", options.device)
+    parts, periods_s = account.read(folder, options.steps), run.periods_s(options.warm_up)
+    shape, work = Shape.read(model), _work(options, prompt)
+    bare = account.bare_s(shape, work, options.rank, ITEM_BYTES[peer_dtype(options)], _rates(options, shape))
+    seen_s = statistics.fmean(periods_s)
+    report.Report(
+        name=table_name("account", options),
+        columns=("part of a step", "time", "share", "times its limit"),
+        rows=account.table(parts, bare),
+        notes=(
+            f"{model_name(options)}, {options.batch} x {options.group} completions of {options.new} tokens, prompts of",
+            f"{prompt}; mean of {options.steps} steps of {seen_s:.3f} s by their records. Parts of the stacks that",
+            "run, seen every 3 ms. A limit is the part's operations, or its bytes, at the rates of this machine.",
+        ),
+        figures={"settings": report.settings(options), "parts_s": parts, "limits_s": dict(bare), "step_s": seen_s},
+        machine=where,
+    ).publish(options)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
@@ -113,6 +144,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peer-python", default="", help="an interpreter that has TRL; else an environment is made")
     add_only(parser, tuple(COMPARED))
     parser.add_argument("--folder", default="", help="keep everything here")
+    parser.add_argument("--account", action="store_true", help="in place of all that: the parts of our step")
     parser.add_argument("--quick", action="store_true", help="a small run that shows that everything works")
     report.add_output_options(parser)
     options = parser.parse_args()
@@ -122,7 +154,7 @@ def _options() -> argparse.Namespace:
     if options.steps % options.rounds:
         parser.error("--steps must be a multiple of --rounds")
     options.contenders = _chosen(options)
-    is_alone = not any(name.startswith(PEER_NAME) for name in options.contenders)
+    is_alone = options.account or not any(name.startswith(PEER_NAME) for name in options.contenders)
     options.peer_python = sys.executable if is_alone else peer_python(PEER_NAME.lower(), options.peer_python)
     everything = options.batch * options.group
     options.peer_rows = [rows or (everything if options.device == "cpu" else 4) for rows in options.peer_rows]
@@ -228,14 +260,20 @@ def peer(
 
 def _limits(options: argparse.Namespace, shape: Shape, prompt: int) -> tuple[float, float, str]:
     """Least seconds of sampling and of training, and where the device's rates are from."""
-    dtype = peer_dtype(options)
-    item = ITEM_BYTES[dtype]
-    one_thread = 1 if options.device == "cpu" and options.shape == "tiny" and not options.model else 0
-    peak = rates(options.device, item * (shape.projections + shape.head), one_thread, dtype)
-    work = Work(rows=options.batch * options.group, group=options.group, prompt=prompt, new=options.new)
+    item, peak, work = ITEM_BYTES[peer_dtype(options)], _rates(options, shape), _work(options, prompt)
     drawn_s = decode(shape, work, item).seconds(peak) + prefill(shape, work, item).seconds(peak)
     rows = [(prompt, options.new)] * work.rows
     return drawn_s, training(shape, rows, options.rank, item, groups=work.groups).seconds(peak), peak.source
+
+
+def _work(options: argparse.Namespace, prompt: int) -> Work:
+    return Work(rows=options.batch * options.group, group=options.group, prompt=prompt, new=options.new)
+
+
+def _rates(options: argparse.Namespace, shape: Shape) -> Rates:
+    dtype = peer_dtype(options)
+    one_thread = 1 if options.device == "cpu" and options.shape == "tiny" and not options.model else 0
+    return rates(options.device, ITEM_BYTES[dtype] * (shape.projections + shape.head), one_thread, dtype)
 
 
 def _times_the_limits(found: dict[str, dict[str, Any]], least_s: float) -> str:

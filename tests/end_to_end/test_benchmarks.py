@@ -20,6 +20,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMMANDS = {
     "step": ["step.py", "--quick", "--only", "retrain"],
+    "account": ["step.py", "--account", "--quick"],
     "startup": ["startup.py", "--quick", "--alone"],
     "sample": ["sample.py", "--quick"],
     "train": ["train.py", "--quick"],
