@@ -146,7 +146,7 @@ def clients(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Prove everything that needs a GPU, here and in this environment, in under 25 minutes; options: gpu.py --help."""
+    """Prove everything that needs a GPU, in this environment, in calls of nine minutes; options: gpu.py --help."""
     session.run(sys.executable, "benchmarks/gpu.py", *session.posargs, external=True)
 
 

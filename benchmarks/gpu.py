@@ -1,24 +1,26 @@
-"""The whole proof on a GPU: `python benchmarks/gpu.py --json gpu.json [--minutes 25] [--markdown PAGE]`.
+"""The whole proof on a GPU: `python benchmarks/gpu.py [--minutes 9] [--json COPY] [--markdown PAGE]`.
 
 Tests that need a GPU, decoding against the memory's bandwidth, training against the rate of products, whole steps
-against the sum of both limits, `transformers`' generate beside them, kernel tables, and the promise of 16 GB; on random
-weights in the shape of Qwen3-4B and 0.6B. Each part is a process with a time limit. `--json` is rewritten after every
-figure and read at the start: the same command continues where the last one was cut off.
+against the sum of both limits and TRL's where it is installed, `transformers`' generate, kernel tables, and the promise
+of 16 GB; on random weights in the shape of Qwen3-4B and 0.6B. Each part is a process with a time limit. All figures are
+in `gpu.json` of `--folder`, which is rewritten after each: the same command continues where the last call ended, also
+after `--minutes`. `--json` names a copy; it is read where the folder has no figures, as on a fresh machine.
 
-A machine without network is brought what it lacks: `python benchmarks/gpu.py --wheels DIR` gathers it here (17 MB), and
-there `python benchmarks/gpu.py --carried DIR ...` uses it. `--report` measures nothing and writes the page alone.
+A machine without network is brought its missing packages: `python benchmarks/gpu.py --wheels DIR` gathers them (18 MB)
+where there is one, and `python benchmarks/gpu.py --carried DIR ...` uses them. `--report` writes the page and measures
+nothing. `--small` takes the built-in model and small sizes, which show that the parts work.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.util
 import os
 import signal
 import site
 import subprocess
 import sys
-import tempfile
-import textwrap
 import time
 import venv
 from collections.abc import Mapping, Sequence
@@ -26,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import report
+from harness.gpu_page import PEER, SMALL, page
 from harness.machine import ROOT, machine
-from harness.proof import DONE, Part, Proof
+from harness.proof import Part, Proof
 
 WORKER = [sys.executable, str(Path(__file__).parent / "workers/gpu_part.py")]
-LARGE, SMALL = "qwen3-4b", "qwen3-0.6b"
 # What a machine with PyTorch, transformers and PEFT lacks, for its Python; ours are built from the tree.
 CARRIED = (
     *("plotly", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "datasets"),
@@ -38,12 +40,16 @@ CARRIED = (
     *("text_unidecode", "arrow", "tomlkit", "tomli_w", "cookiecutter", "python_dotenv", "python_slugify"),
     *("binaryornot", "importlib_metadata", "lazy_importer", "click", "starlette", "uvicorn"),
 )
+TRL = "trl==1.16.0"  # for the step beside ours
 OURS = ("retrain-core", "retrain-sepa", "retrain-rewards", "retrain-local")
+FOLDER = Path("/var/tmp/retrain-gpu")  # stays when the place of --json is emptied
+STARTED = "GPU_PROOF_STARTED_S"  # variable: when the command started, before it installed the carried wheels
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
 def main() -> None:
-    """Gather wheels, or measure what is not there yet; then write the page."""
+    """Gather wheels, or measure the figures that are missing and write the page."""
+    started_s = float(os.environ.setdefault(STARTED, str(time.monotonic())))
     options = _options()
     if options.wheels:
         gather(options.wheels, options.python_version)
@@ -53,13 +59,14 @@ def main() -> None:
         _need_device(options.device)
     if options.carried:
         _install(options.carried, (options.folder / "carried").absolute())
-    missing = []
+    missing, state = [], options.folder / "gpu.json"
     if options.report:
-        proof = Proof.opened(options.json)
+        proof = Proof.opened(options.json or state)
     else:
-        proof = Proof.opened(options.json, machine(options.device))
-        missing = proof.run(_chosen(options), options.folder, 60 * options.minutes, time.monotonic)
-    found = table(proof.machine, proof.parts)
+        proof = Proof.opened(state, {**machine(options.device), SMALL: options.small}, copy=options.json)
+        left_s = 60 * options.minutes - (time.monotonic() - started_s)
+        missing = proof.run(_chosen(options), options.folder, left_s, time.monotonic)
+    found = page(proof.machine, proof.parts)
     print(found)
     if options.markdown:
         report.paste(options.markdown, "gpu", found)
@@ -69,31 +76,35 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=Path("gpu.json"), metavar="FILE", help="figures; also the state")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a copy of all figures")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table into this page")
-    parser.add_argument("--minutes", type=float, default=25.0, help="no part goes on for longer than this in all")
+    parser.add_argument("--minutes", type=float, default=9.0, help="of this call, from its start")
     parser.add_argument("--parts", nargs="+", default=[], metavar="TEXT", help="those whose name holds one of these")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "retrain-gpu", help="for models")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of figures, models and packages, between calls")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to see that it works")
+    parser.add_argument("--small", action="store_true", help="small sizes, only to see that it works; always on a CPU")
     parser.add_argument("--list", action="store_true", help="name the parts and their limits")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the page from --json")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="gather what a machine without network lacks")
     parser.add_argument("--python-version", default="3.12", help="of that machine")
     parser.add_argument("--carried", type=Path, metavar="DIR", help="install what --wheels gathered, without network")
     options = parser.parse_args()
+    options.small |= options.device == "cpu"
     if options.list:
-        for part in plan(options.device):
+        for part in plan(options.device, is_small=options.small):
             print(f"{part.limit_s:5.0f} s  {part.name}")
         sys.exit()
     return options
 
 
-def plan(device: str) -> list[Part]:
-    """All parts, the most telling first; on a CPU the same with the built-in model and small sizes."""
-    if device == "cpu":
+def plan(device: str, *, is_small: bool = False) -> list[Part]:
+    """All parts, the most telling first; small ones are the same with the built-in model."""
+    if is_small:
         return _plan(device, {"tiny": "tiny"}, decode=[[2, 4, 32], [1, 1, 32]], new=16, step=[2, 4, 25, 16], row=160)
     decode = [[8, 16, 1024], [8, 16, 256], [1, 16, 1024], [1, 1, 1024]]
-    return _plan(device, {"4B": LARGE, "0.6B": SMALL}, decode=decode, new=72, step=[8, 16, 256, 1024], row=10_240)
+    return _plan(
+        device, {"4B": "qwen3-4b", "0.6B": "qwen3-0.6b"}, decode=decode, new=72, step=[8, 16, 256, 1024], row=10_240
+    )
 
 
 def _plan(
@@ -122,6 +133,8 @@ def _plan(
                 part(f"decode {name}, 8-bit keys and values", "sampling", 120, name, sizes=few, new=new, tables=kv8),
                 part(f"16 GB {name}", "memory", 420, name, size=[*step[:3], row]),
             ]
+            if importlib.util.find_spec("trl"):
+                found.append(part(f"step {name}{PEER}", "peer_step", 420, name, size=step, steps=1))
     return found
 
 
@@ -133,16 +146,18 @@ def gpu_tests() -> list[str]:
 
 
 def _chosen(options: argparse.Namespace) -> list[Part]:
-    parts = plan(options.device)
+    parts = plan(options.device, is_small=options.small)
     chosen = [part for part in parts if not options.parts or any(text in part.name for text in options.parts)]
     return chosen or sys.exit(f"no part is named {' or '.join(options.parts)}: {', '.join(p.name for p in parts)}")
 
 
 def _need_device(device: str) -> None:
     """End with the reason where PyTorch sees no GPU, before anything is made."""
+    if device == "cpu":
+        return
     question = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else f'PyTorch {torch.__version__}')"
     asked = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False)
-    if device == "cuda" and asked.returncode:
+    if asked.returncode:
         seen = asked.stderr.strip().splitlines()[-1:] or ["PyTorch"]
         sys.exit(f"no CUDA device: {seen[0]} sees none. --device cpu shows, with small sizes, that the parts work")
 
@@ -154,7 +169,7 @@ def gather(folder: Path, version: str) -> None:
     target = ["--python-version", version, "--implementation", "cp", *_each("--platform", PLATFORMS)]
     tested = ["--constraint", str(ROOT / "constraints.txt")]
     only = ["--no-deps", "--only-binary=:all:", *tested, "--dest", str(folder)]
-    subprocess.run([*pip, "download", "--quiet", *only, *target, *CARRIED], check=True)
+    subprocess.run([*pip, "download", "--quiet", *only, *target, *CARRIED, TRL], check=True)
     paths = [str(ROOT / name) for name in OURS]
     subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), *paths], check=True)
     size = sum(file.stat().st_size for file in folder.glob("*.whl"))
@@ -175,56 +190,22 @@ def _install(wheels: Path, folder: Path) -> None:
     files = [str(file) for file in sorted(wheels.glob("*.whl"))]
     if not files:
         sys.exit(f"no wheels in {wheels}: `--wheels {wheels}` gathers them where there is a network")
+    contents = "".join(f"{Path(file).name} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}\n" for file in files)
+    python, installed = folder / "bin/python", folder / "installed"
+    if not installed.exists() or installed.read_text(encoding="utf-8") != contents:
+        _make_environment(folder, files)
+        installed.write_text(contents, encoding="utf-8")
+    os.execv(python, [str(python), *sys.argv])
+
+
+def _make_environment(folder: Path, files: Sequence[str]) -> None:
     venv.create(folder, clear=True, with_pip=False)
-    python = folder / "bin/python"
     (ours,) = folder.glob("lib/python*/site-packages")
     # not `system_site_packages`: those of a virtual environment are not the system's
     lines = [f"import site; site.addsitedir({theirs!r})" for theirs in site.getsitepackages()]
     (ours / "beneath.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--ignore-installed", *files], check=True)
-    os.execv(python, [str(python), *sys.argv])
-
-
-def table(where: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """What was found as Markdown; that nothing was, where nothing was."""
-    rows = [row for name, part in parts.items() for row in _rows(name, part)]
-    if not rows:
-        return "No figure has been measured on a GPU yet."
-    lines = ["| part | of it | measured | limit | reached | wanted |", "|---|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    lost = [f"{name} ({part['status']})" for name, part in parts.items() if part["status"] != DONE]
-    told = f"`{report.command_line().removesuffix(' --report')}`; {report.describe(where)}."
-    told += f" Not done: {', '.join(lost)}." if lost else ""
-    return "\n".join([*lines, "", *textwrap.wrap(told, report.WIDTH, break_long_words=False, break_on_hyphens=False)])
-
-
-def _rows(name: str, part: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of a part, by the fields that its figures have."""
-    rows = []
-    for of, figure in part["figures"].items():
-        if "fraction" in figure:
-            told = [f"{figure['step_ms']:.2f} ms a token step", f"{figure['least_ms']:.2f} ms"]
-            told += [f"{figure['fraction']:.0%}", "60 %" if "8-bit" not in name and of == "128 x 1024" else ""]
-        elif "step_ms" in figure:
-            told = [f"{figure['step_ms']:.2f} ms a token step", "", "", ""]
-        elif "mfu" in figure:
-            told = [f"{min(figure['step_s']):.2f} s", f"{figure['tflop']:.0f} Tflop", f"{figure['mfu']:.0%}", "45 %"]
-        elif "times_the_limit" in figure:
-            limit_s = figure["sample_limit_s"] + figure["train_limit_s"]
-            told = [f"{min(figure['step_s']):.2f} s", f"{limit_s:.2f} s", f"{figure['times_the_limit']:.2f} x", "1.6 x"]
-        elif "exit_code" in figure:
-            counts = [f"{figure[key]} {key}" for key in ("passed", "failed", "error", "skipped") if figure.get(key)]
-            told = [", ".join(counts) or "none ran", "", "", "all pass"]
-        elif "long_s" in figure or "pack_tokens" in figure:
-            told = [f"peak {figure['peak_gb'] or 0:.1f} GB", "16 GB", "", ""]
-        elif "bytes_per_s" in figure:
-            told = [f"{figure['bytes_per_s'] / 1e12:.2f} TB/s, {figure['operations_per_s'] / 1e12:.0f} Tflop/s"]
-            told += ["", "", ""]
-        else:
-            continue
-        rows.append([name, of, *told])
-    return rows
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-index", "--no-deps", "--ignore-installed", *files], check=True)
 
 
 if __name__ == "__main__":

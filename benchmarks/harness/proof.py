@@ -1,8 +1,8 @@
 """A proof in parts: each a process with a time limit, every figure kept as soon as it is known, resumed where it ended.
 
-The document is the only state: `parts` maps a part's name to its status ("done", "failed" or "cut off"), seconds, the
-figures found so far, and the end of what it wrote. It is rewritten after every figure, so that a proof that is killed
-at any instant loses the figure in the making alone.
+The document is the only state, of which a copy may be kept: `parts` maps a part's name to its status ("done", "failed"
+or "cut off"), seconds, the figures found so far, and the end of its output. It is rewritten after every figure, so that
+a proof that is killed at any instant loses only the figure in the making.
 """
 
 from __future__ import annotations
@@ -42,25 +42,30 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Proof:
-    """The document of a proof, on disk in `file`."""
+    """The document of a proof, on disk in `file` and, if it is named, in `copy`, whose folder may vanish any time."""
 
     file: Path
+    copy: Path | None = None
     machine: Mapping[str, Any]
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def opened(cls, file: Path, machine: Mapping[str, Any] | None = None) -> Proof:
-        """Continue what is in `file`, if it is there; without a machine, that of the file stays."""
-        document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    def opened(cls, file: Path, machine: Mapping[str, Any] | None = None, copy: Path | None = None) -> Proof:
+        """Continue the proof in `file`, else in `copy`, if there is one; without a machine, the file's stays."""
+        sources = [each for each in (file, copy) if each is not None and each.exists()]
+        document = json.loads(sources[0].read_text(encoding="utf-8")) if sources else {}
         parts = document.pop("parts", {})
-        return cls(file=file, machine=document if machine is None else machine, parts=parts)
+        return cls(file=file, copy=copy, machine=document if machine is None else machine, parts=parts)
 
     def write(self) -> None:
         """Replace the file; nothing is visible half-written."""
         document = {"benchmark": "gpu", **self.machine, "parts": self.parts}
-        fresh = self.file.with_name(self.file.name + ".new")
-        fresh.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
-        os.replace(fresh, self.file)
+        text = json.dumps(document, indent=1, default=str) + "\n"
+        for file in filter(None, (self.file, self.copy)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fresh = file.with_name(file.name + ".new")
+            fresh.write_text(text, encoding="utf-8")
+            os.replace(fresh, file)
 
     def order(self, parts: Sequence[Part]) -> list[Part]:
         """Those that are not done, in their order; what failed before comes last, since it may fail again."""

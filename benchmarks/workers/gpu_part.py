@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,14 +31,15 @@ from harness.limits import Shape, Work, decode, prefill, training  # noqa: E402
 from harness.machine import ROOT, rates  # noqa: E402
 from harness.models import endless_model  # noqa: E402
 from harness.processes import watch  # noqa: E402
-from harness.rounds import OFFLINE  # noqa: E402
+from harness.rounds import OFFLINE, run_one  # noqa: E402
 from harness.runs import LINES, questions, write_config, write_tasks  # noqa: E402
 
 FIGURE = "figure "
 SHORT = 8  # tokens of the shorter of two calls whose difference is the time of a token step
 CARD_BYTES = 16 * 10**9
 POSITIONS = 40_960
-KERNELS = 40  # of a table
+KERNELS, NAME_CHARS = 40, 110  # of a table
+PEER_ROWS = 4  # per backward pass of TRL
 NONE_SELECTED = 5  # exit code of pytest
 TAIL_CHARS = 20_000  # of the output of failed tests
 
@@ -91,13 +93,13 @@ def kernel_table(work: Callable[[], object]) -> dict[str, Any]:
     for event in seen.key_averages():
         own_us = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         if own_us and (not on_gpu or str(event.device_type).endswith("CUDA")):
-            rows.append((own_us / 1e6, event.count, event.key[:110]))
+            rows.append((own_us / 1e6, event.count, event.key[:NAME_CHARS]))
     rows.sort(reverse=True)
     return {
         "wall_s": wall_s,
         "kernel_s": sum(row[0] for row in rows),
         "launches": sum(row[1] for row in rows),
-        "kernels": [f"{own_s:.4f} s {count:6d} {name}" for own_s, count, name in rows[:KERNELS]],
+        "kernels": rows[:KERNELS],  # seconds, launches, name
     }
 
 
@@ -199,13 +201,14 @@ def tests(settings: dict[str, Any], found: Figures) -> None:
 
 def _test(file: str, found: Figures) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120", "--tb", "short"]
-    command += ["-m", "not long", file]
+    command += ["-rfEs", "-m", "not long", file]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
     ok = done.returncode == NONE_SELECTED or (done.returncode == 0 and "passed" in counts)
     seconds, tail = time.perf_counter() - start, "" if ok else done.stdout[-TAIL_CHARS:]
-    found.keep(file, exit_code=done.returncode, ok=ok, seconds=seconds, **counts, output=tail)
+    reasons = re.findall(r"^(?:FAILED|ERROR|SKIPPED) .*", done.stdout, re.MULTILINE)
+    found.keep(file, exit_code=done.returncode, ok=ok, seconds=seconds, **counts, not_passed=reasons, output=tail)
     return ok
 
 
@@ -239,14 +242,17 @@ def sampling(settings: dict[str, Any], found: Figures) -> None:
             for count in (SHORT, new)
         }
         step_s = (seconds[new] - seconds[SHORT]) / (new - SHORT)
-        moved = bench.item * shape.projections + bench.item * shape.head
-        moved += (batch * context + rows * (new + SHORT) / 2) * shape.kv_bytes(kv_item)  # a group shares its prompt
+        weights = bench.item * (shape.projections + shape.head)
+        moved = weights + (batch * context + rows * (new + SHORT) / 2) * shape.kv_bytes(
+            kv_item
+        )  # a group shares its prompt
         found.keep(
             name,
             rows=rows,
             context=context,
             step_ms=1e3 * step_s,
             least_ms=1e3 * moved / peak.bytes_per_s,
+            weights_ms=1e3 * weights / peak.bytes_per_s,
             fraction=moved / peak.bytes_per_s / step_s,
             first_s=first_s,
             again_s=again_s,
@@ -355,6 +361,24 @@ def whole_step(settings: dict[str, Any], found: Figures) -> None:
     )
 
 
+def peer_step(settings: dict[str, Any], found: Figures) -> None:
+    """The same step of TRL's GRPOTrainer, whose backward passes take four rows each."""
+    from step import peer
+
+    if not found.lacks("step"):
+        return
+    bench = Bench(settings)
+    model = str(bench.model())
+    batch, group, prompt, new = settings["size"]
+    steps = settings["steps"] + 1
+    write_tasks(bench.folder, questions(batch * steps, prompt))
+    asked = Namespace(device=bench.device, dtype="auto", rank=bench.rank, batch=batch, group=group, new=new)
+    asked.peer_rows, asked.peer_python = PEER_ROWS, sys.executable
+    contender = peer("TRL", asked, bench.folder, model, steps)
+    run = run_one(contender, bench.folder / f"peer-{os.getpid()}", bench.device)
+    found.keep("step", step_s=run.periods_s(1), first_s=run.seen_s[0])
+
+
 def memory(settings: dict[str, Any], found: Figures) -> None:
     """A step of long rows within 16 GB: many completions at once, a few to their very end, then training on as long."""
     from retrain.api import SamplingParams, TrainBatch
@@ -388,7 +412,7 @@ def memory(settings: dict[str, Any], found: Figures) -> None:
 def main() -> None:
     """Do the part that the settings name."""
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    kinds = (machine_rates, tests, sampling, optimizing, generating, whole_step, memory)
+    kinds = (machine_rates, tests, sampling, optimizing, generating, whole_step, peer_step, memory)
     {kind.__name__: kind for kind in kinds}[settings["kind"]](settings, Figures(settings["had"]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.end_to_end.running import is_running
+from tests.kit.carried_wheel import MODULE, write_wheel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Prints the figures that it is asked for and lacks; "hang" starts a child that would outlive it, "fail" is a failure.
@@ -136,6 +138,110 @@ def test_wheels_are_carried_for_all_that_such_a_machine_lacks(gpu: Any) -> None:
         assert plain <= carried | set(BROUGHT.split()), name
 
 
+def test_carried_wheels_reach_test_processes(tmp_path: Path) -> None:
+    carried = ["--carried", str(write_wheel(tmp_path / "wheels")), "--folder", str(tmp_path / "kept")]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--report", *carried]
+    python, installed = tmp_path / "kept/carried/bin/python", tmp_path / "kept/carried/installed"
+    times = []
+    for _ in range(2):
+        subprocess.run(command, check=True)
+        times.append(installed.stat().st_mtime_ns)
+    assert times[0] == times[1], "the same wheels are installed once"
+    file = tmp_path / "test_carried.py"
+    file.write_text(
+        f"def test_one():\n    import {MODULE}\n    from importlib.metadata import version\n    version('{MODULE}')"
+    )
+    # tests/conftest.py removes the folders of PYTHONPATH
+    pytest_command = [str(python), "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(pytest_command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_limit_counts_a_shared_prompt_once_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    limits = importlib.import_module("harness.limits")
+    sizes = {"layers": 2, "hidden": 8, "inner": 16, "heads": 2, "kv_heads": 1, "head_size": 4, "vocabulary": 32}
+    shape = limits.Shape(**sizes)
+    apart, shared = (limits.Work(rows=8, group=group, prompt=100, new=10) for group in (1, 4))
+    saved = limits.decode(shape, apart, 2).moved_bytes - limits.decode(shape, shared, 2).moved_bytes
+    assert saved == (8 - 2) * 100 * 10 * shape.kv_bytes(2)  # prompts fewer, their tokens, token steps
+    assert limits.prefill(shape, apart, 2).operations == 4 * limits.prefill(shape, shared, 2).operations
+    rows = [(100, 10)] * 8
+    trained = [limits.training(shape, rows, 4, 2, groups=groups).operations for groups in (8, 2)]
+    assert trained == [limits.training(shape, rows, 4, 2).operations, pytest.approx(trained[1])]
+    prompts = limits.training(shape, [(100, 0)], 4, 2).operations
+    assert trained[0] - trained[1] == pytest.approx(6 * prompts)
+
+
+def test_a_copy_follows_the_figures_and_stands_in_for_a_folder_that_is_gone(proof: Any, tmp_path: Path) -> None:
+    file, copy = tmp_path / "kept/gpu.json", tmp_path / "out/gpu.json"
+    plan = parts(proof, tmp_path, one=["a"], two=["b"])
+    for part in plan:  # a call for each, and the folder of the copy is emptied between them
+        proof.Proof.opened(file, {}, copy).run([part], tmp_path / "work", 100, time.monotonic)
+        assert copy.read_bytes() == file.read_bytes()
+        shutil.rmtree(copy.parent)
+    assert set(json.loads(file.read_text())["parts"]) == {"one", "two"}
+    shutil.copytree(file.parent, copy.parent)
+    shutil.rmtree(file.parent)
+    assert set(proof.Proof.opened(file, {}, copy).parts) == {"one", "two"}
+
+
+STEP = {"step_s": [9.5], "sample_s": [6.0], "train_s": [3.0], "sample_limit_s": 2.0, "train_limit_s": 1.0}
+PARTS: dict[str, dict[str, Any]] = {
+    "tests": {
+        "a.py": {
+            "exit_code": 1,
+            "passed": 3,
+            "failed": 1,
+            "skipped": 2,
+            "not_passed": ["FAILED a.py::test_x - assert 1 == 2", "SKIPPED [2] a.py:3: no second GPU"],
+        }
+    },
+    "decode 4B": {
+        "128 x 1024": {"step_ms": 5.0, "least_ms": 4.0, "weights_ms": 3.0, "fraction": 0.8},
+        "kernels": {
+            "wall_s": 2.0,
+            "kernel_s": 1.5,
+            "launches": 30,
+            "kernels": [[0.8, 10, "nvjet_tst"], [0.5, 10, "attend"], [0.2, 10, "_draw"]],
+        },
+    },
+    "train 4B": {
+        "step": {"step_s": [3.0], "tflop": 1000.0, "mfu": 0.41},
+        "kernels": {"wall_s": 1.0, "kernel_s": 1.0, "launches": 9, "kernels": [[0.5, 5, "gemm"], [0.5, 4, "_swiglu"]]},
+    },
+    "step 4B": {"step": {**STEP, "times_the_limit": 3.33}},
+    "step 4B, TRL": {"step": {"step_s": [47.5], "first_s": 60.0}},
+}
+
+
+def test_the_page_has_tests_fractions_kernels_and_the_next_three_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu_page = importlib.import_module("harness.gpu_page")
+    where = {"versions": {}, "card": "H100", "commit": "c", "date": "d", "load_at_start": 0.0, "small": False}
+    found = gpu_page.page(where, {name: {"status": "done", "figures": each} for name, each in PARTS.items()})
+    lines = found.splitlines()
+    assert "| tests | 1 files | 3 passed, 1 failed, 2 skipped |  |  | all pass |" in lines
+    assert "| decode 4B | 128 x 1024 | 5.00 ms a token step | 4.00 ms | 80% of bandwidth | 60 % |" in lines
+    assert "| train 4B | step | 3.00 s | 1000 Tflop | 41% MFU | 45 % |" in lines
+    assert "| step 4B, TRL | step | 47.50 s |  | 5.00 x ours |  |" in lines
+    assert "| decode 4B | `attend` | 500.0 ms, 10 launches |  | 25% |  |" in lines
+    assert [line for line in lines if line.startswith("- ")] == [
+        "- FAILED a.py::test_x - assert 1 == 2",
+        "- 2 skipped: no second GPU",
+    ]
+    assert [line for line in lines if line[:2] in ("1.", "2.", "3.")] == [
+        # of 6 s of sampling: a quarter without a kernel; attention 1.5 s where a quarter of 2 s is its limit
+        "1. training: `_swiglu`: 1.50 s, 16% of a step of 4B",
+        "2. decoding: the GPU waits for the host: 1.50 s, 16% of a step of 4B",
+        "3. decoding: attention above the limit: 1.00 s, 11% of a step of 4B",
+    ]
+    assert "mean nothing" not in found
+    assert "mean nothing" in gpu_page.page(
+        {**where, "small": True}, {"step 4B": {"status": "done", "figures": PARTS["step 4B"]}}
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "said", "is_passed"),
     [(0, "31 skipped", False), (1, "1 failed, 30 passed", False), (0, "2 passed, 29 skipped", True), (5, "", True)],
@@ -145,13 +251,14 @@ def test_the_part_of_the_tests_is_done_when_tests_passed(
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "workers"))
     worker = importlib.import_module("gpu_part")
-    done = subprocess.CompletedProcess([], code, stdout=f"{said} in 1.00s")
+    done = subprocess.CompletedProcess([], code, stdout=f"SKIPPED [1] a.py:3: why\n{said} in 1.00s")
     monkeypatch.setattr(worker.subprocess, "run", lambda *_, **__: done)
     file = "tests/test_one.py"
     ending = nullcontext() if is_passed else pytest.raises(SystemExit, match=file)
     with ending:
         worker.tests({"files": [file]}, worker.Figures([]))
-    assert json.loads(capsys.readouterr().out.removeprefix("figure "))[file]["ok"] is is_passed
+    figure = json.loads(capsys.readouterr().out.removeprefix("figure "))[file]
+    assert (figure["ok"], figure["not_passed"]) == (is_passed, ["SKIPPED [1] a.py:3: why"])
 
 
 def test_a_figure_that_is_not_ok_is_measured_again(proof: Any, tmp_path: Path) -> None:

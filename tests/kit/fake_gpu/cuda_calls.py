@@ -91,6 +91,7 @@ def _memory(gpu: FakeGpu) -> dict[str, Callable[..., Any]]:
         "max_memory_allocated": lambda device=None: max(memory.peaks.values(), default=0),
         "reset_peak_memory_stats": lambda device=None: None,
         "get_per_process_memory_fraction": lambda device=None: 1.0,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,  # the card stays as large as it is
         "empty_cache": memory.empty_cache,
     }
 
