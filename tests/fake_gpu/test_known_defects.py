@@ -153,16 +153,6 @@ def test_a_card_without_bf16_computes_in_fp32_or_refuses(qwen3: MakeFolder) -> N
     assert dtype is torch.float32
 
 
-@defect("ranks 4 and 8 leave rows of stacked products at multiples of 8 numbers, and Triton wants 16")
-@pytest.mark.parametrize("rank", [4, 8])
-def test_rows_of_stacked_products_are_aligned_at_small_ranks(qwen3: MakeFolder, rank: int) -> None:
-    with on_card(qwen3("tiny"), rank=rank) as card:
-        card.sample(Load())
-        used = specialisations(launch for launch in card.gpu.record.launches if launch.phase == "sample")
-        strides = {name for each in used for name in each.unaligned() if name in ("y_row", "inner_row")}
-        assert not strides
-
-
 @defect("`bincount` waits once a pack where sequences are averaged")
 def test_averages_of_sequences_wait_for_nothing(qwen3: MakeFolder) -> None:
     waits: list[Counter[str]] = []
