@@ -8,6 +8,7 @@ import pytest
 
 from tests.fake_gpu.conftest import MakeFolder, warnings_of
 from tests.kit.fake_gpu.backends import Load, on_card
+from tests.kit.fake_gpu.specialisation import specialisations
 
 pytestmark = pytest.mark.fake_gpu
 DECODED = {"attend", "_heads", "_swiglu", "_add_norm", "_measure", "_choose"}
@@ -27,3 +28,12 @@ def test_a_step_runs_through_graphs_and_kernels(qwen3: MakeFolder, caplog: pytes
         assert record.replays == 2 * 24  # one for each token of a row
         assert not card.faults()
     assert not warnings_of(caplog)
+
+
+@pytest.mark.parametrize("rank", [4, 8])
+def test_rows_of_stacked_products_are_aligned_at_small_ranks(qwen3: MakeFolder, rank: int) -> None:
+    with on_card(qwen3("tiny"), rank=rank) as card:
+        card.sample(Load())
+        used = specialisations(launch for launch in card.gpu.record.launches if launch.phase == "sample")
+        strides = {name for each in used for name in each.unaligned() if name in ("y_row", "inner_row")}
+        assert not strides

@@ -36,7 +36,7 @@ class Shape:
     `keeping` are the layers with keys and values, where these are fewer than all or differ; the other sizes of heads
     are then the largest. `row_bytes` is the other state of a row. `token_bytes`, if given, is the size of a token in
     the model's own cache. `activations` measures modules of transformers when packs are first planned. `has_chunks`:
-    some layers attend within chunks.
+    some layers attend within chunks. `is_fused`: kernels between the products keep nothing that they can compute again.
     """
 
     layers: int
@@ -54,6 +54,7 @@ class Shape:
     token_bytes: int | None = None
     activations: Callable[[], Activations] | None = None
     has_chunks: bool = False
+    is_fused: bool = False
 
     @property
     def key_sizes(self) -> tuple[KeySize, ...]:

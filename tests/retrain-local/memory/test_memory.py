@@ -231,8 +231,10 @@ def test_the_formulas_are_those_of_the_backend() -> None:
 
     names = ("layers", "heads", "kv_heads", "head_size", "hidden", "inner", "vocabulary", "context", "parameters")
     shape = Shape(value_size=SHAPE.head_size, **{name: getattr(SHAPE, name) for name in names})
+    rows = sizes.Rows(repeats=4 * 35 / (20 + 4 * 15))  # each of 4 completions has the prompt of 20 tokens
     for recompute, device in itertools.product((False, True), ("cpu", "cuda")):
-        planned = budget.activation_bytes(shape, torch.float32, recompute=recompute, device=device)
+        given = replace(shape, is_fused=device == "cuda"), torch.float32
+        planned = budget.activation_bytes(*given, recompute=recompute, device=device, rows=rows)
         assert planned == 4 * activation_elements(SHAPE, replace(WORK, device=device), recompute=recompute)
     for kind in ("auto", "bf16", "int8", "fp8"):
         stored = pool.bytes_per_token(shape, kind, torch.float32)
@@ -265,12 +267,13 @@ def test_activations_are_kept_only_where_enough_of_them_fit(qwen: ModelShape) ->
 
     assert pack(80) >= sizes.FULL_SPEED_TOKENS
     assert pack(80, "on") == sizes.TOKEN_BUDGET["cuda"] > pack(80)
-    assert pack(24) == pack(24, "on") > pack(24, "off")
-    assert pack(24, "off") < sizes.FULL_SPEED_TOKENS
-    each = activation_elements(qwen, replace(WORK, device="cuda"), recompute=False)
-    room = 5000 * 2 * each / sizes.ACTIVATION_SHARE_GPU
+    assert pack(24) == pack(24, "off") >= sizes.FULL_SPEED_TOKENS
+    assert pack(16) == pack(16, "on") > pack(16, "off")
+    assert pack(16, "off") < sizes.FULL_SPEED_TOKENS
     for max_tokens, recompute in ((1024, False), (10_240, True)):  # a row that does not fit is computed again
-        tokens, again = pack_tokens(qwen, replace(QWEN_STEP, max_tokens=max_tokens), int(room))
+        work = replace(QWEN_STEP, max_tokens=max_tokens)
+        room = 5000 * 2 * activation_elements(qwen, work, recompute=False) / sizes.ACTIVATION_SHARE_GPU
+        tokens, again = pack_tokens(qwen, work, int(room))
         assert 4990 <= tokens <= 5000
         assert again is recompute
 

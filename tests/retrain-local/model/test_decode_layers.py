@@ -59,7 +59,7 @@ def test_stacked_completions_are_the_same(low_rank_pair: MakePair, local: Local,
     qkv, trained = sampler._layers[0].qkv, pair.trained._layers[0].qkv  # type: ignore[attr-defined]
     weight = trained._adapter.linear.weight
     assert qkv._stacked.data_ptr() == weight.data_ptr(), "one copy of the frozen matrix, and A below it"
-    assert len(qkv._stacked) % 8 == 0
+    assert len(qkv._stacked) % 16 == 0
     below = qkv._stacked[len(weight) :]
     assert torch.equal(below[: len(qkv._a)], trained._adapter.a)
     assert not below[len(qkv._a) :].any()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from retrain.api import SamplingParams
 from retrain_local.memory import sizes
@@ -80,6 +83,29 @@ def test_gradients_may_be_views_and_one_may_be_missing(has_norm: bool) -> None:
         total = total + (do.swiglu(do.rms_norm(x, torch.randn(64, device=DEVICE), 1e-6)) ** 2).sum()
         found.append(torch.autograd.grad(total, whole)[0])
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_product_reads_is_made_again_bit_by_bit(dtype: torch.dtype) -> None:
+    do, found, is_kept = make(), [], []
+    for spares in (lambda _: nullcontext(), do.spares):
+        torch.manual_seed(0)
+        sizes = (5, 8), (8,), (12, 8), (4, 6)
+        x, weight, up, down = (torch.randn(size, device=DEVICE).to(dtype) for size in sizes)
+        trained = [each.requires_grad_() for each in (x, up, down)]
+        normed = do.rms_norm(x, weight, 1e-6)
+        with spares(normed):
+            gate_up = functional.linear(normed, up)
+        inner = do.swiglu(gate_up)
+        with spares(inner):
+            y = functional.linear(inner, down)
+        watched = [weakref.ref(normed), weakref.ref(inner)]
+        del normed, inner
+        is_kept.append([each() is not None for each in watched])
+        found.append(torch.autograd.grad((y.float() ** 2).sum(), trained))
+    assert is_kept == [[True, True], [False, False]]
+    assert all(map(torch.equal, *found))
 
 
 @kernels_run

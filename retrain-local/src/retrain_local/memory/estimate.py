@@ -210,16 +210,18 @@ def sampling_phase(shape: ModelShape, work: Workload, pool_bytes: int, *, reside
 
 def activation_elements(shape: ModelShape, work: Workload, *, recompute: bool) -> int:
     """Return the elements that one token of a pack occupies, as in the backend's own plan."""
-    attention = (4 * shape.heads + 2 * shape.kv_heads) * shape.head_size
     row, own = work.prompt_tokens + work.max_tokens - 1, work.max_tokens - 1
     repeats = work.group_size * row / (work.prompt_tokens + work.group_size * own)
     return sizes.activation_elements(
         shape.layers,
         hidden=shape.hidden,
-        attention=attention,
         inner=shape.inner * max(1, shape.active_experts),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
         recompute=recompute,
         device=work.device,
+        is_fused=work.device == "cuda" and shape.is_native and work.lora_rank > 0,
         measured=shape.kept.activations if shape.kept else None,
         rows=sizes.Rows(longest=row, repeats=repeats),
     )

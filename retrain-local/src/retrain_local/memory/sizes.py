@@ -126,24 +126,35 @@ def activation_elements(
     layers: int,
     *,
     hidden: int,
-    attention: int,
     inner: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
     recompute: bool,
     device: str = "cuda",
+    is_fused: bool = False,
     measured: Activations | None = None,
     rows: Rows = ALIKE,
 ) -> int:
     """Return the elements that one token of a pack occupies until the backward pass, and in it.
 
     Without `measured`, of this backend's own decoder: a layer keeps its input twice (before and after the norm, again
-    around the feed-forward part), the vectors of `attention` (queries, keys and values before and after their rotation,
-    the output) and three of the inner size. With `recompute` a layer keeps only its input, and one layer at a time the
-    rest. The head keeps a vector of the hidden size. Without recomputation a CPU keeps neither normed inputs nor gated
-    products.
+    around the feed-forward part), queries, keys and values before and after their rotation, the output of attention,
+    and three of the inner size. With `recompute` a layer keeps only its input, and one layer at a time the rest. The
+    head keeps a vector of the hidden size. Without recomputation neither a CPU nor fused kernels keep normed inputs and
+    gated products. `is_fused`: the kernels of `model.fused` compute between the products.
     """
     if measured:
         return measured.of(rows, recompute=recompute, inputs=layers * hidden) + 4 * hidden
-    layer = 6 * hidden + attention + 4 * inner
+    if is_fused:
+        # Flash attention reads a copy of keys and values in which every row has its shared prompt.
+        vectors = 3 * heads + 3 * kv_heads + rows.repeats * 2 * kv_heads
+        layer, remade = int(2 * hidden + vectors * head_size + 2 * inner), 2 * hidden + inner
+        # In the backward pass live the gradients of the gated product and of its two inputs. Of a recomputed layer two
+        # vectors of the inner size are gone by then.
+        kept = layers * hidden + layer + remade + inner if recompute else layers * layer + 3 * inner
+        return kept + 4 * hidden
+    layer = 6 * hidden + (4 * heads + 2 * kv_heads) * head_size + 4 * inner
     spared = 2 * hidden + inner if device == "cpu" and not recompute else 0
     kept = layers * hidden + 2 * layer if recompute else (layers + 1) * (layer - spared)
     return kept + 4 * hidden

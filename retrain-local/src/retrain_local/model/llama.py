@@ -111,6 +111,7 @@ class LlamaDecoder:
     def fuse(self) -> None:
         """Use fused kernels between the products where this device has them."""
         self._operations = fused_operations(self.device, self.dtype, self.shape)
+        self.shape = replace(self.shape, is_fused=self._operations != Operations())
         products = [p for layer in self._layers for p in (layer.qkv, layer.gate_up)]
         ranks = {p.rank if isinstance(p, SampledInParts) else None for p in products}
         if len(ranks) == 1 and (rank := ranks.pop()) is not None:

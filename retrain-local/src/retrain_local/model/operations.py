@@ -69,11 +69,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def made_again(y: Tensor) -> Iterator[None]:
     """Do not save `y` for the backward pass: there it is computed again from the saved inputs of its operation.
 
-    One element-wise pass each way spares a quarter of a layer's activations. Results of other operations are saved.
+    One element-wise pass each way spares a quarter of a layer's activations. Results are saved of operations without
+    `again`, a function of their context.
     """
     node = y.grad_fn
-    operation = getattr(node, "_forward_cls", None)
-    if node is None or operation not in (_RmsNorm, _SwiGlu):
+    again = getattr(getattr(node, "_forward_cls", None), "again", None)
+    if again is None:
         yield
         return
 
@@ -84,7 +85,7 @@ def made_again(y: Tensor) -> Iterator[None]:
         return None if saved.data_ptr() == address and saved.shape == shape else saved
 
     def unpack(kept: Tensor | None) -> Tensor:
-        return operation.again(*node.saved_tensors) if kept is None else kept
+        return again(node) if kept is None else kept
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
@@ -118,8 +119,9 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
         return _norm_gradient(gradients[0].float() * weight, x, r).to(x.dtype), of_weight, None
 
     @staticmethod
-    def again(x: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+    def again(ctx: Any) -> Tensor:
         """Return the result, bit by bit, from the saved tensors."""
+        x, weight, r = ctx.saved_tensors
         return _weighed(x.float(), weight, r)
 
 
@@ -187,7 +189,8 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
         return g
 
     @staticmethod
-    def again(gate_up: Tensor, gated: Tensor | None) -> Tensor:
+    def again(ctx: Any) -> Tensor:
+        gate_up, gated = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         return (functional.silu(gate) if gated is None else gated) * up
 

@@ -1,7 +1,7 @@
 """The operations between the matrix products of a layer on CUDA: one Triton kernel in each direction.
 
-Only inputs are kept for the backward pass; norms and gates are computed again in registers. That moves a third of the
-bytes of PyTorch's own operations.
+Only inputs are kept for the backward pass; norms and gates are computed again, in registers or for a product that reads
+them. That moves a third of the bytes of PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -102,6 +102,11 @@ class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
             )
         return into, None, None
 
+    @staticmethod
+    def again(ctx: Any) -> Tensor:
+        x, weight = ctx.saved_tensors
+        return add_norm(x, None, weight, ctx.eps)
+
 
 class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
     """Computes `operations._SplitHeads`; without norms of the heads only angles are kept."""
@@ -147,6 +152,10 @@ class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
                 gate_up, g, into, gate_up.stride(0), g.stride(0), INNER=inner, TILE=COLUMNS, num_warps=4
             )
         return into
+
+    @staticmethod
+    def again(ctx: Any) -> Tensor:
+        return _gated(*ctx.saved_tensors)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

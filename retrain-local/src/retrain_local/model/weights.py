@@ -15,8 +15,8 @@ from torch import Tensor
 from retrain.api import PhaseProgress
 from retrain_local.model.architecture import Architecture
 
-# Rows of the product of a stacked matrix then begin at a multiple of 16 bytes, as vector loads need.
-STACKED_MULTIPLE = 8
+# Triton loads rows of the product of a stacked matrix as vectors if their stride is a multiple of 16 numbers.
+STACKED_MULTIPLE = 16
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 

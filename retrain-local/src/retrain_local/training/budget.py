@@ -37,9 +37,9 @@ class PackSize:
 def activation_bytes(
     shape: Shape, dtype: torch.dtype, *, recompute: bool, device: str = "cuda", rows: Rows = ALIKE
 ) -> int:
-    attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_size + 2 * shape.heads * shape.value_size
-    given: dict[str, Any] = {"hidden": shape.hidden, "attention": attention, "inner": shape.inner, "device": device}
-    given |= {"measured": shape.activations() if shape.activations else None, "rows": rows}
+    names = ("hidden", "inner", "heads", "kv_heads", "head_size", "is_fused")
+    given: dict[str, Any] = {name: getattr(shape, name) for name in names} | {"device": device, "rows": rows}
+    given["measured"] = shape.activations() if shape.activations else None
     return int(dtype.itemsize) * activation_elements(shape.layers, recompute=recompute, **given)
 
 
