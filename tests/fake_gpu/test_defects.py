@@ -1,4 +1,4 @@
-"""Defects that are known and not mended: each test is expected to fail, and fails the suite once it passes."""
+"""Defects that a GPU that is not there has shown, in or before commit 46939923; `defect` marks those not yet mended."""
 
 from __future__ import annotations
 
