@@ -26,7 +26,6 @@ from tests.fake_gpu.test_memory import SAMPLED, SMALL, limits_of
 from tests.kit.fake_gpu.backends import Load, on_card
 from tests.kit.fake_gpu.card import RTX_4090, T4
 from tests.kit.fake_gpu.gpu import FakeGpu
-from tests.kit.fake_gpu.specialisation import specialisations
 from tests.kit.local_backend import Local
 
 pytestmark = pytest.mark.fake_gpu
@@ -82,19 +81,6 @@ def test_sums_by_sequence_have_an_order(qwen3: MakeFolder) -> None:
     with on_card(qwen3("tiny"), tables=GSPO) as card:
         card.train(Load())
         assert not UNORDERED & set(card.gpu.record.operations_in("train"))
-
-
-@defect("no variant of these kernels that is compared at the start is one that a run launches")
-@pytest.mark.parametrize("kernel", ["attend", "_heads", "_swiglu", "_measure", "_choose"])
-def test_a_kernel_that_runs_has_been_compared(qwen3: MakeFolder, kernel: str) -> None:
-    with on_card(qwen3("4B", num_hidden_layers=1)) as card:
-        card.sample(SAMPLED)
-    launches = [each for each in card.gpu.record.launches if each.name == kernel]
-    compared, used = (
-        set(specialisations(each for each in launches if each.phase == phase)) for phase in ("start", "sample")
-    )
-    assert used
-    assert used <= compared
 
 
 @defect("a closed backend keeps weights and moments alive while it is referenced")
