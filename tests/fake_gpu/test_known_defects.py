@@ -11,11 +11,10 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from retrain.api import ConfigError, load_plugins
+from retrain.api import ConfigError
 from retrain.kernel.config import schema
 from retrain.kernel.config.plugin_tables import TeacherTable
 from retrain_local.devices.group import ProcessGroup
-from retrain_local.doctor import diagnose
 from retrain_local.model.load import trained_dtype
 from retrain_local.model.qlora import Int8
 from retrain_local.sampling.cache import bytes_per_token
@@ -113,13 +112,6 @@ def test_an_int8_matrix_is_expanded_into_its_dtype_only() -> None:
         before, gpu.phase = gpu.memory.live, "expand"
         kept = stored.expanded(torch.bfloat16)
         assert gpu.memory.peaks["expand"] - before < 1.1 * kept.nbytes
-
-
-@defect("doctor says nothing of Triton or a C compiler, without which the kernels are not used")
-def test_doctor_looks_for_triton() -> None:
-    with FakeGpu().in_place():
-        found = diagnose(None, load_plugins())
-    assert any("triton" in f"{each.name} {each.detail}".lower() for each in found)
 
 
 @defect("bf16 is chosen on compute capability 7.5, which emulates it")
