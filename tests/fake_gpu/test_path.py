@@ -12,6 +12,12 @@ from tests.kit.fake_gpu.specialisation import specialisations
 
 pytestmark = pytest.mark.fake_gpu
 DECODED = {"attend", "_heads", "_swiglu", "_add_norm", "_measure", "_choose"}
+# Rows in numbers of every kind, whose keys are in one stretch or in several.
+SAMPLED = (
+    Load(prompts=8, group=16, prompt=256, new=16),
+    Load(prompts=1, group=8, prompt=300, new=8),
+    Load(prompts=1, group=1),
+)
 TRAINED = {"_softmax", "_add_norm", "_rms_norm_back", "_turn_heads", "_turn_heads_back", "_swiglu", "_swiglu_back"}
 
 
@@ -37,3 +43,16 @@ def test_rows_of_stacked_products_are_aligned_at_small_ranks(qwen3: MakeFolder, 
         used = specialisations(launch for launch in card.gpu.record.launches if launch.phase == "sample")
         strides = {name for each in used for name in each.unaligned() if name in ("y_row", "inner_row")}
         assert not strides
+
+
+@pytest.mark.parametrize("kernel", ["attend", "join", "_heads", "_swiglu", "_measure", "_choose"])
+def test_a_kernel_that_runs_has_been_compared(qwen3: MakeFolder, kernel: str) -> None:
+    with on_card(qwen3("4B", num_hidden_layers=1)) as card:
+        for load in SAMPLED:
+            card.sample(load)
+    launches = [each for each in card.gpu.record.launches if each.name == kernel]
+    compared, used = (
+        set(specialisations(each for each in launches if each.phase == phase)) for phase in ("start", "sample")
+    )
+    assert used
+    assert used <= compared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from retrain.api import Config, ConfigError, Diagnosis, Plugins, RetrainError
@@ -29,11 +30,38 @@ def diagnose(config: Config | None, plugins: Plugins) -> list[Diagnosis]:
             detail = f"does not answer: {str(error).splitlines()[0]}"
             fix = "look at nvidia-smi: another process may use it, or the driver is too old"
             found.append(Diagnosis(name=f"gpu:{index}", status="failed", detail=detail, fix=fix))
+    if torch.cuda.is_available():
+        found.append(_triton())
     if torch.backends.mps.is_available():
         detail = "Apple GPU; the local backend does not use it, it trains on the CPU"
         found.append(Diagnosis(name="mps", status="ok", detail=detail))
     found.append(Diagnosis(name="cpu", status="ok", detail=f"{torch.get_num_threads()} threads for PyTorch"))
     return found if config is None else [*found, _chosen(config), *_weights(config, plugins)]
+
+
+def _triton() -> Diagnosis:
+    """Launch a kernel on the first GPU, which compiles it and Triton's own launcher."""
+    import torch
+
+    from retrain_local.devices.kernel_trials import numbers
+
+    try:
+        from retrain_local.model.operations_triton import OPERATIONS
+
+        with torch.no_grad():
+            OPERATIONS.swiglu(numbers((16, 64), torch.float32, torch.device("cuda", 0)))
+        torch.cuda.synchronize(0)
+    # Kernel compilers and launchers raise exceptions of any class.
+    except Exception as error:
+        if isinstance(error, ImportError):
+            fix = "pip install triton"
+        elif not (shutil.which("gcc") or shutil.which("clang")):
+            fix = "apt install gcc: there is no C compiler, and Triton needs one"
+        else:
+            fix = "if Python.h is missing: apt install python3-dev"
+        detail = f"no kernel runs, so steps take longer: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return Diagnosis(name="triton", status="warn", detail=detail, fix=fix)
+    return Diagnosis(name="triton", status="ok", detail="a kernel compiles and runs")
 
 
 def _chosen(config: Config) -> Diagnosis:

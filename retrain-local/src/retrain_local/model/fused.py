@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ from retrain_local.devices.kernel_trials import numbers, proven
 from retrain_local.model import operations
 from retrain_local.model.operations import Operations, Turn
 from retrain_local.model.projection import LowRankSum
+from retrain_local.model.weights import stacked_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest element
 EPS = 1e-6
 ROWS = 3
-DECODED_ROWS = 3, 33  # fewer than a tile has, and more
+# Fewer than a tile has, and more. Triton compiles other variants for 1, for multiples of 16 and for other numbers.
+DECODED_ROWS = 1, 3, 16, 33, 48
 Case = Callable[[Operations, Tensor], tuple[Tensor, ...]]
 
 
@@ -120,7 +123,7 @@ def fused_decode(device: torch.device, dtype: torch.dtype, shape: Shape, rank: i
 def decode_faults(
     made: DecodeKernels, device: torch.device, dtype: torch.dtype, shape: Shape, rank: int
 ) -> Iterator[str]:
-    kv_heads, size, rows = shape.kv_heads, shape.head_size, max(DECODED_ROWS)
+    kv_heads, size = shape.kv_heads, shape.head_size
     with torch.no_grad():
         weight_D = numbers((shape.hidden,), dtype, device)
         for number_of_rows in DECODED_ROWS:
@@ -135,8 +138,8 @@ def decode_faults(
             )
             yield from _difference("decoding's gate", got, wanted)
         sizes = shape.heads * size, kv_heads * size, kv_heads * size
-        for turn in _turns(rows, device, dtype, shape):
-            found = []
+        for turn in chain.from_iterable(_turns(rows, device, dtype, shape) for rows in DECODED_ROWS):
+            rows, found = len(turn.cos_N1P), []
             for each in (made, PLAIN):
                 cells = [torch.zeros(rows + 2, kv_heads, size, dtype=dtype, device=device) for _ in range(2)]
                 slots_B = torch.arange(rows, 0, -1, device=device)
@@ -148,7 +151,7 @@ def decode_faults(
 
 def _product(rows: int, sizes: tuple[int, ...], rank: int, like: Tensor) -> LowRankSum:
     outputs, columns = sum(sizes), len(sizes) * rank
-    product = numbers((rows, outputs + columns + 8), like.dtype, like.device)
+    product = numbers((rows, outputs + stacked_rows(columns)), like.dtype, like.device)
     return LowRankSum(
         y_NO=product[:, :outputs],
         inner_NR=product[:, outputs : outputs + columns],

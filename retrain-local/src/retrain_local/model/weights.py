@@ -20,6 +20,11 @@ STACKED_MULTIPLE = 16
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
+def stacked_rows(rows: int) -> int:
+    """Return the rows that are allocated below a stacked matrix for an adapter's `rows`."""
+    return -(-rows // STACKED_MULTIPLE) * STACKED_MULTIPLE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Linear:
     """One or more matrices with the same input, stacked: [sum of outputs, inputs].
@@ -252,7 +257,7 @@ def _layer(
     def fused(*names: str) -> Linear:
         full = tuple(f"{prefix}{layer}{name}" for name in names)
         sizes = tuple(shapes[f"{name}.weight"][0] for name in full)
-        outputs, spare = sum(sizes), -(-len(names) * reader.spare_rows // STACKED_MULTIPLE) * STACKED_MULTIPLE
+        outputs, spare = sum(sizes), stacked_rows(len(names) * reader.spare_rows)
         stacked = reader.empty(outputs + spare, shapes[f"{full[0]}.weight"][1])
         weight = stacked[:outputs]
         bias = reader.empty(sum(sizes)) if f"{full[0]}.bias" in shapes else None

@@ -21,7 +21,8 @@ def draw_tokens(logits_BV: Tensor, temperature: float | Tensor, uniforms_B: Tens
         temperature = torch.full((), temperature, dtype=torch.float32, device=logits_BV.device)
     found_3BC = logits_BV.new_empty(3, rows, pieces, dtype=torch.float32)
     tokens_B = logits_BV.new_empty(rows, dtype=torch.int64)
-    logprobs_B, entropies_B = logits_BV.new_empty(2, rows, dtype=torch.float32)
+    # Two tensors: the second row of one would be aligned for some numbers of rows only.
+    logprobs_B, entropies_B = (logits_BV.new_empty(rows, dtype=torch.float32) for _ in range(2))
     sizes = {"VOCABULARY": vocabulary, "PIECES": pieces, "PIECE": PIECE}
     with on_device_of(logits_BV):
         _measure[(rows, pieces)](logits_BV, temperature, found_3BC, logits_BV.stride(0), rows, **sizes, num_warps=8)
