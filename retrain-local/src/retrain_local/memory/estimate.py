@@ -42,12 +42,14 @@ def estimate(
     tokens, recompute = pack_tokens(shape, work, _free(device_bytes, trainer))
     pool = cache_budget(work, _free(device_bytes, sampler))
     sampling = sampling_phase(shape, work, pool, resident=sampler)
-    if work.device == "cpu" and not work.is_served and not apart:
+    # What a small model's heap keeps of training, below, has room for its pool.
+    is_small = shape.parameters < sizes.ONE_THREAD_BELOW
+    if work.device == "cpu" and not (work.is_served or apart or is_small):
         trainer = trainer | {name: sampling.parts[name] for name in ("kv_cache", "states") if name in sampling.parts}
     training = training_phase(shape, work, tokens, recompute=recompute, resident=trainer)
     if work.device == "cpu":
-        # A small model's heap keeps some memory of training; in split mode both phases run at once.
-        is_kept = shape.parameters < sizes.ONE_THREAD_BELOW and sizes.is_on_heap(training.block_bytes, work.device)
+        # in split mode both phases run at once
+        is_kept = is_small and sizes.is_on_heap(training.block_bytes, work.device)
         kept = int(sizes.HEAP_KEPT * training.parts["activations"]) if is_kept else 0
         phases: tuple[MemoryPhase, ...] = (replace(sampling, parts={**sampling.parts, "heap_kept": kept}), training)
         if work.samplers:
