@@ -44,6 +44,12 @@ from retrain_local.training.regularisers import (
 )
 
 
+def _sums_of_sequences(values_M: Tensor, pack: ActionTokens) -> Tensor:
+    """Return for each token the sum over its sequence, which `index_add` would compute in no order on CUDA."""
+    zeros_S, place = values_M.new_zeros(len(pack.rows)), (pack.sequences_M,)
+    return zeros_S.index_put(place, values_M, accumulate=True)[place]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
     """The weight of the mismatch with the sampler, w = exp(log p_trainer,before the step - log p_sampler).
@@ -61,12 +67,8 @@ class Mismatch:
         """Return the weight of each token, and True where it was outside the bounds; without gradient."""
         logs_M = before_M - pack.engine_logprobs_M
         if self.level != "token":
-            zeros_S = logs_M.new_zeros(len(pack.rows))
-            place = (pack.sequences_M,)
-            sums_S = zeros_S.index_put(place, logs_M, accumulate=True)
-            if self.level == "geometric":
-                sums_S = sums_S / zeros_S.index_put(place, torch.ones_like(logs_M), accumulate=True)
-            logs_M = sums_S[pack.sequences_M]
+            sums_M = _sums_of_sequences(logs_M, pack)
+            logs_M = sums_M / _sums_of_sequences(torch.ones_like(logs_M), pack) if self.level == "geometric" else sums_M
         weights_M = logs_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         outside_M = (weights_M < self.low) | (weights_M > self.high)
         if self.mode == "mask":
@@ -151,8 +153,7 @@ class PolicyLoss:
         """
         terms_M, clipped_M = self._terms(new_M, pack, columns, entropies_M, is_fixed=is_fixed)
         if self.aggregation == "sequence_mean":
-            zeros_S, place = terms_M.new_zeros(len(pack.rows)), (pack.sequences_M,)
-            terms_M = terms_M / zeros_S.index_put(place, torch.ones_like(terms_M), accumulate=True)[place]
+            terms_M = terms_M / _sums_of_sequences(torch.ones_like(terms_M), pack)
         return -terms_M.sum() / denominator, clipped_M.sum()
 
     def _terms(
