@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -71,24 +70,25 @@ def watch(records: Path, warm_up: int, spent_s: Counter[str], stopped: threading
             # A step ends with its record: what comes after the last one is no step.
             spent_s.update(pending if counted >= warm_up else {})
             counted, pending = seen, Counter[str]()
-        parts = list(running_parts())
+        parts = running_parts()
         for part in parts or [IDLE]:
             pending[part] += (now - last) / max(1, len(parts))
         last = now
 
 
-def running_parts() -> Iterator[str]:
-    """Yield the part of every Python thread that has a processor, or waits for one."""
-    own, frames = threading.get_ident(), sys._current_frames()
-    for thread in threading.enumerate():
-        if thread.ident == own or thread.ident not in frames:
-            continue
-        try:
-            state = (TASKS / str(thread.native_id) / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state == "R":
-            yield part_of(frames[thread.ident])
+def running_parts() -> list[str]:
+    """Return the part of every Python thread that has a processor, or waits for one."""
+    running = [thread.ident for thread in threading.enumerate() if _state(thread.native_id) == "R"]
+    # After the last read of a file, which lets the other threads go on: stacks are walked while they stand still.
+    frames = sys._current_frames()
+    return [part_of(frames[ident]) for ident in running if ident in frames and ident != threading.get_ident()]
+
+
+def _state(native_id: int | None) -> str:
+    try:
+        return (TASKS / str(native_id) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def part_of(frame: FrameType | None) -> str:
