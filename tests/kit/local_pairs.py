@@ -16,6 +16,7 @@ from retrain_local.attention.packed import PaddedAttend, Spans
 from retrain_local.decoder import Decoder
 from retrain_local.model.checkpoint import save_adapter
 from retrain_local.model.pair import Pair
+from retrain_local.model.projection import Plain, Prepacked, SampledMerged
 
 SPANS = Spans(lengths=(4, 9, 6, 17), prefixes=(-1, 0, 0, -1))
 IDS_N = torch.randint(0, 200, (SPANS.num_tokens,), generator=torch.Generator().manual_seed(0))
@@ -42,12 +43,18 @@ def own_logits(model: Any, ids_N: Tensor = IDS_N) -> Tensor:
     return torch.cat([first, second[SPANS.lengths[0] :], alone])
 
 
-def held(root: object) -> dict[int, Tensor]:
-    """Every tensor that can be reached from an object, by the address of its memory; prepacked ones have none."""
+SHARED = (Plain, Prepacked, SampledMerged)  # what training multiplies by and sampling holds
+
+
+def held(root: object, *, besides: tuple[type, ...] = ()) -> dict[int, Tensor]:
+    """Every tensor that can be reached from an object, by the address of its memory; prepacked ones have none.
+
+    What only objects of the classes `besides` hold is left out.
+    """
     found, seen, open_ = dict[int, Tensor](), set[int](), [root]
     while open_:
         each = open_.pop()
-        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType | BuiltinFunctionType):
+        if id(each) in seen or isinstance(each, (type, ModuleType, FunctionType, BuiltinFunctionType, *besides)):
             continue  # functions, classes and modules lead to the rest of the program
         seen.add(id(each))
         if not isinstance(each, Tensor):
@@ -58,8 +65,11 @@ def held(root: object) -> dict[int, Tensor]:
 
 
 def own_tensors(pair: Pair) -> dict[int, Tensor]:
-    """The tensors of the sampler, less those of the trained decoder, to whose layers the sampler's refer."""
-    trained = held(pair.trained)
+    """The tensors of the sampler, less those of the trained decoder, to whose layers the sampler's refer.
+
+    Matrices that training shares with the sampler are the sampler's.
+    """
+    trained = held(pair.trained, besides=SHARED)
     return {address: tensor for address, tensor in held(pair.sampler).items() if address not in trained}
 
 

@@ -23,6 +23,7 @@ from retrain_local.training.head import selected_logprobs
 from tests.kit.local_backend import Local, check_resumes, saved
 from tests.kit.local_pairs import (
     IDS_N,
+    SHARED,
     check_peft_agrees,
     held,
     hidden_of,
@@ -222,7 +223,7 @@ CPU = torch.device("cpu")
 
 def test_frozen_weights_exist_once_and_never_drift(model_folder: Path, local: Local, merge_limit: int) -> None:
     pair = local.pair(model_folder)
-    frozen = held(pair.trained)
+    frozen = held(pair.trained, besides=SHARED)
     adapter = {p.untyped_storage().data_ptr() for p in pair.parameters.values()}
     before = {address: t.clone() for address, t in frozen.items() if address not in adapter}
     matrices = 4 * 2 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 128 * 64)  # bytes of q, k v, o, gate up down

@@ -176,3 +176,23 @@ def test_a_product_that_fails_or_is_wrong_is_not_used(kind: str, monkeypatch: py
     matrix = frozen_matrix(weight)
     assert isinstance(matrix, Plain)
     assert torch.equal(matrix.linear(weight[:2]), torch.nn.functional.linear(weight[:2], weight))
+
+
+def test_training_multiplies_by_the_samplers_matrix_while_it_holds_the_same_adapter() -> None:
+    linear = fused(torch.float32, biased=True)
+    adapter, x = adapted(linear), drawn(9, INPUTS).float()
+    alone, product, sampled = TrainedMerged(adapter), TrainedMerged(adapter), SampledMerged(linear)
+    product.shared = sampled
+    sampled.take(adapter)
+    assert sampled.holds(adapter)
+    assert not sampled.holds(adapter.copied())
+    with torch.no_grad():
+        assert torch.equal(product(x), sampled(x))
+        adapter.parts_b[0].add_(1.0)  # an optimizer's update that is not published yet
+        assert not sampled.holds(adapter)
+        assert torch.equal(product(x), alone(x))
+        assert relative(product(x), sampled(x).double()) > 1e-2
+        sampled.take(adapter)
+        assert torch.equal(product(x), sampled(x))
+        sampled.take(adapter.copied())  # another version's numbers
+        assert not sampled.holds(adapter)

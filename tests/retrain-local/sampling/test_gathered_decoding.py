@@ -59,7 +59,7 @@ def test_two_parts_are_one(engines: Engines, many: Many, threads_seen: Seen, mon
     again = engines.make(decoder)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     all_same(again.sample(many, PARAMS), found, atol=0.0)
-    monkeypatch.setattr(gathered_decoding, "PART_ROWS", 11)
+    monkeypatch.setattr(gathered_decoding, "PART_ROWS_SMALL", 11)
     threads_seen.clear()
     all_same(engines.make(decoder).sample(many, PARAMS), found)
     assert max(rows for rows, _ in threads_seen) == 20

@@ -140,7 +140,7 @@ def activation_elements(
 
     Without `measured`, of this backend's own decoder: a layer keeps its input twice (before and after the norm, again
     around the feed-forward part), queries, keys and values before and after their rotation, the output of attention,
-    and three of the inner size. With `recompute` a layer keeps only its input, and one layer at a time the rest. The
+    gate, up and their product. With `recompute` a layer keeps only its input, and one layer at a time the rest. The
     head keeps a vector of the hidden size. Without recomputation neither a CPU nor fused kernels keep normed inputs and
     gated products. `is_fused`: the kernels of `model.fused` compute between the products.
     """
@@ -154,7 +154,7 @@ def activation_elements(
         # vectors of the inner size are gone by then.
         kept = layers * hidden + layer + remade + inner if recompute else layers * layer + 3 * inner
         return kept + 4 * hidden
-    layer = 6 * hidden + (4 * heads + 2 * kv_heads) * head_size + 4 * inner
+    layer = 6 * hidden + (4 * heads + 2 * kv_heads) * head_size + 3 * inner
     spared = 2 * hidden + inner if device == "cpu" and not recompute else 0
     kept = layers * hidden + 2 * layer if recompute else (layers + 1) * (layer - spared)
     return kept + 4 * hidden

@@ -25,6 +25,7 @@ from retrain_local.model.model_files import Folder
 from retrain_local.model.operations import Operations, Turn
 from retrain_local.model.pair import Pair, Placement
 from retrain_local.model.projection import (
+    Frozen,
     Matrix,
     Projection,
     Sampled,
@@ -143,9 +144,12 @@ class LlamaDecoder:
         return self._operations.rms_norm(x_ND, self._norm.to(self.dtype), self._eps)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return self._sampled_head.linear(hidden_MD)
+        if self.head_parameters:
             return functional.linear(hidden_MD, self._head.to(hidden_MD.dtype))
-        return self._sampled_head.linear(hidden_MD)
+        logits_MV: Tensor = Frozen.apply(hidden_MD, self._sampled_head, self._head)
+        return logits_MV
 
 
 class _Layer:
@@ -247,6 +251,8 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
             there = (linear.to(device, place.sampler_dtype) for linear in linears)
             how = {"is_merged": is_merged, "is_light": is_light, "may_copy": may_copy}
             published.append([_sampled(linear, lora.rank, **how) for linear in there])
+            if (device, place.sampler_dtype) == (place.trainer, dtype):
+                _share(products, published[-1])
             moved_head = head if moved.head is weights.head else frozen_matrix(moved.head, may_copy=may_copy)
             samplers.append(LlamaDecoder(architecture, moved, published[-1], head=moved_head, parameters=total))
             samplers[-1].fuse()
@@ -267,6 +273,15 @@ def create_llama_pair(folder: Folder, architecture: Architecture, lora: Lora, pl
         adapter_config=adapter_config(targets, lora),
         publish=publish,
     )
+
+
+def _share(products: Sequence[Trained], sampled: Sequence[Sampled]) -> None:
+    """Let training multiply by the sampler's copies of the same matrices: no second copy, and no merging for a pack."""
+    for product, other in zip(products, sampled, strict=True):
+        if isinstance(product, TrainedMerged) and isinstance(other, SampledMerged):
+            product.shared = other
+        if isinstance(product, TrainedLowRank) and isinstance(other, SampledLowRank) and not other.expands:
+            product.shared = other.frozen
 
 
 def _sampled(linear: Linear, rank: int, *, is_merged: bool, is_light: bool, may_copy: bool) -> Sampled:

@@ -59,10 +59,7 @@ def split_heads(qkv_NHD: Tensor, turn: Turn) -> Heads:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves of the last axis."""
-    if torch.is_grad_enabled():
-        return _SwiGlu.apply(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    return _SwiGlu.apply(gate_up) if torch.is_grad_enabled() else _gated(gate_up)
 
 
 @contextmanager
@@ -169,30 +166,31 @@ class _SplitHeads(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _SwiGlu(torch.autograd.Function):  # type: ignore[misc]
-    """Saves silu(gate) on a CPU, where recomputing it is slow."""
+    """Computes silu(gate) again, in place of a fifth of the layer's activations."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        gated = functional.silu(gate)
-        ctx.save_for_backward(gate_up, None if gate_up.is_cuda else gated)
-        return gated * up
+        ctx.save_for_backward(gate_up)
+        return _gated(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gate_up, gated = ctx.saved_tensors
+        (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         g = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
         of_gate, of_up = g.chunk(2, dim=-1)
-        torch.mul(gradients[0], functional.silu(gate) if gated is None else gated, out=of_up)
+        torch.ops.aten.silu.out(gate, out=of_up).mul_(gradients[0])
         torch.ops.aten.silu_backward.grad_input(gradients[0] * up, gate, grad_input=of_gate)
         return g
 
     @staticmethod
     def again(ctx: Any) -> Tensor:
-        gate_up, gated = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=-1)
-        return (functional.silu(gate) if gated is None else gated) * up
+        return _gated(*ctx.saved_tensors)
+
+
+def _gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
 
 
 def _fused_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -88,6 +88,20 @@ def can_prepack(dtype: torch.dtype) -> bool:
     return bool((found_NO - wanted_NO).abs().max() <= TOLERANCE[dtype] * wanted_NO.abs().max())
 
 
+class Frozen(torch.autograd.Function):  # type: ignore[misc]
+    """x W^T by `matrix`, a layout of W, with a gradient for x."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, matrix: Matrix, weight_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(weight_OI)
+        return matrix.linear(x_NI)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (weight_OI,) = ctx.saved_tensors
+        return gradients[0] @ weight_OI.to(gradients[0].dtype), None, None
+
+
 class Projection(Protocol):
     """A fused linear layer of a decoder."""
 
@@ -125,19 +139,33 @@ class Trained:
 
 
 class TrainedMerged(Trained):
-    """x (W + scale B A)^T. The gradients of A and B use products of their rank only."""
+    """x (W + scale B A)^T. The gradients of A and B use products of their rank only.
+
+    The product is that of `shared`, the sampler's own copy, while it holds these numbers.
+    """
+
+    shared: SampledMerged | None = None
 
     def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
+        if self.shared is not None and self.shared.holds(adapter):
+            matrix = self.shared.matrix
+        else:
+            matrix = Plain(merged(adapter, adapter.linear.weight))
         if not torch.is_grad_enabled():
-            return functional.linear(x_NI, merged(adapter, adapter.linear.weight), adapter.linear.bias)
-        return _Merged.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
+            return matrix.linear(x_NI, adapter.linear.bias)
+        return _Merged.apply(x_NI, adapter, matrix, *adapter.parts_a, *adapter.parts_b)
 
 
 class TrainedLowRank(Trained):
-    """x W^T + (x A^T) (scale B)^T in the dtype of W, to keep an update that rounding of W + BA would lose."""
+    """x W^T + (x A^T) (scale B)^T in the dtype of W, to keep an update that rounding of W + BA would lose.
+
+    `shared` is the sampler's copy of W, if it has one in a faster layout.
+    """
+
+    shared: Matrix | None = None
 
     def _adapted(self, x_NI: Tensor, adapter: Adapter) -> Tensor:
-        return _LowRank.apply(x_NI, adapter, *adapter.parts_a, *adapter.parts_b)
+        return _LowRank.apply(x_NI, adapter, self.shared, *adapter.parts_a, *adapter.parts_b)
 
 
 class SampledMerged:
@@ -145,13 +173,24 @@ class SampledMerged:
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
-        self._merged = own_matrix(linear.weight)
+        self.matrix = own_matrix(linear.weight)
+        self._taken: tuple[Adapter, tuple[int, ...]] | None = None
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        return self._merged.linear(x_NI, self._linear.bias)
+        return self.matrix.linear(x_NI, self._linear.bias)
 
     def take(self, adapter: Adapter) -> None:
-        self._merged.take(merged(adapter, self._linear.weight))
+        self.matrix.take(merged(adapter, self._linear.weight))
+        self._taken = adapter, _writes(adapter)
+
+    def holds(self, adapter: Adapter) -> bool:
+        """True if `take` had this adapter, and nothing wrote to its matrices since."""
+        return self._taken is not None and self._taken[0] is adapter and self._taken[1] == _writes(adapter)
+
+
+def _writes(adapter: Adapter) -> tuple[int, ...]:
+    # PyTorch counts them, to refuse a backward pass over changed tensors
+    return tuple(part._version for part in (*adapter.parts_a, *adapter.parts_b))
 
 
 class SampledLowRank:
@@ -161,18 +200,16 @@ class SampledLowRank:
     """
 
     def __init__(self, linear: Linear, rank: int, *, may_copy: bool = True, expands: bool = False) -> None:
-        self._bias, self._source = linear.bias, linear if expands else None
+        self.expands, self._bias, self._source = expands, linear.bias, linear if expands else None
         if not expands:
-            self._frozen = frozen_matrix(linear.weight, may_copy=may_copy)
+            self.frozen = frozen_matrix(linear.weight, may_copy=may_copy)
         parts, weight = len(linear.sizes), linear.weight
         self._a = weight.new_zeros(parts * rank, weight.shape[1])
         self._b = weight.new_zeros(weight.shape[0], parts * rank)
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        if self._source is not None:
-            y_NO = functional.linear(x_NI, self._source.weight, self._bias)
-        else:
-            y_NO = self._frozen.linear(x_NI, self._bias)
+        frozen = Plain(self._source.weight) if self._source is not None else self.frozen
+        y_NO = frozen.linear(x_NI, self._bias)
         return y_NO.addmm_(x_NI @ self._a.T, self._b.T)
 
     def take(self, adapter: Adapter) -> None:
@@ -191,10 +228,10 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
     """Stores only x: the backward pass computes W' again, for rank / N of a product with it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, adapter: Adapter, matrix: Matrix, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.adapter = adapter
-        return functional.linear(x, merged(adapter, adapter.linear.weight), adapter.linear.bias)
+        return matrix.linear(x, adapter.linear.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -202,11 +239,11 @@ class _Merged(torch.autograd.Function):  # type: ignore[misc]
         weight = adapter.linear.weight
         g_inner, of_parts = _adapter_gradients(x, x @ adapter.a.T, g, adapter.b * adapter.scale, adapter)
         if not ctx.needs_input_grad[0]:
-            return None, None, *of_parts
+            return None, None, None, *of_parts
         # With fewer rows than outputs this is cheaper than merging, and the gradients of A and B need `g_inner` anyway.
         if len(g) < len(weight):
-            return (g @ weight).addmm_(g_inner, adapter.a), None, *of_parts
-        return g @ merged(adapter, weight), None, *of_parts
+            return (g @ weight).addmm_(g_inner, adapter.a), None, None, *of_parts
+        return g @ merged(adapter, weight), None, None, *of_parts
 
 
 class _LowRank(torch.autograd.Function):  # type: ignore[misc]
@@ -217,9 +254,9 @@ class _LowRank(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adapter: Adapter, *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, adapter: Adapter, shared: Matrix | None, *parts: Tensor) -> Tensor:
         linear = adapter.linear
-        y = functional.linear(x, linear.weight, linear.bias)
+        y = (shared or Plain(linear.weight)).linear(x, linear.bias)
         inner = x @ adapter.a.to(x.dtype).T
         ctx.save_for_backward(x, inner)
         ctx.adapter = adapter
@@ -232,7 +269,7 @@ class _LowRank(torch.autograd.Function):  # type: ignore[misc]
         a, scaled_b = adapter.a.to(x.dtype), _scaled(adapter.b, adapter, x.dtype)
         g_inner, of_parts = _adapter_gradients(x, inner, g, scaled_b, adapter)
         g_x = (g @ adapter.linear.weight).addmm_(g_inner, a) if ctx.needs_input_grad[0] else None
-        return g_x, None, *of_parts
+        return g_x, None, None, *of_parts
 
 
 def _adapter_gradients(
