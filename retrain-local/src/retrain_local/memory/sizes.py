@@ -64,10 +64,10 @@ LOGIT_BYTES = {4: 8, 2: 12}
 # and records; the heap keeps about as much again.
 HOST_TOKEN_BYTES = 2000
 # glibc keeps blocks below 32 MiB in a heap that it cannot give back while anything behind them lives: within three
-# steps resident memory settled at 1.05 to 1.15 times the living tensors, and at 1.4 where layers are computed
+# steps resident memory settled at 1.05 to 1.15 times the living tensors, and at 1.4 to 1.6 where layers are computed
 # again between those that are kept. Larger blocks are mapped one by one and cost their size.
 HEAP_BLOCK_BYTES = 32 * MIB
-HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.4
+HEAP_WASTE, HEAP_WASTE_AGAIN = 1.1, 1.6
 # Of transformers' modules 1.1 to 1.3 times with up to two packs a thread in a step, 1.3 to 2.4 with more (seven types
 # of 30 to 40 M weights): before glibc 2.38 an aligned block does not fit where one of its size was freed.
 HEAP_WASTE_FEW, HEAP_WASTE_HOSTED = 1.3, 2.0
