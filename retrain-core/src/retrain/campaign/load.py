@@ -9,7 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.campaign.conditions import Condition, ConditionLines, control_conditions, read_conditions
+from retrain.campaign.conditions import (
+    Condition,
+    ConditionLines,
+    at_rates,
+    control_conditions,
+    crossed,
+    read_conditions,
+)
 from retrain.credit.configured_loss import capability_fields
 from retrain.credit.flow import build_flow
 from retrain.credit.recipes import configured_recipe, departures
@@ -92,7 +99,17 @@ class Campaign:
             "devices_per_run": self.table.devices_per_run,
             "plan": self.table.plan.content() if self.table.plan else None,
             "conditions": conditions,
+            **({"factors": self.table.factors} if self.table.factors else {}),
         }
+
+    def effects(self) -> list[str]:
+        """The labels of a factorial's effects; empty for any other campaign."""
+        if not self.table.factors:
+            return []
+        from retrain.verdicts.study.factorial import factorial_of  # only a factorial loads it
+
+        baseline = (self.table.plan.baseline if self.table.plan else "") or self.labels[0]
+        return [each.condition for each in factorial_of(self.table.factors, self.labels, baseline).effects]
 
 
 def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
@@ -111,7 +128,12 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     with suppress(ConfigError):
         tables_of_file = read_toml(file)[0] if file else {}
     table = config.table("campaign", CampaignTable)
-    conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
+    given = crossed(table.factors, config.algorithm) if table.factors else table.conditions
+    place = config.place("campaign.factors") if table.factors else ""
+    conditions, found = read_conditions(given, keys, ConditionLines(file, len(given), place))
+    if table.lr_factors and not found:
+        origin = config.origin("campaign.lr_factors")
+        conditions = at_rates(conditions, table.lr_factors, [load(each)[0].training.lr for each in conditions], origin)
     problems += found + _base_problems(config, table, plugins, conditions)
     baseline = table.plan.baseline if table.plan else ""
     conditions += control_conditions(conditions, table.controls, baseline, config.place("campaign.controls"))
@@ -163,6 +185,11 @@ def _base_problems(
     if config.value(CONTROL, ""):
         what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
         problems.append(Problem(code="campaign.all-controls", where=config.place(CONTROL), what=what, fix=fix))
+    for other in ("conditions", "lr_factors"):
+        if table.factors and config.origin(f"campaign.{other}").layer is Layer.FILE:
+            what, fix = f"factors make all conditions, and {other} would too", "keep one of the two"
+            where = config.place(f"campaign.{other}")
+            problems.append(Problem(code="campaign.factors-and-conditions", where=where, what=what, fix=fix))
     if table.controls and len(conditions) < 2:
         what, fix = "a control is of a condition that is compared with a baseline", "add a condition, or remove it"
         where = config.place("campaign.controls")
@@ -287,7 +314,7 @@ def verdict_warnings(campaign: Campaign) -> list[str]:
     from retrain.verdicts.study.looks import reach_of, reach_sentences
 
     table, plan = campaign.table, campaign.table.plan
-    comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1
+    comparisons = len(campaign.effects()) or sum(each.condition.control is None for each in campaign.conditions) - 1
     if comparisons < 1:
         return []
     if plan is None:

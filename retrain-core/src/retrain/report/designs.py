@@ -1,0 +1,81 @@
+"""Campaigns with a design, drawn: a factorial factor by factor, and conditions over their learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+
+from retrain.report.parts import Heading, Part, Plot, Table, Tiles, note, plain
+from retrain.verdicts.stats.paired import t_interval
+from retrain.verdicts.study.comparison import Values
+from retrain.verdicts.study.factorial import mixed
+from retrain.verdicts.study.sensitivity import sensitivity_sentence
+from retrain.verdicts.study.study import Study
+from retrain.verdicts.wording.sentences import with_interval
+
+NAME_CHARS = 80
+Line = Sequence[tuple[Any, Values]]  # x, and the value of each seed there
+
+
+def by_factor(study: Study, factors: Mapping[str, Sequence[object]]) -> list[Part]:
+    """Return a plot for each pair of factors, averaged over the others; empty unless a factorial was compared."""
+    if not any(each.effect for each in study.comparisons):
+        return []
+    # The first conditions are the combinations of the levels, the last factor fastest.
+    cells = list(zip(product(*factors.values()), (each.label for each in study.conditions), strict=False))
+
+    def values(i: int, left: object, j: int, right: object) -> Values:
+        labels = [label for levels, label in cells if (levels[i], levels[j]) == (left, right)]
+        return mixed(dict.fromkeys(labels, 1.0 / len(labels)), study.values)
+
+    plots = []
+    for (i, one), (j, two) in combinations(enumerate(factors), 2):
+        lines = {
+            f"{one}={left}": [(str(right), values(i, left, j, right)) for right in factors[two]]
+            for left in factors[one]
+        }
+        plots.append(_plot(f"{one} by {two}", lines, study, two, {"type": "category"}))
+    legend = "Means over seeds with their 95 % intervals. Lines that are not parallel show an interaction."
+    return [Heading("Factor by factor"), note(legend), Tiles("plots", plots)] if plots else []
+
+
+def by_rate(study: Study) -> list[Part]:
+    """Return the curves over learning rates, and the width of each; empty without such conditions."""
+    if not study.sensitivity:
+        return []
+    rates = sorted({rate for each in study.sensitivity for rate in each.labels})
+    lines = {each.label: [(x, study.values[name]) for x, name in each.labels.items()] for each in study.sensitivity}
+    told = (note(f"{sensitivity_sentence(each, study.metric)}.") for each in study.sensitivity)
+    plot = _plot("Result by learning rate", lines, study, "lr", {"type": "log", "tickvals": rates})
+    return [Heading("Sensitivity to the learning rate"), *told, Tiles("plots", [plot])]
+
+
+def _plot(title: str, lines: Mapping[str, Line], study: Study, x_title: str, axis: Mapping[str, Any]) -> Plot:
+    """Return lines of means over seeds with their 95 % intervals, and the same numbers as a table."""
+    metric, traces, rows = study.metric, [], []
+    scale = 100.0 if metric.is_rate else 1.0
+    for place, (name, line) in enumerate(lines.items()):
+        known = [(x, np.array(list(each.values()))) for x, each in line if each]
+        means, spans = [float(values_N.mean()) for _, values_N in known], [t_interval(each_N) for _, each_N in known]
+        half = [scale * (span[1] - span[0]) / 2 if span else 0.0 for span in spans]
+        colour = f"c{place % 7 + 1}"
+        drawn: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "name": plain(name, NAME_CHARS)}
+        drawn |= {"x": [x if isinstance(x, float) else plain(x, NAME_CHARS) for x, _ in known]}
+        drawn |= {"y": [scale * mean for mean in means], "line": {"color": colour, "width": 2.4}}
+        drawn |= {"error_y": {"type": "data", "array": half, "color": colour, "thickness": 1.2}}
+        traces.append(drawn)
+        rows += [
+            (name, str(x), with_interval(mean, span, metric), str(values_N.size))
+            for (x, values_N), mean, span in zip(known, means, spans, strict=True)
+        ]
+    layout = {
+        "showlegend": True,
+        "legend": {"orientation": "h", "y": -0.25, "yanchor": "top"},
+        "xaxis": {**axis, "title": {"text": plain(x_title, NAME_CHARS), "standoff": 4}},
+        "yaxis": {"title": {"text": f"{plain(metric, 40)}{', %' if metric.is_rate else ''}"}},
+    }
+    table = Table(title, ("line", x_title, "mean [95 % interval]", "seeds"), rows, is_caption_shown=False)
+    return Plot(title, "", {"kind": "traces", "traces": traces, "layout": layout}, table, kind="tall")
