@@ -1,4 +1,4 @@
-"""Main effects and interactions of factorial campaigns: false verdicts, coverage, looks, controls, and what it finds."""
+"""Main effects and interactions of factorial campaigns: false verdicts, coverage, looks, controls, power."""
 
 from __future__ import annotations
 

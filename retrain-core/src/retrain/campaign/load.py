@@ -185,11 +185,6 @@ def _base_problems(
     if config.value(CONTROL, ""):
         what, fix = "would make every condition a control", "remove it, or use [campaign] controls"
         problems.append(Problem(code="campaign.all-controls", where=config.place(CONTROL), what=what, fix=fix))
-    for other in ("conditions", "lr_factors"):
-        if table.factors and config.origin(f"campaign.{other}").layer is Layer.FILE:
-            what, fix = f"factors make all conditions, and {other} would too", "keep one of the two"
-            where = config.place(f"campaign.{other}")
-            problems.append(Problem(code="campaign.factors-and-conditions", where=where, what=what, fix=fix))
     if table.controls and len(conditions) < 2:
         what, fix = "a control is of a condition that is compared with a baseline", "add a condition, or remove it"
         where = config.place("campaign.controls")

@@ -186,3 +186,10 @@ class CampaignTable(Table):
                 if not isinstance(condition.get(name), str) or not condition[name]:
                     raise ValueError(f"condition {number} needs {name}")
         return conditions
+
+    @model_validator(mode="after")
+    def _one_design(self) -> Self:
+        # A resumed campaign's file has the default conditions, too.
+        if self.factors and (self.conditions != CONDITIONS or self.lr_factors):
+            raise ValueError("factors make all conditions: remove conditions and lr_factors")
+        return self

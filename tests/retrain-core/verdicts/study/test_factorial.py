@@ -1,4 +1,4 @@
-"""Main effects and interactions of a factorial: mixtures of its conditions, judged as pairs, and what is said of them."""
+"""Main effects and interactions of a factorial: mixtures of conditions, judged as pairs, and sentences on them."""
 
 import json
 
