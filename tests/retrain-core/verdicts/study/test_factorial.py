@@ -138,9 +138,11 @@ def test_a_campaign_says_which_part_did_it(campaign):
 
 
 def test_parts_that_help_only_together(campaign):
-    [*_, both] = studied(campaign(dict(zip(CELLS, (-0.2, -0.2, -0.2, 0.1), strict=True)))).comparisons
+    study = studied(campaign(dict(zip(CELLS, (-0.2, -0.2, -0.2, 0.1), strict=True))))
+    main, _, both = study.comparisons
     assert both.verdict is Verdict.BETTER
     assert both.difference > 0.1
+    assert effect_sentence(main, study).endswith("; an average of unlike effects, since it depends on transform_mode")
 
 
 def test_other_questions_can_still_be_asked(campaign):

@@ -22,7 +22,9 @@ from retrain.run.tables import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # The content that `key` keeps in json_schema_extra.
-OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads", "needs", "is_path", "auto"})
+OURS = frozenset(
+    {"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads", "needs", "is_path", "auto"}
+)
 DEFS = "#/$defs/"
 Schema = dict[str, Any]
 

@@ -110,7 +110,11 @@ def effect_sentence(comparison: Comparison, study: Study) -> str:
         }
         told = f"Interaction: {both} {words[comparison.verdict]}"
     size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
-    return f"{told}: {size}{_despite(comparison, study)}"
+    found = (each.effect for each in study.comparisons if each.verdict in (Verdict.BETTER, Verdict.WORSE))
+    pairs = (each.levels for each in found if each and len(effect.levels) == 1 and len(each.levels) == 2)
+    on = [name for levels in pairs if effect.levels.items() <= levels.items() for name in levels.keys() - effect.levels]
+    depends = f"; an average of unlike effects, since it depends on {' and '.join(on)}" if on else ""
+    return f"{told}: {size}{_despite(comparison, study)}{depends}"
 
 
 NOTHING = "Only one condition: there is nothing to compare it with."
