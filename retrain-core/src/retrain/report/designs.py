@@ -49,7 +49,8 @@ def by_rate(study: Study) -> list[Part]:
     rates = sorted({rate for each in study.sensitivity for rate in each.labels})
     lines = {each.label: [(x, study.values[name]) for x, name in each.labels.items()] for each in study.sensitivity}
     told = (note(f"{sensitivity_sentence(each, study.metric)}.") for each in study.sensitivity)
-    plot = _plot("Result by learning rate", lines, study, "lr", {"type": "log", "tickvals": rates})
+    axis = {"type": "log", "tickvals": rates, "ticktext": [f"{rate:.3g}" for rate in rates]}
+    plot = _plot("Result by learning rate", lines, study, "lr", axis)
     return [Heading("Sensitivity to the learning rate"), *told, Tiles("plots", [plot])]
 
 
@@ -71,11 +72,12 @@ def _plot(title: str, lines: Mapping[str, Line], study: Study, x_title: str, axi
             (name, str(x), with_interval(mean, span, metric), str(values_N.size))
             for (x, values_N), mean, span in zip(known, means, spans, strict=True)
         ]
+    font = {"size": 11.5}
     layout = {
         "showlegend": True,
         "legend": {"orientation": "h", "y": -0.25, "yanchor": "top"},
-        "xaxis": {**axis, "title": {"text": plain(x_title, NAME_CHARS), "standoff": 4}},
-        "yaxis": {"title": {"text": f"{plain(metric, 40)}{', %' if metric.is_rate else ''}"}},
+        "xaxis": {**axis, "title": {"text": plain(x_title, NAME_CHARS), "standoff": 4, "font": font}},
+        "yaxis": {"title": {"text": f"{plain(metric, 40)}{', %' if metric.is_rate else ''}", "font": font}},
     }
     table = Table(title, ("line", x_title, "mean [95 % interval]", "seeds"), rows, is_caption_shown=False)
     return Plot(title, "", {"kind": "traces", "traces": traces, "layout": layout}, table, kind="tall")
