@@ -75,8 +75,12 @@ def _plot(title: str, lines: Mapping[str, Line], study: Study, x_title: str, axi
     font = {"size": 11.5}
     layout = {
         "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.25, "yanchor": "top"},
-        "xaxis": {**axis, "title": {"text": plain(x_title, NAME_CHARS), "standoff": 4, "font": font}},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {
+            **axis,
+            "automargin": False,
+            "title": {"text": plain(x_title, NAME_CHARS), "standoff": 4, "font": font},
+        },
         "yaxis": {"title": {"text": f"{plain(metric, 40)}{', %' if metric.is_rate else ''}", "font": font}},
     }
     table = Table(title, ("line", x_title, "mean [95 % interval]", "seeds"), rows, is_caption_shown=False)
