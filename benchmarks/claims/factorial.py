@@ -28,9 +28,9 @@ NONE_N = np.zeros(0)
 
 def design(shape: Sequence[int]) -> tuple[Factorial, list[str]]:
     """The effects of a factorial of this shape, and its conditions in order."""
-    factors = {f"f{place}": list(map(str, range(levels))) for place, levels in enumerate(shape)}
-    labels = ["".join(levels) for levels in product(*factors.values())]
-    return factorial_of(factors, labels, labels[0]), labels
+    labels = ["".join(map(str, levels)) for levels in product(*map(range, shape))]
+    factors = {f"f{place}": {label: label[place] for label in labels} for place in range(len(shape))}
+    return factorial_of(factors, labels[0]), labels
 
 
 def by_label(labels: Sequence[str], values_CN: np.ndarray) -> dict[str, Values]:
@@ -166,7 +166,7 @@ def power(simulations: int, seeds: Seeds) -> Iterator[Measured]:
 
 CLAIMS: Mapping[str, Claim] = {
     "factorial-false": false_effects,
-    "factorial-beside-true": false_beside_true,
+    "factorial-one-true": false_beside_true,
     "factorial-coverage": coverage,
     "factorial-looks": planned_looks,
     "factorial-controls": controls,

@@ -88,7 +88,7 @@ def crossed(factors: Mapping[str, Sequence[Any]], algorithm: AlgorithmTable) -> 
 def at_rates(
     conditions: Sequence[Condition], factors: Sequence[float], rates: Sequence[float], origin: Origin
 ) -> list[Condition]:
-    """Each condition at `factors` of its own learning rate; unchanged ones come first, so that one is the baseline."""
+    """Each condition at multiples of its learning rate; unchanged ones come first, so that one is the baseline."""
     found = []
     for factor in sorted(factors, key=lambda factor: factor != 1.0):
         for each, rate in zip(conditions, rates, strict=True):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from retrain.campaign.conditions import (
@@ -99,8 +100,14 @@ class Campaign:
             "devices_per_run": self.table.devices_per_run,
             "plan": self.table.plan.content() if self.table.plan else None,
             "conditions": conditions,
-            **({"factors": self.table.factors} if self.table.factors else {}),
+            **({"factors": self.levels} if self.table.factors else {}),
         }
+
+    @property
+    def levels(self) -> dict[str, dict[str, Any]]:
+        """The level of each condition, by factor."""
+        cells = list(zip(product(*self.table.factors.values()), self.labels, strict=False))  # controls come last
+        return {name: {label: levels[at] for levels, label in cells} for at, name in enumerate(self.table.factors)}
 
     def effects(self) -> list[str]:
         """The labels of a factorial's effects; empty for any other campaign."""
@@ -109,7 +116,7 @@ class Campaign:
         from retrain.verdicts.study.factorial import factorial_of  # only a factorial loads it
 
         baseline = (self.table.plan.baseline if self.table.plan else "") or self.labels[0]
-        return [each.condition for each in factorial_of(self.table.factors, self.labels, baseline).effects]
+        return [each.condition for each in factorial_of(self.levels, baseline).effects]
 
 
 def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:

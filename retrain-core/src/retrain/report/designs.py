@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from retrain.report.parts import Heading, Part, Plot, Table, Tiles, note, plain
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Values
-from retrain.verdicts.study.factorial import mixed
+from retrain.verdicts.study.factorial import level_text, mixed
 from retrain.verdicts.study.sensitivity import sensitivity_sentence
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording.sentences import with_interval
@@ -20,23 +20,21 @@ NAME_CHARS = 80
 Line = Sequence[tuple[Any, Values]]  # x, and the value of each seed there
 
 
-def by_factor(study: Study, factors: Mapping[str, Sequence[object]]) -> list[Part]:
+def by_factor(study: Study, factors: Mapping[str, Mapping[str, Any]]) -> list[Part]:
     """Return a plot for each pair of factors, averaged over the others; empty unless a factorial was compared."""
     if not any(each.effect for each in study.comparisons):
         return []
-    # The first conditions are the combinations of the levels, the last factor fastest.
-    cells = list(zip(product(*factors.values()), (each.label for each in study.conditions), strict=False))
+    texts = {name: {label: level_text(level) for label, level in each.items()} for name, each in factors.items()}
 
-    def values(i: int, left: object, j: int, right: object) -> Values:
-        labels = [label for levels, label in cells if (levels[i], levels[j]) == (left, right)]
+    def values(levels: Mapping[str, str]) -> Values:
+        cells = next(iter(texts.values()))
+        labels = [label for label in cells if all(texts[name][label] == level for name, level in levels.items())]
         return mixed(dict.fromkeys(labels, 1.0 / len(labels)), study.values)
 
     plots = []
-    for (i, one), (j, two) in combinations(enumerate(factors), 2):
-        lines = {
-            f"{one}={left}": [(str(right), values(i, left, j, right)) for right in factors[two]]
-            for left in factors[one]
-        }
+    for one, two in combinations(texts, 2):
+        lefts, rights = (list(dict.fromkeys(texts[name].values())) for name in (one, two))
+        lines = {f"{one}={left}": [(right, values({one: left, two: right})) for right in rights] for left in lefts}
         plots.append(_plot(f"{one} by {two}", lines, study, two, {"type": "category"}))
     legend = "Means over seeds with their 95 % intervals. Lines that are not parallel show an interaction."
     return [Heading("Factor by factor"), note(legend), Tiles("plots", plots)] if plots else []
@@ -48,10 +46,10 @@ def by_rate(study: Study) -> list[Part]:
         return []
     rates = sorted({rate for each in study.sensitivity for rate in each.labels})
     lines = {each.label: [(x, study.values[name]) for x, name in each.labels.items()] for each in study.sensitivity}
-    told = (note(f"{sensitivity_sentence(each, study.metric)}.") for each in study.sensitivity)
+    widths = (note(f"{sensitivity_sentence(each, study.metric)}.") for each in study.sensitivity)
     axis = {"type": "log", "tickvals": rates, "ticktext": [f"{rate:.3g}" for rate in rates]}
     plot = _plot("Result by learning rate", lines, study, "lr", axis)
-    return [Heading("Sensitivity to the learning rate"), *told, Tiles("plots", [plot])]
+    return [Heading("Sensitivity to the learning rate"), *widths, Tiles("plots", [plot])]
 
 
 def _plot(title: str, lines: Mapping[str, Line], study: Study, x_title: str, axis: Mapping[str, Any]) -> Plot:

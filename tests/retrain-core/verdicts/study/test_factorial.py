@@ -1,6 +1,7 @@
 """Main effects and interactions of a factorial: mixtures of conditions, judged as pairs, and sentences on them."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,8 +18,11 @@ from retrain.verdicts.wording.verdict_line import answer, effect_sentence
 from tests.kit.edited import edit
 
 SEEDS = tuple(range(1, 9))
-FACTORS = {"advantage_mode": ["grpo", "maxrl"], "transform_mode": ["none", "gtpo"]}
 CELLS = ["grpo+none", "grpo+gtpo", "maxrl+none", "maxrl+gtpo"]
+FACTORS = {
+    "advantage_mode": {label: label.partition("+")[0] for label in CELLS},
+    "transform_mode": {label: label.partition("+")[2] for label in CELLS},
+}
 A, B = "advantage_mode=maxrl", "transform_mode=gtpo"
 
 
@@ -32,7 +36,7 @@ def array(values):
 
 
 def test_two_by_two_by_hand():
-    found, values = factorial_of(FACTORS, CELLS, CELLS[0]), drawn(CELLS)
+    found, values = factorial_of(FACTORS, CELLS[0]), drawn(CELLS)
     a0b0, a0b1, a1b0, a1b1 = (array(values[label]) for label in CELLS)
     all_values = found.with_mixtures(values)
     expected = {A: (a1b0 + a1b1 - a0b0 - a0b1) / 2, B: (a0b1 + a1b1 - a0b0 - a1b0) / 2}
@@ -45,7 +49,7 @@ def test_two_by_two_by_hand():
 
 
 def test_the_baseline_gives_the_reference_levels():
-    first, last = (factorial_of(FACTORS, CELLS, label) for label in (CELLS[0], CELLS[-1]))
+    first, last = (factorial_of(FACTORS, label) for label in (CELLS[0], CELLS[-1]))
     assert [each.condition for each in last.effects][:2] == ["advantage_mode=grpo", "transform_mode=none"]
     values = drawn(CELLS)
     for left, right in zip(first.effects, last.effects, strict=True):
@@ -59,12 +63,13 @@ def test_the_baseline_gives_the_reference_levels():
 
 def test_three_factors_of_two_three_and_two_levels():
     """Every effect is the contrast of the saturated linear model, averaged over the other factors."""
-    factors = {"lr": [0.1, 0.2], "rank": [1, 2, 4], "mode": ["x", "y"]}
     labels = [f"c{number}" for number in range(12)]
+    levels = dict(zip(labels, product([0.1, 0.2], [1, 2, 4], ["x", "y"]), strict=True))
+    factors = {name: {label: levels[label][at] for label in labels} for at, name in enumerate(("lr", "rank", "mode"))}
     values_NABC = Seeds(3).stream("factorial", "three").normal(size=(8, 2, 3, 2))
     flat_NK = values_NABC.reshape(8, 12)
     values = {label: dict(zip(SEEDS, flat_NK[:, place].tolist(), strict=True)) for place, label in enumerate(labels)}
-    found = factorial_of(factors, labels, "c0")
+    found = factorial_of(factors, "c0")
     means_NAB, means_NB = values_NABC.mean(axis=3), values_NABC.mean(axis=(1, 3))
     expected = {"rank=4": means_NB[:, 2] - means_NB[:, 0]}
     expected["lr=0.2 × rank=2"] = (means_NAB[:, 1, 1] - means_NAB[:, 1, 0]) - (means_NAB[:, 0, 1] - means_NAB[:, 0, 0])
@@ -79,7 +84,7 @@ def test_three_factors_of_two_three_and_two_levels():
 def test_a_tie_of_decimal_rates_stays_a_tie():
     """0.6 + 0.5 - 0.4 is not 0.7 in floats: without rounding that seed would have a sign."""
     rates = dict(zip(CELLS, (0.4, 0.6, 0.5, 0.7), strict=True))
-    found = factorial_of(FACTORS, CELLS, CELLS[0])
+    found = factorial_of(FACTORS, CELLS[0])
     known = found.with_mixtures({label: dict.fromkeys(SEEDS, rate) for label, rate in rates.items()})
     effect = found.effects[-1]
     assert set(known[effect.condition].values()) == set(known[effect.baseline].values())
@@ -87,17 +92,25 @@ def test_a_tie_of_decimal_rates_stays_a_tie():
 
 
 @pytest.mark.parametrize(
-    ("factors", "labels", "baseline"),
+    ("factors", "baseline"),
     [
-        ({}, CELLS, CELLS[0]),
-        (FACTORS, CELLS[:3], CELLS[0]),
-        (FACTORS, CELLS, "another"),
-        ({**FACTORS, "lr": []}, CELLS, CELLS[0]),
-        ({"advantage_mode": ["grpo", "grpo"], "transform_mode": ["none", "gtpo"]}, CELLS, CELLS[0]),
+        ({}, CELLS[0]),
+        (FACTORS, "another"),
+        ({**FACTORS, "lr": {}}, CELLS[0]),
+        ({name: dict(list(levels.items())[:3]) for name, levels in FACTORS.items()}, CELLS[0]),
+        ({**FACTORS, "advantage_mode": dict.fromkeys(CELLS, "grpo")}, CELLS[0]),
     ],
 )
-def test_what_is_no_factorial_has_no_effects(factors, labels, baseline):
-    assert factorial_of(factors, labels, baseline) == Factorial()
+def test_what_is_no_factorial_has_no_effects(factors, baseline):
+    assert factorial_of(factors, baseline) == Factorial()
+
+
+def test_the_order_of_the_record_changes_nothing():
+    """Otherwise conditions that are reordered in manifest.json would turn the sign of an effect."""
+    turned = {name: dict(reversed(levels.items())) for name, levels in reversed(FACTORS.items())}
+    first, second = (factorial_of(each, CELLS[0]) for each in (FACTORS, turned))
+    assert {each.condition for each in second.effects[:2]} == {A, B}
+    assert second.mixtures[A] == first.mixtures[A]
 
 
 @pytest.fixture
@@ -175,12 +188,12 @@ def test_a_seed_counts_where_all_conditions_of_the_effect_have_it(campaign):
 
 def test_factors_that_do_not_fit_leave_the_pairs(campaign):
     folder = campaign(ADDED)
-    edit(folder / "campaign.json", lambda content: content.update(factors={"lr": "many", "rank": [1, 2, 3, 4, 5]}))
+    edit(folder / "campaign.json", lambda content: content.update(factors={"lr": "many", "rank": {"grpo+none": [1]}}))
     assert [each.condition for each in studied(folder).comparisons] == CELLS[1:]
 
 
 def test_a_planned_look_waits_for_every_condition_of_an_effect():
-    found = factorial_of(FACTORS, CELLS, CELLS[0])
+    found = factorial_of(FACTORS, CELLS[0])
     cells = frozenset((label, seed) for label in CELLS for seed in (1, 2)) - {("grpo+gtpo", 2)}
     ended = found.ended(cells)
     assert (A, 2) in ended  # of maxrl alone

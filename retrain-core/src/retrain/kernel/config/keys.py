@@ -45,8 +45,9 @@ def key(
     (an installed environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
     read only with another key off its default (`eval.examples`), or by a part in use (`KIND NAME`); several joined by `
     or `. `is_path`: the value is a path whose content is not part of the run, such as a folder that it writes. A run
-    records the place of every path, for whatever opens the run later. `auto`: the text "auto" is a value, too, and becomes the
-    first of these with an adapter, the second when all weights are trained. `constraints` are pydantic's (`ge`, ...).
+    records the place of every path, for whatever opens the run later. `auto`: the text "auto" is a value, too, and
+    becomes the first of these with an adapter, the second when all weights are trained. `constraints` are pydantic's
+    (`ge`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
     extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs, "is_path": is_path, "auto": auto}

@@ -16,7 +16,6 @@ from retrain.kernel.config.toml_file import key_lines, parse_free, read_toml, to
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import Problem
 
-
 AUTO, RANK = "auto", "model.lora_rank"
 
 

@@ -53,7 +53,7 @@ class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
     `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew.
-    `factors` are the levels of a factorial, whose combinations are the first conditions.
+    `factors` has the level of each condition of a factorial, by factor.
     Runs that its planned looks saved are no candidates.
     """
 
@@ -63,7 +63,7 @@ class Source:
     plan: Plan | None
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     added_seeds: tuple[int, ...] = ()
-    factors: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    factors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def first_start(self) -> datetime | None:
@@ -148,7 +148,7 @@ def _campaign(folder: Path) -> Source:
         plan=read_plan(manifest),
         declared={label: values for label, values in declared.items() if isinstance(values, dict)},
         added_seeds=tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds")))),
-        factors={name: levels for name, levels in factors.items() if isinstance(levels, list)},
+        factors={name: levels for name, levels in factors.items() if isinstance(levels, dict)},
     )
 
 

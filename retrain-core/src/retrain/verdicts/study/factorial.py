@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
@@ -60,18 +60,21 @@ def mixed(parts: Parts, values: Mapping[str, Values]) -> dict[int, float]:
     return found
 
 
-def factorial_of(factors: Mapping[str, Sequence[Any]], labels: Sequence[str], baseline: str) -> Factorial:
-    """Return the effects of factors whose combinations are the first of `labels`, against the levels of `baseline`.
+def factorial_of(factors: Mapping[str, Mapping[str, Any]], baseline: str) -> Factorial:
+    """Return the effects of factors, given as the level of each condition, against the levels of `baseline`.
 
     Each other level of a factor has a main effect, averaged over all other factors; each pair of such levels of two
-    factors an interaction: both together against the sum of their single effects. Empty if `labels` do not fit.
+    factors an interaction: both together against the sum of their single effects. Empty unless every combination of the
+    levels is one condition.
     """
-    names = list(factors)
-    texts = [[_text(level) for level in factors[name]] for name in names]
-    cells = dict(zip(product(*texts), labels, strict=False))
-    reference = next((levels for levels, label in cells.items() if label == baseline), None)
-    if not names or len(cells) < math.prod(map(len, texts)) or reference is None:
+    names, labels = list(factors), next(iter(factors.values()), {})
+    if baseline not in labels or any(each.keys() != labels.keys() for each in factors.values()):
         return Factorial()
+    cells = {tuple(level_text(factors[name][label]) for name in names): label for label in labels}
+    texts = [list(dict.fromkeys(levels)) for levels in zip(*cells, strict=True)]
+    if len(cells) < len(labels) or len(cells) < math.prod(map(len, texts)):
+        return Factorial()
+    reference = [level_text(factors[name][baseline]) for name in names]
 
     def mean(levels: Mapping[str, str]) -> dict[str, float]:
         chosen = [label for key, label in cells.items() if levels.items() <= dict(zip(names, key, strict=True)).items()]
@@ -105,5 +108,5 @@ def factorial_of(factors: Mapping[str, Sequence[Any]], labels: Sequence[str], ba
     return Factorial(effects=tuple(effects), mixtures=mixtures)
 
 
-def _text(level: Any) -> str:
+def level_text(level: Any) -> str:
     return level if isinstance(level, str) else json.dumps(level, default=str)

@@ -1,4 +1,4 @@
-"""How a condition depends on its learning rate: the curve over conditions that differ in nothing else, and its width.
+"""Sensitivity to the learning rate: the curve over conditions that differ in nothing else, and its width.
 
 The width is the factor between the rates at which the curve of means, straight lines over log(rate), falls below 90 %
 of its highest point. The highest of several means is a little too high by chance, so widths err on the narrow side.
@@ -119,7 +119,7 @@ def sensitivity_sentence(found: Sensitivity, metric: Metric) -> str:
     best, rates = shown(found.means[width.best], metric), list(found.means)
     seeds = sorted(each.factor for each in found.seed_widths)
     single = f" (single seeds: {seeds[0]:.3g} to {seeds[-1]:.3g})" if len(seeds) > 1 else ""
-    told = f"{found.label}: best {best} at lr {width.best:.3g}; keeps 90 % of it from lr {width.low:.3g} to "
-    told += f"{width.high:.3g}, a factor of {width.words}{single}"
+    line = f"{found.label}: best {best} at lr {width.best:.3g}; keeps 90 % of it from lr {width.low:.3g} to "
+    line += f"{width.high:.3g}, a factor of {width.words}{single}"
     edge = {rates[0]: "smallest", rates[-1]: "largest"}.get(width.best)
-    return f"{told}; the best lr is the {edge} tried: widen the range" if edge else told
+    return f"{line}; the best lr is the {edge} tried: widen the range" if edge else line

@@ -157,7 +157,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     metric = chosen_metric(requested, [run.curves for run in runs], where="--metric" if options.metric else "plan")
     budget, shortest = common_budget(runs, options.at)
     baseline, looks = _baseline(options, source, runs), chosen_looks(source, earlier)
-    factorial = Factorial() if options.all_pairs else factorial_of(source.factors, source.conditions, baseline)
+    factorial = Factorial() if options.all_pairs else factorial_of(source.factors, baseline)
     judging = _Judging(
         source=source,
         options=options,

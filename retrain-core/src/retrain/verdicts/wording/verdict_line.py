@@ -98,8 +98,8 @@ def effect_sentence(comparison: Comparison, study: Study) -> str:
         [(name, level)] = effect.levels.items()
         over = f", averaged over {' and '.join(effect.over)}" if effect.over else ""
         verb = "may be better or worse" if is_open else f"is {verdict_words(comparison)}"
-        told = f"Main effect of {name}: {level} {verb} than {effect.reference[name]}{over}"
-        told = told.replace("practically the same than", "practically the same as")
+        line = f"Main effect of {name}: {level} {verb} than {effect.reference[name]}{over}"
+        line = line.replace("practically the same than", "practically the same as")
     else:
         both = " and ".join(f"{name}={level}" for name, level in effect.levels.items())
         words = {
@@ -108,13 +108,13 @@ def effect_sentence(comparison: Comparison, study: Study) -> str:
             Verdict.PRACTICALLY_SAME: "add up",
             Verdict.CANNOT_TELL: "may help or hinder each other",
         }
-        told = f"Interaction: {both} {words[comparison.verdict]}"
+        line = f"Interaction: {both} {words[comparison.verdict]}"
     size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
     found = (each.effect for each in study.comparisons if each.verdict in (Verdict.BETTER, Verdict.WORSE))
     pairs = (each.levels for each in found if each and len(effect.levels) == 1 and len(each.levels) == 2)
     on = [name for levels in pairs if effect.levels.items() <= levels.items() for name in levels.keys() - effect.levels]
     depends = f"; an average of unlike effects, since it depends on {' and '.join(on)}" if on else ""
-    return f"{told}: {size}{_despite(comparison, study)}{depends}"
+    return f"{line}: {size}{_despite(comparison, study)}{depends}"
 
 
 NOTHING = "Only one condition: there is nothing to compare it with."
