@@ -13,6 +13,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.runs.curves import Direction
 from retrain.verdicts.stats.binomial import improvement_in_pairs, improvement_of_all_pairs
 from retrain.verdicts.study.comparison import Comparison, Verdict, collapsed
+from retrain.verdicts.study.factorial import Factorial
 from retrain.verdicts.study.judge import Pairing, judge, with_values
 from retrain.verdicts.study.safeguards import with_lost
 
@@ -30,7 +31,12 @@ def judged(values: Mapping[str, Mapping[int, float]], seeds: int) -> Comparison:
         return judge(given, alpha=ALPHA, direction=Direction.HIGHER)  # type: ignore[arg-type]
 
     lost = {label: tuple(seed for seed in range(seeds) if seed not in values[label]) for label in values}
-    return with_lost(family(pairings), pairings, values, lost, direction=Direction.HIGHER, judged=family)[0]
+    return with_lost(
+        *(family(pairings), pairings, values, lost),
+        direction=Direction.HIGHER,
+        judged=family,
+        factorial=Factorial(),
+    )[0]
 
 
 def lost_runs(simulations: int, seeds: Seeds) -> Iterator[Measured]:

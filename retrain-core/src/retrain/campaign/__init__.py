@@ -17,6 +17,8 @@ TABLE = "campaign"
 TEMPLATES = {
     "campaign": ("Two conditions x six seeds of a real model.", "CAMPAIGN"),
     "campaign-tiny": ("Two conditions x six seeds on your CPU, in minutes.", "TINY"),
+    "factorial": ("Two factors of two levels x eight seeds on your CPU, in minutes.", "FACTORIAL"),
+    "sensitivity": ("Two conditions at five learning rates on your CPU, in minutes.", "SENSITIVITY"),
 }
 LAUNCHERS = {
     "subprocess": ("Processes of this machine.", "processes"),

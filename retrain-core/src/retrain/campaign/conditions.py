@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from retrain.credit.recipes import label_with
 from retrain.kernel.config.keys import Key
 from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Layer, Origin
+from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.errors import Problem
 from retrain.records.run import Control, control_label
 from retrain.run.public_package import note_on_entry
 from retrain.run.steps.controls import KEY
 
 MODES, RECIPE = ("advantage_mode", "transform_mode"), "recipe"
+LR = "training.lr"
 FOREIGN_TABLES = ("campaign", "resume")
 FOREIGN_KEYS = {
     "training.seed": "seeds belong to [campaign] seeds",
@@ -73,6 +76,28 @@ def read_conditions(
             problems.append(Problem(code="campaign.same-condition", where=lines.of(number), what=what, fix=fix))
         conditions.append(condition)
     return conditions, problems
+
+
+def crossed(factors: Mapping[str, Sequence[Any]], algorithm: AlgorithmTable) -> list[dict[str, Any]]:
+    """Every combination of the levels, the last factor fastest; a mode that is no factor is the base's."""
+    named = (RECIPE,) if RECIPE in factors or algorithm.recipe else MODES
+    common = {name: getattr(algorithm, name) for name in named if name not in factors}
+    return [common | dict(zip(factors, levels, strict=True)) for levels in product(*factors.values())]
+
+
+def at_rates(
+    conditions: Sequence[Condition], factors: Sequence[float], rates: Sequence[float], origin: Origin
+) -> list[Condition]:
+    """Each condition at multiples of its learning rate; unchanged ones come first, so that one is the baseline."""
+    found = []
+    for factor in sorted(factors, key=lambda factor: factor != 1.0):
+        for each, rate in zip(conditions, rates, strict=True):
+            value = float(f"{factor * rate:.6g}")
+            kept = (setting for setting in each.settings if setting.path != LR)
+            settings = (*kept, Setting(path=LR, value=value, origin=origin))
+            changed = replace(each, overrides={**each.overrides, "lr": value}, settings=settings)
+            found.append(each if factor == 1.0 else changed)
+    return [replace(each, number=number) for number, each in enumerate(found, start=1)]
 
 
 def control_conditions(
@@ -174,10 +199,13 @@ _HEADER = re.compile(r"^\s*\[\[\s*campaign\s*\.\s*conditions\s*\]\]")
 
 
 class ConditionLines:
-    """`campaign.toml:12 condition 2`, for messages; without the line if headers and conditions do not match."""
+    """`campaign.toml:12 condition 2`, for messages; without the line if headers and conditions do not match.
 
-    def __init__(self, file: Path | None, count: int) -> None:
-        self._file, self._lines = file, list[str]()
+    With a `place`, all conditions are defined there.
+    """
+
+    def __init__(self, file: Path | None, count: int, place: str = "") -> None:
+        self._file, self._lines, self._place = file, list[str](), place
         # The loader reports a file that cannot be read.
         with suppress(OSError, ValueError):
             self._lines = file.read_text(encoding="utf-8-sig").split("\n") if file else []
@@ -186,6 +214,8 @@ class ConditionLines:
 
     def of(self, number: int, name: str = "") -> str:
         """File and line of condition `number` (from 1), or of one of its keys."""
+        if self._place:
+            return self._place
         line = f":{self._line(number, name.rpartition('.')[2])}" if self._starts else ""
         return f"{self._file or '[campaign]'}{line} condition {number}"
 

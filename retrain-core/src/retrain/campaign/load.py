@@ -7,9 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from retrain.campaign.conditions import Condition, ConditionLines, control_conditions, read_conditions
+from retrain.campaign.conditions import (
+    Condition,
+    ConditionLines,
+    at_rates,
+    control_conditions,
+    crossed,
+    read_conditions,
+)
 from retrain.credit.configured_loss import capability_fields
 from retrain.credit.flow import build_flow
 from retrain.credit.recipes import configured_recipe, departures
@@ -92,7 +100,23 @@ class Campaign:
             "devices_per_run": self.table.devices_per_run,
             "plan": self.table.plan.content() if self.table.plan else None,
             "conditions": conditions,
+            **({"factors": self.levels} if self.table.factors else {}),
         }
+
+    @property
+    def levels(self) -> dict[str, dict[str, Any]]:
+        """The level of each condition, by factor."""
+        cells = list(zip(product(*self.table.factors.values()), self.labels, strict=False))  # controls come last
+        return {name: {label: levels[at] for levels, label in cells} for at, name in enumerate(self.table.factors)}
+
+    def effects(self) -> list[str]:
+        """The labels of a factorial's effects; empty for any other campaign."""
+        if not self.table.factors:
+            return []
+        from retrain.verdicts.study.factorial import factorial_of  # only a factorial loads it
+
+        baseline = (self.table.plan.baseline if self.table.plan else "") or self.labels[0]
+        return [each.condition for each in factorial_of(self.levels, baseline).effects]
 
 
 def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
@@ -111,7 +135,12 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
     with suppress(ConfigError):
         tables_of_file = read_toml(file)[0] if file else {}
     table = config.table("campaign", CampaignTable)
-    conditions, found = read_conditions(table.conditions, keys, ConditionLines(file, len(table.conditions)))
+    given = crossed(table.factors, config.algorithm) if table.factors else table.conditions
+    place = config.place("campaign.factors") if table.factors else ""
+    conditions, found = read_conditions(given, keys, ConditionLines(file, len(given), place))
+    if table.lr_factors and not found:
+        origin = config.origin("campaign.lr_factors")
+        conditions = at_rates(conditions, table.lr_factors, [load(each)[0].training.lr for each in conditions], origin)
     problems += found + _base_problems(config, table, plugins, conditions)
     baseline = table.plan.baseline if table.plan else ""
     conditions += control_conditions(conditions, table.controls, baseline, config.place("campaign.controls"))
@@ -287,7 +316,7 @@ def verdict_warnings(campaign: Campaign) -> list[str]:
     from retrain.verdicts.study.looks import reach_of, reach_sentences
 
     table, plan = campaign.table, campaign.table.plan
-    comparisons = sum(each.condition.control is None for each in campaign.conditions) - 1
+    comparisons = len(campaign.effects()) or sum(each.condition.control is None for each in campaign.conditions) - 1
     if comparisons < 1:
         return []
     if plan is None:

@@ -56,7 +56,8 @@ class PlannedLooks:
         self._sizes = tuple(plan.looks) if plan else ()
         self._baseline = (plan.baseline if plan else "") or campaign.labels[0]
         own = {each.condition.number: each.label for each in campaign.conditions if not each.condition.control}
-        self._labels = [label for label in own.values() if label != self._baseline]
+        # Of a factorial the effects are followed; each of them needs every condition.
+        self._labels = campaign.effects() or [label for label in own.values() if label != self._baseline]
         self._followed = {each.label: own.get(each.condition.number, each.label) for each in campaign.conditions}
         self._place = {seed: place for place, seed in enumerate(campaign.table.seeds)}
         self._judge = judge
@@ -82,10 +83,10 @@ class PlannedLooks:
     def is_needed(self, run: PlannedRun) -> bool:
         """True unless a look has closed the run's condition before its seed."""
         closed = self._closed_after()
-        if run.condition.label == self._baseline and not self.open_labels:
-            return self._place[run.seed] < max(closed.values(), default=len(self._place))
         # A control gets the seeds of its condition.
         label = self._followed[run.condition.label]
+        if label not in self._labels and not self.open_labels:
+            return self._place[run.seed] < max(closed.values(), default=len(self._place))
         return self._place[run.seed] < closed.get(label, len(self._place))
 
     def take(self) -> Look:
@@ -127,7 +128,7 @@ class StudyJudge:
         from retrain.verdicts.study.study import Options
 
         study = comparison_with_ledger([self.folder], Options())
-        verdicts = {each.condition: each.verdict for each in study.comparisons if each.baseline == study.baseline}
+        verdicts = {each.condition: each.verdict for each in study.comparisons}
         undecided = sum(verdict is Verdict.CANNOT_TELL for verdict in verdicts.values())
         closed: dict[str, str] = {}
         going_on: dict[str, float | None] = {}
@@ -155,7 +156,8 @@ class StudyJudge:
         if seeds >= self.looks[-1]:
             return None
         alpha = study.alpha / max(1, undecided)
-        powers = self._powers(study, label, study.baseline, seeds, alpha)
+        baseline = next((each.baseline for each in study.comparisons if each.condition == label), study.baseline)
+        powers = self._powers(study, label, baseline, seeds, alpha)
         if powers is None:
             return None
         controls = [
@@ -176,7 +178,7 @@ class StudyJudge:
         from retrain.records.runs.registered import Spend
         from retrain.verdicts.stats.sequential import conditional_powers
 
-        values = {each.label: each.estimates[str(study.metric)].values for each in study.conditions}
+        values = study.values
         left, right = values.get(other, {}), values.get(label, {})
         common = [seed for seed in self.seeds if seed in left and seed in right]
         return conditional_powers(

@@ -5,3 +5,12 @@ from pathlib import Path
 
 CAMPAIGN = partial(Path(__file__).with_name("campaign.toml").read_text, encoding="utf-8")
 TINY = partial(Path(__file__).with_name("tiny.toml").read_text, encoding="utf-8")
+
+
+def _on_the_base_of_tiny(name: str) -> str:
+    head = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return head + TINY()[TINY().index("# Everything below") :]
+
+
+FACTORIAL = partial(_on_the_base_of_tiny, "factorial.toml")
+SENSITIVITY = partial(_on_the_base_of_tiny, "sensitivity.toml")

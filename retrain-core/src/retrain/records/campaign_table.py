@@ -127,6 +127,10 @@ class CampaignTable(Table):
     conditions: list[dict[str, Any]] = key(
         CONDITIONS, "Conditions; each names advantage_mode and transform_mode, or a recipe, and may set any key."
     )
+    factors: dict[str, list[Any]] = key(
+        {}, "In place of conditions: keys and their levels; each combination is a condition, the first the baseline."
+    )
+    lr_factors: list[float] = key([], "Run each condition at these multiples of its learning rate, too.")
     controls: list[Literal["random_reward", "format_only", "no_update"]] = key(
         [], "Controls that each condition but the baseline must beat, too: a run each per seed."
     )
@@ -150,7 +154,22 @@ class CampaignTable(Table):
             raise ValueError(f"{bad[0]} is not a seed: 0 to {SEED_END - 1}")
         return seeds
 
-    @field_validator("seeds", "controls")
+    @field_validator("factors")
+    @classmethod
+    def _crossed(cls, factors: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for name, levels in factors.items():
+            if len(levels) < 2 or any(levels.count(level) > 1 for level in levels):
+                raise ValueError(f"{name} needs two or more different levels")
+        return factors
+
+    @field_validator("lr_factors")
+    @classmethod
+    def _positive(cls, factors: list[float]) -> list[float]:
+        if bad := [factor for factor in factors if factor <= 0.0]:
+            raise ValueError(f"{bad[0]:g} is not positive")
+        return factors
+
+    @field_validator("seeds", "controls", "lr_factors")
     @classmethod
     def _once(cls, values: list[Any]) -> list[Any]:
         if twice := [each for each in values if values.count(each) > 1]:
@@ -167,3 +186,10 @@ class CampaignTable(Table):
                 if not isinstance(condition.get(name), str) or not condition[name]:
                     raise ValueError(f"condition {number} needs {name}")
         return conditions
+
+    @model_validator(mode="after")
+    def _one_design(self) -> Self:
+        # A resumed campaign's file has the default conditions, too.
+        if self.factors and (self.conditions != CONDITIONS or self.lr_factors):
+            raise ValueError("factors make all conditions: remove conditions and lr_factors")
+        return self

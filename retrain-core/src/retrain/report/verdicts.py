@@ -8,6 +8,7 @@ from typing import Any
 from retrain.kernel.contracts.report import ReportPlot
 from retrain.records.reading import number
 from retrain.records.runs.curves import Metric, shown
+from retrain.report.designs import by_factor, by_rate
 from retrain.report.gather import Material
 from retrain.report.parts import (
     Box,
@@ -70,6 +71,8 @@ def verdict_section(material: Material) -> Section:
         _explanations(study),
         *(note(line) for line in [*verdict_line.collapse_sentences(study), sentences.next_step(study)] if line),
         _forest_plot(study),
+        *by_factor(study, material.source.factors),
+        *by_rate(study),
         *_seed_by_seed(study),
         *_sets(study),
         *_estimates(study),
@@ -126,7 +129,7 @@ def forest(study: Study) -> dict[str, Any] | None:
     known.sort(key=lambda each: each.difference or 0.0)
     scale = 100.0 if study.metric.is_rate else 1.0
     several = len({each.baseline for each in known}) > 1
-    names = [f"{each.condition} − {each.baseline}" if several else each.condition for each in known]
+    names = [f"{each.condition} − {each.baseline}" if several and not each.effect else each.condition for each in known]
     return {
         "kind": "forest",
         "unit": f"difference in {'percentage points' if study.metric.is_rate else plain(study.metric, 40)}",

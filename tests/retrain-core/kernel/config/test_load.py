@@ -242,3 +242,29 @@ def test_the_documented_full_file_is_accepted(tables, plugins, command):
     assert result.code == 0, result.err
     assert '"mode": "single"' in result.out
     assert '"condition": "maxrl+gtpo_sepa"' in result.out
+
+
+@pytest.mark.parametrize("rank", [1, 8, 128])
+def test_auto_does_not_depend_on_the_rank(rank, load):
+    text = f'[model]\nlora_rank = {rank}\n[training]\nlr = "auto"\n[lora]\nalpha = "auto"\n'
+    config, problems = load(text)
+    assert not problems
+    assert (config.training.lr, config.lora.alpha) == (4e-5, 32)
+    assert str(config.origin("training.lr")).endswith("retrain.toml:4")
+
+
+def test_auto_of_all_weights_and_from_flags_and_variables(load):
+    config, problems = load("", "--lr", "auto", "--lora-alpha", "auto", "--lora-rank", "0")
+    assert not problems
+    assert (config.training.lr, config.lora.alpha) == (4e-6, 0)
+    config, problems = load("", environ={"RETRAIN__TRAINING__LR": "auto"})
+    assert (config.training.lr, problems) == (4e-5, [])
+
+
+def test_auto_is_a_value_of_no_other_key(load):
+    for text in (
+        '[training]\nbatch_size = "auto"\n',
+        '[training]\nlr = "Auto"\n',
+        '[training]\nweight_decay = "auto"\n',
+    ):
+        assert [problem.code for problem in load(text)[1]] == ["config.bad-value"]

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from retrain.kernel.config.load import TableEntry
+from retrain.kernel.config.load import AUTO, TableEntry
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Kind
 from retrain.records.identity.inputs import PARAMS
@@ -22,7 +22,9 @@ from retrain.run.tables import registered_tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # The content that `key` keeps in json_schema_extra.
-OURS = frozenset({"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads", "needs", "is_path"})
+OURS = frozenset(
+    {"flag", "names", "selects", "pending", "aliases", "free_on_resume", "reads", "needs", "is_path", "auto"}
+)
 DEFS = "#/$defs/"
 Schema = dict[str, Any]
 
@@ -72,6 +74,9 @@ def _clean(properties: dict[str, Schema], name: str, content: Schema, plugins: P
     if extra["pending"]:  # the loader refuses any other value
         content["const"] = content.get("default")
         content["description"] = f"{content.get('description', '')} Not yet: {extra['pending']}."
+    if extra["auto"]:
+        rule = {word: content.pop(word) for word in ("type", "minimum", "exclusiveMinimum") if word in content}
+        content["anyOf"] = [rule, {"const": AUTO}]
     if extra["names"]:
         names = [entry.spec.name for entry in plugins.registered(Kind(extra["names"]))]
         if content.get("type") == "string" and names:

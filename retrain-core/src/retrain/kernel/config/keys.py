@@ -32,6 +32,7 @@ def key(
     reads: str | None = None,
     needs: str = "",
     is_path: bool = False,
+    auto: tuple[float, float] | None = None,
     **constraints: Any,
 ) -> Any:
     """One key of a table.
@@ -44,10 +45,12 @@ def key(
     (an installed environment), `model` (as `[model] model`) or `adapter` (its folder, or a run). `needs`: the key is
     read only with another key off its default (`eval.examples`), or by a part in use (`KIND NAME`); several joined by `
     or `. `is_path`: the value is a path whose content is not part of the run, such as a folder that it writes. A run
-    records the place of every path, for whatever opens the run later. `constraints` are pydantic's (`ge`, ...).
+    records the place of every path, for whatever opens the run later. `auto`: the text "auto" is a value, too, and
+    becomes the first of these with an adapter, the second when all weights are trained. `constraints` are pydantic's
+    (`ge`, ...).
     """
     extra: Any = {"flag": flag, "names": names, "selects": selects, "pending": pending, "aliases": aliases}
-    extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs, "is_path": is_path}
+    extra |= {"free_on_resume": free_on_resume, "reads": reads, "needs": needs, "is_path": is_path, "auto": auto}
     if isinstance(default, dict | list):
         return Field(default_factory=default.copy, description=description, json_schema_extra=extra, **constraints)
     return Field(default, description=description, json_schema_extra=extra, **constraints)
@@ -55,7 +58,15 @@ def key(
 
 share = partial(key, ge=0.0, le=1.0)  # a fraction
 free = partial(key, free_on_resume=True)  # a resumed run may have another value
-MARKS = ("names", "selects", "pending", "aliases", "free_on_resume", "needs")  # a plain pydantic field lacks them
+MARKS = (
+    "names",
+    "selects",
+    "pending",
+    "aliases",
+    "free_on_resume",
+    "needs",
+    "auto",
+)  # a plain pydantic field lacks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,7 @@ class Key:
     aliases: tuple[str, ...] = ()
     free_on_resume: bool = False
     needs: str = ""
+    auto: tuple[float, float] | None = None
 
     @property
     def path(self) -> str:

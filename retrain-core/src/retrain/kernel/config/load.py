@@ -16,6 +16,8 @@ from retrain.kernel.config.toml_file import key_lines, parse_free, read_toml, to
 from retrain.kernel.declared import TableTraits
 from retrain.kernel.errors import Problem
 
+AUTO, RANK = "auto", "model.lora_rank"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
@@ -101,6 +103,9 @@ def load_config(
     draft.problems += problems
     for setting in added:
         draft.set(setting.path, setting.value, draft.origins.get(setting.path, setting.origin))
+    for key in keys:
+        if key.auto and draft.value(key.path) == AUTO:
+            draft.set(key.path, key.auto[draft.value(RANK) == 0], draft.origins[key.path])
     models = {name: _validate(draft, name, entry.model) for name, entry in tables.items()}
     foreign = frozenset(name for name, entry in tables.items() if entry.traits.starts_runs)
     config = Config(tables=models, origins=draft.origins, source=str(file or ""), foreign_tables=foreign)
@@ -183,7 +188,7 @@ def _apply(draft: _Draft, override: Override) -> None:
 
 def _parse(key: Key, text: str) -> Any:
     """Text from a flag or the environment, parsed as the type of its key; a text key keeps it verbatim."""
-    if key.annotation is str:
+    if key.annotation is str or (key.auto and text == AUTO):
         return text
     container = isinstance(key.default, list | dict)
     value: Any = text

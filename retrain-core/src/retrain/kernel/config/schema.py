@@ -125,7 +125,12 @@ class TrainingTable(Table):
     max_thinking_tokens: int = key(0, "Tokens after which an open thought is closed, untrained; 0 = no limit.", ge=0)
     temperature: float = key(0.7, "Sampling temperature; the trainer uses the same.", gt=0.0)
     top_p: float = key(1.0, "Nucleus sampling.", gt=0.0, le=1.0, pending="only the full distribution can be trained on")
-    lr: float = key(4e-5, "AdamW learning rate; the highest one with a schedule.", gt=0.0)
+    lr: float = key(
+        4e-5,
+        'AdamW learning rate; the highest one with a schedule. "auto": 4e-5, or 4e-6 if lora_rank = 0.',
+        gt=0.0,
+        auto=(4e-5, 4e-6),
+    )
     weight_decay: float = key(0.0, "AdamW weight decay.", ge=0.0)
     max_examples: int = key(0, "Use at most this many examples, drawn after shuffling; 0 = all.", ge=0)
     save_every: int = free(20, "Steps between checkpoints; 0 = only the last.", ge=0)
@@ -169,7 +174,7 @@ class OptimizerTable(Table):
 class LoraTable(Table):
     """The adapter."""
 
-    alpha: int = key(0, "LoRA alpha; 0 = twice the rank.", ge=0)
+    alpha: int = key(0, 'LoRA alpha; 0 = twice the rank. "auto": 32 at every rank.', ge=0, auto=(32, 0))
     dropout: float = key(
         0.0, "LoRA dropout.", ge=0.0, lt=1.0, pending="dropout would make sampler and trainer disagree"
     )

@@ -53,6 +53,7 @@ class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
     `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew.
+    `factors` has the level of each condition of a factorial, by factor.
     Runs that its planned looks saved are no candidates.
     """
 
@@ -62,6 +63,7 @@ class Source:
     plan: Plan | None
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     added_seeds: tuple[int, ...] = ()
+    factors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def first_start(self) -> datetime | None:
@@ -137,7 +139,8 @@ def _campaign(folder: Path) -> Source:
         )
     grown = tables_in(manifest.get("grown"))
     # Without them, runs of one condition are compared with each other.
-    declared = table_of(read_if_any(folder / CAMPAIGN_CONTENT), "conditions")
+    content = read_if_any(folder / CAMPAIGN_CONTENT)
+    declared, factors = table_of(content, "conditions"), table_of(content, "factors")
     return Source(
         campaign=folder,
         conditions=status.conditions,
@@ -145,6 +148,7 @@ def _campaign(folder: Path) -> Source:
         plan=read_plan(manifest),
         declared={label: values for label, values in declared.items() if isinstance(values, dict)},
         added_seeds=tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds")))),
+        factors={name: levels for name, levels in factors.items() if isinstance(levels, dict)},
     )
 
 

@@ -149,6 +149,20 @@ class ExamplesView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """A main effect or, with two `levels`, an interaction: mixtures of a factorial's conditions by their labels.
+
+    `levels` and the baseline's `reference` are by factor; the effect is averaged over the levels of the factors `over`.
+    """
+
+    baseline: str
+    condition: str
+    levels: Mapping[str, str]
+    reference: Mapping[str, str]
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The verdict on one pairing; numbers that cannot be computed are None.
 
@@ -157,8 +171,8 @@ class Comparison:
     verdict is better or worse. `p_holm` is the corrected p that decides, `smallest_p` the least p with these seeds.
     `detectable` is the true difference found in 80 % of studies like this one, at
     `alpha / comparisons`; `least_seeds` are the fewest for any verdict.
-    Within the planned `margin` both are practically the same. `lost` exists if runs were lost, `few_seeds` if three
-    seeds or more are too few for a verdict.
+    Within the planned `margin` both are practically the same. `effect` exists in a factorial, `lost` if runs were lost,
+    `few_seeds` if three seeds or more are too few for a verdict.
     """
 
     baseline: str
@@ -185,6 +199,7 @@ class Comparison:
     looks: LooksView | None = None
     examples: ExamplesView | None = None
     few_seeds: FewSeeds | None = None
+    effect: Effect | None = None
 
 
 # A smaller gap is no collapse, however close together the other seeds are: 5 pp are three of 64 examples.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from retrain.text.amounts import counted
 from retrain.verdicts.stats.components import Cost, advise, components, draw_components
 from retrain.verdicts.stats.crossed import crossed
 from retrain.verdicts.study.comparison import Comparison, ExamplesView
+from retrain.verdicts.study.factorial import Parts
 
 EVAL_SECONDS = "eval_time_s"
 # Runs of each condition whose times are read: two show a cost well enough, and reading all would double the wait.
@@ -34,14 +35,22 @@ TIMED_RUNS = 2
 
 
 def with_examples(
-    comparisons: Sequence[Comparison], runs: Sequence[ComparedRun], *, metric: Metric, budget: float
+    comparisons: Sequence[Comparison],
+    runs: Sequence[ComparedRun],
+    *,
+    metric: Metric,
+    budget: float,
+    parts: Callable[[str], Parts],
 ) -> tuple[Comparison, ...]:
-    """Return the comparisons, each with its view on examples like these, or a reason instead."""
+    """Return the comparisons, each with its view on examples like these, or a reason instead.
+
+    `parts` gives the weights of a label's conditions.
+    """
     try:
         reader = _Reader(runs, per_example(metric), metric=metric, budget=budget)
     except NoExamplesError as error:
         return tuple(replace(each, examples=ExamplesView(reason=str(error))) for each in comparisons)
-    return tuple(replace(each, examples=_view(each, reader)) for each in comparisons)
+    return tuple(replace(each, examples=_view(each, reader, parts)) for each in comparisons)
 
 
 def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> TwoPolicies | None:
@@ -55,16 +64,19 @@ def two_runs(runs: Sequence[ComparedRun], *, metric: Metric, budget: float) -> T
         return None
 
 
-def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
+def _view(comparison: Comparison, reader: _Reader, parts: Callable[[str], Parts]) -> ExamplesView:
     seeds = comparison.seeds
     if len(seeds) < 2:
         return ExamplesView(reason=f"{counted(len(seeds), 'seed')} in common")
+    sides = (-1.0, parts(comparison.baseline)), (1.0, parts(comparison.condition))
+    weights = [(label, sign * weight) for sign, side in sides for label, weight in side.items()]
     try:
-        found = [reader.rates(label, seed) for label in (comparison.baseline, comparison.condition) for seed in seeds]
+        found = [reader.rates(label, seed) for label, _ in weights for seed in seeds]
         rates_RE = aligned(found)
     except NoExamplesError as error:
         return ExamplesView(reason=str(error), are_others=isinstance(error, OtherExamplesError))
-    diffs_NE, clusters_E = rates_RE[len(seeds) :] - rates_RE[: len(seeds)], found[0][1].clusters
+    rates_CNE, clusters_E = rates_RE.reshape(len(weights), len(seeds), -1), found[0][1].clusters
+    diffs_NE = np.tensordot([weight for _, weight in weights], rates_CNE, axes=1)
     level = comparison.level
     result = crossed(diffs_NE, level=level, clusters_E=clusters_E)
     squares = result.squares
@@ -92,7 +104,7 @@ def _view(comparison: Comparison, reader: _Reader) -> ExamplesView:
             level=level,
             num_examples=view.num_examples,
             least_seeds=comparison.least_seeds,
-            cost=reader.cost(comparison.baseline, comparison.condition, seeds),
+            cost=reader.cost([label for label, _ in weights], seeds),
         )
     normal = crossed(diffs_NE, level=1.0 - comparison.alpha, clusters_E=clusters_E).both
     return replace(
@@ -128,10 +140,10 @@ class _Reader:
             raise found
         return found
 
-    def cost(self, baseline: str, condition: str, seeds: Sequence[int]) -> Cost | None:
+    def cost(self, labels: Sequence[str], seeds: Sequence[int]) -> Cost | None:
         """Return the measured cost of more of either; None where the runs did not record their times."""
         run_s = example_s = 0.0
-        for label in (baseline, condition):
+        for label in labels:
             times = [self._timed(label, seed) for seed in seeds[:TIMED_RUNS]]
             known = [each for each in times if each]
             if not known:

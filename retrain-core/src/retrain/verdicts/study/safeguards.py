@@ -24,6 +24,7 @@ from retrain.verdicts.study.comparison import (
     VerdictReason,
     per_seed,
 )
+from retrain.verdicts.study.factorial import Factorial
 from retrain.verdicts.study.judge import Pairing, holm, judge, with_values
 
 PENDING = (*LIVE, "not started")  # these may still end well
@@ -55,17 +56,23 @@ def with_lost(
     *,
     direction: Direction,
     judged: Judged,
+    factorial: Factorial,
 ) -> tuple[Comparison, ...]:
     """Return the comparisons, with the second line where runs were lost: the test with the worst value of all runs."""
     seen = [value for by_seed in values.values() for value in by_seed.values()]
     if not seen or not any(lost_seeds.values()):
         return tuple(comparisons)
     worst = min(seen) if direction is Direction.HIGHER else max(seen)
-    filled = {label: {**known, **dict.fromkeys(lost_seeds.get(label, ()), worst)} for label, known in values.items()}
+    filled = factorial.with_mixtures(
+        {label: {**known, **dict.fromkeys(lost_seeds.get(label, ()), worst)} for label, known in values.items()}
+    )
     again = judged([with_values(each, filled[each.baseline], filled[each.condition]) for each in pairings])
     found = []
     for first, second in zip(comparisons, again, strict=True):
-        left, right = (tuple(lost_seeds.get(each, ())) for each in (first.baseline, first.condition))
+        left, right = (
+            tuple(dict.fromkeys(seed for label in factorial.parts(each) for seed in lost_seeds.get(label, ())))
+            for each in (first.baseline, first.condition)
+        )
         fields = ("seeds", "difference", "interval", "level", "p_holm", "verdict")
         lost = Lost(
             baseline_seeds=left,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -34,9 +34,11 @@ from retrain.verdicts.stats.binomial import held_out_limits, training_limits
 from retrain.verdicts.stats.paired import t_interval
 from retrain.verdicts.study.comparison import Collapse, Comparison, collapses
 from retrain.verdicts.study.examples import TwoPolicies, two_runs, with_examples
+from retrain.verdicts.study.factorial import Factorial, factorial_of, mixed
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin, with_values
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
+from retrain.verdicts.study.sensitivity import Sensitivity, sensitivities
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
 
 DEFAULT_ALPHA = 0.05
@@ -104,7 +106,7 @@ class Study:
     `num_examples` held-out examples decide, None for metrics of training; `other_examples` names runs that had other
     ones than the first. `samplers` are listed if they differ and the metric is one of training, whose prompts they
     chose. `comparison_with_ledger` adds `notices` and `looks` from the ledger, and `is_unverified` if it lacks a run or
-    the plan.
+    the plan. `values` are of the deciding metric, by condition or mixture of a factorial, and by seed.
     """
 
     campaign: Path | None
@@ -132,6 +134,8 @@ class Study:
     notices: tuple[str, ...] = ()
     looks: RecordedLooks | None = None
     is_unverified: bool = False
+    values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    sensitivity: tuple[Sensitivity, ...] = ()
 
     @property
     def standing(self) -> str:
@@ -152,25 +156,30 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     runs, left_out = readable_runs(source, fields, align=options.align, at=options.at)
     metric = chosen_metric(requested, [run.curves for run in runs], where="--metric" if options.metric else "plan")
     budget, shortest = common_budget(runs, options.at)
+    baseline, looks = _baseline(options, source, runs), chosen_looks(source, earlier)
+    factorial = Factorial() if options.all_pairs else factorial_of(source.factors, baseline)
     judging = _Judging(
         source=source,
         options=options,
         metric=metric,
         direction=options.direction or (plan.direction if plan else None) or Direction.HIGHER,
         alpha=options.alpha or (plan.alpha if plan else None) or DEFAULT_ALPHA,
-        baseline=_baseline(options, source, runs),
-        looks=chosen_looks(source, earlier),
+        baseline=baseline,
+        looks=replace(looks, ended=looks.ended | factorial.ended(looks.ended)),
         controls=controls_in(source),
+        factorial=factorial,
     )
-    summaries = Summaries(runs, budget=budget, last=options.last, direction=judging.direction)
+    summaries = Summaries(runs, budget=budget, last=options.last, direction=judging.direction, factorial=factorial)
     metrics = condition_metrics(metric, [run.curves for run in runs])
     num_runs = Counter(each.condition for each in source.candidates)
     values = {label: summaries.values(label, metric) for label in source.conditions}
-    pairings = judging.pairings(summaries)
+    pairings = judging.pairings(summaries, factorial)
     judged = partial(judge, alpha=judging.alpha, direction=judging.direction)
-    of_sets = partial(sets_view, sets, source.conditions, pairings, values_of=summaries.values, judged=judged)
+    pairs = judging.pairings(summaries, Factorial())
+    of_sets = partial(sets_view, sets, source.conditions, pairs, values_of=summaries.values, judged=judged)
     comparisons = judging.comparisons(pairings, summaries, values)
-    comparisons = with_few_seeds(with_examples(comparisons, runs, metric=metric, budget=budget))
+    scopes = with_examples(comparisons, runs, metric=metric, budget=budget, parts=factorial.parts)
+    comparisons = with_few_seeds(scopes)
     compared = [run.candidate for run in runs]
     others = _other_examples(comparisons, compared, metric)
     study = Study(
@@ -195,6 +204,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         collapses=collapses(values, metric, direction=judging.direction),
         sets=of_sets() if options.sets else None,
         samplers=_samplers(compared, metric),
+        values=factorial.with_mixtures(values),
+        sensitivity=sensitivities(source.declared, values, direction=judging.direction),
         two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )
     return replace(study, exploratory=_departures(study, options, source))
@@ -212,9 +223,12 @@ class _Judging:
     baseline: str
     looks: Looks
     controls: Mapping[str, tuple[str, Control]]
+    factorial: Factorial
 
-    def pairings(self, summaries: Summaries) -> list[Pairing]:
-        """Pair the baseline with every condition, or all pairs; a control only with its condition."""
+    def pairings(self, summaries: Summaries, factorial: Factorial) -> list[Pairing]:
+        """Pair the baseline with every condition, all pairs, or a factorial's; a control only with its condition."""
+        if factorial.effects:
+            return [self._pairing(summaries, each.baseline, each.condition) for each in factorial.effects]
         labels = [label for label in self.source.conditions if label not in self.controls or label == self.baseline]
         pairs = combinations(labels, 2) if self.options.all_pairs else product([self.baseline], labels)
         return [self._pairing(summaries, first, second) for first, second in pairs if first != second]
@@ -225,10 +239,14 @@ class _Judging:
         """Return the verdicts, weakened by lost runs and controls, with the looks taken."""
         lost = lost_seeds(self.source.candidates, values, is_cut=self.options.at is not None)
         found = self._judged(pairings)
-        found = with_lost(found, pairings, values, lost, direction=self.direction, judged=self._judged)
+        found = with_lost(
+            found, pairings, values, lost, direction=self.direction, judged=self._judged, factorial=self.factorial
+        )
         of_pair = partial(self._pairing, summaries)
         found = with_controls(found, self.controls, of_pair, alpha=self.alpha, direction=self.direction)
-        found = with_seeds(found, values, direction=self.direction)
+        found = with_seeds(found, self.factorial.with_mixtures(values), direction=self.direction)
+        if self.factorial.effects:
+            found = tuple(replace(each, effect=e) for each, e in zip(found, self.factorial.effects, strict=True))
         return tuple(self.looks.view(each, pairing) for each, pairing in zip(found, pairings, strict=True))
 
     def _pairing(self, summaries: Summaries, first: str, second: str) -> Pairing:
@@ -352,16 +370,26 @@ class Condition:
 class Summaries:
     """The value of each run for each metric, computed once."""
 
-    def __init__(self, runs: Sequence[ComparedRun], *, budget: float, last: int | None, direction: Direction) -> None:
+    def __init__(
+        self,
+        runs: Sequence[ComparedRun],
+        *,
+        budget: float,
+        last: int | None,
+        direction: Direction,
+        factorial: Factorial,
+    ) -> None:
         self._runs: dict[str, dict[int, Spent]] = {}
         self._records: dict[str, list[Mapping[str, Any]]] = {}
         for run in runs:
             self._runs.setdefault(run.candidate.condition, {})[run.seed] = run.spent
             self._records.setdefault(run.candidate.condition, []).append(run.candidate.record)
-        self._budget, self._last, self._direction = budget, last, direction
+        self._budget, self._last, self._direction, self._factorial = budget, last, direction, factorial
         self._values: dict[tuple[str, Metric], dict[int, float]] = {}
 
     def values(self, label: str, metric: Metric) -> Mapping[int, float]:
+        if parts := self._factorial.mixtures.get(label):
+            return mixed(parts, {each: self.values(each, metric) for each in parts})
         if (label, metric) not in self._values:
             found = self._values[label, metric] = {}
             for seed, spent in self._runs.get(label, {}).items():

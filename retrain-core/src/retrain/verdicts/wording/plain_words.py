@@ -10,13 +10,16 @@ from retrain.text.amounts import counted
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording.sentences import limits, percent, too_few_seeds
+from retrain.verdicts.wording.verdict_line import effect_sentence
 
 MOST_NAMED = 6
 WHEN = {Summary.FINAL: "at the end of training", Summary.BEST: "at its best", Summary.AUC: "averaged over training"}
 
 
 def summary(study: Study) -> list[str]:
-    return [_compared(study), *_found(study), *_open(study), _holds_for(study), _sure(study), _typical(study)]
+    effects = [f"{line}." for each in study.comparisons if (line := effect_sentence(each, study))]
+    found = effects or [*_found(study), *_open(study)]
+    return [_compared(study), *found, _holds_for(study), _sure(study), _typical(study)]
 
 
 def _compared(study: Study) -> str:

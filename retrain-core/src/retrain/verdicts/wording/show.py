@@ -15,6 +15,7 @@ from retrain.text.tables import escaped, markdown_table, rich_table
 from retrain.text.terminal_text import printable
 from retrain.verdicts.ledger.chain import plain_data
 from retrain.verdicts.study.comparison import Verdict
+from retrain.verdicts.study.sensitivity import sensitivity_sentence
 from retrain.verdicts.study.sets import SetsView
 from retrain.verdicts.study.study import Study
 from retrain.verdicts.wording import sentences
@@ -82,6 +83,7 @@ def _notes(study: Study) -> Iterator[str]:
     yield from sentences.on_record(study)
     yield from sentences.survivors(study)
     yield from collapse_sentences(study)
+    yield from (sensitivity_sentence(each, study.metric) for each in study.sensitivity)
     yield from filter(None, (sentences.beforehand(study), sentences.next_step(study)))
     yield from sets_notes(study)
     yield from sentences.capped([f"left out: {each.name}: {each.reason}" for each in study.left_out], "left out")
@@ -198,7 +200,7 @@ def _verdicts(view: SetsView) -> TextTable:
 
 AS_THEY_ARE = (
     *("direction", "alpha", "baseline", "align", "budget", "shortest", "standing", "exploratory", "undeclared"),
-    *("notices", "collapses", "sets", "left_out", "campaign"),
+    *("notices", "collapses", "sets", "left_out", "campaign", "sensitivity"),
 )
 OF_THE_PLAN = ("hypothesis", "alpha", "stop_rule", "baseline", "direction", "margin", "written", "sha256")
 

@@ -49,6 +49,7 @@ def alarms(study: Study) -> list[str]:
 def further_lines(comparison: Comparison, study: Study) -> list[str]:
     view = comparison.examples
     told = [
+        effect_sentence(comparison, study),
         sentences.explanation(comparison, study),
         looks_sentence(comparison.looks) if comparison.looks else "",
         seeds_sentence(comparison),
@@ -87,6 +88,35 @@ def _despite(comparison: Comparison, study: Study) -> str:
     return ""
 
 
+def effect_sentence(comparison: Comparison, study: Study) -> str:
+    """Return a factorial's effect in a sentence; empty for other comparisons."""
+    effect = comparison.effect
+    if effect is None:
+        return ""
+    is_open = comparison.verdict is Verdict.CANNOT_TELL
+    if len(effect.levels) == 1:
+        [(name, level)] = effect.levels.items()
+        over = f", averaged over {' and '.join(effect.over)}" if effect.over else ""
+        verb = "may be better or worse" if is_open else f"is {verdict_words(comparison)}"
+        line = f"Main effect of {name}: {level} {verb} than {effect.reference[name]}{over}"
+        line = line.replace("practically the same than", "practically the same as")
+    else:
+        both = " and ".join(f"{name}={level}" for name, level in effect.levels.items())
+        words = {
+            Verdict.BETTER: "do better together than the sum of their single effects",
+            Verdict.WORSE: "do worse together than the sum of their single effects",
+            Verdict.PRACTICALLY_SAME: "add up",
+            Verdict.CANNOT_TELL: "may help or hinder each other",
+        }
+        line = f"Interaction: {both} {words[comparison.verdict]}"
+    size = sized(comparison.difference, comparison.interval, comparison.level, study.metric)
+    found = (each.effect for each in study.comparisons if each.verdict in (Verdict.BETTER, Verdict.WORSE))
+    pairs = (each.levels for each in found if each and len(effect.levels) == 1 and len(each.levels) == 2)
+    on = [name for levels in pairs if effect.levels.items() <= levels.items() for name in levels.keys() - effect.levels]
+    depends = f"; an average of unlike effects, since it depends on {' and '.join(on)}" if on else ""
+    return f"{line}: {size}{_despite(comparison, study)}{depends}"
+
+
 NOTHING = "Only one condition: there is nothing to compare it with."
 
 
@@ -102,6 +132,7 @@ def answer(study: Study) -> str:
         return f"{_single(study.comparisons[0], study)}{standing}."
     against = {each.baseline for each in study.comparisons}
     head = f"Against {study.baseline}" if len(against) == 1 else "In pairs"
+    head = "Effects of the factors" if study.comparisons[0].effect else head
     fewest = min(len(each.seeds) for each in study.comparisons)
     groups: dict[str, list[Comparison]] = {}
     for verdict in Verdict:
