@@ -17,6 +17,7 @@ TABLE = "campaign"
 TEMPLATES = {
     "campaign": ("Two conditions x six seeds of a real model.", "CAMPAIGN"),
     "campaign-tiny": ("Two conditions x six seeds on your CPU, in minutes.", "TINY"),
+    "campaign-tuned": ("Two conditions, tuned alike, x six seeds on your CPU.", "TUNED"),
 }
 LAUNCHERS = {
     "subprocess": ("Processes of this machine.", "processes"),

@@ -70,8 +70,8 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
     changes = list(moved)
     if set(then["seeds"]) - set(now["seeds"]):
         changes.append(f"seeds was {then['seeds']} and is now {now['seeds']}")
-    for name in ("devices_per_run", "plan"):
-        changes += _differences(then.get(name), now[name], name)
+    for name in ("devices_per_run", "plan", "tune"):
+        changes += _differences(then.get(name), now.get(name), name)
     for label, values in old.items():
         if label not in new:
             changes.append(f"condition {label} was set and is now absent")

@@ -32,6 +32,10 @@ class Lines:
         self._level = OUTCOME_LEVEL if is_quiet else logging.INFO
         self._panel: _Panel | None = None
 
+    def of(self, total: int) -> Lines:
+        """The same output for another number of runs."""
+        return Lines(total, parallel=self._parallel, is_quiet=self._level > logging.INFO)
+
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Within the block, log records of plugins are printed too, and a terminal shows the active runs."""

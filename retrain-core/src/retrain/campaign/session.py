@@ -89,6 +89,21 @@ def _session(
         record.opened(manifest.content, **opening)
         judge = StudyJudge.of(campaign, folder.path)
         looks = PlannedLooks(campaign, judge, manifest.content.get("looks", ())) if judge else None
+        if campaign.table.tune:
+            # Only a tuned campaign loads Optuna.
+            from retrain.campaign.tuning import Tuning
+
+            tuning = Tuning(
+                campaign=campaign,
+                plugins=plugins,
+                folder=folder.path,
+                devices=folder.growth.devices,
+                launcher=launcher,
+                stops=stops,
+                lines=lines,
+            )
+            with stops.installed():
+                runs = tuning.run(runs, manifest)
         with stops.installed(), lines.shown():
             schedule = Schedule(
                 campaign,

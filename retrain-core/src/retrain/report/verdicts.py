@@ -72,6 +72,7 @@ def verdict_section(material: Material) -> Section:
         _forest_plot(study),
         *_seed_by_seed(study),
         *_sets(study),
+        *_tuning(study),
         *_estimates(study),
     ]
     return Section("verdict", "Verdict", parts)
@@ -193,6 +194,32 @@ def _sets(study: Study) -> list[Part]:
         *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
         drawn(profile),
     ]
+
+
+def _tuning(study: Study) -> list[Part]:
+    """Return performance against tuning budget."""
+    view = study.tuning
+    if view is None:
+        return []
+    tuned = [each for each in view.conditions if each.sizes]
+    sizes = sorted({size for each in tuned for size in each.sizes})
+    curves = {each.condition: dict(zip(each.sizes, each.curve, strict=True)) for each in tuned}
+    ends = [
+        dict(zip(each.sizes, (pair[end] for pair in each.intervals), strict=True)) for each in tuned for end in (0, 1)
+    ]
+    plot = ReportPlot(
+        title="Performance against tuning budget",
+        note="expected best of so many configurations; thin lines: its 95 % interval",
+        x=sizes,
+        lines={label: [found.get(size) for size in sizes] for label, found in curves.items()},
+        thin_lines=[[found.get(size) for size in sizes] for found in ends],
+        x_title="configurations",
+        y_title=str(view.metric),
+        is_log_x=True,
+        is_share=view.metric.is_rate,
+    )
+    tables = (Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.tuning_tables(study))
+    return [Heading("Tuning"), *(note(line) for line in show.tuning_notes(study)), *tables, drawn(plot)]
 
 
 def _estimated_for(title: str) -> str:

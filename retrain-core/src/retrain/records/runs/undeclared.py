@@ -33,7 +33,14 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
         first, declared = firsts[run.condition], source.declared.get(run.condition)
         against = reference if run is first else first
         actual = dict(compared_settings(run.record))
+        tuned = source.tuned_values(run)
         for path, value in (declared or {}).items():
+            value, entries = (
+                tuned.get(path, value),
+                {each: tuned[each] for each in tuned if each.startswith(f"{path}.")},
+            )
+            if entries and isinstance(value, dict):
+                value = value | {name.removeprefix(f"{path}."): each for name, each in entries.items()}
             if path in actual and actual[path] != value:
                 found.append((run.name, f"{path} is {actual[path]!r}, the campaign says {value!r}"))
         texts = [] if declared else [*_of_the_keys(run, against)]
@@ -97,7 +104,7 @@ def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Itera
         yield f"{first_few(who, MOST_NAMES)}: {text}"
 
 
-SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
+SPLIT = ("eval.seed", "eval.examples", "eval.skip")  # these draw the held-out examples from the data
 # Examples come from here; other keys of [data] change the wording or order of prompts.
 FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key|messages_key)|environment\..*")
 

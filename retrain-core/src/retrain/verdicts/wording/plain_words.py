@@ -16,7 +16,16 @@ WHEN = {Summary.FINAL: "at the end of training", Summary.BEST: "at its best", Su
 
 
 def summary(study: Study) -> list[str]:
-    return [_compared(study), *_found(study), *_open(study), _holds_for(study), _sure(study), _typical(study)]
+    unequal = study.tuning.unequal() if study.tuning else ""
+    return [
+        *([f"{unequal}."] if unequal else []),
+        _compared(study),
+        *_found(study),
+        *_open(study),
+        _holds_for(study),
+        _sure(study),
+        _typical(study),
+    ]
 
 
 def _compared(study: Study) -> str:

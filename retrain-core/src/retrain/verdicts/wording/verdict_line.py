@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from retrain.records.runs.curves import Metric, shown, shown_difference
 from retrain.text.amounts import counted, duration, first_few
+from retrain.verdicts.stats.best_of import LEVEL
 from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
@@ -17,12 +18,17 @@ from retrain.verdicts.wording import sentences
 from retrain.verdicts.wording.sentences import scope, sized, too_few_seeds, verdict_words
 
 MOST_NAMED, MOST_SEEDS = 6, 5
+ONE_CHOICE = "About the chosen values: they were chosen once, and another search may choose others"
 SUMMARY_CHARS = 240
 
 
 def verdict_line(comparison: Comparison, study: Study) -> str:
     """`better: +11.7 pp (95 % interval 6.1 to 17.2), over 8 seeds, on these 64 examples. Worst seed of each: ...`"""
     told = [f"{verdict_words(comparison)}: {_found(comparison, study)}"]
+    if study.tuning:
+        # Before the verdict: a baseline that was not tuned as well explains most gains.
+        told = [*filter(None, [study.tuning.unequal(comparison.baseline, comparison.condition)]), *told]
+        told += [] if study.tuning.is_per_seed else [ONE_CHOICE]
     if seeds := comparison.per_seed:
         left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
         told.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
@@ -53,6 +59,7 @@ def further_lines(comparison: Comparison, study: Study) -> list[str]:
         looks_sentence(comparison.looks) if comparison.looks else "",
         seeds_sentence(comparison),
         lost_sentence(comparison, study),
+        *equal_budget_sentences(comparison, study),
         scope_sentence(view, study.metric) if view and view.interval is None else "",
         advice_sentence(view, study.metric) if view else "",
     ]
@@ -90,8 +97,27 @@ def _despite(comparison: Comparison, study: Study) -> str:
 NOTHING = "Only one condition: there is nothing to compare it with."
 
 
+def equal_budget_sentences(comparison: Comparison, study: Study) -> list[str]:
+    """Return the comparison at the same number of configurations, by the tuning runs."""
+    found, metric = (study.tuning.at_equal_budget, study.tuning.metric) if study.tuning else ((), study.metric)
+    return [
+        f"at equal budget, the best of {each.size} configurations each on the tuning runs: {each.verdict}, "
+        f"{sized(each.difference, each.interval, LEVEL, metric)}"
+        for each in found
+        if (each.baseline, each.condition) == (comparison.baseline, comparison.condition)
+    ]
+
+
 def answer(study: Study) -> str:
-    """Return verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
+    """Return verdict, size, scope and standing of a single comparison; of several, the conditions by verdict.
+
+    Conditions that were not tuned alike are named first.
+    """
+    unequal = study.tuning.unequal() if study.tuning and study.comparisons else ""
+    return f"{unequal}. {_answer(study)}" if unequal else _answer(study)
+
+
+def _answer(study: Study) -> str:
     if study.two_runs:
         return f"{sentences.policies_sentence(study.two_runs)}."
     if not study.comparisons:
