@@ -7,10 +7,9 @@ same configurations whether or not the campaign was interrupted.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retrain.kernel.seeding import Seeds
 from retrain.records.tune_table import Range, TuneTable
@@ -23,18 +22,7 @@ if TYPE_CHECKING:
 
 # Optuna's default of 10 random trials would use up the whole budget of most choices.
 TPE_STARTUP = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One configuration: `values` by path, and the value of the metric; None if it failed or has not ended."""
-
-    number: int
-    values: Mapping[str, Any]
-    state: str
-    value: float | None
-    tokens: int
-    num_rungs: int  # decisions that it has passed
+TOKENS = "tokens"
 
 
 def open_journal(file: Path) -> BaseStorage:
@@ -45,12 +33,9 @@ def open_journal(file: Path) -> BaseStorage:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     file.with_name(f"{file.name}.lock").unlink(missing_ok=True)
-    if file.exists():
-        # Optuna refuses a journal in which a line follows a torn one.
-        content = file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            file.write_bytes(whole)
+    content = file.read_bytes() if file.exists() else b""
+    if not content.endswith(b"\n"):  # Optuna refuses a journal in which a line follows a torn one
+        file.write_bytes(content[: content.rfind(b"\n") + 1])
     return JournalStorage(JournalFileBackend(str(file)))
 
 
@@ -71,91 +56,74 @@ class Search:
         import optuna
         from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 
-        self._journal, self._tune, self._num_choices, self._stream = journal, tune, num_choices, stream
         halving = SuccessiveHalvingPruner(min_resource=tune.min_steps, reduction_factor=tune.reduction_factor)
+        pruner = halving if tune.pruner == "halving" else NopPruner()
         self._study = optuna.create_study(
             storage=journal,
             study_name=name,
-            pruner=halving if tune.pruner == "halving" else NopPruner(),
+            pruner=pruner,
             direction="maximize" if is_higher else "minimize",
             load_if_exists=True,
         )
-        self._id = journal.get_study_id_from_name(name)
+        self._journal, self._tune, self._num_choices, self._stream = journal, tune, num_choices, stream
         self._distributions = {each.path: _distribution(each) for each in ranges}
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[FrozenTrial]:
         """Every trial in order, without those that a kill left before they had all their values."""
-        return [self._trial(each) for each in self._frozen()]
+        return [each for each in self._study.get_trials(deepcopy=False) if len(each.params) == len(self._distributions)]
 
     @property
-    def best(self) -> Trial | None:
+    def best(self) -> FrozenTrial | None:
         """The best completed trial, of equal ones the first."""
-        return self._trial(self._study.best_trial) if any(each.state == "complete" for each in self.trials) else None
+        return self._study.best_trial if any(each.state.name == "COMPLETE" for each in self.trials) else None
 
-    def active(self, at_once: int) -> list[Trial]:
+    def active(self, at_once: int) -> list[FrozenTrial]:
         """Return the trials to run now; new ones are asked up to `at_once`, within the budget."""
-        while sum(each.state == "running" for each in self.trials) < at_once and self._has_budget:
-            self._study.sampler = self._sampler(len(self.trials))
+        while not self._is_spent(trials := self.trials):
+            if sum(not each.state.is_finished() for each in trials) >= at_once:
+                break
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of features that Optuna calls experimental
+                self._study.sampler = self._sampler(len(trials))
                 self._study.ask(self._distributions)
-        return [each for each in self.trials if each.state == "running"]
+        return [each for each in self.trials if not each.state.is_finished()]
 
-    def report(self, trial: Trial, value: float | None, *, steps: int, tokens: int) -> None:
+    def report(self, trial: FrozenTrial, value: float | None, *, steps: int, tokens: int) -> None:
         """Record a trial's value after so many steps; None if it failed."""
-        number = self._number(trial)
-        self._journal.set_trial_user_attr(number, "tokens", tokens)
+        self._journal.set_trial_user_attr(trial._trial_id, TOKENS, tokens)
         if value is None:
             from optuna.trial import TrialState
 
             self._study.tell(trial.number, state=TrialState.FAIL)
         else:
-            self._journal.set_trial_intermediate_value(number, steps, value)
+            self._journal.set_trial_intermediate_value(trial._trial_id, steps, value)
 
-    def decide(self, trial: Trial, *, is_last: bool) -> None:
+    def decide(self, trial: FrozenTrial, *, is_last: bool) -> None:
         """Complete, prune or continue a trial whose value was reported."""
         from optuna.trial import TrialState
 
-        frozen = self._journal.get_trial(self._number(trial))
-        if frozen.state is not TrialState.RUNNING:
+        now = self._journal.get_trial(trial._trial_id)
+        if now.state.is_finished():
             return
         if is_last:
-            self._study.tell(trial.number, frozen.intermediate_values[max(frozen.intermediate_values)])
-        elif self._study.pruner.prune(self._study, frozen):
-            self._study.tell(trial.number, state=TrialState.PRUNED)
+            self._study.tell(now.number, now.intermediate_values[max(now.intermediate_values)])
+        elif self._study.pruner.prune(self._study, now):
+            self._study.tell(now.number, state=TrialState.PRUNED)
 
-    def _number(self, trial: Trial) -> int:
-        return self._journal.get_trial_id_from_study_id_trial_number(self._id, trial.number)
-
-    def _frozen(self) -> list[FrozenTrial]:
-        return [each for each in self._study.get_trials(deepcopy=False) if len(each.params) == len(self._distributions)]
-
-    def _trial(self, frozen: FrozenTrial) -> Trial:
-        is_valued = frozen.state.name in ("COMPLETE", "PRUNED")
-        return Trial(
-            number=frozen.number,
-            values=dict(frozen.params),
-            state=frozen.state.name.lower(),
-            value=frozen.value if is_valued else None,
-            tokens=int(frozen.user_attrs.get("tokens", 0)),
-            num_rungs=len(frozen.intermediate_values),
-        )
-
-    @property
-    def _has_budget(self) -> bool:
+    def _is_spent(self, trials: Sequence[FrozenTrial]) -> bool:
         if self._tune.runs:
-            return len(self.trials) * len(self._tune.seeds) * self._num_choices < self._tune.runs
-        return sum(each.tokens for each in self.trials) * self._num_choices < self._tune.tokens
+            return len(trials) * len(self._tune.seeds) * self._num_choices >= self._tune.runs
+        return sum(int(each.user_attrs.get(TOKENS, 0)) for each in trials) * self._num_choices >= self._tune.tokens
 
     def _sampler(self, number: int) -> BaseSampler:
         from optuna import samplers
 
-        seeds = Seeds(self._tune.search_seed)
-        seed = seeds.derive("tune", self._stream, number) % 2**32
+        # The quasi-random sequence is one for all trials, whose place in it is in the journal.
+        place = () if self._tune.sampler == "quasi_random" else (number,)
+        seed = Seeds(self._tune.search_seed).derive("tune", self._stream, *place) % 2**32
         match self._tune.sampler:
-            case "quasi_random":  # one sequence for all trials, whose place is in the journal
-                seed = seeds.derive("tune", self._stream) % 2**32
+            case "quasi_random":
                 return samplers.QMCSampler(scramble=True, seed=seed, warn_independent_sampling=False)
             case "tpe":
                 return samplers.TPESampler(seed=seed, n_startup_trials=TPE_STARTUP, constant_liar=True)

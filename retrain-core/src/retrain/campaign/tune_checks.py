@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain
 from typing import Any
 
 from retrain.campaign.conditions import Condition, Names
@@ -28,7 +27,7 @@ def ranges_of(tune: TuneTable, keys: Sequence[Key], place: str) -> tuple[list[Ra
     for name, values in names.flattened(tune.keys):
         where = f"{place} {name}"
         ends = values if isinstance(values, Mapping) else {}
-        named = names.find(name, next(iter(ends.get("choices") or ()), ends.get("low")))
+        named = names.find(name, None)
         if isinstance(named, Problem):
             problems.append(replace(named, where=where, what=named.what.replace("condition", "tuning")))
             continue
@@ -49,7 +48,9 @@ def ranges_of(tune: TuneTable, keys: Sequence[Key], place: str) -> tuple[list[Ra
 def _fault(name: str, ends: Mapping[str, Any], *, is_twice: bool) -> tuple[str, str] | None:
     """Return the fault of one key's values and its fix."""
     example = f'write "{name}" = {{ low = 1e-5, high = 1e-3, log = true }}, or {{ choices = [1, 2, 4] }}'
-    low, high, choices = (ends.get(each) for each in ("low", "high", "choices"))
+    choices = ends.get("choices")
+    low: Any = ends.get("low")
+    high: Any = ends.get("high")
     if is_twice:
         return "tunes a key a second time", "remove one of the two entries"
     if unknown := sorted(ends.keys() - WORDS):
@@ -61,11 +62,11 @@ def _fault(name: str, ends: Mapping[str, Any], *, is_twice: bool) -> tuple[str, 
         if not is_list or len({repr(each) for each in choices}) < max(2, len(choices)):
             return f"choices = {choices!r} are not two different values or more", example
         return None
-    if not all(type(each) in (int, float) and math.isfinite(each) for each in (low, high)):
+    if type(low) not in (int, float) or type(high) not in (int, float) or not math.isfinite(low + high):
         return f"low = {low!r} and high = {high!r} are not two numbers", example
-    if low >= high:  # type: ignore[operator]  # both are numbers
+    if low >= high:
         return f"low = {low!r} is not below high = {high!r}", f"exchange them: low = {high!r}, high = {low!r}"
-    if ends.get("log") and low <= 0:  # type: ignore[operator]
+    if ends.get("log") and low <= 0:
         return f"low = {low!r}: a logarithm needs values above 0", "raise low above 0, or remove log = true"
     return None
 
@@ -77,38 +78,38 @@ def tune_problems(
     tune, place = table.tune, config.place("campaign.tune")
     assert tune is not None, "no [campaign.tune]"
 
-    def problem(code: str, name: str, what: str, fix: str, why: str = "") -> Problem:
-        return Problem(code=f"tune.{code}", where=f"{place} {name}".strip(), what=what, why=why, fix=fix)
-
     if find_spec("optuna") is None:
-        yield problem("no-optuna", "", "needs Optuna, which is not installed", "pip install 'retrain-core[tune]'")
-    if not tune.keys:
-        yield problem("no-keys", "", "names no key to tune", 'add one: "training.lr" = { low = 1e-5, high = 1e-3 }')
-    yield from _budget_problems(tune, len(table.seeds), problem)
+        what, fix = "needs Optuna, which is not installed", "pip install 'retrain-core[tune]'"
+        yield Problem(code="tune.no-optuna", where=place, what=what, fix=fix)
+    yield from _budget_problems(tune, len(table.seeds), f"{place} runs")
     if shared := sorted({*tune.seeds} & {*table.seeds}):
-        free = max((*tune.seeds, *table.seeds)) + 1
+        fix = f"use others: seeds = [{max((*tune.seeds, *table.seeds)) + 1}]"
         why = "a configuration that was chosen on a seed looks better on it than on others"
         what = f"tuning seed {', '.join(map(str, shared))} is a final seed, too"
-        yield problem("final-seed", "seeds", what, f"use others: seeds = [{free}]", why)
+        yield Problem(code="tune.final-seed", where=f"{place} seeds", what=what, why=why, fix=fix)
     if not tune.seeds or len({*tune.seeds}) < len(tune.seeds) or min(tune.seeds) < 0:
-        yield problem("bad-seeds", "seeds", f"{tune.seeds} are not different seeds, 0 or above", "write seeds = [1, 2]")
+        what, fix = f"{tune.seeds} are not different seeds, 0 or above", "write seeds = [1, 2]"
+        yield Problem(code="tune.bad-seeds", where=f"{place} seeds", what=what, fix=fix)
     if tune.pruner == "halving" and config.optimizer.schedule != "constant":
         what = "halving judges runs in the middle of a learning rate's decay"
-        yield problem("halving-decay", "pruner", what, 'remove it, or set [optimizer] schedule = "constant"')
+        fix = 'remove it, or set [optimizer] schedule = "constant"'
+        yield Problem(code="tune.halving-decay", where=f"{place} pruner", what=what, fix=fix)
     try:
         metric = tuning_metric(table)
     except ConfigError as error:
         yield from error.problems
     else:
         if any(metric.field.startswith(f"{EVAL_PREFIX}{name}_") for name in config.value("eval.sets", {})):
-            what = f"{metric} is not measured on the tuning examples"
-            yield problem("metric-of-a-set", "metric", what, f'write metric = "{HELD_OUT}"')
+            what, fix = f"{metric} is not measured on the tuning examples", f'write metric = "{HELD_OUT}"'
+            yield Problem(code="tune.metric-of-a-set", where=f"{place} metric", what=what, fix=fix)
         if metric.is_eval and not config.eval.examples:
-            yield problem("no-examples", "metric", f"{metric} needs held-out examples", "set [eval] examples")
+            what, fix = f"{metric} needs held-out examples", "set [eval] examples"
+            yield Problem(code="tune.no-examples", where=f"{place} metric", what=what, fix=fix)
     tuned = [each for each in conditions if tuned_ranges(each, ranges)]
-    if ranges and not tuned:
-        what = "every condition sets the tuned keys itself, so none is tuned"
-        yield problem("all-fixed", "", what, "remove the keys from a condition")
+    if not tuned and not (tune.keys and not ranges):
+        what = "every condition sets the tuned keys itself" if ranges else "names no key"
+        fix = 'add one that a condition does not set: "training.lr" = { low = 1e-5, high = 1e-3, log = true }'
+        yield Problem(code="tune.no-keys", where=place, what=what, fix=fix)
     for condition in tuned:
         own = tuned_ranges(condition, ranges)
         for index in range(max(len(each.samples) for each in own)):
@@ -116,18 +117,19 @@ def tune_problems(
             yield from checked(replace(condition, settings=(*condition.settings, *settings)))
 
 
-def _budget_problems(tune: TuneTable, num_seeds: int, problem: Callable[..., Problem]) -> Iterator[Problem]:
+def _budget_problems(tune: TuneTable, num_seeds: int, where: str) -> Iterator[Problem]:
     choices, size = tune.num_choices(num_seeds), max(1, len(tune.seeds))
     least = 2 * choices * size
     if tune.runs < 0 or tune.tokens < 0 or (tune.runs > 0) == (tune.tokens > 0):
         what = f"runs = {tune.runs} and tokens = {tune.tokens}: exactly one must be above 0"
-        yield problem("budget", "runs", what, f"write runs = {least}", "without a budget no comparison is fair")
-        return
-    if tune.runs and (tune.runs < least or tune.runs % (choices * size)):
+        why, fix = "each condition has the same budget", f"write runs = {least}"
+        yield Problem(code="tune.budget", where=where, what=what, why=why, fix=fix)
+    elif tune.runs and (tune.runs < least or tune.runs % (choices * size)):
         share = f"{choices} final seeds x {size} tuning seeds" if choices > 1 else f"{size} tuning seeds"
         what = f"runs = {tune.runs} cannot be dealt evenly to {share}, two configurations or more each"
         more = max(least, math.ceil(tune.runs / (choices * size)) * choices * size)
-        yield problem("uneven", "runs", what, f"write runs = {more}" + (', or choice = "best"' if choices > 1 else ""))
+        fix = f"write runs = {more}" + (', or choice = "best"' if choices > 1 else "")
+        yield Problem(code="tune.uneven", where=where, what=what, fix=fix)
 
 
 def tuning_metric(table: CampaignTable) -> Metric:
@@ -139,13 +141,10 @@ def tuning_metric(table: CampaignTable) -> Metric:
 
 def tuned_ranges(condition: Condition, ranges: Sequence[Range]) -> list[Range]:
     """Return the keys that are tuned for a condition: those that it does not set itself."""
-    entries = ({each.path} | {f"{each.path}.{name}" for name in _names(each.value)} for each in condition.settings)
-    own = set(chain.from_iterable(entries))
+    own = {each.path for each in condition.settings}
+    for each in condition.settings:
+        own |= {f"{each.path}.{name}" for name in each.value} if isinstance(each.value, dict) else set()
     return [] if condition.control else [each for each in ranges if each.path not in own]
-
-
-def _names(value: Any) -> Iterable[str]:
-    return value if isinstance(value, Mapping) else ()
 
 
 def _setting(each: Range, index: int, place: str) -> Setting:

@@ -64,9 +64,13 @@ class TuneTable(Table):
         listed = others.get("keys", {})
         return others | {"keys": {**listed, **named} if isinstance(listed, Mapping) else listed}
 
+    @property
+    def is_per_seed(self) -> bool:
+        return self.choice == PER_SEED
+
     def num_choices(self, num_seeds: int) -> int:
         """Choices of each condition, which share its budget."""
-        return num_seeds if self.choice == PER_SEED else 1
+        return num_seeds if self.is_per_seed else 1
 
     def rungs(self, max_steps: int) -> list[int]:
         """Steps after which a configuration is judged."""

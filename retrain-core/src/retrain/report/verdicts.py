@@ -201,17 +201,14 @@ def _tuning(study: Study) -> list[Part]:
     view = study.tuning
     if view is None:
         return []
-    tuned = [each for each in view.conditions if each.sizes]
-    sizes = sorted({size for each in tuned for size in each.sizes})
-    curves = {each.condition: dict(zip(each.sizes, each.curve, strict=True)) for each in tuned}
-    ends = [
-        dict(zip(each.sizes, (pair[end] for pair in each.intervals), strict=True)) for each in tuned for end in (0, 1)
-    ]
+    tuned = {each.condition: each.curve for each in view.conditions if each.curve}
+    sizes = sorted({size for curve in tuned.values() for size in curve})
+    ends = [{size: pair[end] for size, (_, pair) in curve.items()} for curve in tuned.values() for end in (0, 1)]
     plot = ReportPlot(
         title="Performance against tuning budget",
         note="expected best of so many configurations; thin lines: its 95 % interval",
         x=sizes,
-        lines={label: [found.get(size) for size in sizes] for label, found in curves.items()},
+        lines={label: [curve[size][0] if size in curve else None for size in sizes] for label, curve in tuned.items()},
         thin_lines=[[found.get(size) for size in sizes] for found in ends],
         x_title="configurations",
         y_title=str(view.metric),

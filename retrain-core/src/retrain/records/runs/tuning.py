@@ -8,58 +8,45 @@ from typing import Any
 
 from retrain.records.reading import Record, integers_in, number, table_of, tables_in, text
 
-FAILED = "fail"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """One configuration: `values` by path, and the metric, None if it failed."""
-
-    values: Mapping[str, Any]
-    value: float | None
-    state: str
+Values = Mapping[str, Any]  # by path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionTuning:
-    """The search for one condition: `budget` in `unit`, and the values chosen by final seed (None: for all)."""
+    """The search for one condition: `tried` configurations with the metric, None if they failed.
+
+    `budget` is in words; `chosen` are the values by final seed (None: for all).
+    """
 
     metric: str
-    unit: str
-    budget: int
-    runs: int
+    budget: str
     tokens: int
     seeds: tuple[int, ...]
-    is_per_seed: bool
     keys: Mapping[str, str]
-    tried: tuple[Tried, ...]
-    chosen: Mapping[int | None, Mapping[str, Any]]
+    tried: tuple[tuple[Values, float | None], ...]
+    chosen: Mapping[int | None, Values]
 
-    def values_of(self, seed: int | None) -> Mapping[str, Any]:
+    @property
+    def is_per_seed(self) -> bool:
+        return None not in self.chosen
+
+    def values_of(self, seed: int | None) -> Values:
         return self.chosen.get(seed) or self.chosen.get(None) or {}
 
 
 def read_tuning(manifest: Record) -> dict[str, ConditionTuning]:
     """Return the tuned conditions by label; empty if the campaign has none, or has not ended its search."""
     tuning = table_of(manifest, "tuning")
-    found = {}
-    for label, content in table_of(tuning, "conditions").items():
-        if not isinstance(content, dict):
-            continue
-        chosen = tables_in(content.get("chosen"))
-        found[label] = ConditionTuning(
+    return {
+        label: ConditionTuning(
             metric=text(tuning.get("metric")),
-            unit=text(tuning.get("unit")),
-            budget=int(number(tuning.get("budget")) or 0),
-            runs=int(number(content.get("runs")) or 0),
+            budget=f"with {int(number(tuning.get('budget')) or 0):,} {text(tuning.get('unit'))}",
             tokens=int(number(content.get("tokens")) or 0),
             seeds=integers_in(tuning.get("seeds")),
-            is_per_seed=any(each.get("for_seed") is not None for each in chosen),
             keys={path: text(each) for path, each in table_of(tuning, "keys").items()},
-            tried=tuple(
-                Tried(values=table_of(each, "values"), value=number(each.get("value")), state=text(each.get("state")))
-                for each in tables_in(content.get("trials"))
-            ),
-            chosen={each.get("for_seed"): table_of(each, "values") for each in chosen},
+            tried=tuple((table_of(t, "values"), number(t.get("value"))) for t in tables_in(content.get("trials"))),
+            chosen={each.get("for_seed"): table_of(each, "values") for each in tables_in(content.get("chosen"))},
         )
-    return found
+        for label, content in table_of(tuning, "conditions").items()
+        if isinstance(content, dict)
+    }

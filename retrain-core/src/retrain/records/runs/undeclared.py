@@ -34,14 +34,9 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
         against = reference if run is first else first
         actual = dict(compared_settings(run.record))
         tuned = source.tuned_values(run)
-        for path, value in (declared or {}).items():
-            value, entries = (
-                tuned.get(path, value),
-                {each: tuned[each] for each in tuned if each.startswith(f"{path}.")},
-            )
-            if entries and isinstance(value, dict):
-                value = value | {name.removeprefix(f"{path}."): each for name, each in entries.items()}
-            if path in actual and actual[path] != value:
+        partly = {path.rpartition(".")[0] for path in tuned}  # free tables with a tuned entry
+        for path, value in {**(declared or {}), **tuned}.items():
+            if path in actual and path not in partly and actual[path] != value:
                 found.append((run.name, f"{path} is {actual[path]!r}, the campaign says {value!r}"))
         texts = [] if declared else [*_of_the_keys(run, against)]
         other = against.name if run.condition == against.condition else against.condition

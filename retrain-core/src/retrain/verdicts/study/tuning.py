@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count, takewhile
 
 import numpy as np
@@ -11,25 +11,21 @@ import numpy as np
 from retrain.kernel.types import Floats
 from retrain.records.runs.curves import Direction, Metric, parse_metric
 from retrain.records.runs.source import Source
-from retrain.records.runs.tuning import ConditionTuning
+from retrain.records.runs.tuning import ConditionTuning, Values
 from retrain.verdicts.stats.best_of import Interval, best_intervals, difference_of_best, expected_best
 from retrain.verdicts.study.comparison import Comparison, Verdict
-
-NOT_TUNED = "not at all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedCondition:
-    """The expected best of `sizes` configurations, `curve` with `intervals`; `edges` are sentences."""
+    """`curve` is the expected best, with its interval, by number of configurations; `edges` are sentences."""
 
     condition: str
-    budget: str
-    num_tried: int
-    num_failed: int
-    tokens: int
-    sizes: tuple[int, ...] = ()
-    curve: tuple[float, ...] = ()
-    intervals: tuple[Interval, ...] = ()
+    budget: str = "not at all"
+    num_tried: int = 0
+    num_failed: int = 0
+    tokens: int = 0
+    curve: Mapping[int, tuple[float, Interval]] = field(default_factory=dict)
     edges: tuple[str, ...] = ()
 
 
@@ -47,113 +43,103 @@ class EqualBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningView:
-    """All conditions, the untuned ones without a curve. `is_per_seed`: each final seed had its own choice."""
+    """All conditions, the untuned ones without a curve. `is_per_seed`: each final seed had its own choice.
+
+    `on_final_seeds` are sentences about final runs on the seeds that their values were chosen on.
+    """
 
     metric: Metric
     conditions: tuple[TunedCondition, ...]
     at_equal_budget: tuple[EqualBudget, ...]
     is_per_seed: bool
-    on_final_seeds: tuple[str, ...] = ()
+    on_final_seeds: tuple[str, ...]
 
     def unequal(self, *labels: str) -> str:
-        """Return a sentence if these conditions, or any, had different budgets."""
-        chosen = [each for each in self.conditions if not labels or each.condition in labels]
-        if len({each.budget for each in chosen}) < 2:
-            return ""
+        """Return a sentence if these conditions, by default all, had different budgets."""
         by_budget: dict[str, list[str]] = {}
-        for each in chosen:
-            by_budget.setdefault(each.budget, []).append(each.condition)
+        for each in self.conditions:
+            if not labels or each.condition in labels:
+                by_budget.setdefault(each.budget, []).append(each.condition)
         parts = (f"{', '.join(names)} {budget}" for budget, names in by_budget.items())
-        return f"Not tuned alike: {'; '.join(parts)}"
+        return f"Not tuned alike: {'; '.join(parts)}" if len(by_budget) > 1 else ""
 
 
 def tuning_view(
     source: Source, comparisons: Sequence[Comparison], direction: Direction, controls: Collection[str]
 ) -> TuningView | None:
     """Return the view; None if no condition was tuned."""
-    if not source.tuning:
-        return None
-    metric = parse_metric(next(iter(source.tuning.values())).metric or "?", where="tuning")
     labels = [label for label in source.conditions if label not in controls]
-    known = {label: each for label, each in source.tuning.items() if label in labels}
-    values = {label: _values(each, direction) for label, each in known.items()}
+    known = {label: source.tuning[label] for label in labels if label in source.tuning}
+    if not known:
+        return None
+    sign = 1.0 if direction is Direction.HIGHER else -1.0
+    values = {label: _values(each, sign) for label, each in known.items()}
     return TuningView(
-        metric=metric,
-        conditions=tuple(_condition(label, known.get(label), direction) for label in labels),
-        at_equal_budget=tuple(_at_equal_budget(comparisons, values, direction)),
+        metric=parse_metric(next(iter(known.values())).metric or "?", where="tuning"),
+        conditions=tuple(_condition(label, known.get(label), values.get(label), sign) for label in labels),
+        at_equal_budget=tuple(
+            _at_equal_budget(each, values[each.baseline], values[each.condition], sign)
+            for each in comparisons
+            if {each.baseline, each.condition} <= values.keys()
+        ),
         is_per_seed=all(each.is_per_seed for each in known.values()),
         on_final_seeds=tuple(_on_final_seeds(source)),
     )
 
 
-def _values(tuning: ConditionTuning, direction: Direction) -> Floats:
+def _values(tuning: ConditionTuning, sign: float) -> Floats:
     """Return the values of all configurations, larger being better; a failed one counts as the worst."""
-    sign = 1.0 if direction is Direction.HIGHER else -1.0
-    known = [sign * each.value for each in tuning.tried if each.value is not None]
-    worst = [min(known)] * (len(tuning.tried) - len(known)) if known else []
-    return np.array([*known, *worst])
+    known = [sign * value for _, value in tuning.tried if value is not None] or [0.0]
+    return np.array([*known, *[min(known)] * (len(tuning.tried) - len(known))])
 
 
-def _condition(label: str, tuning: ConditionTuning | None, direction: Direction) -> TunedCondition:
-    if tuning is None:
-        return TunedCondition(condition=label, budget=NOT_TUNED, num_tried=0, num_failed=0, tokens=0)
-    values_N, sign = _values(tuning, direction), 1.0 if direction is Direction.HIGHER else -1.0
-    doubled = takewhile(lambda size: size < values_N.size, (2**power for power in count()))
-    sizes = [*doubled, values_N.size] if values_N.size else []
+def _condition(label: str, tuning: ConditionTuning | None, values_N: Floats | None, sign: float) -> TunedCondition:
+    if tuning is None or values_N is None:
+        return TunedCondition(condition=label)
+    sizes = [*takewhile(lambda size: size < values_N.size, (2**power for power in count())), values_N.size]
+    means, intervals = (sign * expected_best(values_N, sizes)).tolist(), best_intervals(values_N, sizes)
+    curve = {size: (mean, _turned(each, sign)) for size, mean, each in zip(sizes, means, intervals, strict=True)}
     return TunedCondition(
         condition=label,
-        budget=f"with {tuning.budget:,} {tuning.unit}",
+        budget=tuning.budget,
         num_tried=len(tuning.tried),
-        num_failed=sum(each.value is None for each in tuning.tried),
+        num_failed=sum(value is None for _, value in tuning.tried),
         tokens=tuning.tokens,
-        sizes=tuple(sizes),
-        curve=tuple((sign * expected_best(values_N, sizes)).tolist()) if sizes else (),
-        intervals=tuple(_turned(each, sign) for each in best_intervals(values_N, sizes)) if sizes else (),
+        curve=curve,
         edges=tuple(_edges(label, tuning, sign)),
     )
 
 
 def _turned(interval: Interval, sign: float) -> Interval:
-    low, high = sorted(sign * end for end in interval)
-    return low, high
+    return interval if sign > 0 else (-interval[1], -interval[0])
 
 
 def _edges(label: str, tuning: ConditionTuning, sign: float) -> Iterator[str]:
     """Yield a sentence per key whose best value is the largest or smallest that was tried."""
-    known = [each for each in tuning.tried if each.value is not None]
-    best = max(known, key=lambda each: sign * (each.value or 0.0), default=None)
-    for path in tuning.keys if best else ():
-        tried = [each.values.get(path) for each in tuning.tried]
-        numbers = [each for each in tried if isinstance(each, int | float) and not isinstance(each, bool)]
-        value = best.values.get(path) if best else None
-        if len(numbers) < len(tried) or len({*numbers}) < 2 or value not in (min(numbers), max(numbers)):
-            continue
-        end = "largest" if value == max(numbers) else "smallest"
-        yield f"{label}: its best {path}, {value:.3g}, is the {end} tried ({tuning.keys[path]}): widen the range"
+    known = [(sign * value, values) for values, value in tuning.tried if value is not None]
+    best: Values = max(known, key=lambda pair: pair[0])[1] if known else {}
+    for path, tried in tuning.keys.items():
+        numbers: list[float] = [each for values, _ in tuning.tried if type(each := values.get(path)) in (int, float)]
+        value = best.get(path)
+        if len({*numbers}) > 1 and value in (min(numbers), max(numbers)):
+            end = "largest" if value == max(numbers) else "smallest"
+            yield f"{label}: its best {path}, {value:.3g}, is the {end} tried ({tried}): widen the range"
 
 
-def _at_equal_budget(
-    comparisons: Iterable[Comparison], values: dict[str, Floats], direction: Direction
-) -> Iterator[EqualBudget]:
-    sign = 1.0 if direction is Direction.HIGHER else -1.0
-    for each in comparisons:
-        first_N, second_N = (values.get(label, np.zeros(0)) for label in (each.baseline, each.condition))
-        if not (size := min(first_N.size, second_N.size)):
-            continue
-        difference, (low, high) = difference_of_best(first_N, second_N, size)
-        verdict = Verdict.BETTER if low > 0.0 else Verdict.WORSE if high < 0.0 else Verdict.CANNOT_TELL
-        yield EqualBudget(
-            baseline=each.baseline,
-            condition=each.condition,
-            size=size,
-            difference=sign * difference,
-            interval=_turned((low, high), sign),
-            verdict=verdict,
-        )
+def _at_equal_budget(each: Comparison, first_N: Floats, second_N: Floats, sign: float) -> EqualBudget:
+    size = min(first_N.size, second_N.size)
+    difference, (low, high) = difference_of_best(first_N, second_N, size)
+    return EqualBudget(
+        baseline=each.baseline,
+        condition=each.condition,
+        size=size,
+        difference=sign * difference,
+        interval=_turned((low, high), sign),
+        verdict=Verdict.BETTER if low > 0.0 else Verdict.WORSE if high < 0.0 else Verdict.CANNOT_TELL,
+    )
 
 
 def _on_final_seeds(source: Source) -> Iterator[str]:
-    """Yield departures from any plan: final runs on the seeds that the values were chosen on."""
     tuned_on = {seed for each in source.tuning.values() for seed in each.seeds}
     for label in source.conditions:
         shared = sorted({each.seed for each in source.candidates if each.condition == label and each.seed in tuned_on})

@@ -16,16 +16,7 @@ WHEN = {Summary.FINAL: "at the end of training", Summary.BEST: "at its best", Su
 
 
 def summary(study: Study) -> list[str]:
-    unequal = study.tuning.unequal() if study.tuning else ""
-    return [
-        *([f"{unequal}."] if unequal else []),
-        _compared(study),
-        *_found(study),
-        *_open(study),
-        _holds_for(study),
-        _sure(study),
-        _typical(study),
-    ]
+    return [_compared(study), *_found(study), *_open(study), _holds_for(study), _sure(study), _typical(study)]
 
 
 def _compared(study: Study) -> str:
@@ -35,7 +26,8 @@ def _compared(study: Study) -> str:
     fields = {HELD_OUT.field: "the share of right answers", CORRECT.field: "the share of right answers in training"}
     measured = f"{fields.get(study.metric.field, study.metric.field)} {WHEN[study.metric.summary]}"
     ways = f"{counted(len(study.conditions), 'way')} to train were compared"
-    return f"{ways}; each was trained {times} from different seeds. The measure is {measured}{where}."
+    unequal = f"{told}. " if study.tuning and (told := study.tuning.unequal()) else ""
+    return f"{unequal}{ways}; each was trained {times} from different seeds. The measure is {measured}{where}."
 
 
 def _found(study: Study) -> list[str]:

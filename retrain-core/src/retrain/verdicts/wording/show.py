@@ -202,12 +202,11 @@ def tuning_tables(study: Study) -> Iterator[TextTable]:
     view = study.tuning
     if view is None:
         return
-    sizes = sorted({size for each in view.conditions for size in each.sizes})
+    sizes = sorted({size for each in view.conditions for size in each.curve})
     rows = []
     for each in view.conditions:
-        cells = dict(zip(each.sizes, zip(each.curve, each.intervals, strict=True), strict=True))
-        shown_cells = (with_interval(*cells[size], view.metric) if size in cells else ABSENT for size in sizes)
-        rows.append((each.condition, each.budget, str(each.num_tried), str(each.num_failed), *shown_cells))
+        cells = (with_interval(*each.curve[size], view.metric) if size in each.curve else ABSENT for size in sizes)
+        rows.append((each.condition, each.budget, str(each.num_tried), str(each.num_failed), *cells))
     heads = ("condition", "tuned", "tried", "failed", *(f"best of {size}" for size in sizes))
     title = f"Tuning: expected best of k configurations, {view.metric} of the tuning runs [95 % interval]"
     yield TextTable(title=title, heads=heads, rows=tuple(rows), num_names=2)
