@@ -16,7 +16,7 @@ from retrain.kernel.seeding import Seeds
 from retrain.records.runs.curves import Direction
 from retrain.records.runs.source import Source
 from retrain.records.runs.tuning import ConditionTuning
-from retrain.verdicts.stats.best_of import best_intervals, expected_best
+from retrain.verdicts.stats.best_of import best_intervals, exchange_p, expected_best
 from retrain.verdicts.study.comparison import Verdict
 from retrain.verdicts.study.tuning import tuning_view
 
@@ -69,6 +69,22 @@ def one_side_untuned(simulations: int, seeds: Seeds) -> Iterator[Measured]:
     yield share("the verdict says first that one side was not tuned", np.array([is_warned] * 2), at_least=1.0)
 
 
+def at_equal_budget(simulations: int, seeds: Seeds) -> Iterator[Measured]:
+    """The verdict at equal budget, by the tuning runs of equal conditions on the same configurations, or on others."""
+    for num_tried, size in ((8, 8), (8, 4), (24, 24)):
+        for are_pairs in (True, False):
+            for curvature in (0.0, 16.0):
+                rng, found = seeds.stream("equal budget", num_tried, size, are_pairs, str(curvature)), []
+                for _ in range(simulations // 2):
+                    settings_CN = rng.random((2, num_tried))
+                    settings_CN[1] = settings_CN[0] if are_pairs else settings_CN[1]
+                    values_CN = -curvature * (settings_CN - 0.5) ** 2 + rng.standard_normal((2, num_tried))
+                    found.append(exchange_p(values_CN[0], values_CN[1], size, are_pairs=are_pairs)[1] <= 0.05)
+                which = "same" if are_pairs else "other"
+                what = f"false at equal budget, best of {size} of {num_tried}, {which} values, c {curvature:g}"
+                yield share(what, np.array(found), at_most=0.05)
+
+
 def best_of_intervals(simulations: int, seeds: Seeds) -> Iterator[Measured]:
     """How often the interval holds the true expected best of k, of uniform and of normal values."""
     rng = seeds.stream("best of")
@@ -110,5 +126,6 @@ CLAIMS: Mapping[str, Claim] = {
     "tuned-alike": equally_tuned,
     "tuned-once": one_choice,
     "untuned": one_side_untuned,
+    "equal-budget": at_equal_budget,
     "best-of": best_of_intervals,
 }

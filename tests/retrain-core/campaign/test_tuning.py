@@ -12,7 +12,7 @@ import pytest
 from retrain.kernel.errors import ConfigError
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
-from retrain.verdicts.wording.show import markdown
+from retrain.verdicts.wording.verdict_line import answer
 from tests.end_to_end.campaigns import manifest
 from tests.kit.campaigns import conditions, record
 from tests.kit.problems import codes_in
@@ -139,7 +139,7 @@ def test_a_condition_that_sets_the_key_is_not_tuned_and_the_verdict_says_so_firs
     tuned(conditions=fixed)
     study = comparison_with_ledger([Path("out")], Options())
     told = "Not tuned alike: grpo+toy_flat with 6 runs; toy_raw+toy_flat~lr=0.02 not at all."
-    assert told in markdown(study).splitlines()[0]
+    assert answer(study).startswith(told)
     assert study.undeclared == ()
     singles = [*Path("out/runs").iterdir()]
     assert comparison_with_ledger(singles, Options()).tuning is not None
@@ -174,7 +174,7 @@ GOOD = "runs = 4\nseeds = [7]"
         (LR, "seeds = [7]", "tune.budget", "runs = 4"),
         (LR, "runs = 4\ntokens = 9\nseeds = [7]", "tune.budget", "runs = 4"),
         (LR, "runs = 5\nseeds = [7]", "tune.uneven", "runs = 6"),
-        (LR, "runs = 4\nseeds = [2, 7]", "tune.final-seed", "seeds = [8]"),
+        (LR, "runs = 8\nseeds = [2, 7]", "tune.final-seed", "seeds = [8]"),
         (LR, "runs = 4\nseeds = []", "tune.bad-seeds", "seeds = "),
         (LR, f'{GOOD}\nmetric = "eval_correct_rate:last"', "compare.bad-metric", "final"),
     ],

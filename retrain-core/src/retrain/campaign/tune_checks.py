@@ -99,7 +99,8 @@ def tune_problems(
     except ConfigError as error:
         yield from error.problems
     else:
-        if any(metric.field.startswith(f"{EVAL_PREFIX}{name}_") for name in config.value("eval.sets", {})):
+        sets: dict[str, Any] = config.value("eval.sets", {})
+        if any(metric.field.startswith(f"{EVAL_PREFIX}{name}_") for name in sets):
             what, fix = f"{metric} is not measured on the tuning examples", f'write metric = "{HELD_OUT}"'
             yield Problem(code="tune.metric-of-a-set", where=f"{place} metric", what=what, fix=fix)
         if metric.is_eval and not config.eval.examples:
@@ -142,8 +143,8 @@ def tuning_metric(table: CampaignTable) -> Metric:
 def tuned_ranges(condition: Condition, ranges: Sequence[Range]) -> list[Range]:
     """Return the keys that are tuned for a condition: those that it does not set itself."""
     own = {each.path for each in condition.settings}
-    for each in condition.settings:
-        own |= {f"{each.path}.{name}" for name in each.value} if isinstance(each.value, dict) else set()
+    tables: dict[str, Mapping[str, Any]] = {s.path: s.value for s in condition.settings if isinstance(s.value, Mapping)}
+    own |= {f"{path}.{name}" for path, entries in tables.items() for name in entries}
     return [] if condition.control else [each for each in ranges if each.path not in own]
 
 

@@ -94,7 +94,11 @@ class Tuning:
             ranges = tuned_ranges(condition.condition, self.campaign.ranges)
             for stream, seed in enumerate((seeds if self.tune.is_per_seed else [None]) if ranges else []):
                 name = f"{condition.label} {'all' if seed is None else seed}"
-                kinds = {"num_choices": own, "is_higher": self._direction is Direction.HIGHER, "stream": stream}
+                kinds: dict[str, Any] = {
+                    "num_choices": own,
+                    "is_higher": self._direction is Direction.HIGHER,
+                    "stream": stream,
+                }
                 search = Search(journal, name, self.tune, ranges, **kinds)
                 yield Choice(condition=condition, seed=seed, search=search)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from retrain.kernel.types import Floats
 from retrain.records.runs.curves import Direction, Metric, parse_metric
 from retrain.records.runs.source import Source
 from retrain.records.runs.tuning import ConditionTuning, Values
-from retrain.verdicts.stats.best_of import Interval, best_intervals, difference_of_best, expected_best
+from retrain.verdicts.stats.best_of import Interval, best_intervals, exchange_p, expected_best
 from retrain.verdicts.study.comparison import Comparison, Verdict
 
 
@@ -31,13 +32,13 @@ class TunedCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualBudget:
-    """Two conditions with `size` configurations each, by the values of the tuning runs."""
+    """Two conditions with `size` configurations each, by the values of the tuning runs; `p` is without correction."""
 
     baseline: str
     condition: str
     size: int
     difference: float
-    interval: Interval
+    p: float
     verdict: Verdict
 
 
@@ -73,14 +74,13 @@ def tuning_view(
     if not known:
         return None
     sign = 1.0 if direction is Direction.HIGHER else -1.0
-    values = {label: _values(each, sign) for label, each in known.items()}
     return TuningView(
         metric=parse_metric(next(iter(known.values())).metric or "?", where="tuning"),
-        conditions=tuple(_condition(label, known.get(label), values.get(label), sign) for label in labels),
+        conditions=tuple(_condition(label, known.get(label), sign) for label in labels),
         at_equal_budget=tuple(
-            _at_equal_budget(each, values[each.baseline], values[each.condition], sign)
+            _at_equal_budget(each, known[each.baseline], known[each.condition], sign)
             for each in comparisons
-            if {each.baseline, each.condition} <= values.keys()
+            if {each.baseline, each.condition} <= known.keys()
         ),
         is_per_seed=all(each.is_per_seed for each in known.values()),
         on_final_seeds=tuple(_on_final_seeds(source)),
@@ -89,13 +89,14 @@ def tuning_view(
 
 def _values(tuning: ConditionTuning, sign: float) -> Floats:
     """Return the values of all configurations, larger being better; a failed one counts as the worst."""
-    known = [sign * value for _, value in tuning.tried if value is not None] or [0.0]
-    return np.array([*known, *[min(known)] * (len(tuning.tried) - len(known))])
+    worst = min((sign * value for _, value in tuning.tried if value is not None), default=0.0)
+    return np.array([worst if value is None else sign * value for _, value in tuning.tried] or [worst])
 
 
-def _condition(label: str, tuning: ConditionTuning | None, values_N: Floats | None, sign: float) -> TunedCondition:
-    if tuning is None or values_N is None:
+def _condition(label: str, tuning: ConditionTuning | None, sign: float) -> TunedCondition:
+    if tuning is None:
         return TunedCondition(condition=label)
+    values_N = _values(tuning, sign)
     sizes = [*takewhile(lambda size: size < values_N.size, (2**power for power in count())), values_N.size]
     means, intervals = (sign * expected_best(values_N, sizes)).tolist(), best_intervals(values_N, sizes)
     curve = {size: (mean, _turned(each, sign)) for size, mean, each in zip(sizes, means, intervals, strict=True)}
@@ -119,23 +120,26 @@ def _edges(label: str, tuning: ConditionTuning, sign: float) -> Iterator[str]:
     known = [(sign * value, values) for values, value in tuning.tried if value is not None]
     best: Values = max(known, key=lambda pair: pair[0])[1] if known else {}
     for path, tried in tuning.keys.items():
-        numbers: list[float] = [each for values, _ in tuning.tried if type(each := values.get(path)) in (int, float)]
+        given: list[Any] = [values.get(path) for values, _ in tuning.tried]
+        numbers = [each for each in given if type(each) in (int, float)]
         value = best.get(path)
         if len({*numbers}) > 1 and value in (min(numbers), max(numbers)):
             end = "largest" if value == max(numbers) else "smallest"
             yield f"{label}: its best {path}, {value:.3g}, is the {end} tried ({tried}): widen the range"
 
 
-def _at_equal_budget(each: Comparison, first_N: Floats, second_N: Floats, sign: float) -> EqualBudget:
-    size = min(first_N.size, second_N.size)
-    difference, (low, high) = difference_of_best(first_N, second_N, size)
+def _at_equal_budget(each: Comparison, first: ConditionTuning, second: ConditionTuning, sign: float) -> EqualBudget:
+    size = min(len(first.tried), len(second.tried)) or 1
+    are_pairs = [values for values, _ in first.tried] == [values for values, _ in second.tried]
+    difference, p = exchange_p(_values(first, sign), _values(second, sign), size, are_pairs=are_pairs)
+    found = Verdict.BETTER if difference > 0.0 else Verdict.WORSE
     return EqualBudget(
         baseline=each.baseline,
         condition=each.condition,
         size=size,
         difference=sign * difference,
-        interval=_turned((low, high), sign),
-        verdict=Verdict.BETTER if low > 0.0 else Verdict.WORSE if high < 0.0 else Verdict.CANNOT_TELL,
+        p=p,
+        verdict=found if p <= each.alpha else Verdict.CANNOT_TELL,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from retrain.records.runs.curves import Metric, shown, shown_difference
 from retrain.text.amounts import counted, duration, first_few
-from retrain.verdicts.stats.best_of import LEVEL
 from retrain.verdicts.stats.components import MOST, Advice, Foreseen, Needed, Way
 from retrain.verdicts.study.comparison import Comparison, ExamplesView, Verdict, VerdictReason
 from retrain.verdicts.study.comparison_with_ledger import UNKNOWN
@@ -102,7 +101,7 @@ def equal_budget_sentences(comparison: Comparison, study: Study) -> list[str]:
     found, metric = (study.tuning.at_equal_budget, study.tuning.metric) if study.tuning else ((), study.metric)
     return [
         f"at equal budget, the best of {each.size} configurations each on the tuning runs: {each.verdict}, "
-        f"{sized(each.difference, each.interval, LEVEL, metric)}"
+        f"{shown_difference(each.difference, metric)}, p = {sentences.probability(each.p)}"
         for each in found
         if (each.baseline, each.condition) == (comparison.baseline, comparison.condition)
     ]
