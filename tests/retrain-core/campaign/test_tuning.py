@@ -65,7 +65,7 @@ def test_each_final_seed_runs_the_best_of_its_own_share(tuned):
     started = tuned()
     assert len(started) == 2 * 6 + 2 * 2
     tuning = manifest()["tuning"]
-    assert (tuning["unit"], tuning["budget"], tuning["seeds"]) == ("runs", 6, [7])
+    assert (tuning["runs"], tuning["choice"], tuning["seeds"]) == (6, "per_seed", [7])
     first, second = tuning["conditions"].values()
     assert [each["values"] for each in first["trials"]] == [each["values"] for each in second["trials"]]
     assert (first["runs"], first["tokens"]) == (6, 6 * 4 * 10)

@@ -207,10 +207,9 @@ class RunProgress:
 def is_done(run: PlannedRun) -> bool:
     """True if the run has reached its last step and saved its adapter."""
     manifest = _manifest(run.folder)
-    if manifest.get("status") != "done" or not (Run(run.folder).adapters / FINAL).is_dir():
-        return False
-    # A tuning run that goes on after a first decision was done with fewer steps.
-    return bool(table_of(manifest, "config", "training").get("max_steps", run.max_steps) >= run.max_steps)
+    # A tuning run that passed a decision goes on: it was done with fewer steps.
+    steps = table_of(manifest, "config", "training").get("max_steps", run.max_steps)
+    return manifest.get("status") == "done" and steps >= run.max_steps and (Run(run.folder).adapters / FINAL).is_dir()
 
 
 def can_continue(run: PlannedRun) -> bool:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import optuna
+from optuna import pruners, samplers
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 
 from retrain.kernel.seeding import Seeds
 from retrain.records.tune_table import Range, TuneTable
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
-    from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial
 
 # Optuna's default of 10 random trials would use up the whole budget of most choices.
 TPE_STARTUP = 4
@@ -27,10 +27,6 @@ TOKENS = "tokens"
 
 def open_journal(file: Path) -> BaseStorage:
     """Open the journal of a campaign that this process has locked, and repair the effects of a kill."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     file.with_name(f"{file.name}.lock").unlink(missing_ok=True)
     content = file.read_bytes() if file.exists() else b""
@@ -53,15 +49,11 @@ class Search:
         is_higher: bool,
         stream: int,
     ) -> None:
-        import optuna
-        from optuna.pruners import NopPruner, SuccessiveHalvingPruner
-
-        halving = SuccessiveHalvingPruner(min_resource=tune.min_steps, reduction_factor=tune.reduction_factor)
-        pruner = halving if tune.pruner == "halving" else NopPruner()
+        halving = pruners.SuccessiveHalvingPruner(min_resource=tune.min_steps, reduction_factor=tune.reduction_factor)
         self._study = optuna.create_study(
             storage=journal,
             study_name=name,
-            pruner=pruner,
+            pruner=halving if tune.pruner == "halving" else pruners.NopPruner(),
             direction="maximize" if is_higher else "minimize",
             load_if_exists=True,
         )
@@ -76,7 +68,7 @@ class Search:
     @property
     def best(self) -> FrozenTrial | None:
         """The best completed trial, of equal ones the first."""
-        return self._study.best_trial if any(each.state.name == "COMPLETE" for each in self.trials) else None
+        return self._study.best_trial if any(each.state is TrialState.COMPLETE for each in self.trials) else None
 
     def active(self, at_once: int) -> list[FrozenTrial]:
         """Return the trials to run now; new ones are asked up to `at_once`, within the budget."""
@@ -93,16 +85,12 @@ class Search:
         """Record a trial's value after so many steps; None if it failed."""
         self._journal.set_trial_user_attr(trial._trial_id, TOKENS, tokens)
         if value is None:
-            from optuna.trial import TrialState
-
             self._study.tell(trial.number, state=TrialState.FAIL)
         else:
             self._journal.set_trial_intermediate_value(trial._trial_id, steps, value)
 
     def decide(self, trial: FrozenTrial, *, is_last: bool) -> None:
         """Complete, prune or continue a trial whose value was reported."""
-        from optuna.trial import TrialState
-
         now = self._journal.get_trial(trial._trial_id)
         if now.state.is_finished():
             return
@@ -116,9 +104,7 @@ class Search:
             return len(trials) * len(self._tune.seeds) * self._num_choices >= self._tune.runs
         return sum(int(each.user_attrs.get(TOKENS, 0)) for each in trials) * self._num_choices >= self._tune.tokens
 
-    def _sampler(self, number: int) -> BaseSampler:
-        from optuna import samplers
-
+    def _sampler(self, number: int) -> samplers.BaseSampler:
         # The quasi-random sequence is one for all trials, whose place in it is in the journal.
         place = () if self._tune.sampler == "quasi_random" else (number,)
         seed = Seeds(self._tune.search_seed).derive("tune", self._stream, *place) % 2**32
@@ -131,8 +117,6 @@ class Search:
 
 
 def _distribution(each: Range) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
     if each.choices:
         return CategoricalDistribution(each.choices)
     if each.is_whole:

@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from optuna.trial import FrozenTrial
 
 from retrain.campaign.load import Campaign, CheckedCondition
 from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
@@ -30,9 +32,6 @@ from retrain.records.tune_table import TuneTable
 from retrain.run.backend import RunDevices
 from retrain.text.amounts import counted
 from retrain.text.terminal_text import OUTCOME_LEVEL
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 JOURNAL = "optuna.jsonl"
 Scheduled = Callable[[Sequence[PlannedRun], Manifest, CampaignRecord, Lines], Schedule]
@@ -190,11 +189,9 @@ class Tuning:
                 trial = {"for_seed": choice.seed, "number": each.number, "values": dict(each.params), "state": state}
                 found["trials"].append(trial | {"value": None if state == "fail" else each.value, "tokens": tokens})
                 found["runs"], found["tokens"] = found["runs"] + len(tune.seeds), found["tokens"] + tokens
-        spent = {"unit": "runs", "budget": tune.runs} if tune.runs else {"unit": "tokens", "budget": tune.tokens}
-        head = {name: getattr(tune, name) for name in ("sampler", "pruner", "choice", "seeds")}
-        head |= {"metric": str(tuning_metric(self.campaign.table)), "direction": str(self._direction)}
+        head = {"metric": str(tuning_metric(self.campaign.table)), "direction": str(self._direction)}
         keys = {each.path: str(each) for each in self.campaign.ranges}
-        return {**head, **spent, "keys": keys, "conditions": conditions}
+        return {**tune.model_dump(mode="json"), **head, "keys": keys, "conditions": conditions}
 
     def _outcome(self, run: PlannedRun) -> tuple[float | None, int]:
         """Return the metric of a run, and the tokens that it sampled."""

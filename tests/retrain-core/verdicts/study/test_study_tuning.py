@@ -11,7 +11,7 @@ from retrain.verdicts.study.tuning import tuning_view
 def tuned(values, *, budget=4, label="a", rates=(0.001, 0.002, 0.003, 0.004)):
     trials = [{"values": {"training.lr": lr}, "value": value} for lr, value in zip(rates, values, strict=False)]
     conditions = {label: {"tokens": 5, "trials": trials, "chosen": [{"for_seed": 1, "values": {"training.lr": 0.001}}]}}
-    tuning = {"metric": "eval_correct_rate:final", "unit": "runs", "budget": budget, "seeds": [7]}
+    tuning = {"metric": "eval_correct_rate:final", "runs": budget, "seeds": [7]}
     return read_tuning({"tuning": {**tuning, "keys": {"training.lr": "0.001 to 0.1"}, "conditions": conditions}})
 
 
@@ -55,5 +55,5 @@ def test_a_failed_configuration_counts_as_the_worst():
 
 
 def test_damaged_records_count_as_absent():
-    assert read_tuning({"tuning": {"conditions": {"a": 3, "b": {}}, "budget": "x", "seeds": 4}}).keys() == {"b"}
+    assert read_tuning({"tuning": {"conditions": {"a": 3, "b": {}}, "runs": "x", "seeds": 4}}).keys() == {"b"}
     assert read_tuning({"tuning": []}) == {}

@@ -37,10 +37,11 @@ class ConditionTuning:
 def read_tuning(manifest: Record) -> dict[str, ConditionTuning]:
     """Return the tuned conditions by label; empty if the campaign has none, or has not ended its search."""
     tuning = table_of(manifest, "tuning")
+    unit = "runs" if number(tuning.get("runs")) else "tokens"
     return {
         label: ConditionTuning(
             metric=text(tuning.get("metric")),
-            budget=f"with {int(number(tuning.get('budget')) or 0):,} {text(tuning.get('unit'))}",
+            budget=f"with {int(number(tuning.get(unit)) or 0):,} {unit}",
             tokens=int(number(content.get("tokens")) or 0),
             seeds=integers_in(tuning.get("seeds")),
             keys={path: text(each) for path, each in table_of(tuning, "keys").items()},

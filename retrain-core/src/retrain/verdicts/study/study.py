@@ -38,7 +38,7 @@ from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_ma
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
-from retrain.verdicts.study.tuning import TuningView, tuning_view
+from retrain.verdicts.study.tuning import TuningView, on_final_seeds, tuning_view
 
 DEFAULT_ALPHA = 0.05
 NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
@@ -248,8 +248,7 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
     found = [NO_PLAN]
     if plan := study.plan:
         found = [*_of_the_plan(plan, study, source), *_of_the_analysis(plan, study, options)]
-    found += study.tuning.on_final_seeds if study.tuning else ()
-    return (*found, *study.other_examples, *([MORE_DIFFERS] if study.undeclared else []))
+    return (*found, *on_final_seeds(source), *study.other_examples, *([MORE_DIFFERS] if study.undeclared else []))
 
 
 def _of_the_plan(plan: Plan, study: Study, source: Source) -> Iterator[str]:

@@ -44,16 +44,12 @@ class EqualBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningView:
-    """All conditions, the untuned ones without a curve. `is_per_seed`: each final seed had its own choice.
-
-    `on_final_seeds` are sentences about final runs on the seeds that their values were chosen on.
-    """
+    """All conditions, the untuned ones without a curve. `is_per_seed`: each final seed had its own choice."""
 
     metric: Metric
     conditions: tuple[TunedCondition, ...]
     at_equal_budget: tuple[EqualBudget, ...]
     is_per_seed: bool
-    on_final_seeds: tuple[str, ...]
 
     def unequal(self, *labels: str) -> str:
         """Return a sentence if these conditions, by default all, had different budgets."""
@@ -83,7 +79,6 @@ def tuning_view(
             if {each.baseline, each.condition} <= known.keys()
         ),
         is_per_seed=all(each.is_per_seed for each in known.values()),
-        on_final_seeds=tuple(_on_final_seeds(source)),
     )
 
 
@@ -143,7 +138,8 @@ def _at_equal_budget(each: Comparison, first: ConditionTuning, second: Condition
     )
 
 
-def _on_final_seeds(source: Source) -> Iterator[str]:
+def on_final_seeds(source: Source) -> Iterator[str]:
+    """Yield departures from a plan: final runs on the seeds that their values were chosen on."""
     tuned_on = {seed for each in source.tuning.values() for seed in each.seeds}
     for label in source.conditions:
         shared = sorted({each.seed for each in source.candidates if each.condition == label and each.seed in tuned_on})
