@@ -166,7 +166,7 @@ GOOD = "runs = 4\nseeds = [7]"
         ('"training.seed" = { low = 1, high = 2 }', GOOD, "campaign.foreign-key", "remove it"),
         ('"training.lr" = { low = 1e-3, high = 1e-4 }', GOOD, "tune.bad-range", "exchange them"),
         ('"training.lr" = { low = 0.0, high = 1.0, log = true }', GOOD, "tune.bad-range", "remove log"),
-        ('"training.lr" = { choices = [1e-3] }', GOOD, "tune.bad-range", "choices = "),
+        ('"training.lr" = { choices = [1e-3] }', GOOD, "tune.bad-range", "two different"),
         ('"training.lr" = { low = 1e-3, hihg = 1.0 }', GOOD, "tune.bad-range", "low = "),
         ('"training.lr" = { low = -1.0, high = 1.0 }', GOOD, "config.bad-value", ""),
         ("", GOOD, "tune.no-keys", "add one"),
@@ -185,7 +185,8 @@ def test_a_search_that_cannot_be_run_is_refused_with_its_fix(load_text, keys, op
     assert codes_in(caught) == [code]
     problem = caught.value.problems[0]
     assert problem.where
-    assert fix in problem.fix
+    assert problem.fix
+    assert fix in str(problem)
 
 
 def test_a_campaign_without_the_table_loads_no_optuna(write):

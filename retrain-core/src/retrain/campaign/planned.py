@@ -207,7 +207,7 @@ class RunProgress:
 def is_done(run: PlannedRun) -> bool:
     """True if the run has reached its last step and saved its adapter."""
     manifest = _manifest(run.folder)
-    # A tuning run that passed a decision goes on: it was done with fewer steps.
+    # A tuning run that continues after a decision was done with fewer steps.
     steps = table_of(manifest, "config", "training").get("max_steps", run.max_steps)
     return manifest.get("status") == "done" and steps >= run.max_steps and (Run(run.folder).adapters / FINAL).is_dir()
 

@@ -65,6 +65,9 @@ class Lines:
         if (plan := campaign.table.plan) and plan.looks:
             after = ", ".join(map(str, plan.looks))
             self.say(f"  looks: after {after} seeds ({plan.spend}); it stops by itself when every verdict is in")
+        if tune := campaign.table.tune:
+            budget = f"{tune.runs:,} runs" if tune.runs else f"{tune.tokens:,} tokens"
+            self.say(f"  tuning: {', '.join(each.path for each in campaign.ranges)}, {budget} of each condition before")
         self.say(f"  max_steps: {campaign.max_steps}")
         self.say(f"  output: {output}")
         if self._parallel:

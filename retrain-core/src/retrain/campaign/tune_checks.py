@@ -33,9 +33,9 @@ def ranges_of(tune: TuneTable, keys: Sequence[Key], place: str) -> tuple[list[Ra
             continue
         key, content = named
         path = f"{key.path}.{next(iter(content))}" if isinstance(content, Mapping) else key.path
-        fault = _fault(name, ends, is_twice=any(each.path == path for each in found))
-        if fault:
-            what, fix = fault
+        if fault := _fault(ends, is_twice=any(each.path == path for each in found)):
+            what = f"cannot be searched: {fault}"
+            fix = f'write "{name}" = {{ low = 1e-5, high = 1e-3, log = true }}, or {{ choices = [1, 2, 4] }}'
             problems.append(Problem(code="tune.bad-range", where=where, what=what, fix=fix))
             continue
         low, high = ends.get("low", 0), ends.get("high", 0)
@@ -45,30 +45,28 @@ def ranges_of(tune: TuneTable, keys: Sequence[Key], place: str) -> tuple[list[Ra
     return found, problems
 
 
-def _fault(name: str, ends: Mapping[str, Any], *, is_twice: bool) -> tuple[str, str] | None:
-    """Return the fault of one key's values and its fix."""
-    example = f'write "{name}" = {{ low = 1e-5, high = 1e-3, log = true }}, or {{ choices = [1, 2, 4] }}'
+def _fault(ends: Mapping[str, Any], *, is_twice: bool) -> str:
+    """Return the fault of one key's values; empty if there is none."""
     choices = ends.get("choices")
     low: Any = ends.get("low")
     high: Any = ends.get("high")
     if is_twice:
-        return "tunes a key a second time", "remove one of the two entries"
+        return "tunes a key a second time: remove one of the two entries"
     if unknown := sorted(ends.keys() - WORDS):
-        return f"{', '.join(unknown)}: unknown; low, high, log and choices are known", example
+        return f"{', '.join(unknown)}: unknown; low, high, log and choices are known"
     if choices is not None:
         is_list = isinstance(choices, list) and all(isinstance(each, str | int | float | bool) for each in choices)
         if len(ends) > 1:
-            return "has choices and a range", "keep either choices, or low and high"
-        if not is_list or len({repr(each) for each in choices}) < max(2, len(choices)):
-            return f"choices = {choices!r} are not two different values or more", example
-        return None
+            return "has choices and a range: keep one of them"
+        is_good = is_list and len({repr(each) for each in choices}) == len(choices) > 1
+        return "" if is_good else f"choices = {choices!r} are not two different values or more"
     if type(low) not in (int, float) or type(high) not in (int, float) or not math.isfinite(low + high):
-        return f"low = {low!r} and high = {high!r} are not two numbers", example
+        return f"low = {low!r} and high = {high!r} are not two numbers"
     if low >= high:
-        return f"low = {low!r} is not below high = {high!r}", f"exchange them: low = {high!r}, high = {low!r}"
+        return f"low = {low!r} is not below high = {high!r}: exchange them"
     if ends.get("log") and low <= 0:
-        return f"low = {low!r}: a logarithm needs values above 0", "raise low above 0, or remove log = true"
-    return None
+        return f"low = {low!r}, and a logarithm needs values above 0: raise low, or remove log = true"
+    return ""
 
 
 def tune_problems(

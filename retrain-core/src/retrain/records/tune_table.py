@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import ConfigDict, model_validator
 
 from retrain.kernel.config.keys import Table, key
 
@@ -38,6 +38,8 @@ class TuneTable(Table):
 
     Every entry that is a table is a key with its values: `"training.lr" = { low = 1e-5, high = 1e-3, log = true }`.
     """
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "object"}})
 
     keys: dict[str, dict[str, Any]] = key({}, "Tuned keys, each with low, high and log, or with choices.")
     runs: int = key(0, "Tuning runs of each condition.")

@@ -42,7 +42,7 @@ def best_intervals(values_N: Floats, sizes_K: Sequence[int]) -> list[Interval]:
 def exchange_p(first_N: Floats, second_N: Floats, size: int, *, are_pairs: bool) -> tuple[float, float]:
     """Return the second's expected best of `size` minus the first's, and its two-sided p.
 
-    With `are_pairs`, both tried the same configurations, which are exchanged one by one; otherwise all are dealt anew.
+    With `are_pairs`, both tried the same configurations, which are exchanged one by one; otherwise all are dealt again.
     """
     rng, both = _STREAMS.stream("exchange", first_N.size), np.concatenate([first_N, second_N])
     if are_pairs:
