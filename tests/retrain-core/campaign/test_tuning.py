@@ -141,6 +141,7 @@ def test_a_condition_that_sets_the_key_is_not_tuned_and_the_verdict_says_so_firs
     told = "Not tuned alike: grpo+toy_flat with 6 runs; toy_raw+toy_flat~lr=0.02 not at all."
     assert answer(study).startswith(told)
     assert study.undeclared == ()
+    assert not any("second campaign" in each for each in study.notices)
     singles = [*Path("out/runs").iterdir()]
     assert comparison_with_ledger(singles, Options()).tuning is not None
 

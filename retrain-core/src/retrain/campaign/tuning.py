@@ -24,6 +24,7 @@ from retrain.campaign.search import TOKENS as SPENT
 from retrain.campaign.search import Search, open_journal
 from retrain.campaign.tune_checks import tuned_ranges, tuning_metric
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
+from retrain.records.files import hash_of
 from retrain.records.reading import read_if_any, tables_in
 from retrain.records.record_names import CAMPAIGN_FILE, TUNING
 from retrain.records.run import Run
@@ -130,7 +131,8 @@ class Tuning:
     def _runs(self, choice: Choice, trial: FrozenTrial) -> Iterator[PlannedRun]:
         """Yield the runs of one configuration up to its next decision, on examples that judge no final run."""
         condition, evaluation, path = choice.condition, choice.condition.config.eval, self.folder / TUNING
-        named = {name.rpartition(".")[2]: value for name, value in trial.params.items()}
+        shown = {name: float(f"{each:.4g}") if type(each) is float else each for name, each in trial.params.items()}
+        named = {name.rpartition(".")[2]: value for name, value in shown.items()}
         labelled = replace(condition.condition, overrides={**condition.condition.overrides, **named})
         apart = {"eval.skip": evaluation.skip + evaluation.examples}
         apart |= {"eval.examples": self.tune.examples or evaluation.examples}
@@ -174,8 +176,9 @@ class Tuning:
             entry |= {"attempts": known.get(entry["run_name"], entry)["attempts"], "followed_up": True}
         others = (entry for entry in earlier if entry["run_name"] not in {run.name for run in runs})
         content["runs"] = [*others, *content["runs"]]
-        labels = dict.fromkeys(entry["condition"] for entry in content["runs"])
-        return content | {"conditions": [*labels], "seeds": self.tune.seeds, "num_runs": len(content["runs"])}
+        content["conditions"] = list(dict.fromkeys(entry["condition"] for entry in content["runs"]))
+        content["sha256"] = hash_of({"tuning": content["sha256"]})  # another campaign than the final runs
+        return content | {"seeds": self.tune.seeds, "num_runs": len(content["runs"])}
 
     def _record(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Everything that was tried, as the manifest keeps it."""
