@@ -50,7 +50,6 @@ def one_side_untuned(simulations: int, seeds: Seeds) -> Iterator[Measured]:
     tuned = ConditionTuning(
         metric="eval_correct_rate",
         budget="with 24 runs",
-        tokens=0,
         seeds=(7,),
         keys={},
         tried=(({}, 0.5), ({}, 0.6)),

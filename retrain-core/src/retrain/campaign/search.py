@@ -17,8 +17,10 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from retrain.campaign.load import Campaign, CheckedCondition
+from retrain.campaign.tune_checks import tuned_ranges
 from retrain.kernel.seeding import Seeds
-from retrain.records.tune_table import Range, TuneTable
+from retrain.records.tune_table import Range
 
 # Optuna's default of 10 random trials would use up the whole budget of most choices.
 TPE_STARTUP = 4
@@ -36,29 +38,29 @@ def open_journal(file: Path) -> BaseStorage:
 
 
 class Search:
-    """The trials of one choice: `name` identifies it in the journal, `stream` its random values."""
+    """One choice: the best configuration of a condition, for one final `seed` or for all (None)."""
 
     def __init__(
-        self,
-        journal: BaseStorage,
-        name: str,
-        tune: TuneTable,
-        ranges: Sequence[Range],
-        *,
-        num_choices: int,
-        is_higher: bool,
-        stream: int,
+        self, campaign: Campaign, journal: BaseStorage, condition: CheckedCondition, seed: int | None, *, stream: int
     ) -> None:
+        table, tune = campaign.table, campaign.table.tune
+        assert tune is not None, "no [campaign.tune]"
+        self.condition, self.seed, self._journal, self._tune, self._stream = condition, seed, journal, tune, stream
+        self._num_choices = tune.num_choices(len(table.seeds))
+        self._distributions = {
+            each.path: _distribution(each) for each in tuned_ranges(condition.condition, campaign.ranges)
+        }
         halving = pruners.SuccessiveHalvingPruner(min_resource=tune.min_steps, reduction_factor=tune.reduction_factor)
         self._study = optuna.create_study(
             storage=journal,
-            study_name=name,
+            study_name=str(self),
             pruner=halving if tune.pruner == "halving" else pruners.NopPruner(),
-            direction="maximize" if is_higher else "minimize",
+            direction="minimize" if table.plan and table.plan.direction == "lower" else "maximize",
             load_if_exists=True,
         )
-        self._journal, self._tune, self._num_choices, self._stream = journal, tune, num_choices, stream
-        self._distributions = {each.path: _distribution(each) for each in ranges}
+
+    def __str__(self) -> str:
+        return f"{self.condition.label}, {'all seeds' if self.seed is None else f'seed {self.seed}'}"
 
     @property
     def trials(self) -> list[FrozenTrial]:

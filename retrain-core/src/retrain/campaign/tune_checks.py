@@ -14,7 +14,7 @@ from retrain.kernel.config.load import Setting
 from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.campaign_table import CampaignTable
-from retrain.records.runs.curves import EVAL_PREFIX, HELD_OUT, Metric, parse_metric
+from retrain.records.runs.curves import EVAL_PREFIX, HELD_OUT, LARGEST, Metric, parse_metric
 from retrain.records.tune_table import Range, TuneTable
 
 WORDS = frozenset({"low", "high", "log", "choices"})
@@ -33,7 +33,10 @@ def ranges_of(tune: TuneTable, keys: Sequence[Key], place: str) -> tuple[list[Ra
             continue
         key, content = named
         path = f"{key.path}.{next(iter(content))}" if isinstance(content, Mapping) else key.path
-        if fault := _fault(ends, is_twice=any(each.path == path for each in found)):
+        fault = "it measures runs, and trains none" if key.table == "eval" else _fault(ends)
+        if any(each.path == path for each in found):
+            fault = "it is listed a second time"
+        if fault:
             what = f"cannot be searched: {fault}"
             fix = f'write "{name}" = {{ low = 1e-5, high = 1e-3, log = true }}, or {{ choices = [1, 2, 4] }}'
             problems.append(Problem(code="tune.bad-range", where=where, what=what, fix=fix))
@@ -45,13 +48,11 @@ def ranges_of(tune: TuneTable, keys: Sequence[Key], place: str) -> tuple[list[Ra
     return found, problems
 
 
-def _fault(ends: Mapping[str, Any], *, is_twice: bool) -> str:
+def _fault(ends: Mapping[str, Any]) -> str:
     """Return the fault of one key's values; empty if there is none."""
     choices = ends.get("choices")
     low: Any = ends.get("low")
     high: Any = ends.get("high")
-    if is_twice:
-        return "tunes a key a second time: remove one of the two entries"
     if unknown := sorted(ends.keys() - WORDS):
         return f"{', '.join(unknown)}: unknown; low, high, log and choices are known"
     if choices is not None:
@@ -60,10 +61,12 @@ def _fault(ends: Mapping[str, Any], *, is_twice: bool) -> str:
             return "has choices and a range: keep one of them"
         is_good = is_list and len({repr(each) for each in choices}) == len(choices) > 1
         return "" if is_good else f"choices = {choices!r} are not two different values or more"
-    if type(low) not in (int, float) or type(high) not in (int, float) or not math.isfinite(low + high):
+    if any(type(each) not in (int, float) or not abs(each) < LARGEST for each in (low, high)):
         return f"low = {low!r} and high = {high!r} are not two numbers"
     if low >= high:
         return f"low = {low!r} is not below high = {high!r}: exchange them"
+    if type(ends.get("log", False)) is not bool:
+        return f"log = {ends['log']!r} is neither true nor false"
     if ends.get("log") and low <= 0:
         return f"low = {low!r}, and a logarithm needs values above 0: raise low, or remove log = true"
     return ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from retrain.campaign.load import Campaign, CheckedCondition
+from retrain.campaign.load import Campaign
 from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
 from retrain.campaign.planned import PlannedRun, devices_of, run_names
 from retrain.campaign.report_lines import Lines
@@ -36,15 +36,6 @@ from retrain.text.terminal_text import OUTCOME_LEVEL
 
 JOURNAL = "optuna.jsonl"
 Scheduled = Callable[[Sequence[PlannedRun], Manifest, CampaignRecord, Lines], Schedule]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A choice to make: of one condition, for one final seed or for all (None)."""
-
-    condition: CheckedCondition
-    seed: int | None
-    search: Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +61,8 @@ class Tuning:
             self._round(pending)
         if self.stops.reason:
             return list(runs)
-        if lost := [each for each in choices if each.search.best is None]:
-            which = ", ".join(f"{each.condition.label}{f', seed {each.seed}' if each.seed else ''}" for each in lost)
-            what, where = f"every configuration of {which} failed", str(self.folder / TUNING)
+        if lost := [str(each) for each in choices if each.best is None]:
+            what, where = f"every configuration failed of: {'; '.join(lost)}", str(self.folder / TUNING)
             fix = "see stderr.log of its runs, and change the ranges: that starts a new campaign"
             raise RetrainError(Problem(code="tune.all-failed", where=where, what=what, fix=fix))
         record = self._record(choices)
@@ -82,40 +72,32 @@ class Tuning:
             CampaignRecord(self.folder, self.lines).tuned(record)
             self.lines.say(f"Tuned: {counted(len(choices), 'choice')}", OUTCOME_LEVEL)
         # A control has the values of its condition.
-        chosen = {(each.condition.condition.number, each.seed): each.search.best for each in choices}
+        chosen = {(each.condition.condition.number, each.seed): each.best for each in choices}
         numbers = [(run, run.condition.condition.number) for run in runs]
         best = [(run, chosen.get((number, run.seed)) or chosen.get((number, None))) for run, number in numbers]
         return [replace(run, values=trial.params if trial else {}) for run, trial in best]
 
-    def _choices(self) -> Iterator[Choice]:
-        journal, seeds = open_journal(self.folder / TUNING / JOURNAL), self.campaign.table.seeds
-        own = self.tune.num_choices(len(seeds))
+    def _choices(self) -> Iterator[Search]:
+        journal = open_journal(self.folder / TUNING / JOURNAL)
         for condition in self.campaign.conditions:
-            ranges = tuned_ranges(condition.condition, self.campaign.ranges)
-            for stream, seed in enumerate((seeds if self.tune.is_per_seed else [None]) if ranges else []):
-                name = f"{condition.label} {'all' if seed is None else seed}"
-                kinds: dict[str, Any] = {
-                    "num_choices": own,
-                    "is_higher": self._direction is Direction.HIGHER,
-                    "stream": stream,
-                }
-                search = Search(journal, name, self.tune, ranges, **kinds)
-                yield Choice(condition=condition, seed=seed, search=search)
+            seeds: Sequence[int | None] = self.campaign.table.seeds if self.tune.is_per_seed else [None]
+            for stream, seed in enumerate(seeds if tuned_ranges(condition.condition, self.campaign.ranges) else []):
+                yield Search(self.campaign, journal, condition, seed, stream=stream)
 
     @property
     def _direction(self) -> Direction:
         plan = self.campaign.table.plan
         return Direction(plan.direction) if plan else Direction.HIGHER
 
-    def _pending(self, choices: Sequence[Choice]) -> list[tuple[Choice, FrozenTrial]]:
+    def _pending(self, choices: Sequence[Search]) -> list[tuple[Search, FrozenTrial]]:
         table = self.campaign.table
         at_once = 2**31  # of random values, all that the budget has
         if self.tune.tokens or self.tune.sampler == "tpe":
             workers = (table.max_workers or len(choices)) if table.parallel else 1
             at_once = math.ceil(workers / (len(choices) * len(self.tune.seeds)))
-        return [(choice, trial) for choice in choices for trial in choice.search.active(at_once)]
+        return [(choice, trial) for choice in choices for trial in choice.active(at_once)]
 
-    def _round(self, pending: Sequence[tuple[Choice, FrozenTrial]]) -> None:
+    def _round(self, pending: Sequence[tuple[Search, FrozenTrial]]) -> None:
         by_trial = [list(self._runs(choice, trial)) for choice, trial in pending]
         failures = self._executed([run for runs in by_trial for run in runs])
         if self.stops.reason:
@@ -124,11 +106,11 @@ class Tuning:
             found = [self._outcome(run) for run in runs if run.name not in failures]
             values = [value for value, _ in found if value is not None]
             mean = sum(values) / len(values) if len(values) == len(runs) else None
-            choice.search.report(trial, mean, steps=runs[0].max_steps, tokens=sum(tokens for _, tokens in found))
+            choice.report(trial, mean, steps=runs[0].max_steps, tokens=sum(tokens for _, tokens in found))
         for (choice, trial), runs in zip(pending, by_trial, strict=True):  # once the values of all are known
-            choice.search.decide(trial, is_last=runs[0].max_steps == self.campaign.steps_of(choice.condition))
+            choice.decide(trial, is_last=runs[0].max_steps == self.campaign.steps_of(choice.condition))
 
-    def _runs(self, choice: Choice, trial: FrozenTrial) -> Iterator[PlannedRun]:
+    def _runs(self, choice: Search, trial: FrozenTrial) -> Iterator[PlannedRun]:
         """Yield the runs of one configuration up to its next decision, on examples that judge no final run."""
         condition, evaluation, path = choice.condition, choice.condition.config.eval, self.folder / TUNING
         shown = {name: float(f"{each:.4g}") if type(each) is float else each for name, each in trial.params.items()}
@@ -180,14 +162,14 @@ class Tuning:
         content["sha256"] = hash_of({"tuning": content["sha256"]})  # another campaign than the final runs
         return content | {"seeds": self.tune.seeds, "num_runs": len(content["runs"])}
 
-    def _record(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def _record(self, choices: Sequence[Search]) -> dict[str, Any]:
         """Everything that was tried, as the manifest keeps it."""
         tune, conditions = self.tune, dict[str, dict[str, Any]]()
         for choice in choices:
             empty: dict[str, Any] = {"runs": 0, "tokens": 0, "trials": [], "chosen": []}
-            found, best = conditions.setdefault(choice.condition.label, empty), choice.search.best
+            found, best = conditions.setdefault(choice.condition.label, empty), choice.best
             found["chosen"] += [{"for_seed": choice.seed, "values": dict(best.params)}] if best else []
-            for each in choice.search.trials:
+            for each in choice.trials:
                 tokens, state = each.user_attrs.get(SPENT, 0), each.state.name.lower()
                 trial = {"for_seed": choice.seed, "number": each.number, "values": dict(each.params), "state": state}
                 found["trials"].append(trial | {"value": None if state == "fail" else each.value, "tokens": tokens})

@@ -20,7 +20,6 @@ class ConditionTuning:
 
     metric: str
     budget: str
-    tokens: int
     seeds: tuple[int, ...]
     keys: Mapping[str, str]
     tried: tuple[tuple[Values, float | None], ...]
@@ -42,7 +41,6 @@ def read_tuning(manifest: Record) -> dict[str, ConditionTuning]:
         label: ConditionTuning(
             metric=text(tuning.get("metric")),
             budget=f"with {int(number(tuning.get(unit)) or 0):,} {unit}",
-            tokens=int(number(content.get("tokens")) or 0),
             seeds=integers_in(tuning.get("seeds")),
             keys={path: text(each) for path, each in table_of(tuning, "keys").items()},
             tried=tuple((table_of(t, "values"), number(t.get("value"))) for t in tables_in(content.get("trials"))),

@@ -25,7 +25,6 @@ class TunedCondition:
     budget: str = "not at all"
     num_tried: int = 0
     num_failed: int = 0
-    tokens: int = 0
     curve: Mapping[int, tuple[float, Interval]] = field(default_factory=dict)
     edges: tuple[str, ...] = ()
 
@@ -100,7 +99,6 @@ def _condition(label: str, tuning: ConditionTuning | None, sign: float) -> Tuned
         budget=tuning.budget,
         num_tried=len(tuning.tried),
         num_failed=sum(value is None for _, value in tuning.tried),
-        tokens=tuning.tokens,
         curve=curve,
         edges=tuple(_edges(label, tuning, sign)),
     )
