@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign.search import Search
 from retrain.kernel.errors import ConfigError
 from retrain.verdicts.study.comparison_with_ledger import comparison_with_ledger
 from retrain.verdicts.study.study import Options
@@ -109,6 +110,20 @@ def test_a_killed_search_comes_to_the_same_choices(tuned, options):
     tuned(options, launcher=Learns())
     assert manifest()["tuning"] == whole
     assert set(started) == {path.name for folder in ("out/runs", "out/tuning/runs") for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize("pruner", ["none", "halving"])
+def test_a_kill_between_a_value_and_its_decision_changes_nothing(tuned, monkeypatch, pruner):
+    options = f'runs = 4\nseeds = [7]\npruner = "{pruner}"\nreduction_factor = 2\nchoice = "best"'
+    tuned(options)
+    whole = manifest()["tuning"]
+    Path("out").rename("whole")
+    with monkeypatch.context() as dying:
+        dying.setattr(Search, "decide", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            tuned(options)
+    tuned(options)
+    assert manifest()["tuning"] == whole
 
 
 def test_halving_stops_the_worse_configurations_and_a_token_budget_ends_the_search(tuned):

@@ -24,7 +24,7 @@ from retrain.records.tune_table import Range
 
 # Optuna's default of 10 random trials would use up the whole budget of most choices.
 TPE_STARTUP = 4
-TOKENS = "tokens"
+TOKENS, PASSED = "tokens", "passed"  # attributes of a trial: tokens sampled, and decisions that let it continue
 
 
 def open_journal(file: Path) -> BaseStorage:
@@ -100,6 +100,8 @@ class Search:
             self._study.tell(now.number, now.intermediate_values[max(now.intermediate_values)])
         elif self._study.pruner.prune(self._study, now):
             self._study.tell(now.number, state=TrialState.PRUNED)
+        else:
+            self._journal.set_trial_user_attr(now._trial_id, PASSED, now.user_attrs.get(PASSED, 0) + 1)
 
     def _is_spent(self, trials: Sequence[FrozenTrial]) -> bool:
         if self._tune.runs:

@@ -20,8 +20,8 @@ from retrain.campaign.manifest import CampaignRecord, Manifest, new_content
 from retrain.campaign.planned import PlannedRun, devices_of, run_names
 from retrain.campaign.report_lines import Lines
 from retrain.campaign.schedule import Schedule, Stops
+from retrain.campaign.search import PASSED, Search, open_journal
 from retrain.campaign.search import TOKENS as SPENT
-from retrain.campaign.search import Search, open_journal
 from retrain.campaign.tune_checks import tuned_ranges, tuning_metric
 from retrain.kernel.errors import ConfigError, Problem, RetrainError
 from retrain.records.files import hash_of
@@ -128,7 +128,7 @@ class Tuning:
                 seed=seed,
                 folder=path / "runs" / name,
                 config_file=path / "configs" / f"{name}.toml",
-                max_steps=self.tune.rungs(self.campaign.steps_of(condition))[len(trial.intermediate_values)],
+                max_steps=self.tune.rungs(self.campaign.steps_of(condition))[trial.user_attrs.get(PASSED, 0)],
                 devices=devices_of(condition, self.campaign, self.devices.get(condition.label)),
                 values={**trial.params, **(apart if evaluation.examples else {})},
             )
