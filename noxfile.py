@@ -31,7 +31,7 @@ TESTED_BACKENDS = {
 PACKAGES = tuple(name.replace("-", "_") for name in DISTRIBUTIONS if name != "retrain-core")
 # What the tests use of the optional requirements, and beside them (the last one carries a sentence model).
 EXTRAS = {
-    "retrain-core": "ray,tensorboard,wandb",
+    "retrain-core": "ray,tensorboard,tune,wandb",
     "retrain-local": "quantize",
     "retrain-sepa": "semantic",
     "retrain-rewards": "reasoning-gym,verifiers,judge,mcp,openenv",

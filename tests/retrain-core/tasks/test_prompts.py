@@ -49,14 +49,24 @@ def examples(*prompts):
     return [Example(id=f"e{i}", prompt=prompt, reference="") for i, prompt in enumerate(prompts)]
 
 
-def split(tasks, held_out=0, *, seed=0, root=0, limit=0):
-    tables = {"eval": EvalTable(examples=held_out, seed=seed), "training": TrainingTable(max_examples=limit)}
+def split(tasks, held_out=0, *, seed=0, root=0, limit=0, skip=0):
+    tables = {"eval": EvalTable(examples=held_out, seed=seed, skip=skip), "training": TrainingTable(max_examples=limit)}
     train, held = split_examples(tasks, Config(tables=tables), Seeds(root))
     return list(train), list(held)
 
 
 def ids(tasks):
     return [each.id for each in tasks]
+
+
+def test_skipped_examples_are_on_neither_side():
+    tasks = examples(*"abcdefghij")
+    _, first = split(tasks, 3)
+    train, second = split(tasks, 4, skip=3)
+    _, both = split(tasks, 7)
+    assert ids([*first, *second]) == ids(both)
+    assert len(train) == 3
+    assert not {*ids(train)} & {*ids(both)}
 
 
 @settings(max_examples=50)

@@ -19,6 +19,7 @@ TEMPLATES = {
     "campaign-tiny": ("Two conditions x six seeds on your CPU, in minutes.", "TINY"),
     "factorial": ("Two factors of two levels x eight seeds on your CPU, in minutes.", "FACTORIAL"),
     "sensitivity": ("Two conditions at five learning rates on your CPU, in minutes.", "SENSITIVITY"),
+    "campaign-tuned": ("Two conditions, tuned alike, x six seeds on your CPU.", "TUNED"),
 }
 LAUNCHERS = {
     "subprocess": ("Processes of this machine.", "processes"),

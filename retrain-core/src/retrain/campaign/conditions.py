@@ -64,7 +64,7 @@ def read_conditions(
     `"training.lr" = 1e-4`, or `lr = 1e-4` under `[campaign.conditions.training]`. Entries of a free table are added to
     the entries of the base configuration.
     """
-    names = _Names(keys)
+    names = Names(keys)
     conditions: list[Condition] = []
     problems: list[Problem] = []
     first_of: dict[str, int] = {}  # by label
@@ -120,7 +120,7 @@ def control_conditions(
 
 
 def _read(
-    number: int, entries: Mapping[str, Any], names: _Names, lines: ConditionLines
+    number: int, entries: Mapping[str, Any], names: Names, lines: ConditionLines
 ) -> tuple[Condition, list[Problem]]:
     named = (RECIPE,) if RECIPE in entries else MODES
     overrides: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def _read(
     return condition, problems
 
 
-class _Names:
+class Names:
     def __init__(self, keys: Sequence[Key]) -> None:
         self._by_path = {key.path: key for key in keys}
         self._by_path |= {f"{key.table}.{alias}": key for key in keys for alias in key.aliases}

@@ -70,7 +70,7 @@ def growth_since(path: Path, before: Mapping[str, Any], campaign: Campaign, plug
     changes = list(moved)
     if set(then["seeds"]) - set(now["seeds"]):
         changes.append(f"seeds was {then['seeds']} and is now {now['seeds']}")
-    for name in ("devices_per_run", "plan", "factors"):
+    for name in ("devices_per_run", "plan", "factors", "tune"):
         changes += _differences(then.get(name), now.get(name), name)
     for label, values in old.items():
         if label not in new:

@@ -32,6 +32,7 @@ from retrain.kernel.types import Kind
 from retrain.records.campaign_table import CampaignTable, PlanTable
 from retrain.records.files import SEAL, seal_of
 from retrain.records.manifest import public_values
+from retrain.records.tune_table import Range
 from retrain.run.check import check, check_run, value_rows, with_plugin_rows
 from retrain.run.configure import OVERRIDING, split_arguments, steps_per_run
 from retrain.run.notices import unclipped
@@ -68,6 +69,7 @@ class Campaign:
     max_steps: int
     file_tables: frozenset[str]
     keys: tuple[Key, ...]
+    ranges: tuple[Range, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -101,6 +103,8 @@ class Campaign:
             "plan": self.table.plan.content() if self.table.plan else None,
             "conditions": conditions,
             **({"factors": self.levels} if self.table.factors else {}),
+            # Left out, so that the identity of other campaigns does not depend on this key.
+            **({"tune": self.table.tune.model_dump(mode="json")} if self.table.tune else {}),
         }
 
     @property
@@ -142,6 +146,17 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
         origin = config.origin("campaign.lr_factors")
         conditions = at_rates(conditions, table.lr_factors, [load(each)[0].training.lr for each in conditions], origin)
     problems += found + _base_problems(config, table, plugins, conditions)
+    ranges: list[Range] = []
+    if table.tune:
+        # Only a tuned campaign needs them.
+        from retrain.campaign.tune_checks import ranges_of, tune_problems
+
+        def ends(condition: Condition) -> list[Problem]:
+            own, found = load(condition)
+            return found or check(own, plugins, tables)[1]
+
+        ranges, found = ranges_of(table.tune, keys, config.place("campaign.tune"))
+        problems += [*found, *tune_problems(config, table, ranges, conditions, ends)]
     baseline = table.plan.baseline if table.plan else ""
     conditions += control_conditions(conditions, table.controls, baseline, config.place("campaign.controls"))
     checked = []
@@ -163,6 +178,7 @@ def load_campaign(arguments: Sequence[str], plugins: Plugins) -> Campaign:
         max_steps=steps_per_run(config),
         file_tables=frozenset(tables_of_file),
         keys=tuple(keys),
+        ranges=tuple(ranges),
     )
     try:
         sealed_plan(campaign, written="")

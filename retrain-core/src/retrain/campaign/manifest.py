@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,10 @@ class Manifest:
         self._is_changed = False
 
 
-def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime) -> dict[str, Any]:
-    table = campaign.table
+def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetime | None = None) -> dict[str, Any]:
+    """The manifest before the first run; of tuning runs, which have no plan, without `started`."""
+    table, is_final = campaign.table, started is not None
+    started = started or datetime.now(UTC)
     content: dict[str, Any] = {
         "timestamp": started.isoformat(timespec="seconds"),
         "campaign_toml": campaign.config.source,
@@ -71,7 +73,7 @@ def new_content(campaign: Campaign, runs: Sequence[PlannedRun], started: datetim
         "tables": sorted(campaign.file_tables),
         "retrain": __version__,
     }
-    if plan := sealed_plan(campaign, written=started.isoformat()):
+    if is_final and (plan := sealed_plan(campaign, written=started.isoformat())):
         content["plan"] = plan
     return content | {"runs": [_entry(run) for run in runs]}
 
@@ -130,6 +132,10 @@ class CampaignRecord:
 
     def attempt(self, run: str, number: int, *, continues: bool) -> None:
         self._append("attempt_started", run=run, attempt=number, continues=continues)
+
+    def tuned(self, record: Mapping[str, Any]) -> None:
+        """Every configuration that was tried, and the chosen ones."""
+        self._append("tuned", tuning=dict(record))
 
     def ended(self, state: str, *, done: int, failed: int) -> None:
         self._append("campaign_ended", state=state, done=done, failed=failed)

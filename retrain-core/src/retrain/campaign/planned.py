@@ -10,8 +10,9 @@ import signal
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from retrain.kernel.errors import EXIT_DONE, EXIT_FAILED, EXIT_RESUMABLE, Config
 from retrain.records.checkpoints import FINAL, newest_valid
 from retrain.records.files import owner_of
 from retrain.records.manifest import recorded_values
+from retrain.records.reading import table_of
 from retrain.records.run import Run
 from retrain.run.backend import KEY, RunDevices
 from retrain.text.secrets import hide, hide_text
@@ -44,6 +46,7 @@ class PlannedRun:
     """One run. `name` is `{condition}_s{seed}` in characters that every file system accepts.
 
     `devices` is the key of its configuration file; None leaves the key out, and the run takes the available ones.
+    `values` are those of tuned keys, by path.
     """
 
     number: int  # from 1, in starting order
@@ -54,6 +57,7 @@ class PlannedRun:
     config_file: Path
     max_steps: int
     devices: str | None
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_runs(
@@ -85,13 +89,13 @@ def plan_runs(
             folder=folder / "runs" / name,
             config_file=folder / "configs" / f"{name}.toml",
             max_steps=campaign.steps_of(condition),
-            devices=_devices(condition, campaign, (devices or {}).get(condition.label)),
+            devices=devices_of(condition, campaign, (devices or {}).get(condition.label)),
         )
         for number, (name, (condition, seed)) in enumerate(zip(names, pairs, strict=True), start=1)
     ]
 
 
-def _devices(condition: CheckedCondition, campaign: Campaign, chosen: RunDevices | None) -> str | None:
+def devices_of(condition: CheckedCondition, campaign: Campaign, chosen: RunDevices | None) -> str | None:
     if chosen is None and condition.config.origin(KEY) == DEFAULT_ORIGIN:
         return None
     return devices_of_a_run((chosen.config if chosen else condition.config).backend.devices, campaign.table)
@@ -114,6 +118,9 @@ def run_config(run: PlannedRun, campaign: Campaign, throttle_dir: Path | None) -
     """The tables of the run's configuration with its secrets, for `config_text` and `run_environ`."""
     config = run.condition.config
     tables = recorded_values(config)
+    for path, value in run.values.items():
+        *parents, name = path.split(".", 2)
+        reduce(lambda inner, each: inner.setdefault(each, {}), parents, tables)[name] = value
     tables["training"] |= {"seed": run.seed, "max_steps": run.max_steps}
     tables["logging"] |= {"log_dir": str(run.folder)} | _wandb(run, config)
     tables["backend"].pop("devices", None)
@@ -199,7 +206,10 @@ class RunProgress:
 
 def is_done(run: PlannedRun) -> bool:
     """True if the run has reached its last step and saved its adapter."""
-    return _manifest(run.folder).get("status") == "done" and (Run(run.folder).adapters / FINAL).is_dir()
+    manifest = _manifest(run.folder)
+    # A tuning run that continues after a decision was done with fewer steps.
+    steps = table_of(manifest, "config", "training").get("max_steps", run.max_steps)
+    return manifest.get("status") == "done" and steps >= run.max_steps and (Run(run.folder).adapters / FINAL).is_dir()
 
 
 def can_continue(run: PlannedRun) -> bool:

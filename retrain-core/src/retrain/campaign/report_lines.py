@@ -32,6 +32,10 @@ class Lines:
         self._level = OUTCOME_LEVEL if is_quiet else logging.INFO
         self._panel: _Panel | None = None
 
+    def of(self, total: int) -> Lines:
+        """The same output for another number of runs."""
+        return Lines(total, parallel=self._parallel, is_quiet=self._level > logging.INFO)
+
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Within the block, log records of plugins are printed too, and a terminal shows the active runs."""
@@ -61,6 +65,9 @@ class Lines:
         if (plan := campaign.table.plan) and plan.looks:
             after = ", ".join(map(str, plan.looks))
             self.say(f"  looks: after {after} seeds ({plan.spend}); it stops by itself when every verdict is in")
+        if tune := campaign.table.tune:
+            budget = f"{tune.runs:,} runs" if tune.runs else f"{tune.tokens:,} tokens"
+            self.say(f"  tuning: {', '.join(each.path for each in campaign.ranges)}, {budget} of each condition before")
         self.say(f"  max_steps: {campaign.max_steps}")
         self.say(f"  output: {output}")
         if self._parallel:

@@ -89,11 +89,14 @@ def _session(
         record.opened(manifest.content, **opening)
         judge = StudyJudge.of(campaign, folder.path)
         looks = PlannedLooks(campaign, judge, manifest.content.get("looks", ())) if judge else None
-        with stops.installed(), lines.shown():
-            schedule = Schedule(
+
+        def scheduled(
+            runs: Sequence[PlannedRun], manifest: Manifest, record: CampaignRecord, lines: Lines, **others: Any
+        ) -> Schedule:
+            return Schedule(
                 campaign,
                 runs,
-                workers=campaign.workers,
+                workers=min(campaign.table.max_workers or len(runs), len(runs)) if campaign.table.parallel else 1,
                 throttle_dir=folder.path / THROTTLE if campaign.table.parallel else None,
                 manifest=manifest,
                 launcher=launcher,
@@ -101,9 +104,20 @@ def _session(
                 follow_ups=FollowUps(campaign, plugins, folder.path, frozenset(manifest.content["tables"])),
                 stops=stops,
                 record=record,
-                looks=looks,
+                **others,
             )
-            schedule.run()
+
+        with stops.installed():
+            if tune := campaign.table.tune:
+                # Only a tuned campaign loads Optuna.
+                from retrain.campaign.tuning import Tuning
+
+                devices = folder.growth.devices
+                given: dict[str, Any] = {"devices": devices, "scheduled": scheduled, "stops": stops, "lines": lines}
+                runs = Tuning(campaign=campaign, tune=tune, folder=folder.path, **given).run(runs, manifest)
+            with lines.shown():
+                schedule = scheduled(runs, manifest, record, lines, looks=looks)
+                schedule.run()
     finally:
         launcher.close()
     started = [run for run in runs if run.name in schedule.attempts]

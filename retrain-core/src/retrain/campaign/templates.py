@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 CAMPAIGN = partial(Path(__file__).with_name("campaign.toml").read_text, encoding="utf-8")
+TUNED = partial(Path(__file__).with_name("tuned.toml").read_text, encoding="utf-8")
 TINY = partial(Path(__file__).with_name("tiny.toml").read_text, encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.declared import Kind
+from retrain.records.tune_table import TuneTable
 
 SUMMARIES = ("final", "best", "auc")
 PAIRED = "paired"
@@ -144,6 +145,7 @@ class CampaignTable(Table):
     launcher_options: dict[str, Any] = key({}, "Options of the launcher.", free_on_resume=True)
     devices_per_run: int = key(1, "Number of [backend] devices for each run, when several are listed.", ge=1)
     plan: PlanTable | None = key(None, "The question of the campaign, sealed before its first step.")
+    tune: TuneTable | None = key(None, "The search for each condition's settings before its final runs.")
 
     @field_validator("seeds")
     @classmethod

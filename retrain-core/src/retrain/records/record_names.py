@@ -25,6 +25,7 @@ PATHS = "paths"  # in `run.json` and a campaign's manifest: where the paths of t
 CAMPAIGN_FILE = "manifest.json"  # a campaign's runs and plan
 CAMPAIGN_CONTENT = "campaign.json"  # every value of every condition
 RUNS = "runs"  # the folder of a campaign's runs
+TUNING = "tuning"  # the folder of its tuning runs, a campaign as well
 
 
 def token_file(run: Path, step: int) -> Path:

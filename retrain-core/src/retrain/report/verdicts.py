@@ -75,6 +75,7 @@ def verdict_section(material: Material) -> Section:
         *by_rate(study),
         *_seed_by_seed(study),
         *_sets(study),
+        *_tuning(study),
         *_estimates(study),
     ]
     return Section("verdict", "Verdict", parts)
@@ -196,6 +197,29 @@ def _sets(study: Study) -> list[Part]:
         *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
         drawn(profile),
     ]
+
+
+def _tuning(study: Study) -> list[Part]:
+    """Return performance against tuning budget."""
+    view = study.tuning
+    if view is None:
+        return []
+    tuned = {each.condition: each.curve for each in view.conditions if each.curve}
+    sizes = sorted({size for curve in tuned.values() for size in curve})
+    ends = [{size: pair[end] for size, (_, pair) in curve.items()} for curve in tuned.values() for end in (0, 1)]
+    plot = ReportPlot(
+        title="Performance against tuning budget",
+        note="expected best of so many configurations; thin lines: its 95 % interval",
+        x=sizes,
+        lines={label: [curve[size][0] if size in curve else None for size in sizes] for label, curve in tuned.items()},
+        thin_lines=[[found.get(size) for size in sizes] for found in ends],
+        x_title="configurations",
+        y_title=str(view.metric),
+        is_log_x=True,
+        is_share=view.metric.is_rate,
+    )
+    tables = (Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.tuning_tables(study))
+    return [Heading("Tuning"), *(note(line) for line in show.tuning_notes(study)), *tables, drawn(plot)]
 
 
 def _estimated_for(title: str) -> str:

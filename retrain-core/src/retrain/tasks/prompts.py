@@ -161,7 +161,8 @@ def split_examples(
 
     Without `by_text` prompts may repeat: an environment often opens all its episodes with the same words. The held-out
     examples are those with the smallest keyed hash of their id, so the split depends only on `[eval] seed` and the ids,
-    not on their order or the run's seed. `max_examples` then keeps a seeded sample of the training side.
+    not on their order or the run's seed. `[eval] skip` keeps the first of them out of both sides: a tuning run skips
+    the held-out examples of the final runs. `max_examples` then keeps a seeded sample of the training side.
     """
     if not examples:
         what, fix = "the data source gave no examples", "check its options"
@@ -169,12 +170,13 @@ def split_examples(
     wanted, split = config.eval.examples, Seeds(config.eval.seed)
     # A keyed hash per id, and no shuffle: an example that is added or removed moves no other one across the split.
     ranked = sorted(examples, key=lambda example: split.derive("held-out", example.id)) if wanted else []
-    held_out = tuple(ranked[:wanted])
-    held_ids = {example.id for example in held_out}
-    held_texts = {prompt_text(example) for example in held_out} if by_text else set()
+    skip = config.eval.skip
+    held_out = tuple(ranked[skip : skip + wanted])
+    held_ids = {example.id for example in ranked[: skip + wanted]}
+    held_texts = {prompt_text(example) for example in ranked[: skip + wanted]} if by_text else set()
     train = [e for e in examples if e.id not in held_ids and prompt_text(e) not in held_texts]
     if not train:
-        what = f"with {wanted} held-out examples none of the {len(examples)} is left to train on"
+        what = f"with {skip + wanted} held-out examples none of the {len(examples)} is left to train on"
         where, fix = config.place("eval.examples"), "lower it, or use more data"
         raise ConfigError(Problem(code="eval.too-many-examples", where=where, what=what, fix=fix))
     limit = config.training.max_examples

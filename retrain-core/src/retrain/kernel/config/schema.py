@@ -225,6 +225,7 @@ class EvalTable(Table):
 
     every: int = key(0, "Steps between evaluations; 0 = before the first and after the last.", ge=0, needs=HELD_OUT)
     examples: int = key(0, "Held-out examples; 0 = no evaluation.", ge=0)
+    skip: int = key(0, "Examples kept out of both sides before the held-out ones are taken.", ge=0, needs=HELD_OUT)
     samples: int = key(4, "Completions per held-out example, for the correct rate and pass@k.", ge=1, needs=HELD_OUT)
     seed: int = key(0, "Seed of the split and of the evaluation's sampling, apart from the run's.", ge=0)
 

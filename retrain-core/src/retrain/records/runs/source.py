@@ -15,7 +15,7 @@ import numpy as np
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, integers_in, read_if_any, read_object, table_of, tables_in, text, time_of
 from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
-from retrain.records.run import Run, compared_settings, is_run
+from retrain.records.run import Run, compared_settings, control_of_record, is_run
 from retrain.records.runs.campaign_status import read_campaign
 from retrain.records.runs.curves import (
     CORRECT,
@@ -31,6 +31,7 @@ from retrain.records.runs.curves import (
 )
 from retrain.records.runs.registered import Plan, read_plan
 from retrain.records.runs.run_status import DONE, status_of_run
+from retrain.records.runs.tuning import ConditionTuning, read_tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Source:
     """The requested campaign with its plan, or runs (then `campaign` is None).
 
     `declared` are the values of each condition in `campaign.json`. `added_seeds` are those by which the campaign grew.
-    `factors` has the level of each condition of a factorial, by factor.
+    `factors` has the level of each condition of a factorial, by factor; `tuning` the conditions that were tuned.
     Runs that its planned looks saved are no candidates.
     """
 
@@ -64,6 +65,13 @@ class Source:
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     added_seeds: tuple[int, ...] = ()
     factors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tuning: Mapping[str, ConditionTuning] = field(default_factory=dict)
+
+    def tuned_values(self, run: Candidate) -> Mapping[str, Any]:
+        """Return the values that were chosen for a run; a control has those of its condition."""
+        control = control_of_record(run.record)
+        own = self.tuning.get(run.condition.removesuffix(f"+{control}") if control else run.condition)
+        return own.values_of(run.seed) if own else {}
 
     @property
     def first_start(self) -> datetime | None:
@@ -105,7 +113,8 @@ def find_runs(paths: Sequence[Path]) -> Source:
     conditions = tuple(dict.fromkeys(each.condition for each in candidates))
     # The anytime test depends on the order of seeds: it must not be chosen on the command line.
     candidates.sort(key=_began)
-    return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None)
+    tuning = {run.condition: tuned for run in reversed(candidates) if run.folder and (tuned := _tuning_of(run.folder))}
+    return Source(campaign=None, conditions=conditions, candidates=tuple(candidates), plan=None, tuning=tuning)
 
 
 def _campaign(folder: Path) -> Source:
@@ -147,9 +156,19 @@ def _campaign(folder: Path) -> Source:
         candidates=tuple(candidates),
         plan=read_plan(manifest),
         declared={label: values for label, values in declared.items() if isinstance(values, dict)},
+        tuning=read_tuning(manifest),
         added_seeds=tuple(dict.fromkeys(seed for each in grown for seed in integers_in(each.get("seeds")))),
         factors={name: levels for name, levels in factors.items() if isinstance(levels, dict)},
     )
+
+
+def _tuning_of(run: Path) -> ConditionTuning | None:
+    """Return the tuning of a single run's condition, from the campaign that it lies in."""
+    manifest = read_if_any(run.parent.parent / CAMPAIGN_FILE)
+    labels = [
+        text(each.get("condition")) for each in tables_in(manifest.get("runs")) if each.get("run_name") == run.name
+    ]
+    return read_tuning(manifest).get(labels[0]) if labels else None
 
 
 def _began(run: Candidate) -> tuple[bool, float, int, str, str]:

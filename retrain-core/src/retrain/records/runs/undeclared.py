@@ -33,8 +33,10 @@ def undeclared(source: Source, compared: Sequence[Candidate], baseline: str) -> 
         first, declared = firsts[run.condition], source.declared.get(run.condition)
         against = reference if run is first else first
         actual = dict(compared_settings(run.record))
-        for path, value in (declared or {}).items():
-            if path in actual and actual[path] != value:
+        tuned = source.tuned_values(run)
+        partly = {path.rpartition(".")[0] for path in tuned}  # free tables with a tuned entry
+        for path, value in {**(declared or {}), **tuned}.items():
+            if path in actual and path not in partly and actual[path] != value:
                 found.append((run.name, f"{path} is {actual[path]!r}, the campaign says {value!r}"))
         texts = [] if declared else [*_of_the_keys(run, against)]
         other = against.name if run.condition == against.condition else against.condition
@@ -97,7 +99,7 @@ def _sentences(found: Sequence[Finding], compared: Sequence[Candidate]) -> Itera
         yield f"{first_few(who, MOST_NAMES)}: {text}"
 
 
-SPLIT = ("eval.seed", "eval.examples")  # these draw the held-out examples from the data
+SPLIT = ("eval.seed", "eval.examples", "eval.skip")  # these draw the held-out examples from the data
 # Examples come from here; other keys of [data] change the wording or order of prompts.
 FROM = re.compile(r"data\.(?:source|path|options|prompt_key|answer_key|messages_key)|environment\..*")
 

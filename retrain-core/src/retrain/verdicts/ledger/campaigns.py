@@ -15,7 +15,7 @@ from typing import Any
 from retrain.kernel.errors import ConfigError
 from retrain.records.files import hash_of, seal_of
 from retrain.records.reading import Record, number, read_object, table_of, tables_in
-from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE
+from retrain.records.record_names import CAMPAIGN_CONTENT, CAMPAIGN_FILE, TUNING
 from retrain.text.amounts import counted, first_few
 from retrain.verdicts.ledger.chain import name_in
 from retrain.verdicts.ledger.disk import RESTORE, Finding, RunOnDisk
@@ -74,6 +74,7 @@ def check_campaign(history: History, found: OnRecord, present: Sequence[RunOnDis
     opening, name = found.opening, found.name
     if opening is not None and found.last is not None:
         yield from _redefined(found, opening, found.last)
+    yield from _tuned(history, found, present)
     for run in present:
         if opening is not None and run.known and not found.owns(run.known):
             what = f"{run.name}: it was run as {run.known.name}, not in this campaign"
@@ -116,6 +117,20 @@ def _redefined(found: OnRecord, opening: Record, last: Record) -> Iterator[Findi
         yield Finding(what=what, fix="restore both files from a backup")
     if last.get("cells", cells_of(manifest)) != cells_of(manifest):
         what = f"{name}: manifest.json does not list the runs of the campaign that was run, or in another order"
+        yield Finding(what=what, fix="restore it from a backup")
+
+
+def _tuned(history: History, found: OnRecord, present: Sequence[RunOnDisk]) -> Iterator[Finding]:
+    """Yield final runs on seeds that values were chosen on, and a search that is not the one on record."""
+    places = {f"{name}/{TUNING}" for name in found.names}
+    start = found.opening["line"] if found.opening else 0
+    seeds = {run.setup[1] for run in history.runs.values() if run.campaign in places and run.line > start}
+    if shared := sorted(seeds & {run.setup[1] for run in present}):
+        what = f"{found.name}: seed {first_few(shared)} is of its tuning runs: values were chosen on it"
+        yield Finding(what=what, fix="plan a campaign with other final seeds")
+    records = (history.tunings[name] for name in found.names if name in history.tunings)
+    if any(each["line"] > start and each.get("tuning") != found.manifest.get("tuning") for each in records):
+        what = f"{found.name}: manifest.json does not hold the tuning that was recorded when it ended"
         yield Finding(what=what, fix="restore it from a backup")
 
 

@@ -25,7 +25,7 @@ from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import StopRequested
 from retrain.records.files import append_whole, seal_of, take_lock
 from retrain.records.reading import lines_backwards, table_of, time_now
-from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUNS
+from retrain.records.record_names import CAMPAIGN_FILE, EVALUATION, METRICS, RUNS, TUNING
 from retrain.records.run import Run, settings_key
 from retrain.text.secrets import hide, redacted_json
 
@@ -115,7 +115,10 @@ def ledger_folder(path: Path) -> Path:
     """Return the folder that holds a run or a campaign, or the campaign of a run: its ledger covers them."""
     folder = path.resolve()
     is_of_campaign = folder.parent.name == RUNS and (folder.parent.parent / CAMPAIGN_FILE).is_file()
-    return folder.parent.parent.parent if is_of_campaign else folder.parent
+    own = folder.parent.parent if is_of_campaign else folder
+    # Tuning runs are in the ledger of the campaign that they choose for.
+    is_tuning = own.name == TUNING and (own.parent / CAMPAIGN_FILE).is_file()
+    return own.parent.parent if is_tuning else own.parent
 
 
 def name_in(folder: Path, path: Path) -> str:

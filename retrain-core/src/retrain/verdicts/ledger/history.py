@@ -11,7 +11,7 @@ from pathlib import Path
 from retrain.kernel.config.toml_file import open_regular
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.records.reading import Record, parse_record, table_of
-from retrain.records.record_names import RUN_FILE, RUNS
+from retrain.records.record_names import RUN_FILE, RUNS, TUNING
 from retrain.verdicts.ledger.chain import FIRST, NAME, SUFFIX, SUFFIX_BYTES, hash_of_line
 
 Cell = tuple[str, str]  # a run by its folder and the time at which it began; a resume keeps it
@@ -113,6 +113,7 @@ class History:
     runs: dict[Cell, RunHistory] = field(default_factory=dict)
     looks: list[Record] = field(default_factory=list)
     verdicts: list[Record] = field(default_factory=list)
+    tunings: dict[str, Record] = field(default_factory=dict)  # the last one of a campaign, with its `line`
     _same: dict[Identity, list[RunHistory]] = field(default_factory=dict)
 
     @property
@@ -149,6 +150,8 @@ class History:
                         same.append(run)
                         known = self.runs[name, started] = run
                 known.ended = record if record["kind"] == "run_ended" else None
+            case "tuned":
+                self.tunings[str(record.get("campaign"))] = {**record, "line": self.num_lines}
             case "look":
                 self.looks.append(record)
             case "verdict":
@@ -172,6 +175,6 @@ def read_history(folder: Path, *, known_head: str = "") -> History:
 
 
 def folders_below(folder: Path) -> Iterator[Path]:
-    """Yield the runs that the ledger in `folder` covers: `RUN` and `CAMPAIGN/runs/RUN`."""
-    for pattern in (f"*/{RUN_FILE}", f"*/{RUNS}/*/{RUN_FILE}"):
+    """Yield the runs that the ledger in `folder` covers: `RUN`, `CAMPAIGN/runs/RUN` and those of its tuning."""
+    for pattern in (f"*/{RUN_FILE}", f"*/{RUNS}/*/{RUN_FILE}", f"*/{TUNING}/{RUNS}/*/{RUN_FILE}"):
         yield from (file.parent for file in sorted(folder.glob(pattern)))

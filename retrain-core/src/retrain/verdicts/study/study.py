@@ -40,6 +40,7 @@ from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sensitivity import Sensitivity, sensitivities
 from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
+from retrain.verdicts.study.tuning import TuningView, on_final_seeds, tuning_view
 
 DEFAULT_ALPHA = 0.05
 NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
@@ -131,6 +132,7 @@ class Study:
     sets: SetsView | None = None
     two_runs: TwoPolicies | None = None
     samplers: tuple[str, ...] = ()
+    tuning: TuningView | None = None
     notices: tuple[str, ...] = ()
     looks: RecordedLooks | None = None
     is_unverified: bool = False
@@ -206,6 +208,7 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         samplers=_samplers(compared, metric),
         values=factorial.with_mixtures(values),
         sensitivity=sensitivities(source.declared, values, direction=judging.direction),
+        tuning=tuning_view(source, comparisons, judging.direction, judging.controls),
         two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )
     return replace(study, exploratory=_departures(study, options, source))
@@ -263,7 +266,7 @@ def _departures(study: Study, options: Options, source: Source) -> tuple[str, ..
     found = [NO_PLAN]
     if plan := study.plan:
         found = [*_of_the_plan(plan, study, source), *_of_the_analysis(plan, study, options)]
-    return (*found, *study.other_examples, *([MORE_DIFFERS] if study.undeclared else []))
+    return (*found, *on_final_seeds(source), *study.other_examples, *([MORE_DIFFERS] if study.undeclared else []))
 
 
 def _of_the_plan(plan: Plan, study: Study, source: Source) -> Iterator[str]:

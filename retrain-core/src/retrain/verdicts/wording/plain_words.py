@@ -29,7 +29,8 @@ def _compared(study: Study) -> str:
     fields = {HELD_OUT.field: "the share of right answers", CORRECT.field: "the share of right answers in training"}
     measured = f"{fields.get(study.metric.field, study.metric.field)} {WHEN[study.metric.summary]}"
     ways = f"{counted(len(study.conditions), 'way')} to train were compared"
-    return f"{ways}; each was trained {times} from different seeds. The measure is {measured}{where}."
+    unequal = f"{told}. " if study.tuning and (told := study.tuning.unequal()) else ""
+    return f"{unequal}{ways}; each was trained {times} from different seeds. The measure is {measured}{where}."
 
 
 def _found(study: Study) -> list[str]:

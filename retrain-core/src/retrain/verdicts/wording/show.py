@@ -67,7 +67,7 @@ def _tables(study: Study) -> Iterator[tuple[str, TextTable]]:
     yield from ((each.title, each) for each in condition_tables(study))
     if study.comparisons:
         yield VERDICTS, comparison_table(study)
-    yield from ((each.title, each) for each in sets_tables(study))
+    yield from ((each.title, each) for each in (*sets_tables(study), *tuning_tables(study)))
 
 
 def _reasons(study: Study) -> Iterator[tuple[str, Sequence[str]]]:
@@ -86,6 +86,7 @@ def _notes(study: Study) -> Iterator[str]:
     yield from (sensitivity_sentence(each, study.metric) for each in study.sensitivity)
     yield from filter(None, (sentences.beforehand(study), sentences.next_step(study)))
     yield from sets_notes(study)
+    yield from tuning_notes(study)
     yield from sentences.capped([f"left out: {each.name}: {each.reason}" for each in study.left_out], "left out")
 
 
@@ -198,9 +199,30 @@ def _verdicts(view: SetsView) -> TextTable:
     return TextTable(title="Verdicts over sets", heads=heads, rows=rows, num_names=3)
 
 
+def tuning_tables(study: Study) -> Iterator[TextTable]:
+    """Yield performance against tuning budget: the expected best of k configurations."""
+    view = study.tuning
+    if view is None:
+        return
+    sizes = sorted({size for each in view.conditions for size in each.curve})
+    rows = []
+    for each in view.conditions:
+        cells = (with_interval(*each.curve[size], view.metric) if size in each.curve else ABSENT for size in sizes)
+        rows.append((each.condition, each.budget, str(each.num_tried), str(each.num_failed), *cells))
+    heads = ("condition", "tuned", "tried", "failed", *(f"best of {size}" for size in sizes))
+    title = f"Tuning: expected best of k configurations, {view.metric} of the tuning runs [95 % interval]"
+    yield TextTable(title=title, heads=heads, rows=tuple(rows), num_names=2)
+
+
+def tuning_notes(study: Study) -> Iterator[str]:
+    if study.tuning:
+        yield from (edge for each in study.tuning.conditions for edge in each.edges)
+        yield "tuning: intervals of so few configurations cover less than 95 %; no verdict uses them"
+
+
 AS_THEY_ARE = (
     *("direction", "alpha", "baseline", "align", "budget", "shortest", "standing", "exploratory", "undeclared"),
-    *("notices", "collapses", "sets", "left_out", "campaign", "sensitivity"),
+    *("notices", "collapses", "sets", "left_out", "campaign", "sensitivity", "tuning"),
 )
 OF_THE_PLAN = ("hypothesis", "alpha", "stop_rule", "baseline", "direction", "margin", "written", "sha256")
 

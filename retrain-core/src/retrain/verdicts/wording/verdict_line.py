@@ -17,12 +17,17 @@ from retrain.verdicts.wording import sentences
 from retrain.verdicts.wording.sentences import scope, sized, too_few_seeds, verdict_words
 
 MOST_NAMED, MOST_SEEDS = 6, 5
+ONE_CHOICE = "About the values that were chosen, once for all seeds, and not about every search: see choice = 'best'"
 SUMMARY_CHARS = 240
 
 
 def verdict_line(comparison: Comparison, study: Study) -> str:
     """`better: +11.7 pp (95 % interval 6.1 to 17.2), over 8 seeds, on these 64 examples. Worst seed of each: ...`"""
     told = [f"{verdict_words(comparison)}: {_found(comparison, study)}"]
+    if study.tuning:
+        # Before the verdict: a baseline that was not tuned as well explains most gains.
+        told = [*filter(None, [study.tuning.unequal(comparison.baseline, comparison.condition)]), *told]
+        told += [] if study.tuning.is_per_seed else [ONE_CHOICE]
     if seeds := comparison.per_seed:
         left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
         told.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
@@ -54,6 +59,7 @@ def further_lines(comparison: Comparison, study: Study) -> list[str]:
         looks_sentence(comparison.looks) if comparison.looks else "",
         seeds_sentence(comparison),
         lost_sentence(comparison, study),
+        *equal_budget_sentences(comparison, study),
         scope_sentence(view, study.metric) if view and view.interval is None else "",
         advice_sentence(view, study.metric) if view else "",
     ]
@@ -120,8 +126,27 @@ def effect_sentence(comparison: Comparison, study: Study) -> str:
 NOTHING = "Only one condition: there is nothing to compare it with."
 
 
+def equal_budget_sentences(comparison: Comparison, study: Study) -> list[str]:
+    """Return the comparison at the same number of configurations, by the tuning runs."""
+    found, metric = (study.tuning.at_equal_budget, study.tuning.metric) if study.tuning else ((), study.metric)
+    return [
+        f"at equal budget, the best of {each.size} configurations each on the tuning runs: {each.verdict}, "
+        f"{shown_difference(each.difference, metric)}, p = {sentences.probability(each.p)}"
+        for each in found
+        if (each.baseline, each.condition) == (comparison.baseline, comparison.condition)
+    ]
+
+
 def answer(study: Study) -> str:
-    """Return verdict, size, scope and standing of a single comparison; of several, the conditions by verdict."""
+    """Return verdict, size, scope and standing of a single comparison; of several, the conditions by verdict.
+
+    Conditions that were not tuned alike are named first.
+    """
+    unequal = study.tuning.unequal() if study.tuning and study.comparisons else ""
+    return f"{unequal}. {_answer(study)}" if unequal else _answer(study)
+
+
+def _answer(study: Study) -> str:
     if study.two_runs:
         return f"{sentences.policies_sentence(study.two_runs)}."
     if not study.comparisons:
