@@ -37,6 +37,7 @@ TRAINERS_OWN = {
     "algorithm.is_level": CUSTOM,
     "algorithm.is_mode": CUSTOM,
     "algorithm.is_bounds": CUSTOM,
+    "algorithm.off_policy_mask": CUSTOM,
 }
 ITS_WAY = {"algorithm.aggregation": "token_mean"}  # the trainer's fixed behaviour
 RECIPE = "recipe"
