@@ -124,8 +124,7 @@ class Completion:
     each part is trained as a separate row. `turns` counts how often the policy was sampled. `rewards_T` are rewards of
     single tokens in addition to the score, for a transform that takes them. `reference_logprobs_T` and `kl_coef` are
     for a KL term of the loss (see `TrainRow`), `experts_TLK` for a mixture of experts (see `Sample`).
-    `squared_probs_T` is the sum of squared probabilities of the trainer's distribution at each token, where credit needs
-    it.
+    `squared_probs_T` is the trainer's sum of squared probabilities at each token, where credit needs it.
     """
 
     tokens_T: Tokens
