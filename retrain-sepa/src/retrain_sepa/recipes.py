@@ -84,7 +84,6 @@ ICEPOP: Mapping[str, Any] = {
     **GROUP_STD,
     **PPO,
     "algorithm.aggregation": "token_mean",
-    "algorithm.is_level": "token",
     "algorithm.is_mode": "mask",
     "algorithm.is_bounds": [0.5, 5.0],
 }

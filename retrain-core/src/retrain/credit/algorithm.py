@@ -150,7 +150,7 @@ class CreditAlgorithm:
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
             token_rewards_G=token_rewards_G if self.flow.needs_token_rewards else None,
             squared_probs_G=squared_G if len(squared_G) == len(judged) else None,
-            greedy=float(_values([group.greedy_score.value if group.greedy_score else None])[0]),
+            greedy=float(_values([group.greedy_score.value])[0]) if group.greedy_score else None,
             name=name,
         )
 

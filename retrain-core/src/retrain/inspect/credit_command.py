@@ -185,7 +185,7 @@ def replay(
             planning_G=planning,
             entropies_G=found if len(found) == len(group) else None,
             named_rewards=named_rewards([c.record.get("reward_parts") or {} for c in group]),
-            greedy=np.nan if (greedy := group[0].record.get("greedy_reward")) is None else greedy,
+            greedy=_greedy(group[0]),
             squared_probs_G=squared if len(squared) == len(group) else None,
             tokens_G=[c.tokens.tokens_T for c in group] if flow.needs_text else None,
             texts_G=[token_texts(tokenizer, c.tokens.tokens_T.tolist()) for c in group] if flow.needs_text else None,
@@ -194,6 +194,11 @@ def replay(
         for group, planning, found, squared in zip(judged, masks, entropies, squares, strict=True)
     ]
     return judged, masks, assign_credit(groups, flow, sepa_lambda=sepa_lambda)
+
+
+def _greedy(member: StoredCompletion) -> float | None:
+    value = member.record.get("greedy_reward")
+    return float(np.nan if value is None else value) if "greedy_reward" in member.record else None
 
 
 def _masks(group: Sequence[StoredCompletion], detector: PlanningDetector | None) -> tuple[Mask, ...]:

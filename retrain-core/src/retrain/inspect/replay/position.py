@@ -284,8 +284,10 @@ def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
 
 
 def _greedy_score(record: Mapping[str, Any]) -> Score | None:
-    value = record.get("greedy_reward")
-    return None if value is None else Score.of(value)
+    if "greedy_reward" not in record:
+        return None
+    value = record["greedy_reward"]
+    return Score.no_verdict("not recorded") if value is None else Score.of(value)
 
 
 def _completion(step: int, member: StoredCompletion) -> Completion:
