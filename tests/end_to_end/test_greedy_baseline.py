@@ -16,7 +16,7 @@ SHORT = (*REMAX, "--eval-examples", "0", "--save-every", "2")
 def first(run: Path) -> tuple[dict[str, object], list[dict[str, object]]]:
     """The line of the first step, and the records of its completions."""
     line = records(run / "metrics.jsonl")[0]
-    return line, [each for each in records(run / "generations.jsonl") if each["step"] == 0]
+    return line, [each for each in records(run / "emergence/generations.jsonl") if each["step"] == 0]
 
 
 @pytest.mark.slow

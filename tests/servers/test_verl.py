@@ -203,8 +203,8 @@ def advantages_of(verl: SimpleNamespace, name: str, mask: Tensor, **settings: An
     index = np.repeat(np.arange(GROUPS), GROUP_SIZE)
     if "reinforce" in name:
         settings["config"] = SimpleNamespace(gamma=1.0)
-    kinds = {} if name == "reinforce_plus_plus" else {"index": index}
-    found, _ = verl.core.get_adv_estimator_fn(name)(rewards, mask.double(), **kinds, **settings)
+    kinds = {} if name in ("reinforce_plus_plus", "remax") else {"index": index}
+    found, _ = verl.core.get_adv_estimator_fn(name)(rewards, response_mask=mask.double(), **kinds, **settings)
     return found[:, 0].numpy()
 
 

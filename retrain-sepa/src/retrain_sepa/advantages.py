@@ -103,8 +103,8 @@ def otb_advantages(rewards_G: Floats, logprobs_G: Sequence[Floats], squared_prob
     """Reward minus the optimal token baseline of the group, one array per completion, as verl has it.
 
     B_t = sum_i r_i W_it / sum_i W_it over the completions that are longer than t. W_it = sum_{u <= t} (1 - 2 p_iu +
-    sum_v p_iuv^2) is the squared norm of the score of its first tokens. Where only one completion is left, or all W are
-    0, B_t = 0.
+    sum_v p_iuv^2) is the squared norm of the score of its first tokens. B_t = 0 if one completion is left, or all W are
+    0.
     """
     lengths_G = np.array([len(each) for each in logprobs_G], dtype=np.int64)
     weights_GT = np.zeros((len(lengths_G), int(lengths_G.max(initial=0))))

@@ -148,6 +148,10 @@ def test_packs_change_nothing(name: str) -> None:
         ([3.0, -2.0, 2.5], 0.04, 1),  # none is below, and one stays
         ([0.0, 0.0, 0.0], 1e-9, 3),
         ([25.0, 30.0, 0.1], 0.04, 1),
+        ([0.3, -0.3, 0.0], 0.04, 1),  # 0.09 / 2 is above; equal ones go together
+        ([0.25, -0.25, 0.0, 0.1], 0.04, 4),
+        ([0.3, -0.3, 0.1, 0.0], 0.04, 2),
+        ([0.3, -0.3], 0.04, 2),  # all are the smallest
         ([0.5], 0.04, 1),
     ],
 )

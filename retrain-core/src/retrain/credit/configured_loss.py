@@ -108,7 +108,7 @@ def check_credit(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Pro
         path, fix = "algorithm.transform_mode", 'set transform_mode = "none", without surprisal_mask_rho'
     else:
         return []
-    what = f"the loss {spec.name!r} does not go with {by}, which credits single tokens"
+    what = f"the loss {spec.name!r} does not go with credit by token, and {by} gives it"
     return [Problem(code="loss.credit-too-fine", where=config.place(path), what=what, why=why, fix=fix)]
 
 

@@ -95,13 +95,16 @@ def dppo_kl(ctx: LossContext) -> LossTerms:
 
 
 def m2po_drops(ctx: LossContext) -> Tensor:
-    """The fewest tokens with the largest l^2 that leave a mean l^2 below tau, but never all, arXiv:2510.01161."""
+    """The tokens with the largest l^2, as few as leave a mean l^2 below tau, but never all, arXiv:2510.01161.
+
+    Equal ones are dropped together, so that the order of rows decides nothing.
+    """
     squares_M = _logs(ctx).double().square()
-    order_M = squares_M.argsort(stable=True)
-    means_M = squares_M[order_M].cumsum(0) / torch.arange(1, len(order_M) + 1, device=order_M.device)
-    # The means of ever more tokens never fall, so those below tau come first.
-    kept = max(1, int((means_M < ctx.params.tau).sum()))
-    return torch.ones_like(squares_M, dtype=torch.bool).index_fill(0, order_M[:kept], False)
+    ranked_M = squares_M.sort().values
+    means_M = ranked_M.cumsum(0) / torch.arange(1, len(ranked_M) + 1, device=ranked_M.device)
+    is_last_M = torch.cat([ranked_M[1:] > ranked_M[:-1], torch.ones_like(ranked_M[:1], dtype=torch.bool)])
+    kept_M = ranked_M[(means_M < ctx.params.tau) & is_last_M]
+    return squares_M > (kept_M[-1] if len(kept_M) else ranked_M[0])
 
 
 def dro(ctx: LossContext) -> Tensor:

@@ -380,8 +380,8 @@ class Trainer:
         policy = self._loss_of(batch)
         if not policy.has_marks:
             return Marked()
-        # Before the first update the policy is still the one that sampled, as far as a covariance can tell. A loss
-        # that drops tokens looks at the difference, which a weight of the mismatch takes out of the ratio.
+        # Before the first update a covariance takes the policy for the one that sampled. A loss that drops tokens looks
+        # at their difference, unless a weight of the mismatch has taken it out of the ratio.
         is_moved = batch.update > 0 or (policy.spec.drops is not None and policy.mismatch is None)
         now = self.logprobs(batch.rows, batch.temperature) if is_moved else [row.logprobs_T for row in batch.rows]
         return policy.marked(batch, now, self._seeds)

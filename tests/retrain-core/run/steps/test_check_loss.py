@@ -36,7 +36,10 @@ TINKER = '[backend]\nbackend = "tinker"\n'
 def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(told):
     found = told(TINKER + '[algorithm]\nloss = "gspo"\n')
     assert "retrain.toml:4 [algorithm] loss: backend 'tinker' cannot apply the loss 'gspo'" in found
-    assert "it can apply 'cispo', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'" in found
+    assert (
+        "it can apply 'cispo', 'dro', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'"
+        in found
+    )
     assert 'fix: use loss = "ppo", or [backend] backend = "local"' in found
     assert told('[algorithm]\nloss = "json.dumps"\nloss_params = { a = 1 }\n') == "", (
         "a file's is for backends that take it"
@@ -116,14 +119,17 @@ FINE = 'transform_mode = "none"\n'
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ('loss = "gmpo"\n', "the loss 'gmpo' does not go with 'maxrl+gtpo_sepa', which credits single tokens"),
-        ('loss = "gmpo"\nalgorithm_mode = "maxrl_gtpo"\n', "the loss 'gmpo' does not go with 'maxrl_gtpo'"),
+        ('loss = "gmpo"\n', "the loss 'gmpo' does not go with credit by token, and 'maxrl+gtpo_sepa' gives it"),
+        ('loss = "gmpo"\nalgorithm_mode = "maxrl_gtpo"\n', "and 'maxrl_gtpo' gives it"),
         ('loss = "gmpo"\nsurprisal_mask_rho = 0.2\n' + FINE, 'set transform_mode = "none", without surprisal_mask_rho'),
         *(
-            (f'loss = "{loss}"\nadvantage_mode = "otb"\n' + FINE, f"{loss!r} does not go with advantage 'otb'")
+            (
+                f'loss = "{loss}"\nadvantage_mode = "otb"\n' + FINE,
+                f"{loss!r} does not go with credit by token, and advantage 'otb' gives it",
+            )
             for loss in ("gspo", "luspo", "gmpo", "vespo")
         ),
-        ('loss = "gspo"\nadvantage_mode = "distillation"\n' + FINE, "does not go with advantage 'distillation'"),
+        ('loss = "gspo"\nadvantage_mode = "distillation"\n' + FINE, "and advantage 'distillation' gives it"),
     ],
 )
 def test_credit_finer_than_the_loss_takes_is_refused_before_the_model_loads(toml, words, told):

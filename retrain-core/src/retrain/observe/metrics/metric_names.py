@@ -102,7 +102,7 @@ TOKENS = (
     ("mean_tokens", "Mean length of a completion.", "tokens", REJECTED),
     ("max_tokens_seen", "Longest completion.", "tokens", REJECTED),
     ("sampled_tokens", "All tokens sampled.", "tokens", REJECTED),
-    ("greedy_tokens", "Part of them in greedy completions, which are not trained.", "tokens", NO_GREEDY),
+    ("greedy_tokens", "Part of them in greedy completions; these are not trained.", "tokens", NO_GREEDY),
     ("greedy_reward_mean", "Mean score of greedy completions, of the first round.", "", NO_GREEDY),
     ("greedy_no_verdict_count", "Greedy completions without a score: their groups get no credit.", "", NO_GREEDY),
     ("max_token_hit_rate", "Share of completions truncated by max_tokens or the context limit.", "", REJECTED),
