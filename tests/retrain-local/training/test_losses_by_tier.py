@@ -22,7 +22,7 @@ TABLE = registered_tables(PLUGINS)["algorithm"].model
 TIERS = {"llama": "native", "gptj": "paged", "doge": "plain"}
 LOSSES: dict[str, dict[str, Any]] = {
     **{name: {"loss": name} for name in ("sapo", "gmpo", "vespo", "dppo_tv", "dppo_kl", "m2po", "dro")},
-    "luspo": {"loss": "luspo", "clip_eps": 0.03, "clip_eps_high": 0.04},
+    "luspo": {"loss": "luspo", "clip_eps": 0.2, "clip_eps_high": 0.28},
     "off_policy_mask": {"loss": "ppo", "off_policy_mask": 0.01},
 }
 

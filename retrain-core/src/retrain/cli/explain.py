@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from retrain.credit.configured_loss import applicable_losses, capability_fields, idle_part
+from retrain.credit.configured_loss import applicable_losses, capability_fields
+from retrain.credit.fit import idle_part
 from retrain.credit.flow import CreditFlow
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.load import all_keys

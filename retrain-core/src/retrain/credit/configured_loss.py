@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retrain.credit.checks import spec_or_callable, wrong_shape
 from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config
@@ -13,9 +13,6 @@ from retrain.kernel.declared import Capabilities, Kind, PluginSpec
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.plugins.resolve import Found, problem_with, resolve, validated_params
 from retrain.kernel.registry import Plugins
-
-if TYPE_CHECKING:
-    from retrain.credit.flow import CreditFlow
 
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
@@ -89,40 +86,6 @@ def check_clips(config: Config, plugins: Plugins) -> list[Problem]:
     what = f"has no effect: {which} does not clip"
     fix = 'write loss = "ppo" (or "cispo") as well, or remove it'
     return [Problem(code="loss.no-clip", where=config.place(path), what=what, fix=fix) for path in given]
-
-
-def check_credit(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
-    """A problem with credit that is finer than the loss takes; of a plugin's own `Algorithm` it is not known."""
-    spec, advantage = _spec(plugins, config.algorithm.loss), flow.advantage.name
-    takes = _traits(spec).credit
-    if spec is None or takes == "token" or flow.is_custom:
-        return []
-    if flow.advantage.compute_tokens and not flow.whole:
-        by, why = (
-            f"advantage {advantage!r}",
-            "it has one ratio for each completion, so every token gets the same weight",
-        )
-        path, fix = "algorithm.loss", 'use loss = "importance_sampling", "ppo" or "cispo"'
-    elif takes == "completion" and flow.weighs_tokens:
-        by, why = f"{flow.name!r}", "it takes one advantage for all tokens of a completion"
-        path, fix = "algorithm.transform_mode", 'set transform_mode = "none", without surprisal_mask_rho'
-    else:
-        return []
-    what = f"the loss {spec.name!r} does not go with credit by token, and {by} gives it"
-    return [Problem(code="loss.credit-too-fine", where=config.place(path), what=what, why=why, fix=fix)]
-
-
-def idle_part(config: Config, plugins: Plugins) -> str:
-    """One line on the part of the loss that does nothing with one update per step; otherwise empty."""
-    algorithm, training = config.algorithm, config.training
-    idle = [_traits(_spec(plugins, algorithm.loss)).idle, "off_policy_mask" if algorithm.off_policy_mask else ""]
-    names = " and ".join(filter(None, idle))
-    if not names or training.minibatches * training.epochs > 1:
-        return ""
-    return (
-        f"{names}: no effect with one update per step, since every ratio is 1 on fresh samples whose log-probabilities "
-        "are the trainer's; set [training] minibatches or epochs"
-    )
 
 
 def selected_loss(config: Config, plugins: Plugins) -> str:

@@ -109,7 +109,9 @@ def assemble(
         backend = build_backend(context)
         order.draw_ahead(steps_ahead(config, backend))
         if flow.needs_greedy:
-            select = _with_greedy(select, tasks, backend, context)
+            from retrain.run.steps.greedy import greedy_first  # only an advantage that needs it loads it
+
+            select = greedy_first(select, tasks, backend, context)
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
         shapers = [shaper for found in given for shaper in found or ()]
     parts = Parts(
@@ -201,15 +203,6 @@ def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], 
 
         ways.append(selection(config))
     return lambda sample: reduce(lambda inner, way: way(inner), ways, sample)
-
-
-def _with_greedy(
-    select: Callable[[Sample], Sample], tasks: Tasks, backend: Backend, context: PluginContext
-) -> Callable[[Sample], Sample]:
-    from retrain.run.steps.greedy import with_greedy  # only an advantage that needs it loads it
-
-    # Innermost, so that every round has its own and a control replaces these scores, too.
-    return lambda sample: select(with_greedy(sample, tasks, backend, context))
 
 
 def _rollouts(tasks: Tasks, backend: Backend, context: PluginContext) -> Rollouts:

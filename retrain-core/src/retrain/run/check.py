@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from retrain.credit.configured_loss import KEY as LOSS
-from retrain.credit.configured_loss import check_clips, check_credit, check_loss, selected_loss
+from retrain.credit.configured_loss import check_clips, check_loss, selected_loss
 from retrain.credit.flow import CreditFlow, build_flow, group_problem
 from retrain.kernel.config.keys import keys_of
 from retrain.kernel.config.load import TableEntry
@@ -63,7 +63,10 @@ def check(
     except RetrainError as error:
         problems += [*_beyond_backend(config, plugins, None), *_with_notes(error.problems, config, plugins)]
         return None, about_recipe(problems, config, plugins)
-    problems += check_credit(config, plugins, flow)
+    if selected_loss(config, plugins) or flow.needs_squared_probs:
+        from retrain.credit.fit import fit_problems  # the default loss takes any credit
+
+        problems += fit_problems(config, plugins, flow)
     return flow, about_recipe([*problems, *_beyond_backend(config, plugins, flow)], config, plugins)
 
 
@@ -100,7 +103,7 @@ def _with_notes(problems: Sequence[Problem], config: Config, plugins: Plugins) -
 
 
 def _beyond_backend(config: Config, plugins: Plugins, flow: CreditFlow | None) -> Iterator[Problem]:
-    """Numbers that sampler or trainer cannot provide, and training of all weights where only adapters are trained."""
+    """Entropies that the sampler cannot provide, and training of all weights where only adapters are trained."""
     capabilities, backend = declared_capabilities(config, plugins), config.backend.backend
     if capabilities is None:
         return
@@ -110,12 +113,6 @@ def _beyond_backend(config: Config, plugins: Plugins, flow: CreditFlow | None) -
         fix = 'use uncertainty_kind = "surprisal", or backend = "local" with engine = "pytorch"'
         where = config.place("algorithm.uncertainty_kind")
         yield Problem(code="backend.no-entropies", where=where, what=what, fix=fix)
-    if flow and flow.needs_squared_probs and not capabilities.provides_squared_probs:
-        what = f"{flow.advantage.name!r} needs the trainer's sums of squared probabilities, and backend {backend!r} "
-        what += "cannot provide them"
-        fix = 'use advantage_mode = "grpo", or backend = "local"'
-        where = config.place("algorithm.advantage_mode")
-        yield Problem(code="backend.no-squared-probs", where=where, what=what, fix=fix)
     if not config.model.lora_rank and not capabilities.all_weights:
         what = f"lora_rank = 0 trains all weights, and backend {backend!r} trains adapters only"
         fix = 'set a rank, such as 32, or use backend = "local"'

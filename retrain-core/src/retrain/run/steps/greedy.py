@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,13 @@ from retrain.kernel.types import Completion, SamplingParams, Score
 from retrain.tasks.tasks import Tasks
 
 PURPOSE = "greedy"
+
+
+def greedy_first(
+    select: Callable[[Sample], Sample], tasks: Tasks, backend: Backend, context: PluginContext
+) -> Callable[[Sample], Sample]:
+    """Add `with_greedy` innermost, so that every round has its own and a control replaces these scores, too."""
+    return lambda sample: select(with_greedy(sample, tasks, backend, context))
 
 
 def with_greedy(sample: Sample, tasks: Tasks, backend: Backend, context: PluginContext) -> Sample:
