@@ -55,7 +55,10 @@ class Step:
                 loss.left_out(new, sampler, d.advantages_T[d.action_T])
                 for new, sampler, d in zip(now, sampled, plain, strict=True)
             ]
-            datums = [d.weighted(~mask, d.logprobs_T[d.action_T]) for d, mask in zip(datums, masks, strict=True)]
+            datums = [
+                d.weighted(np.where(mask, 0.0, 1.0), d.logprobs_T[d.action_T])
+                for d, mask in zip(datums, masks, strict=True)
+            ]
             clipped += sum(int(mask.sum()) for mask in masks)
         denominators = loss.denominators([len(logprobs_N) for logprobs_N in sampled], batch.num_masked)
         factors = scales(datums, self._reduction, denominators)

@@ -28,7 +28,7 @@ def fit_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator
             "it has one ratio for each completion, so every token gets the same weight",
         )
         fix = 'use loss = "importance_sampling", "ppo" or "cispo"'
-    elif takes == "completion" and flow.weighs_tokens:
+    elif takes == "completion" and _weighs_tokens(flow):
         by, why = repr(flow.name), "it takes one advantage for all tokens of a completion"
         path, fix = "algorithm.transform_mode", 'set transform_mode = "none", without surprisal_mask_rho'
     if by:
@@ -40,6 +40,13 @@ def fit_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator
         what = f"{advantage!r} needs the trainer's sums of squared probabilities, {lacks}"
         where, fix = config.place("algorithm.advantage_mode"), 'use advantage_mode = "grpo", or backend = "local"'
         yield Problem(code="backend.no-squared-probs", where=where, what=what, fix=fix)
+
+
+def _weighs_tokens(flow: CreditFlow) -> bool:
+    """True if tokens of one completion may get different credit."""
+    transform = flow.transform
+    parts = (transform.use_gtpo, transform.apply_hicra, transform.post_process, transform.compute_context)
+    return any((*parts, flow.whole, flow.mask_rho))
 
 
 def idle_part(config: Config, plugins: Plugins) -> str:

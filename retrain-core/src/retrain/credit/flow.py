@@ -99,13 +99,6 @@ class CreditFlow:
         return self.transform.needs_token_rewards or self.advantage.needs_token_rewards
 
     @property
-    def weighs_tokens(self) -> bool:
-        """True if tokens of one completion may get different credit."""
-        transform = self.transform
-        parts = (transform.use_gtpo, transform.apply_hicra, transform.post_process, transform.compute_context)
-        return any((*parts, self.whole, self.mask_rho, self.advantage.compute_tokens))
-
-    @property
     def needs_verdict(self) -> bool:
         """True if only completions with a verdict are trained."""
         return self.advantage.needs_verdict or self.whole is not None
