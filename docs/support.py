@@ -9,6 +9,7 @@ from retrain.cli.manual import markdown
 from retrain.kernel.config.keys import Key, keys_of
 from retrain.kernel.config.load import TableEntry, all_keys
 from retrain.kernel.config.toml_file import toml_text
+from retrain.kernel.contracts.losses import LossTraits
 from retrain.kernel.declared import Capabilities, Kind
 from retrain.kernel.errors import Problem
 from retrain.kernel.plugins.first_party import promised_names
@@ -48,6 +49,9 @@ TRIED: Sequence[Mapping[str, str]] = (
     {"algorithm.loss": "ppo", "algorithm.clip_eps": "0.1"},
     {"algorithm.loss": "ppo", "algorithm.clip_eps_high": "0.3"},
     {"algorithm.loss": "ppo", "algorithm.dual_clip": "3.0"},
+    {"algorithm.off_policy_mask": "0.1"},
+    {"algorithm.transform_mode": "none", "algorithm.advantage_mode": "remax"},
+    {"algorithm.transform_mode": "none", "algorithm.advantage_mode": "otb"},
     {"algorithm.aggregation": "sequence_mean"},
     {"algorithm.aggregation": "constant"},
     {"algorithm.tis_cap": "2.0"},
@@ -137,7 +141,10 @@ def questions(plugins: Plugins, tables: Mapping[str, TableEntry]) -> Iterator[Ma
     losses = {entry.spec.name for entry in plugins.registered(Kind.LOSS)}
     for entry in plugins.registered(Kind.BACKEND):
         losses |= entry.spec.traits.losses if isinstance(entry.spec.traits, Capabilities) else frozenset()
-    yield from ({"algorithm.loss": name} for name in sorted(losses))
+    for name in sorted(losses):
+        traits = plugins.traits_of(Kind.LOSS, name, LossTraits)
+        is_coarse = traits is not None and traits.credit == "completion"
+        yield ({"algorithm.transform_mode": "none"} if is_coarse else {}) | {"algorithm.loss": name}
     known = {key.path for key in all_keys(tables)}
     yield from (values for values in TRIED if values.keys() <= known)
     yield from ({"algorithm.recipe": entry.spec.name} for entry in plugins.registered(Kind.RECIPE))

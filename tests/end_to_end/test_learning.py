@@ -57,6 +57,48 @@ def test_every_other_condition_learns_too(advantage: str, transform: str, tmp_pa
     assert held_out(tmp_path / "logs/tiny")[1] > 0.80
 
 
+GATES = ("sapo", "gmpo", "vespo", "luspo", "dppo_tv", "dppo_kl", "m2po", "dro", "icepop")
+SEVERAL = """
+[model]
+model = "builtin:tiny"
+[backend]
+devices = "cpu"
+[data]
+source = "arithmetic"
+[training]
+seed = 1
+max_steps = 16
+group_size = 8
+minibatches = 2
+max_tokens = 64
+temperature = 1.0
+lr = 2e-3
+save_every = 0
+[eval]
+examples = 128
+samples = 2
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("recipe", "more"), [*((name, ()) for name in GATES), ("grpo", ("--off-policy-mask", "0.02"))])
+def test_every_recipe_of_gates_masks_and_weights_learns(recipe: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    """In two updates per step, so that the part that gives each its name does something."""
+    (tmp_path / "retrain.toml").write_text(SEVERAL, encoding="utf-8")
+    tiny("--recipe", recipe, *more, "--log-dir", "a", cwd=tmp_path)
+    before, after = held_out(tmp_path / "a")
+    assert after > before + 0.15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("advantage", ["opo", "passk", "remax", "otb"])
+def test_every_further_advantage_learns(advantage: str, tmp_path: Path) -> None:
+    (tmp_path / "retrain.toml").write_text(SEVERAL, encoding="utf-8")
+    tiny("--advantage-mode", advantage, *PLAIN, "--log-dir", "a", cwd=tmp_path)
+    before, after = held_out(tmp_path / "a")
+    assert after > before + 0.15
+
+
 @pytest.mark.slow
 def test_all_weights_learn(tmp_path: Path) -> None:
     """Six steps of full fine-tuning, which a model of transformers remains of."""

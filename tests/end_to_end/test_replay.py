@@ -43,6 +43,9 @@ SETTINGS = {
     "rounds": ("--refill", "2"),
     "two devices": ("--devices", "cpu,cpu"),
     "a falling rate": ("--optim-schedule", "cosine"),
+    "a greedy baseline": ("--advantage-mode", "remax", "--transform-mode", "none"),
+    "a baseline by token": ("--advantage-mode", "otb", "--transform-mode", "none"),
+    "tokens left out": ("--recipe", "m2po", "--set", "algorithm.loss_params.tau=1e-5", "--minibatches", "2"),
 }
 
 

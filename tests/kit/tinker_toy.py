@@ -213,7 +213,8 @@ class Toy:
 
     def _pass(self, model: str, given: dict[str, Any], *, learn: bool) -> Any:
         adapter, outputs, total = self.adapters[model], [], 0.0
-        if given["loss_fn"] not in ("cross_entropy", "importance_sampling", "ppo"):
+        known = ("cross_entropy", "importance_sampling", "ppo", *(["dro"] if self.faults.reports_sum else []))
+        if given["loss_fn"] not in known:
             return {"error": f"unknown loss {given['loss_fn']}"}
         table = self.logprobs(adapter.delta)
         for datum in given["data"]:
@@ -245,6 +246,9 @@ class Toy:
         if given["loss_fn"] == "cross_entropy":
             return -fields["weights"] * new, -fields["weights"]
         ratios, advantages = np.exp(new - fields["logprobs"]), fields["advantages"]
+        if given["loss_fn"] == "dro":  # over all positions, the prompt's included, as the hosted service has it
+            gaps, beta = new - fields["logprobs"], given["loss_fn_config"]["beta"]
+            return -advantages * new + 0.5 * beta * gaps**2, -advantages + beta * gaps
         plain = ratios * advantages
         if given["loss_fn"] == "importance_sampling":
             return -plain, -plain

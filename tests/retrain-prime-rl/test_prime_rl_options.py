@@ -128,7 +128,9 @@ def test_a_recipe_is_refused_with_the_keys_that_make_it_work(plugins, refused, t
         text = refused(config)
         assert 'fix: write loss = "importance_sampling" and aggregation = "token_mean" next to the recipe' in text
         assert "remove it" not in text  # nobody wrote it
-        file.write_text(start + f'recipe = "{name}"\nloss = "importance_sampling"\naggregation = "token_mean"\n')
+        beside = 'loss = "importance_sampling"\naggregation = "token_mean"\n'
+        beside += 'is_mode = "truncate"\nis_bounds = []\n' if name == "icepop" else ""
+        file.write_text(start + f'recipe = "{name}"\n{beside}')
         config, problems = read_config(file, plugins, tables)
         assert not problems
         assert refused(config) == ""

@@ -169,6 +169,78 @@ def test_a_truncated_importance_weight_is_applied_here(backend: Make, toy: Toy) 
 # ---------------------------------------------------------------- versions
 
 
+def test_dro_pulls_sampled_tokens_back_and_no_prompt(backend: Make, toy: Toy, delta: Delta) -> None:
+    """The service's penalty covers every position; the second of two updates is the first with something to pull."""
+    toy.faults.reports_sum = True
+    keys = {"algorithm__loss": "dro", "algorithm__loss_params": {"beta": 0.3}}
+    made = backend(optimizer__eps=1e6, optimizer__beta1=0.0, optimizer__beta2=0.0, training__lr=1e6, **keys)
+    batch = batch_of(*drawn(made))
+    made.train(batch)
+    before, table = delta(), toy.logprobs(delta())
+    moves = [np.r_[0.0, table[row.tokens_T[:-1], row.tokens_T[1:]] - row.logprobs_T[1:]] for row in batch.rows]
+    pulled = replace(
+        batch,
+        rows=tuple(
+            replace(row, advantages_T=row.advantages_T - 0.3 * move_T * row.action_T)
+            for row, move_T in zip(batch.rows, moves, strict=True)
+        ),
+    )
+    report = made.train(batch)
+    assert delta() - before == pytest.approx(-policy_gradient(table, pulled), abs=1e-5)
+    terms = [
+        (row.advantages_T * (row.logprobs_T + move_T) - 0.15 * move_T**2)[row.action_T]
+        for row, move_T in zip(batch.rows, moves, strict=True)
+    ]
+    assert report.loss == pytest.approx(-np.concatenate(terms).mean(), abs=1e-5)
+    assert max(np.abs(move_T).max() for move_T in moves) > 1e-3
+
+
+def test_dro_needs_a_service_that_sums(backend: Make, toy: Toy) -> None:
+    with pytest.raises(ConfigError, match="does not compute the loss 'dro'"):
+        backend(algorithm__loss="dro")
+    toy.faults.reports_sum = True
+    with pytest.raises(ConfigError, match="does not go with reduction 'sequence_mean'"):
+        backend(algorithm__loss="dro", options__reduction="sequence_mean")
+
+
+@pytest.mark.parametrize("reports_sum", [False, True], ids=["like SkyRL-tx", "like the hosted service"])
+@pytest.mark.parametrize("keys", [{}, {"algorithm__is_bounds": [0.1, 10.0]}], ids=["alone", "with a weight"])
+def test_stale_completions_with_negative_credit_are_left_out(
+    backend: Make, toy: Toy, delta: Delta, reports_sum: bool, keys: dict[str, Any]
+) -> None:
+    toy.faults.reports_sum = reports_sum
+    made = backend(
+        optimizer__eps=1e6,
+        optimizer__beta1=0.0,
+        optimizer__beta2=0.0,
+        training__lr=1e6,
+        algorithm__off_policy_mask=0.2,
+        **keys,
+    )
+    batch = batch_of(*drawn(made))
+    gaps = [0.3 if number % 2 else 0.1 for number in range(len(batch.rows))]
+    stale = replace(
+        batch,
+        rows=tuple(
+            replace(row, logprobs_T=row.logprobs_T + gap * row.action_T)
+            for row, gap in zip(batch.rows, gaps, strict=True)
+        ),
+    )
+    left_out = [gap > 0.2 and row.advantages_T.min() < 0.0 for row, gap in zip(batch.rows, gaps, strict=True)]
+    assert 0 < sum(left_out) < len(left_out)
+    weighed = replace(
+        batch,
+        rows=tuple(
+            replace(row, advantages_T=row.advantages_T * np.exp(-gap) * (not is_left))
+            for row, gap, is_left in zip(batch.rows, gaps, left_out, strict=True)
+        ),
+    )
+    report = made.train(stale)
+    assert delta() == pytest.approx(-policy_gradient(toy.logprobs(np.zeros_like(toy.base)), weighed), abs=1e-5)
+    count = sum(int(row.action_T.sum()) for row, is_left in zip(batch.rows, left_out, strict=True) if is_left)
+    assert report.clip_fraction == pytest.approx(count / batch.num_actions)
+
+
 def test_every_version_has_a_sampling_client_of_its_own_and_the_old_one_is_never_asked_again(
     backend: Make, toy: Toy, delta: Delta
 ) -> None:

@@ -46,7 +46,7 @@ def test_every_loss_and_number_of_adamw_is_known() -> None:
     numbers = {"learning_rate": 1.0, "beta1": 0.1, "beta2": 0.2, "eps": 0.3, "weight_decay": 0.4, "grad_clip_norm": 0.5}
     params = types.AdamParams(**numbers)
     assert {name: getattr(params, name) for name in numbers} == numbers
-    assert {"importance_sampling", "ppo", "cispo"} <= set(types.LossFnType.__args__)
+    assert {"importance_sampling", "ppo", "cispo", "dro"} <= set(types.LossFnType.__args__)
     params = types.SamplingParams(max_tokens=3, seed=2**31 - 1, stop=[5, 6], temperature=0.7)
     assert (params.max_tokens, params.seed, list(params.stop), params.temperature) == (3, 2**31 - 1, [5, 6], 0.7)
     with pytest.raises(Exception, match="grad_clip"):

@@ -33,8 +33,12 @@ from retrain_local.training.regularisers import Columns, kl_terms
 from retrain_local.training.step_loss import Mismatch, PolicyLoss
 from retrain_sepa.advantages import (
     grpo_advantages,
+    opo_advantages,
+    otb_advantages,
+    passk_advantages,
     reinforce_pp_advantages,
     reinforce_pp_baseline_advantages,
+    remax_advantages,
     rloo_advantages,
 )
 from tests.kit.scored_tokens import Scored, scored
@@ -164,6 +168,8 @@ LOSSES = {
         'loss = "ppo"\n[entropy]\nclip_cov = 1.0\nclip_cov_low = 0.1\nclip_cov_high = 1.0',
         *("clip_cov", MEAN, {"policy_loss": SimpleNamespace(clip_cov_ratio=1.0, clip_cov_lb=0.1, clip_cov_ub=1.0)}),
     ),
+    "built-in sapo": ('loss = "sapo"', "sapo", "seq-mean-token-mean", {"tau_pos": 1.0, "tau_neg": 1.05}),
+    "gmpo": ('loss = "gmpo"', "geo_mean", MEAN, {"clip_ratio": 0.4, "clip_ratio_low": 0.4, "clip_ratio_high": 0.4}),
     "sapo": (
         'loss = "soft_gate.PLUGIN"\naggregation = "sequence_mean"',
         *("sapo", "seq-mean-token-mean", {"tau_pos": 1.0, "tau_neg": 1.05}),
@@ -197,8 +203,8 @@ def advantages_of(verl: SimpleNamespace, name: str, mask: Tensor, **settings: An
     index = np.repeat(np.arange(GROUPS), GROUP_SIZE)
     if "reinforce" in name:
         settings["config"] = SimpleNamespace(gamma=1.0)
-    kinds = {} if name == "reinforce_plus_plus" else {"index": index}
-    found, _ = verl.core.get_adv_estimator_fn(name)(rewards, mask.double(), **kinds, **settings)
+    kinds = {} if name in ("reinforce_plus_plus", "remax") else {"index": index}
+    found, _ = verl.core.get_adv_estimator_fn(name)(rewards, response_mask=mask.double(), **kinds, **settings)
     return found[:, 0].numpy()
 
 
@@ -227,9 +233,48 @@ def test_advantages(verl: SimpleNamespace) -> None:
             advantages_of(verl, "reinforce_plus_plus", even),
         ),
     }
+    stop, plain = SimpleNamespace(get=lambda *_: False), list(lengths_N.reshape(GROUPS, -1))
+    baselines = np.random.default_rng(1).normal(size=GROUPS)
+    compared |= {
+        "opo": (np.concatenate(list(map(opo_advantages, rewards_PG, plain))), advantages_of(verl, "opo", STEP.mask)),
+        "passk": (
+            np.concatenate([passk_advantages(r) for r in rewards_PG]),
+            advantages_of(verl, "grpo_passk", STEP.mask, config=stop),
+        ),
+        "passk, scaled": (
+            np.concatenate([passk_advantages(r, scale="std") for r in rewards_PG]),
+            advantages_of(verl, "grpo_passk", STEP.mask, config=SimpleNamespace(get=lambda *_: True)),
+        ),
+        "remax": (
+            np.concatenate(remax_advantages(rewards_PG, baselines)),
+            advantages_of(verl, "remax", STEP.mask, reward_baselines=torch.from_numpy(baselines.repeat(GROUP_SIZE))),
+        ),
+    }
     errors = {name: difference(*pair) for name, pair in compared.items()}
     print(errors)
     assert max(errors.values()) < TOLERANCE
+
+
+def test_the_optimal_token_baseline(verl: SimpleNamespace) -> None:
+    squares_M = torch.from_numpy(np.random.default_rng(2).uniform(0.0, 1.0, len(STEP.numbers.old_M)))
+    squares_M = STEP.numbers.old_M.exp().square() + squares_M * (1.0 - STEP.numbers.old_M.exp()).square()
+    rewards = torch.zeros(STEP.mask.shape, dtype=torch.float64)
+    rewards[torch.arange(ROWS), STEP.mask.sum(1) - 1] = torch.from_numpy(STEP.numbers.rewards.ravel())
+    wanted, _ = verl.core.get_adv_estimator_fn("optimal_token_baseline")(
+        token_level_rewards=rewards,
+        response_mask=STEP.mask.double(),
+        index=np.repeat(np.arange(GROUPS), GROUP_SIZE),
+        old_log_probs=STEP.padded(STEP.numbers.old_M),
+        sum_pi_squared=STEP.padded(squares_M),
+        handle_zero_tail=True,
+    )
+    lengths = STEP.numbers.lengths.tolist()
+    rows = [list(map(np.asarray, torch.split(each, lengths))) for each in (STEP.numbers.old_M, squares_M)]
+    found = [
+        otb_advantages(STEP.numbers.rewards[group], *(each[group * GROUP_SIZE :][:GROUP_SIZE] for each in rows))
+        for group in range(GROUPS)
+    ]
+    assert difference(np.concatenate([a_T for each in found for a_T in each]), wanted[STEP.mask]) < TOLERANCE
 
 
 def test_kl_and_its_gradient(verl: SimpleNamespace) -> None:

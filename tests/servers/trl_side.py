@@ -19,8 +19,15 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.gmpo import GMPOTrainer
 from trl.trainer.utils import nanstd
+
+CONSTANTS = {  # as TRL has them unless set
+    name: field.default
+    for name, field in GRPOConfig.__dataclass_fields__.items()
+    if name.startswith(("sapo_", "vespo_"))
+}
 
 
 class Accelerator:
@@ -86,7 +93,9 @@ def loss_of(case, samples, new):
     trainer = types.SimpleNamespace(
         accelerator=Accelerator(),
         model=types.SimpleNamespace(training=True),
-        args=types.SimpleNamespace(delta=case.get("delta"), use_bias_correction_kl=True, steps_per_generation=1),
+        args=types.SimpleNamespace(
+            delta=case.get("delta"), use_bias_correction_kl=True, steps_per_generation=1, **CONSTANTS
+        ),
         loss_type=case["loss_type"],
         importance_sampling_level=case.get("importance_sampling_level", "token"),
         epsilon_low=case.get("epsilon", 0.2),
@@ -94,7 +103,7 @@ def loss_of(case, samples, new):
         beta=case.get("beta", 0.0),
         max_completion_length=case["max_completion_length"],
         top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
+        off_policy_mask_threshold=case.get("off_policy_mask_threshold"),
         aux_loss_enabled=False,
         use_vllm="is_ratio" in case,
         vllm_importance_sampling_correction="is_ratio" in case,
@@ -115,7 +124,10 @@ def loss_of(case, samples, new):
         "ref_per_token_logps": padded([s["reference"] for s in samples]),
         "num_items_in_batch": mask.sum(),
     }
-    return GRPOTrainer._compute_loss(trainer, None, inputs)
+    for name in ("get_off_policy_mask", "get_gamma_weights"):
+        setattr(trainer, name, getattr(GRPOTrainer, name))
+    kind = GMPOTrainer if case["loss_type"] == "gmpo" else GRPOTrainer
+    return kind._compute_loss(trainer, None, inputs)
 
 
 def main(folder):

@@ -151,6 +151,10 @@ class LocalBackend:
         with self._training() as trainer:
             return trainer.reference_logprobs(rows, temperature)
 
+    def squared_probs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        with self._training() as trainer:
+            return trainer.squared_probs(rows, temperature)
+
     @property
     def is_broken(self) -> bool:
         return self._group.is_broken

@@ -1,4 +1,4 @@
-"""Keys of the local backend: `[backend.options]`, and its additions to `[model]` and `[lora]`."""
+"""Keys of the local backend: `[backend.options]`, its additions to `[model]` and `[lora]`, parameters of losses."""
 
 from __future__ import annotations
 
@@ -43,6 +43,36 @@ class LoraKeys(Table):
     dora: bool = key(
         False, "Train magnitudes of the matrices in addition; samples slowly, by PEFT's modules (backend local)."
     )
+
+
+class SapoParams(Table):
+    tau_pos: float = key(1.0, "Steepness of the gate for positive advantages.", gt=0.0)
+    tau_neg: float = key(1.05, "The same for negative ones: a steeper gate forgets them sooner.", gt=0.0)
+
+
+class VespoParams(Table):
+    k_pos: float = key(2.0, "Power of the weight for positive advantages.", ge=0.0)
+    lambda_pos: float = key(3.0, "Decay of the weight for positive advantages.", gt=0.0)
+    k_neg: float = key(3.0, "Power of the weight for negative advantages.", ge=0.0)
+    lambda_neg: float = key(2.0, "Decay of the weight for negative advantages.", gt=0.0)
+
+
+class DppoTvParams(Table):
+    divergence: float = key(0.15, "Largest change of a token's probability the way of its advantage.", gt=0.0)
+    ratio_cap: float = key(20.0, "Largest ratio.", gt=0.0)
+
+
+class DppoKlParams(Table):
+    divergence: float = key(0.05, "Largest divergence of (p, 1 - p), in nats.", gt=0.0)
+    ratio_cap: float = key(20.0, "Largest ratio.", gt=0.0)
+
+
+class M2poParams(Table):
+    tau: float = key(0.04, "Bound of the mean squared log-ratio of the tokens that are kept.", gt=0.0)
+
+
+class DroParams(Table):
+    beta: float = key(0.1, "Weight of the squared log-ratio.", ge=0.0)
 
 
 class LocalOptions(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,15 +33,33 @@ CAPABILITIES = Capabilities(
     regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
     all_weights=True,
     losses=frozenset(),  # all are registered, through the door for plugins
-    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds"}),
+    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds", "off_policy_mask"}),
     max_staleness=64,  # on split devices
+    provides_squared_probs=True,
 )
-LOSSES = (
-    ("importance_sampling", "The ratio times the advantage, without a clip."),
-    ("ppo", "The clipped ratio (PPO, DAPO's clip-higher, dual clip)."),
-    ("cispo", "The clipped ratio as a weight: clipped tokens keep their gradient."),
-    ("gspo", "The clipped ratio of a whole sequence, by geometric mean."),
-    ("likelihood", "The log-probability times the advantage, without a ratio; used by [sft]."),
+LOCAL = frozenset({"local"})
+NO_CLIP = LossTraits(backends=LOCAL, clips=False)
+CLIPPED = LossTraits(backends=LOCAL, idle="clip")
+MASKED = replace(NO_CLIP, idle="mask")
+LOSSES = (  # name, summary, traits, model of the parameters
+    ("importance_sampling", "The ratio times the advantage, without a clip.", NO_CLIP, ""),
+    ("ppo", "The clipped ratio (PPO, DAPO's clip-higher, dual clip).", replace(CLIPPED, dual_clip=True), ""),
+    ("cispo", "The clipped ratio as a weight: clipped tokens keep their gradient.", CLIPPED, ""),
+    ("gspo", "The clipped ratio of a sequence, by geometric mean.", replace(CLIPPED, credit="weighted"), ""),
+    ("luspo", "GSPO without its division by length.", replace(CLIPPED, credit="weighted"), ""),
+    ("gmpo", "The geometric mean of clipped ratios.", replace(CLIPPED, credit="completion"), ""),
+    ("sapo", "A soft gate of the ratio in place of a clip.", replace(NO_CLIP, idle="gate"), "SapoParams"),
+    (
+        "vespo",
+        "A smooth weight by the ratio of a sequence.",
+        replace(MASKED, idle="phi", credit="weighted"),
+        "VespoParams",
+    ),
+    ("dppo_tv", "Leaves out tokens whose probability has moved far.", MASKED, "DppoTvParams"),
+    ("dppo_kl", "The same by the KL divergence of (p, 1 - p).", MASKED, "DppoKlParams"),
+    ("m2po", "Leaves out the fewest tokens that bound the mean squared log-ratio.", MASKED, "M2poParams"),
+    ("dro", "log p times the advantage, less a squared log-ratio.", replace(NO_CLIP, idle="penalty"), "DroParams"),
+    ("likelihood", "log p times the advantage, without a ratio; used by [sft].", NO_CLIP, ""),
 )
 OTHER_ENGINE = "nothing was sampled by engine pytorch"
 MEANINGS = {
@@ -125,11 +144,10 @@ def retrain_register_inference_engines(register: Callable[[PluginSpec], None]) -
 
 @hookimpl
 def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
-    for name, summary in LOSSES:
+    for name, summary, traits, params in LOSSES:
         factory = f"retrain_local.training.loss_formulas:{name.upper()}"
-        clips = name not in ("importance_sampling", "likelihood")
-        traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips)
-        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
+        model = f"retrain_local.options:{params}" if params else None
+        register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits, params=model))
 
 
 @hookimpl

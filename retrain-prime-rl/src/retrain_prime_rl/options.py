@@ -37,12 +37,13 @@ TRAINERS_OWN = {
     "algorithm.is_level": CUSTOM,
     "algorithm.is_mode": CUSTOM,
     "algorithm.is_bounds": CUSTOM,
+    "algorithm.off_policy_mask": CUSTOM,
 }
 ITS_WAY = {"algorithm.aggregation": "token_mean"}  # the trainer's fixed behaviour
 RECIPE = "recipe"
 BESIDE_A_RECIPE = (
-    'write loss = "importance_sampling" and aggregation = "token_mean" next to the recipe: the rest of it works here, '
-    "and the loss comes from the trainer's own TOML, [loss]"
+    'write loss = "importance_sampling" and aggregation = "token_mean" next to the recipe (for icepop also is_mode = '
+    '"truncate" and is_bounds = []): the rest of it works here, and the loss comes from the trainer\'s own TOML, [loss]'
 )
 
 

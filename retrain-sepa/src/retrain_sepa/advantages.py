@@ -16,6 +16,7 @@ from retrain.api import CreditError, Floats, Problem, Table, Tokens, key
 
 STD_EPS = 1e-4
 MAXRL_EPS = 1e-6
+PASSK_EPS = 1e-6
 REINFORCE_EPS = 1e-8
 log = logging.getLogger("retrain.credit")
 
@@ -23,6 +24,10 @@ log = logging.getLogger("retrain.credit")
 class GrpoParams(Table):
     scale: Literal["", "std"] = key("", 'Divide by the standard deviation of the group: "std"; empty = no.')
     ddof: Literal[0, 1] = key(0, "1 = Bessel's correction of that standard deviation.")
+
+
+class PasskParams(Table):
+    scale: Literal["", "std"] = key("", 'Divide by the standard deviation of the group, ddof 1: "std"; empty = no.')
 
 
 class MaxrlParams(Table):
@@ -65,6 +70,54 @@ def maxrl_advantages(rewards_G: Floats, *, eps: float = MAXRL_EPS) -> Floats:
     return np.zeros(rewards_G.shape) if mean <= eps else (rewards_G - mean) / (mean + eps)
 
 
+def passk_advantages(rewards_G: Floats, *, scale: str = "") -> Floats:
+    """Pass@k: the best completion gets its lead over the second best, the others 0, `[G]` (arXiv:2503.19595).
+
+    Zeros for one member, and where several are best. `scale="std"` divides by (std + 1e-6), ddof 1, as verl does.
+    """
+    advantages_G = np.zeros(rewards_G.shape)
+    if rewards_G.size < 2:
+        return advantages_G
+    second, best = np.partition(rewards_G, -2)[-2:]
+    advantages_G[rewards_G.argmax()] = (best - second) / (rewards_G.std(ddof=1) + PASSK_EPS if scale == "std" else 1.0)
+    return advantages_G
+
+
+def opo_advantages(rewards_G: Floats, lengths_G: Tokens) -> Floats:
+    """Reward minus the mean of the group weighted by length: A_i = r_i - sum T_j r_j / sum T_j (arXiv:2505.23585).
+
+    Zeros for one member or equal rewards.
+    """
+    if rewards_G.size < 2 or rewards_G.min() == rewards_G.max() or not lengths_G.any():
+        return np.zeros(rewards_G.shape)
+    return rewards_G - float(lengths_G @ rewards_G) / float(lengths_G.sum())
+
+
+def remax_advantages(rewards_PG: Sequence[Floats], greedy_P: Floats) -> list[Floats]:
+    """ReMax: reward minus the greedy completion's of the same prompt (arXiv:2310.10505); zeros where that is NaN."""
+    pairs = zip(rewards_PG, greedy_P, strict=True)
+    return [np.zeros(rewards_G.shape) if np.isnan(greedy) else rewards_G - greedy for rewards_G, greedy in pairs]
+
+
+def otb_advantages(rewards_G: Floats, logprobs_G: Sequence[Floats], squared_probs_G: Sequence[Floats]) -> list[Floats]:
+    """Reward minus the optimal token baseline of the group, one array per completion, as verl has it.
+
+    B_t = sum_i r_i W_it / sum_i W_it over the completions that are longer than t. W_it = sum_{u <= t} (1 - 2 p_iu +
+    sum_v p_iuv^2) is the squared norm of the score of its first tokens. B_t = 0 if one completion is left, or all W are
+    0.
+    """
+    lengths_G = np.array([len(each) for each in logprobs_G], dtype=np.int64)
+    weights_GT = np.zeros((len(lengths_G), int(lengths_G.max(initial=0))))
+    for row, (logprobs_T, squares_T) in enumerate(zip(logprobs_G, squared_probs_G, strict=True)):
+        # A certain token has a score of 0, and rounding would make it negative.
+        norms_T = np.maximum(1.0 - 2.0 * np.exp(logprobs_T) + squares_T, 0.0)
+        weights_GT[row, : len(logprobs_T)] = np.cumsum(norms_T)
+    totals_T, left_T = weights_GT.sum(0), (lengths_G[:, None] > np.arange(weights_GT.shape[1])).sum(0)
+    baselines_T = np.zeros(weights_GT.shape[1])
+    np.divide(rewards_G @ weights_GT, totals_T, out=baselines_T, where=(totals_T > 0.0) & (left_T > 1))
+    return [reward - baselines_T[:length] for reward, length in zip(rewards_G, lengths_G, strict=True)]
+
+
 def maxrl() -> AdvantageSpec:
     """Return the `maxrl` advantage of one run; it warns once when a reward is outside [0, 1]."""
     warned = False
@@ -92,6 +145,11 @@ def _grpo(ctx: AdvantageContext) -> Floats:
 MAXRL = maxrl  # a factory: each run warns once
 GRPO = AdvantageSpec(name="grpo", compute=_grpo, needs_group=True)
 RLOO = AdvantageSpec(name="rloo", compute=lambda ctx: rloo_advantages(ctx.rewards_G), needs_group=True)
+PASSK = AdvantageSpec(
+    name="passk",
+    compute=lambda ctx: passk_advantages(ctx.rewards_G, scale=str(ctx.params.get("scale", ""))),
+    needs_group=True,
+)
 DR_GRPO = AdvantageSpec(name="dr_grpo", compute=lambda ctx: grpo_advantages(ctx.rewards_G), needs_group=True)
 
 
@@ -204,6 +262,14 @@ def _gdpo(step: StepAdvantageContext) -> list[Floats]:
 REINFORCE_PP = AdvantageSpec(name="reinforce_pp", compute_step=lambda step: reinforce_pp_advantages(step.rewards_PG))
 REINFORCE_PP_BASELINE = AdvantageSpec(name="reinforce_pp_baseline", compute_step=_baseline, needs_group=True)
 GDPO = AdvantageSpec(name="gdpo", compute_step=_gdpo, needs_group=True)
+OPO = AdvantageSpec(
+    name="opo",
+    compute_step=lambda step: list(map(opo_advantages, step.rewards_PG, step.lengths_PG)),
+    needs_group=True,
+)
+REMAX = AdvantageSpec(
+    name="remax", compute_step=lambda step: remax_advantages(step.rewards_PG, step.greedy_P), needs_greedy=True
+)
 
 
 class DistillationParams(Table):
@@ -226,6 +292,12 @@ def _distillation(ctx: TokenAdvantageContext) -> list[Floats]:
     return [coef * returns(rewards_T, discount) for rewards_T in ctx.token_rewards_G]
 
 
+def _otb(ctx: TokenAdvantageContext) -> list[Floats]:
+    assert ctx.rewards_G is not None, "it needs a verdict"
+    return otb_advantages(ctx.rewards_G, ctx.logprobs_G, ctx.squared_probs_G)
+
+
+OTB = AdvantageSpec(name="otb", compute_tokens=_otb, needs_group=True, needs_squared_probs=True)
 DISTILLATION = AdvantageSpec(
     name="distillation", compute_tokens=_distillation, needs_token_rewards=True, needs_verdict=False
 )

@@ -30,11 +30,16 @@ ADVANTAGES = {
     "reinforce_pp": "Reward normalised over the step, without a group baseline (REINFORCE++).",
     "reinforce_pp_baseline": "Reward minus the group's mean, normalised over the step.",
     "gdpo": "Several rewards, each normalised within its group before they are summed (GDPO).",
+    "opo": "Reward minus the group's mean weighted by length (OPO).",
+    "passk": "The best completion gets its lead over the second best: trains pass@k.",
+    "remax": "Reward minus the reward of the prompt's greedy completion (ReMax).",
+    "otb": "Reward minus the baseline of least variance at each token (optimal token baseline).",
     "distillation": "log p_teacher - log p of each token: the reverse KL to a [teacher], without a verifier.",
 }
 PARAMS = {
     "grpo": "GrpoParams",
     "maxrl": "MaxrlParams",
+    "passk": "PasskParams",
     "reinforce_pp_baseline": "BaselineParams",
     "gdpo": "GdpoParams",
     "distillation": "DistillationParams",
@@ -65,6 +70,15 @@ RECIPES = {
     "rloo": "REINFORCE, the baseline the mean of the other completions: arXiv:2402.14740.",
     "reinforce_pp": "PPO's clip, rewards normalised over the step: arXiv:2501.03262.",
     "reinforce_pp_baseline": "The same, the group's mean taken off first.",
+    "sapo": "GRPO's advantage, a soft gate instead of a clip: arXiv:2511.20347.",
+    "gmpo": "GRPO's advantage, the geometric mean of clipped ratios: arXiv:2507.20673.",
+    "vespo": "GRPO's advantage, a smooth weight by the ratio of a sequence: arXiv:2602.10693.",
+    "luspo": "GSPO without its division by length: arXiv:2602.05261.",
+    "dppo_tv": "GRPO's advantage, a trust region by the change of probability: arXiv:2602.04879.",
+    "dppo_kl": "The same by the KL divergence of a token's probability.",
+    "m2po": "GRPO's advantage, tokens left out by their squared log-ratios: arXiv:2510.01161.",
+    "dro": "GRPO's advantage on log p, less a squared log-ratio; no ratio.",
+    "icepop": "GRPO by token, tokens masked where trainer and sampler differ: arXiv:2510.18855.",
 }
 
 
@@ -131,7 +145,7 @@ def retrain_register_controllers(register: Register) -> None:
 
 @hookimpl
 def retrain_check_config(config: Config) -> list[Problem]:
-    """Refuse `distillation` without a teacher, or with a loss that gives all tokens of a completion one ratio."""
+    """Refuse `distillation` without a teacher."""
     from retrain.api import Problem
 
     if config.algorithm.advantage_mode != "distillation" or config.algorithm.algorithm_mode:
@@ -142,11 +156,6 @@ def retrain_check_config(config: Config) -> list[Problem]:
         fix = "set [teacher] model, adapter or engine"
         where = config.place("algorithm.advantage_mode")
         problems.append(Problem(code="teacher.missing", where=where, what=what, why=why, fix=fix))
-    if config.algorithm.loss == "gspo":
-        what = "gspo does not go with 'distillation'"
-        why = "it has one ratio for each completion, so every token gets the same weight"
-        where, fix = config.place("algorithm.loss"), 'use loss = "importance_sampling", "ppo" or "cispo"'
-        problems.append(Problem(code="loss.not-for-distillation", where=where, what=what, why=why, fix=fix))
     return problems
 
 

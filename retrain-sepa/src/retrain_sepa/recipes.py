@@ -68,3 +68,22 @@ REINFORCE_PP: Mapping[str, Any] = {
     "algorithm.aggregation": "token_mean",
 }
 REINFORCE_PP_BASELINE: Mapping[str, Any] = {**REINFORCE_PP, "algorithm.advantage_mode": "reinforce_pp_baseline"}
+
+# Only the loss and its average differ from GRPO's; constants are the defaults of each loss.
+SAPO: Mapping[str, Any] = {**GROUP_STD, "algorithm.loss": "sapo", "algorithm.aggregation": "sequence_mean"}
+GMPO: Mapping[str, Any] = {**GROUP_STD, "algorithm.loss": "gmpo", "algorithm.aggregation": "sequence_mean"}
+LUSPO: Mapping[str, Any] = {**GSPO, "algorithm.loss": "luspo"}
+VESPO: Mapping[str, Any] = {**GROUP_STD, "algorithm.loss": "vespo", "algorithm.aggregation": "token_mean"}
+DPPO_TV: Mapping[str, Any] = {**VESPO, "algorithm.loss": "dppo_tv"}
+DPPO_KL: Mapping[str, Any] = {**VESPO, "algorithm.loss": "dppo_kl"}
+M2PO: Mapping[str, Any] = {**VESPO, "algorithm.loss": "m2po"}
+DRO: Mapping[str, Any] = {**VESPO, "algorithm.loss": "dro"}
+
+# IcePop, arXiv:2510.18855: a token counts while the trainer's probability is 0.5 to 5 times the sampler's.
+ICEPOP: Mapping[str, Any] = {
+    **GROUP_STD,
+    **PPO,
+    "algorithm.aggregation": "token_mean",
+    "algorithm.is_mode": "mask",
+    "algorithm.is_bounds": [0.5, 5.0],
+}

@@ -14,7 +14,7 @@ import numpy as np
 
 from retrain.api import BackendError, Config, ConfigError, Floats, Problem, SampleRequest, SamplingParams, Seeds
 from retrain_tinker.faults import safe_url
-from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, Datum, PolicyLoss, Reduction, untrained_row
+from retrain_tinker.losses import CROSS_ENTROPY, DRO, LIKELIHOOD, Datum, PolicyLoss, Reduction, untrained_row
 from retrain_tinker.sampling import Sampler, reference_logprobs
 from retrain_tinker.service import Service, total_loss
 
@@ -80,6 +80,11 @@ def check_service(sampler: Sampler, prompt: Sequence[int], config: Config, seeds
     reduction: Reduction = "token_sum" if sums else "sequence_mean"
     if service.options.reduction != "auto":
         reduction = service.options.reduction
+    if reduction != "token_sum" and loss.kind == DRO:
+        what, why = f"the loss {DRO!r} does not go with reduction {reduction!r}", "its penalty has no factor by row"
+        fix = 'use loss = "importance_sampling"'
+        where = config.place("algorithm.loss")
+        raise ConfigError(Problem(code="tinker.dro-factor", where=where, what=what, why=why, fix=fix))
     if reduction == "token_sum" and (loss.kind == LIKELIHOOD or config.sft.steps):
         _compared(service, datums, new, PolicyLoss(kind=CROSS_ENTROPY), config)
     return Dialect(reduction=reduction, clips_gradients=sums)
@@ -145,6 +150,7 @@ def _loss_probe(
         reference_N = new_N - np.log(ratios_N)
         advantages_T = np.zeros(len(new_T))
         advantages_T[datum.action_T] = signs_N
-        probe.append(replace(datum, advantages_T=advantages_T).weighted(np.ones(len(new_N)), reference_N))
+        weighted = replace(datum, advantages_T=advantages_T).weighted(np.ones(len(new_N)), reference_N)
+        probe.append(weighted.pulled_nowhere(new_T) if loss.kind == DRO else weighted)
         expected += float(loss.terms(new_N, reference_N, signs_N)[0].sum())
     return probe, expected

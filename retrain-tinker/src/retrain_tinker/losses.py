@@ -11,10 +11,10 @@ import numpy as np
 from retrain.api import BackendError, Config, Floats, Mask, NonFiniteError, Problem, Tokens, TrainRow
 
 Reduction = Literal["token_sum", "sequence_mean"]
-LIKELIHOOD, CROSS_ENTROPY = "likelihood", "cross_entropy"
+LIKELIHOOD, CROSS_ENTROPY, DRO = "likelihood", "cross_entropy", "dro"
 # Keeps exp() of an extreme mismatch finite.
 MAX_LOG_RATIO = 20.0
-CLIP_EPS, CISPO_WEIGHT = 0.2, 4.0  # where [algorithm] says nothing
+CLIP_EPS, CISPO_WEIGHT, DRO_BETA = 0.2, 4.0, 0.1  # where [algorithm] says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +48,10 @@ class Datum:
         logprobs_T[self.action_T] = logprobs_N
         advantages_T[self.action_T] *= factors_N
         return replace(self, logprobs_T=logprobs_T, advantages_T=advantages_T)
+
+    def pulled_nowhere(self, now_T: Floats) -> Datum:
+        """The same with the trainer's log-probabilities at prompt tokens: the penalty of dro covers them, too."""
+        return replace(self, logprobs_T=np.where(self.action_T, self.logprobs_T, now_T))
 
 
 def scales(datums: Sequence[Datum], reduction: Reduction, denominators: Sequence[int]) -> list[float]:
@@ -92,7 +96,7 @@ def _bad_rows(reason: str) -> BackendError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """`[algorithm] loss` and its parameters: bounds of the ratio (ppo, cispo), and of the importance weight.
+    """`[algorithm] loss` and its parameters: bounds of the ratio (ppo, cispo), `beta` (dro), and bounds of the weight.
 
     The weight is the ratio of the trainer before the step to the sampler, by `is_level`; None without `is_bounds`.
     """
@@ -100,9 +104,11 @@ class PolicyLoss:
     kind: str = "importance_sampling"
     low: float = 0.8
     high: float = 1.2
+    beta: float = DRO_BETA
     is_bounds: tuple[float, float] | None = None
     is_level: str = "token"
     is_mode: str = "truncate"
+    off_policy_mask: float = 0.0
     aggregation: str = "token_mean"
     max_tokens: int = 1
 
@@ -115,6 +121,8 @@ class PolicyLoss:
             kind=algorithm.loss,
             low=0.0 if is_cispo else 1.0 - eps,
             high=algorithm.clip_eps_high or CISPO_WEIGHT if is_cispo else 1.0 + (algorithm.clip_eps_high or eps),
+            beta=float(algorithm.loss_params.get("beta", DRO_BETA)),
+            off_policy_mask=algorithm.off_policy_mask,
             is_bounds=(bounds[0], bounds[1]) if bounds else None,
             is_level=config.algorithm.is_level,
             is_mode=config.algorithm.is_mode,
@@ -124,6 +132,8 @@ class PolicyLoss:
 
     @property
     def service_config(self) -> dict[str, float] | None:
+        if self.kind == DRO:
+            return {"beta": self.beta}
         if self.kind not in ("ppo", "cispo"):
             return None
         return {"clip_low_threshold": self.low, "clip_high_threshold": self.high}
@@ -134,8 +144,8 @@ class PolicyLoss:
         `reference` are the behaviour log-probabilities or, with a weight, the trainer's own before the step.
 
         importance_sampling: -rho A; ppo: -min(rho A, clip(rho, low, high) A); cispo: -clip(rho, low, high) A new;
-        likelihood and its name on the service, cross_entropy: -A new.
-        Each is proportional to A, through which `retrain_tinker.losses` turns sums into means over tokens.
+        likelihood and its name on the service, cross_entropy: -A new; dro: -A new + beta (new - reference)^2 / 2.
+        Each but dro is proportional to A, through which `retrain_tinker.losses` turns sums into means over tokens.
         """
         ratios_N = np.exp(new_N - reference_N)
         bounded_N = ratios_N.clip(self.low, self.high)
@@ -145,8 +155,10 @@ class PolicyLoss:
             return -kept_N, kept_N < plain_N
         if self.kind == "cispo":
             return -bounded_N * advantages_N * new_N, bounded_N != ratios_N
-        if self.kind in (LIKELIHOOD, CROSS_ENTROPY):
+        if self.kind in (LIKELIHOOD, CROSS_ENTROPY, DRO):
             plain_N = advantages_N * new_N
+        if self.kind == DRO:
+            plain_N -= 0.5 * self.beta * (new_N - reference_N) ** 2
         return -plain_N, np.zeros(len(ratios_N), dtype=np.bool_)
 
     def importance(self, new_N: Floats, behaviour_N: Floats) -> tuple[Floats, Mask]:
@@ -161,6 +173,11 @@ class PolicyLoss:
         outside_N = (ratios_N < low) | (ratios_N > high)
         weights_N = np.where(outside_N, 0.0, ratios_N) if self.is_mode == "mask" else ratios_N.clip(low, high)
         return weights_N, outside_N
+
+    def left_out(self, new_N: Floats, sampler_N: Floats, advantages_N: Floats) -> Mask:
+        """Mark the tokens of a row that `off_policy_mask` leaves out."""
+        left_N: Mask = (advantages_N < 0.0) & (np.mean(sampler_N - new_N) > self.off_policy_mask)
+        return left_N
 
     def denominators(self, counts: Sequence[int], num_masked: int) -> list[int]:
         """Return the divisor of each row's sum of terms, for rows of these numbers of action tokens.

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from retrain.api import Config, Problem
+from retrain_tinker.losses import DRO
+
+# Keys that need a factor by token or row, and the values that do.
+NOT_WITH_DRO: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("tis_cap", "is_bounds", "off_policy_mask"), bool),
+    "aggregation": lambda value: value == "sequence_mean",
+}
 
 
 class TinkerOptions(BaseModel):
@@ -57,6 +65,11 @@ def problems_of(config: Config) -> list[Problem]:
             fix = f"remove it, or keep the default {default!r}; [model] base_url names the service"
             where = config.place(f"inference.{name}")
             problems.append(Problem(code="tinker.key-without-effect", where=where, what=what, fix=fix))
+    for name, refused in NOT_WITH_DRO.items() if config.algorithm.loss == DRO else ():
+        if refused(value := getattr(config.algorithm, name)):
+            what, why = f"{name} = {value!r} does not go with the loss {DRO!r}", "the service's penalty has no factor"
+            given = {"where": config.place(f"algorithm.{name}"), "what": what, "why": why}
+            problems.append(Problem(code="tinker.dro-factor", fix='remove it, or use backend = "local"', **given))
     teacher = config.teacher
     has_teacher = bool(teacher.model or teacher.adapter) or teacher.engine != "pytorch"
     if has_teacher and config.training.temperature != 1.0:

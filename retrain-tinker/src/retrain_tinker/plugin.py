@@ -18,8 +18,8 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.NONE,
     provides_entropy=False,
-    losses=frozenset({"importance_sampling", "ppo", "cispo", "likelihood"}),
-    loss_keys=frozenset({"aggregation", "is_bounds"}),
+    losses=frozenset({"importance_sampling", "ppo", "cispo", "dro", "likelihood"}),
+    loss_keys=frozenset({"aggregation", "is_bounds", "off_policy_mask"}),
     regularisers=frozenset({"kl_reward"}),
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrain.api import Config, Floats, NonFiniteError, Problem, TrainBatch, TrainReport
-from retrain_tinker.losses import CROSS_ENTROPY, LIKELIHOOD, Datum, PolicyLoss, Reduction, scales
+from retrain_tinker.losses import CROSS_ENTROPY, DRO, LIKELIHOOD, Datum, PolicyLoss, Reduction, scales
 from retrain_tinker.service import Service
 
 
@@ -49,10 +49,24 @@ class Step:
             weights = [loss.importance(new, behaviour) for new, behaviour in zip(before, sampled, strict=True)]
             datums = [d.weighted(w[0], new) for d, w, new in zip(plain, weights, before, strict=True)]
             clipped = sum(int(w[1].sum()) for w in weights)
+        if loss.off_policy_mask and not batch.loss:
+            now = _at_actions(self._service.logprobs(plain), plain)
+            masks = [
+                loss.left_out(new, sampler, d.advantages_T[d.action_T])
+                for new, sampler, d in zip(now, sampled, plain, strict=True)
+            ]
+            datums = [
+                d.weighted(np.where(mask, 0.0, 1.0), d.logprobs_T[d.action_T])
+                for d, mask in zip(datums, masks, strict=True)
+            ]
+            clipped += sum(int(mask.sum()) for mask in masks)
         denominators = loss.denominators([len(logprobs_N) for logprobs_N in sampled], batch.num_masked)
         factors = scales(datums, self._reduction, denominators)
         scaled = [replace(d, advantages_T=d.advantages_T * f) for d, f in zip(datums, factors, strict=True)]
-        output = self._gradient(scaled, loss)
+        if loss.kind == DRO:
+            scaled = [d.pulled_nowhere(now_T) for d, now_T in zip(scaled, self._service.logprobs(plain), strict=True)]
+        # The penalty of dro is not proportional to the advantage. The factors are all equal: see `problems_of`.
+        output = self._gradient(scaled, replace(loss, beta=loss.beta * factors[0]))
         new = _at_actions(self._service.checked(output, datums), datums)
         mean, cut = _mean(loss, datums, new, denominators)
         report = TrainReport.measured(

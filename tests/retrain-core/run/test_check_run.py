@@ -170,6 +170,28 @@ def test_a_loss_that_does_not_clip_is_said_where_its_recipe_does(explained, argu
     assert explained(*arguments).get("clipping") == line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        *(
+            (("--recipe", name), part)
+            for name, part in (
+                *(("gmpo", "clip"), ("luspo", "clip"), ("sapo", "gate"), ("vespo", "phi"), ("dppo_tv", "mask")),
+                *(("dppo_kl", "mask"), ("m2po", "mask"), ("dro", "penalty"), ("grpo", "clip")),
+            )
+        ),
+        (("--recipe", "dro", "--off-policy-mask", "0.1"), "penalty and off_policy_mask"),
+        (("--off-policy-mask", "0.1"), "off_policy_mask"),
+        (("--recipe", "gmpo", "--epochs", "2"), None),
+        (("--loss", "importance_sampling"), None),
+    ],
+)
+def test_what_one_update_per_step_leaves_idle_is_said(explained, arguments, parts):
+    found = explained(*arguments).get("idle")
+    assert (found and found.partition(":")[0]) == parts
+    assert found is None or "no effect with one update per step" in found
+
+
 def test_a_run_says_it_before_anything_loads(command, toy_arguments):
     done = command(*toy_arguments, "--max-steps", "1", "--kl-where", "reward", "--eval-every", "3")
     assert done.code == 0, done.err

@@ -141,6 +141,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "sequence mean": {"algorithm": {"loss": "gspo"}},
     "constant": {"algorithm": {"loss": "ppo", "aggregation": "constant"}},
     "mismatch": {"algorithm": {"loss": "ppo", "tis_cap": 2.0}},
+    "tokens left out": {"algorithm": {"loss": "m2po", "loss_params": {"tau": 1e-3}}},
     "entropy": {"entropy": {"coef": 0.1}},
     "kl": {"kl": {"coef": 0.3, "where": "loss"}},
     "kl_cov": {"entropy": {"kl_cov": 0.1}},

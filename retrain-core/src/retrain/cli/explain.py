@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from retrain.credit.configured_loss import applicable_losses, capability_fields
+from retrain.credit.fit import idle_part
+from retrain.credit.flow import CreditFlow
 from retrain.credit.recipes import configured_recipe, departures
 from retrain.kernel.config.load import all_keys
 from retrain.kernel.config.resolved import Config
@@ -24,7 +26,7 @@ from retrain.run.tables import registered_tables
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide
 
-LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation")
+LOSS_KEYS = ("clip_eps", "clip_eps_high", "dual_clip", "aggregation", "off_policy_mask")
 # LoRA needs about ten times the rate of full fine-tuning; below this the run may barely move.
 FULL_TUNING_LR = 5e-6
 EPILOG = """\b
@@ -131,13 +133,16 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "uncertainty_kind": flow.uncertainty.name,
         **({"loss": loss} if applicable_losses(plugins, config.backend.backend) else {}),
         **({"clipping": clipping} if (clipping := unclipped(config, plugins, flow)) else {}),
+        **({"idle": idle} if (idle := idle_part(config, plugins)) else {}),
         "max_steps": training.max_steps,
         "batch_size": training.batch_size,
         "group_size": training.group_size,
         "datums_per_step": completions,
         "total_datums": completions * training.max_steps,
         "max_tokens": training.max_tokens,
-        "max_tokens_per_step": completions * training.max_tokens * (1 + config.training.refill),
+        "max_tokens_per_step": (completions + training.batch_size * flow.needs_greedy)
+        * training.max_tokens
+        * (1 + training.refill),
         "temperature": training.temperature,
         # A minibatch has at least one whole group.
         "updates_per_step": min(training.minibatches, training.batch_size) * training.epochs,
@@ -155,7 +160,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "wandb_project": getattr(config.logging, "wandb_project", "") or "(disabled)",  # a key of the trackers
     }
     content = with_plugin_rows(content, config, plugins)
-    warnings = _warnings(config)
+    warnings = _warnings(config, flow)
     recipe = configured_recipe(config, plugins)
     if recipe and (names := sorted(departures(config, recipe, plugins))):
         warnings.append(f"{', '.join(names)}: set otherwise than {recipe.place} has it")
@@ -182,9 +187,9 @@ def _history_note(config: Config, plugins: Plugins) -> str:
     return history_note(config, load_tokenizer(config, plugins))
 
 
-def _warnings(config: Config) -> list[str]:
+def _warnings(config: Config, flow: CreditFlow) -> list[str]:
     training, found = config.training, []
-    if training.group_size == 1:
+    if training.group_size == 1 and not flow.advantage.compute_step:
         found.append("group_size = 1: a group of one has no advantage, so nothing will be learnt")
     if training.save_every == 0:
         found.append("save_every = 0: only the last adapter is saved")

@@ -86,5 +86,9 @@ def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[
         from retrain.credit.teacher import open_teacher  # only a run with a teacher needs it
 
         shapers.append(open_teacher(context))
+    if flow.needs_squared_probs:
+        from retrain.credit.squared_probs import SquaredProbs  # only such an advantage needs it
+
+        shapers.append(SquaredProbs(backend=backend, temperature=context.config.training.temperature))
     by_token, needs_verdict = flow.needs_token_rewards, flow.needs_verdict
     return [*shapers, *shaper_of(context.config, backend, by_token=by_token, needs_verdict=needs_verdict)]

@@ -49,7 +49,12 @@ class CreditAlgorithm:
 
     @property
     def needs(self) -> Needs:
-        return Needs(entropy=self.flow.needs_entropy, token_rewards=self.flow.needs_token_rewards)
+        return Needs(
+            entropy=self.flow.needs_entropy,
+            token_rewards=self.flow.needs_token_rewards,
+            greedy=self.flow.needs_greedy,
+            squared_probs=self.flow.needs_squared_probs,
+        )
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -132,6 +137,7 @@ class CreditAlgorithm:
         rewards_G = _values(score.value for score, _ in pairs)
         # A completion without a verdict has no earlier score, so the shaper's counts as raw.
         raw_G = _values(score.value if raw.value is None else raw.value for score, raw in pairs)
+        squared_G = [c.squared_probs_T[c.action_T] for c in judged if c.squared_probs_T is not None]
         return CreditGroup(
             rewards_G=rewards_G,
             logprobs_G=[completion.logprobs_T[completion.action_T] for completion in judged],
@@ -143,6 +149,8 @@ class CreditAlgorithm:
             tokens_G=tokens_G,
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
             token_rewards_G=token_rewards_G if self.flow.needs_token_rewards else None,
+            squared_probs_G=squared_G if len(squared_G) == len(judged) else None,
+            greedy=float(_values([group.greedy_score.value])[0]) if group.greedy_score else None,
             name=name,
         )
 

@@ -27,6 +27,10 @@ def as_advantage(found: Found) -> AdvantageSpec:
         if not target.needs_verdict and target.compute_tokens is None:
             what = "has needs_verdict=False without compute_tokens"
             raise wrong_shape(found, AdvantageSpec, what, "one that takes scores, or gives numbers by token")
+        for need, function in (("needs_greedy", "compute_step"), ("needs_squared_probs", "compute_tokens")):
+            if getattr(target, need) and given != [function]:
+                what = f"has {need} without {function}"
+                raise wrong_shape(found, AdvantageSpec, what, f"an AdvantageSpec with {function}")
         return target
     names = _positional(target)
     if names == ["step"]:

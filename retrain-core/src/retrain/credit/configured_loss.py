@@ -16,7 +16,12 @@ from retrain.kernel.registry import Plugins
 
 KEY, PARAMS = "algorithm.loss", "algorithm.loss_params"
 # Keys that a backend must declare to heed, and the values that need nothing of it.
-LOSS_KEYS: dict[str, tuple[Any, ...]] = {"dual_clip": (0.0,), "aggregation": ("", "token_mean"), "is_bounds": ([],)}
+LOSS_KEYS: dict[str, tuple[Any, ...]] = {
+    "dual_clip": (0.0,),
+    "aggregation": ("", "token_mean"),
+    "is_bounds": ([],),
+    "off_policy_mask": (0.0,),
+}
 # The default of clip_eps in the public package, whose resolved configurations write it out.
 PUBLIC_CLIP = 0.2
 CLIPS = ("algorithm.clip_eps", "algorithm.clip_eps_high")

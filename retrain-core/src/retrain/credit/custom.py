@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from retrain.credit.checks import as_numbers, call_part, check_count, refusal
 from retrain.kernel.contracts.algorithm import Algorithm, Credit, Needs
 from retrain.kernel.contracts.context import PluginContext
+from retrain.kernel.contracts.losses import LossTraits
 from retrain.kernel.errors import PluginError, Problem
 from retrain.kernel.plugins.resolve import build_part
 from retrain.kernel.types import Group, Kind
@@ -44,11 +47,14 @@ class WrappedAlgorithm:
 
 
 class CustomAlgorithm(WrappedAlgorithm):
-    """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value."""
+    """A plugin's algorithm; CreditError, with its name and the completion, for credit of the wrong shape or value.
 
-    def __init__(self, name: str, algorithm: Algorithm, condition: str = "") -> None:
+    `loss` names a loss that takes one advantage per completion; empty for others.
+    """
+
+    def __init__(self, name: str, algorithm: Algorithm, condition: str = "", *, loss: str = "") -> None:
         super().__init__(algorithm)
-        self.name = name
+        self.name, self._loss = name, loss
         self._condition = {CONDITION: condition} if condition else {}
 
     @property
@@ -64,6 +70,9 @@ class CustomAlgorithm(WrappedAlgorithm):
             wrong = f"{what} returned {type(credit).__name__}, not Credit"
             raise refusal(wrong, "return retrain.advantages.Credit", code="credit.not-credit")
         _check_credit(credit, groups, what)
+        if self._loss and any(np.unique(t.advantages_A).size > 1 for each in credit.tokens_PG for t in each):
+            finer = f"{what} credits single tokens, and the loss {self._loss!r} takes one advantage per completion"
+            raise refusal(finer, 'use another loss, such as "ppo"', code="loss.credit-too-fine")
         return credit
 
     def observe(self, step: int, groups: Sequence[Group], credit: Credit) -> None:
@@ -82,7 +91,9 @@ def build_custom(name: str, context: PluginContext, condition: str = "") -> Cust
         what = f"algorithm {name!r} has no label {CONDITION!r}, the name of the run in its records"
         where, fix = context.config.place("algorithm.algorithm_mode"), f"set labels = {{{CONDITION!r}: {name!r}}}"
         raise PluginError(Problem(code="plugin.no-condition", where=where, what=what, fix=fix))
-    return CustomAlgorithm(name, algorithm, condition)
+    traits = context.plugins.traits_of(Kind.LOSS, context.config.algorithm.loss, LossTraits)
+    is_coarse = traits is not None and traits.credit == "completion"
+    return CustomAlgorithm(name, algorithm, condition, loss=context.config.algorithm.loss if is_coarse else "")
 
 
 def _check_credit(credit: Credit, groups: Sequence[Group], what: str) -> None:

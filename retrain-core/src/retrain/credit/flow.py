@@ -81,6 +81,14 @@ class CreditFlow:
         return self.uncertainty.needs_entropy or bool(self.algorithm and self.algorithm.needs_entropy)
 
     @property
+    def needs_greedy(self) -> bool:
+        return self.advantage.needs_greedy and (self.is_custom or not self.whole)
+
+    @property
+    def needs_squared_probs(self) -> bool:
+        return self.advantage.needs_squared_probs and (self.is_custom or not self.whole)
+
+    @property
     def needs_text(self) -> bool:
         return self.transform.needs_text or bool(self.algorithm and self.algorithm.needs_text)
 
@@ -258,7 +266,12 @@ def _custom_flow(found: Found, needs: Needs, config: Config) -> CreditFlow:
         raise NotImplementedError(f"algorithm {found.name!r} assigns credit itself")
 
     return CreditFlow(
-        advantage=AdvantageSpec(name=found.name, compute=unused),
+        advantage=AdvantageSpec(
+            name=found.name,
+            compute=unused,
+            needs_greedy=needs.greedy,
+            needs_squared_probs=needs.squared_probs,
+        ),
         transform=TransformSpec(name=found.name, compute_context=unused),
         uncertainty=UncertaintySpec(name=found.name, compute=unused),
         algorithm=AlgorithmSpec(

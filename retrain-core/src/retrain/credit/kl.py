@@ -140,7 +140,7 @@ class KlShaper:
         def asked(rows: list[LogprobRow]) -> list[Floats]:
             return self.backend.reference_logprobs(rows, self.temperature)
 
-        return given_logprobs(completions, asked, where="[kl]", of="reference")
+        return given_logprobs(completions, asked, where="[kl]", of="log-probability of the reference")
 
     def _measured(self, groups: Sequence[Group]) -> list[Completion]:
         """The completions to measure, in order: those with a verdict, or all of them where credit needs none."""
@@ -196,8 +196,8 @@ def given_logprobs(
 ) -> list[Floats]:
     """Another model's log-probabilities at the action tokens of each completion, 0 at the others.
 
-    Every context that the policy was given is a separate row, as in training. BackendError, with `where` and the name
-    `of` the model, for a number that is not finite.
+    Every context that the policy was given is a separate row, as in training. BackendError, with `where` and the
+    quantity (`of`), for a number that is not finite.
     """
     rows = [LogprobRow(c.tokens_T[part], c.action_T[part]) for c in completions for part in c.contexts]
     answers = iter(logprobs(rows))
@@ -207,7 +207,7 @@ def given_logprobs(
         for part in completion.contexts:
             values_T[part] = next(answers)
         if not np.isfinite(values_T).all():
-            what, fix = f"a log-probability of the {of} is not finite", "check the model's weights and dtype"
+            what, fix = f"a {of} is not finite", "check the model's weights and dtype"
             raise BackendError(Problem(code="model.not-finite", where=where, what=what, fix=fix))
         found.append(values_T)
     return found

@@ -38,7 +38,7 @@ class CreditGroup:
     `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them;
     `shaping_G` is the part of `rewards_G` that shapers added, None for nothing. `tokens_G`, `texts_G` and
     `token_rewards_G` are only there if the flow needs them. A reward is NaN without a verdict; only an advantage that
-    needs none sees that.
+    needs none sees that. `greedy` is the reward of the greedy completion, NaN without a verdict; None = not sampled.
     """
 
     rewards_G: Floats
@@ -50,6 +50,8 @@ class CreditGroup:
     tokens_G: Sequence[Tokens] | None = None
     texts_G: Sequence[Sequence[str]] | None = None
     token_rewards_G: Sequence[Floats] | None = None
+    squared_probs_G: Sequence[Floats] | None = None
+    greedy: float | None = None
     name: str = ""
 
 
@@ -212,27 +214,35 @@ def _limited(advantages: list[Floats], flow: CreditFlow) -> list[Floats]:
 
 def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
     lengths, what = [len(logprobs) for logprobs in group.logprobs_G], f"{group.name}: advantage {flow.advantage.name!r}"
+    if flow.advantage.needs_squared_probs and group.squared_probs_G is None:
+        lacking = f"{what} needs the trainer's squared probabilities, and there are not any"
+        raise refusal(lacking, "use another advantage_mode", code="backend.no-squared-probs")
     context = TokenAdvantageContext(
         token_rewards_G=group.token_rewards_G or [np.zeros(length) for length in lengths],
         logprobs_G=group.logprobs_G,
         rewards_G=as_numbers(group.rewards_G, len(lengths), what=f"{group.name}: reward")
         if flow.advantage.needs_verdict
         else None,
+        squared_probs_G=group.squared_probs_G or (),
         params=flow.advantage_params,
     )
     return as_arrays(call_part(what, flow.advantage.compute_tokens, context), lengths, what=what)
 
 
 def _from_step(groups: Sequence[CreditGroup], flow: CreditFlow) -> list[Floats]:
+    what = f"advantage {flow.advantage.name!r}"
+    if flow.advantage.needs_greedy and any(group.greedy is None for group in groups):
+        lacking = f"{what} needs a greedy completion of each prompt, and there are not any"
+        raise refusal(lacking, "use another advantage_mode", code="credit.no-greedy")
     context = StepAdvantageContext(
         rewards_PG=[as_numbers(g.rewards_G, len(g.rewards_G), what=f"{g.name}: reward") for g in groups],
         lengths_PG=[np.array([len(logprobs) for logprobs in g.logprobs_G], dtype=np.int64) for g in groups],
         named_rewards_PG=[g.named_rewards for g in groups],
         shaping_PG=[np.zeros(len(g.rewards_G)) if g.shaping_G is None else g.shaping_G for g in groups],
+        greedy_P=np.array([np.nan if g.greedy is None else g.greedy for g in groups], dtype=np.float64),
         reward_weights=flow.reward_weights,
         params=flow.advantage_params,
     )
-    what = f"advantage {flow.advantage.name!r}"
     advs_PG = call_part(what, flow.advantage.compute_step, context)
     check_count(advs_PG, len(groups), what=f"{what} output", each="group")
     return [

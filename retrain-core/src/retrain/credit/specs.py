@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from retrain.kernel.types import Floats, Mask, Tokens
 
 if TYPE_CHECKING:
@@ -31,13 +33,15 @@ class StepAdvantageContext:
     group without a verdict is an empty array. `lengths_PG[p]` are the sampled tokens of each completion.
     `named_rewards_PG[p]` holds, by name, the unweighted rewards or measurements that every completion of the group has
     (`Score.parts`). `reward_weights` is `[reward.weights]`. `shaping_PG` is the share of each reward that a `Shaper`
-    added (a punishment of long answers, of KL): part of `rewards_PG`, and of no named reward.
+    added (a punishment of long answers, of KL): part of `rewards_PG`, and of no named reward. `greedy_P`, with
+    `needs_greedy`, is the reward of each prompt's greedy completion, without `shaping_PG`; NaN without a verdict.
     """
 
     rewards_PG: Sequence[Floats]
     lengths_PG: Sequence[Tokens]
     named_rewards_PG: Sequence[Mapping[str, Floats]]
     shaping_PG: Sequence[Floats]
+    greedy_P: Floats = field(default_factory=lambda: np.zeros(0))
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     params: Params = field(default_factory=dict)
 
@@ -48,12 +52,14 @@ class TokenAdvantageContext:
 
     `token_rewards_G` are the rewards of single tokens (`Completion.rewards_T`), 0 for tokens that got none;
     `logprobs_G` the behaviour log-probabilities. `rewards_G` are the scores, None for an advantage with
-    `needs_verdict=False`, whose completions need not have one.
+    `needs_verdict=False`, whose completions need not have one. `squared_probs_G`, with `needs_squared_probs`, is the
+    sum of squared probabilities of the trainer's distribution at each token.
     """
 
     token_rewards_G: Sequence[Floats]
     logprobs_G: Sequence[Floats]
     rewards_G: Floats | None = None
+    squared_probs_G: Sequence[Floats] = ()
     params: Params = field(default_factory=dict)
 
 
@@ -68,8 +74,10 @@ class AdvantageSpec:
     then weigh each token's own number.
 
     `needs_group`: it compares the completions of a group, so a run with `group_size = 1` is refused before anything
-    loads. `needs_token_rewards`: it gets the rewards of single tokens. `needs_verdict=False`, for `compute_tokens`
-    only: every completion is trained, whatever its score or status.
+    loads. `needs_token_rewards`: it gets the rewards of single tokens. `needs_greedy`, for `compute_step`: one greedy
+    completion more is sampled and scored for each prompt. `needs_squared_probs`, for `compute_tokens`: the trainer
+    measures every completion, and a backend that cannot is refused. `needs_verdict=False`, for `compute_tokens` only:
+    every completion is trained, whatever its score or status.
     """
 
     name: str
@@ -79,6 +87,8 @@ class AdvantageSpec:
     compute_tokens: Callable[[TokenAdvantageContext], Sequence[Numbers]] | None = None
     needs_token_rewards: bool = False
     needs_verdict: bool = True
+    needs_greedy: bool = False
+    needs_squared_probs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

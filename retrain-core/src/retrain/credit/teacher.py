@@ -71,7 +71,7 @@ class TeacherShaper:
     def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
         started = time.perf_counter()
         completions = [completion for group in groups for completion in group.completions]
-        found = given_logprobs(completions, self._asked, where="[teacher]", of="teacher")
+        found = given_logprobs(completions, self._asked, where="[teacher]", of="log-probability of the teacher")
         rewards = {id(c): difference(c, teacher_T) for c, teacher_T in zip(completions, found, strict=True)}
         fields = means(list(rewards.values()), "teacher_kl")
         shaped = tuple(with_token_rewards(group, rewards) for group in groups)

@@ -41,6 +41,8 @@ def synthetic_groups(size: int = 4) -> list[CreditGroup]:
             tokens_G=[np.arange(length) for length in lengths],
             texts_G=[list(islice(cycle(TEXTS), length)) for length in lengths],
             token_rewards_G=[np.linspace(-0.1, 0.1, length) for length in lengths],
+            squared_probs_G=[np.linspace(0.2, 0.9, length) for length in lengths],
+            greedy=0.5,
             name=f"probe group {number}",
         )
         for number, (rewards, lengths) in enumerate(

@@ -177,6 +177,7 @@ def replay(
     judged = [group for group in judged if group]
     masks = tuple(_masks(group, detector) for group in judged)
     entropies = [[c.tokens.entropies_T for c in group if c.tokens.entropies_T is not None] for group in judged]
+    squares = [[c.tokens.squared_probs_T for c in group if c.tokens.squared_probs_T is not None] for group in judged]
     groups = [
         CreditGroup(
             rewards_G=np.array([c.reward for c in group], dtype=np.float64),
@@ -184,13 +185,20 @@ def replay(
             planning_G=planning,
             entropies_G=found if len(found) == len(group) else None,
             named_rewards=named_rewards([c.record.get("reward_parts") or {} for c in group]),
+            greedy=_greedy(group[0]),
+            squared_probs_G=squared if len(squared) == len(group) else None,
             tokens_G=[c.tokens.tokens_T for c in group] if flow.needs_text else None,
             texts_G=[token_texts(tokenizer, c.tokens.tokens_T.tolist()) for c in group] if flow.needs_text else None,
             name=f"step {stored.step} group {group[0].record['group']}",
         )
-        for group, planning, found in zip(judged, masks, entropies, strict=True)
+        for group, planning, found, squared in zip(judged, masks, entropies, squares, strict=True)
     ]
     return judged, masks, assign_credit(groups, flow, sepa_lambda=sepa_lambda)
+
+
+def _greedy(member: StoredCompletion) -> float | None:
+    value = member.record.get("greedy_reward")
+    return float(np.nan if value is None else value) if "greedy_reward" in member.record else None
 
 
 def _masks(group: Sequence[StoredCompletion], detector: PlanningDetector | None) -> tuple[Mask, ...]:

@@ -114,6 +114,10 @@ def _needs(flow: CreditFlow) -> Iterator[str]:
     yield "log-probabilities of the sampled tokens"
     if flow.needs_entropy:
         yield "entropies of the sampling distribution"
+    if flow.needs_squared_probs:
+        yield "the trainer's sums of squared probabilities"
+    if flow.needs_greedy:
+        yield "a greedy completion of each prompt"
     if flow.needs_planning:
         yield "planning-token masks"
     if flow.controller:

@@ -75,8 +75,9 @@ class Capabilities:
     `regularisers` are the supported ones of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov` and
     `clip_cov`. `losses` are built into the backend; registered losses that name it in their `LossTraits` come on top,
     and without either the loss is chosen outside retrain. `loss_keys` are the supported ones of `dual_clip`,
-    `aggregation` and `is_bounds`. `all_weights`: it can train without an adapter (`[model] lora_rank = 0`).
-    `max_staleness` is the largest on any devices; 0 = it samples and trains in turn.
+    `aggregation`, `is_bounds` and `off_policy_mask`. `all_weights`: it can train without an adapter (`[model] lora_rank
+    = 0`). `max_staleness` is the largest on any devices; 0 = it samples and trains in turn. `provides_squared_probs`:
+    it has the method `squared_probs`.
     """
 
     reports_sync_loss: bool
@@ -90,6 +91,7 @@ class Capabilities:
     all_weights: bool = False
     loss_keys: frozenset[str] = frozenset()
     max_staleness: int = 0
+    provides_squared_probs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +121,16 @@ class EngineTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Requirements of an algorithm: sampled entropies, and `Completion.rewards_T`.
+    """Requirements of an algorithm: sampled entropies, `Completion.rewards_T`, `Group.greedy`, and
+    `Completion.squared_probs_T` from the trainer.
 
     As `traits` of a `PluginSpec`, known before anything loads, it says that the factory returns a whole `Algorithm`.
     """
 
     entropy: bool = False
     token_rewards: bool = False
+    greedy: bool = False
+    squared_probs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,7 @@ class Completion:
     each part is trained as a separate row. `turns` counts how often the policy was sampled. `rewards_T` are rewards of
     single tokens in addition to the score, for a transform that takes them. `reference_logprobs_T` and `kl_coef` are
     for a KL term of the loss (see `TrainRow`), `experts_TLK` for a mixture of experts (see `Sample`).
+    `squared_probs_T` is the trainer's sum of squared probabilities at each token, where credit needs it.
     """
 
     tokens_T: Tokens
@@ -140,6 +141,7 @@ class Completion:
     reference_logprobs_T: Floats | None = None
     kl_coef: float = 0.0
     experts_TLK: Experts | None = None
+    squared_probs_T: Floats | None = None
     reasoning: str = ""
     answer: str | None = None
 
@@ -197,6 +199,8 @@ class Group:
 
     Credit uses `scores`, all else `raw_scores`: the same, unless a `Shaper` changed them (see `shaped`). `round` counts
     the rounds of prompts before its own in the step; `is_surplus`: it can teach, but the step has enough such groups.
+    `greedy`, where credit needs it, is one more completion of the prompt, always of the likeliest tokens, with its
+    score: a baseline that is not trained.
     """
 
     example: Example
@@ -206,6 +210,8 @@ class Group:
     raw_scores: tuple[Score, ...] = ()
     round: int = 0
     is_surplus: bool = False
+    greedy: Completion | None = None
+    greedy_score: Score | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw_scores", self.raw_scores or self.scores)

@@ -57,6 +57,7 @@ def generation_records(
                     "reference": group.example.reference,
                     **_score_fields(raw),
                     **({"shaped_reward": score.value} if score.value != raw.value else {}),
+                    **({"greedy_reward": group.greedy_score.value} if group.greedy_score else {}),
                     "num_tokens": completion.num_actions,
                     **({"turns": completion.turns} if completion.turns != 1 else {}),
                     "stop_reason": completion.stop_reason.value,
@@ -159,11 +160,12 @@ class TokenRecord:
     engine_logprobs_T: Floats | None = None
     reference_logprobs_T: Floats | None = None
     rewards_T: Floats | None = None
+    squared_probs_T: Floats | None = None
     kl_coef: float = 0.0
     row: RowRecord | None = None
 
 
-# The optional arrays, by the field of `TokenRecord`: stored where every completion has one. Rewards of tokens are
+# The optional arrays, by the field of `TokenRecord`: stored where every completion has one. Inputs of credit are
 # float64, because replayed credit must be equal to the bit; the others were computed in float32 or less.
 OPTIONAL: dict[str, tuple[str, type[np.generic], type[np.generic]]] = {
     "entropies_T": ("entropies", np.float32, np.float64),
@@ -171,6 +173,7 @@ OPTIONAL: dict[str, tuple[str, type[np.generic], type[np.generic]]] = {
     "engine_logprobs_T": ("engine_logprobs", np.float32, np.float64),
     "reference_logprobs_T": ("reference_logprobs", np.float32, np.float64),
     "rewards_T": ("rewards", np.float64, np.float64),
+    "squared_probs_T": ("squared_probs", np.float64, np.float64),
 }
 
 

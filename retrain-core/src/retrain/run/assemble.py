@@ -77,7 +77,7 @@ def assemble(
     refuse it; so may `check_tasks` refuse the tasks.
     """
     stops = interrupts or Interrupts(grace_s=config.training.grace_s)
-    if config.training.group_size == 1 and not flow.is_custom:
+    if config.training.group_size == 1 and not flow.is_custom and not flow.advantage.compute_step:
         LOG.warning("group_size = 1: a group of one has nothing to compare, so no step will train")
     tokenizer = load_tokenizer(config, plugins)
     context = PluginContext(
@@ -108,6 +108,10 @@ def assemble(
             pacer.restore(saved["pacer"])
         backend = build_backend(context)
         order.draw_ahead(steps_ahead(config, backend))
+        if flow.needs_greedy:
+            from retrain.run.steps.greedy import greedy_first  # only an advantage that needs it loads it
+
+            select = greedy_first(select, tasks, backend, context)
         given = plugins.notify("retrain_shape_rewards", context=context, backend=backend)
         shapers = [shaper for found in given for shaper in found or ()]
     parts = Parts(

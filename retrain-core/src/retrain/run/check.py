@@ -63,6 +63,10 @@ def check(
     except RetrainError as error:
         problems += [*_beyond_backend(config, plugins, None), *_with_notes(error.problems, config, plugins)]
         return None, about_recipe(problems, config, plugins)
+    if selected_loss(config, plugins) or flow.needs_squared_probs:
+        from retrain.credit.fit import fit_problems  # the default loss takes any credit
+
+        problems += fit_problems(config, plugins, flow)
     return flow, about_recipe([*problems, *_beyond_backend(config, plugins, flow)], config, plugins)
 
 

@@ -141,7 +141,7 @@ def rewarded_steps(*, whole: bool) -> list[list[CreditGroup]]:
 
 
 def reordered(group: CreditGroup, order: NDArray[np.int64]) -> CreditGroup:
-    lists = ("tokens_G", "texts_G", "token_rewards_G", "logprobs_G", "planning_G")
+    lists = ("tokens_G", "texts_G", "token_rewards_G", "squared_probs_G", "logprobs_G", "planning_G")
     moved: dict[str, Any] = {name: [getattr(group, name)[number] for number in order] for name in lists}
     # The rewards of single verifiers move along, or a weighted sum would mix completions.
     named_rewards = {name: rewards_G[order] for name, rewards_G in group.named_rewards.items()}
@@ -191,11 +191,13 @@ def _group(name: str, rewards_G: Floats, lengths: tuple[int, ...], entropies: bo
 
 
 def _optional_fields(lengths: Sequence[int]) -> dict[str, Any]:
-    """Ids, texts and rewards of single tokens, for a part that needs them."""
+    """Ids, texts, rewards and squared probabilities of tokens, and a greedy reward, for a part that needs them."""
     return {
         "tokens_G": [np.arange(length) for length in lengths],
         "texts_G": [list(islice(cycle(TEXTS), length)) for length in lengths],
         "token_rewards_G": [np.linspace(-0.1, 0.1, length) for length in lengths],
+        "squared_probs_G": [np.linspace(0.2, 0.9, length) for length in lengths],
+        "greedy": 0.5,
     }
 
 

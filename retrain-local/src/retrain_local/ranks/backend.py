@@ -183,6 +183,9 @@ class RankedBackend:
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         return list(self._together("reference_logprobs", rows, temperature)[0])
 
+    def squared_probs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        return list(self._together("squared_probs", rows, temperature)[0])
+
     def publish(self) -> int:
         return int(self._together("publish")[0])
 

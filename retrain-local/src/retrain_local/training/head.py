@@ -213,6 +213,15 @@ def ranked_logprobs(
     return torch.cat(parts)
 
 
+def squared_probs(hidden_MD: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, temperature: float) -> Tensor:
+    """Return the sum of squared probabilities of softmax(head(hidden) / temperature) in each row, fp64 [M]."""
+    rows = _chunk_rows(hidden_MD, vocabulary)
+    parts = [hidden_MD.new_zeros(0, dtype=torch.float64)]
+    for hidden in hidden_MD.split(rows):
+        parts.append(torch.softmax(head(hidden).float() / temperature, dim=-1).square().sum(-1).double())
+    return torch.cat(parts)
+
+
 def logprobs_and_entropies(
     hidden_MD: Tensor, tokens_M: Tensor, head: Callable[[Tensor], Tensor], vocabulary: int, temperature: float
 ) -> tuple[Tensor, Tensor]:

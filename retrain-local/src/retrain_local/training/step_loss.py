@@ -23,6 +23,7 @@ from retrain.api import (
     LossTerms,
     LossTrial,
     LossValue,
+    Mask,
     PluginError,
     Plugins,
     Problem,
@@ -78,12 +79,17 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """A loss with the numbers of `[algorithm]`; `mismatch` None leaves the mismatch with the sampler in the ratio."""
+    """A loss with the numbers of `[algorithm]`; `mismatch` None leaves the mismatch with the sampler in the ratio.
+
+    `off_policy_mask` > 0 leaves out tokens with A < 0 of sequences whose mean of log p_sampler - log p is above it
+    (DeepSeek-V3.2, arXiv:2512.02556); they stay in the denominator.
+    """
 
     spec: LossSpec = IMPORTANCE_SAMPLING
     clip: LossClip = field(default_factory=LossClip)
     aggregation: str = "token_mean"
     mismatch: Mismatch | None = None
+    off_policy_mask: float = 0.0
     max_tokens: int = 1
     params: Any = None
     regularisers: Regularisers = field(default_factory=Regularisers)
@@ -100,10 +106,16 @@ class PolicyLoss:
             clip=spec.clip.resolved(algorithm.clip_eps, algorithm.clip_eps_high, algorithm.dual_clip),
             aggregation=algorithm.aggregation or spec.aggregation,
             mismatch=weights if is_weighted else None,
+            off_policy_mask=algorithm.off_policy_mask,
             max_tokens=config.training.max_tokens,
             params=params,
             regularisers=Regularisers.of(config),
         )
+
+    @property
+    def has_marks(self) -> bool:
+        """True if tokens are selected over the whole step."""
+        return self.regularisers.has_marks or self.spec.drops is not None
 
     def is_fixed(self, batch: TrainBatch) -> bool:
         """True if the behaviour log-probabilities of its rows are the trainer's before the step."""
@@ -117,22 +129,37 @@ class PolicyLoss:
         return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
 
     def marked(self, batch: TrainBatch, now: Sequence[Floats], seeds: Seeds) -> Marked:
-        """Select the step's tokens of kl_cov or clip_cov; `now` are log-probabilities before the update."""
+        """Select the step's tokens of kl_cov, of clip_cov, or that the loss drops; `now` is before the update."""
         settings, rows = self.regularisers, batch.rows
         logprobs_N = np.concatenate([now_T[row.action_T] for now_T, row in zip(now, rows, strict=True)])
         advantages_N = np.concatenate([row.advantages_T[row.action_T] for row in rows])
         cov_N = covariances(logprobs_N, advantages_N)
         if settings.kl_cov:
             return Marked(held=split_by_row(highest(cov_N, settings.kl_cov), rows))
-        free_N = np.ones(len(cov_N), np.bool_)
+        dropped_N = self._dropped(batch, logprobs_N)
+        if not settings.clip_cov:
+            return Marked(dropped=split_by_row(dropped_N, rows))
+        free_N = ~dropped_N
         if batch.update:  # before the first one nothing has moved
             new_N, tokens = torch.from_numpy(logprobs_N).float(), ActionTokens.of(range(len(rows)), rows)
             with torch.no_grad():
                 clipped_N = self._terms(new_N, tokens, NO_COLUMNS, None, is_fixed=self.is_fixed(batch))[1]
-            free_N = ~clipped_N.numpy()
+            free_N &= ~clipped_N.numpy()
         rng = seeds.stream("clip_cov", batch.step, batch.update)
         low, high = settings.clip_cov_low, settings.clip_cov_high
-        return Marked(dropped=split_by_row(drawn_between(cov_N, free_N, settings.clip_cov, low, high, rng), rows))
+        drawn_N = drawn_between(cov_N, free_N, settings.clip_cov, low, high, rng)
+        return Marked(dropped=split_by_row(dropped_N | drawn_N, rows))
+
+    def _dropped(self, batch: TrainBatch, logprobs_N: Floats) -> Mask:
+        """Mark the tokens of the step that the loss drops."""
+        if self.spec.drops is None:
+            return np.zeros(len(logprobs_N), np.bool_)
+        tokens = ActionTokens.of(range(len(batch.rows)), batch.rows, dtype=torch.float64)
+        new_N = torch.from_numpy(logprobs_N)
+        context, _, _ = self._context(new_N, tokens, is_fixed=self.is_fixed(batch))
+        found = self._checked(LossTerms(terms_M=new_N, clipped_M=self.spec.drops(context)), new_N)
+        dropped_N: Mask = found.clipped_M.numpy()
+        return dropped_N
 
     def of_pack(
         self,
@@ -160,6 +187,17 @@ class PolicyLoss:
         self, new_M: Tensor, pack: ActionTokens, columns: Columns, entropies_M: Tensor | None, *, is_fixed: bool
     ) -> tuple[Tensor, Tensor]:
         """Return each token's term times factor, less the regularisers, and True for clipped tokens."""
+        context, factor_M, outside_M = self._context(new_M, pack, is_fixed=is_fixed)
+        found = self._checked(self.spec.compute(context), new_M)
+        clipped_M = outside_M if found.clipped_M is None else outside_M | found.clipped_M
+        terms_M = factor_M * found.terms_M
+        if columns.dropped_M is not None:
+            terms_M, clipped_M = terms_M * ~columns.dropped_M, clipped_M | columns.dropped_M
+        added_M = added_terms(self.regularisers, columns, new_M, context.old_M, context.ratios_M, entropies_M)
+        return terms_M if added_M is None else terms_M - added_M, clipped_M
+
+    def _context(self, new_M: Tensor, pack: ActionTokens, *, is_fixed: bool) -> tuple[LossContext, Tensor, Tensor]:
+        """Return the context of the loss, each token's factor, and True where it was bounded or left out."""
         old_M = pack.behaviour_logprobs_M
         factor_M, outside_M = torch.ones_like(old_M), torch.zeros_like(old_M, dtype=torch.bool)
         if self.mismatch is not None:
@@ -175,13 +213,11 @@ class PolicyLoss:
             clip=self.clip,
             params=self.params,
         )
-        found = self._checked(self.spec.compute(context), new_M)
-        clipped_M = outside_M if found.clipped_M is None else outside_M | found.clipped_M
-        terms_M = factor_M * found.terms_M
-        if columns.dropped_M is not None:
-            terms_M = terms_M * ~columns.dropped_M
-        added_M = added_terms(self.regularisers, columns, new_M, old_M, context.ratios_M, entropies_M)
-        return terms_M if added_M is None else terms_M - added_M, clipped_M
+        if self.off_policy_mask:
+            gaps_M = context.sequence_mean(pack.engine_logprobs_M - new_M.detach())
+            left_M = (pack.advantages_M < 0.0) & (gaps_M > self.off_policy_mask)
+            factor_M, outside_M = factor_M.masked_fill(left_M, 0.0), outside_M | left_M
+        return context, factor_M, outside_M
 
     def _checked(self, found: Any, new_M: Tensor) -> LossTerms:
         terms = found if isinstance(found, LossTerms) else LossTerms(terms_M=found)
@@ -209,6 +245,7 @@ def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossVal
     """Compute value, gradient and clipped tokens as the trainer would if its model gave these log-probabilities."""
     loss, batch = PolicyLoss.of(config, plugins), trial.batch
     denominator = loss.denominator(batch)
+    marked = loss.marked(batch, trial.logprobs, Seeds(0)) if loss.spec.drops else Marked()
     gradients: list[Floats] = [np.zeros(len(row.tokens_T)) for row in batch.rows]
     total, clipped = 0.0, 0
     for numbers in trial.packs:
@@ -216,7 +253,9 @@ def evaluate_loss(config: Config, plugins: Plugins, trial: LossTrial) -> LossVal
         own = [trial.logprobs[number][row.action_T] for number, row in zip(numbers, rows, strict=True)]
         new_M = torch.from_numpy(np.concatenate(own)).requires_grad_()
         tokens = ActionTokens.of(numbers, rows, dtype=torch.float64)
-        value, count = loss.of_pack(new_M, tokens, denominator, is_fixed=loss.is_fixed(batch))
+        dropped = torch.from_numpy(np.concatenate(marked.of(numbers).dropped)) if marked.dropped else None
+        columns = Columns(dropped_M=dropped)
+        value, count = loss.of_pack(new_M, tokens, denominator, columns=columns, is_fixed=loss.is_fixed(batch))
         total, clipped = total + float(value.detach()), clipped + int(count)
         (gradient_M,) = torch.autograd.grad(value, new_M)
         for number, row, part in zip(numbers, rows, split_by_row(gradient_M.numpy(), rows), strict=True):

@@ -40,7 +40,13 @@ from retrain_local.model.experts import ROUTING, Routing, count_experts, expert_
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
-from retrain_local.training.head import logprobs_and_entropies, ranked_logprobs, selected_logprobs, softmax_of
+from retrain_local.training.head import (
+    logprobs_and_entropies,
+    ranked_logprobs,
+    selected_logprobs,
+    softmax_of,
+    squared_probs,
+)
 from retrain_local.training.packs import Pack, check_rows, lengths_of, pack_rows, share_rows
 from retrain_local.training.regularisers import Marked, columns_of
 from retrain_local.training.step_loss import NAMED, PolicyLoss, split_by_row
@@ -303,6 +309,10 @@ class Trainer:
             for row, values_TF in zip(rows, found, strict=True)
         ]
 
+    def squared_probs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        given = self._decoder.logits, self._decoder.shape.vocabulary, temperature
+        return self._of_actions(rows, lambda pack: squared_probs(self._hidden(pack), *given))
+
     def _of_actions(
         self, rows: Sequence[ActionRow], of_pack: Callable[[Pack], Tensor], *, width: int = 0
     ) -> list[Floats]:
@@ -368,10 +378,12 @@ class Trainer:
 
     def _marked(self, batch: TrainBatch) -> Marked:
         policy = self._loss_of(batch)
-        if not policy.regularisers.has_marks:
+        if not policy.has_marks:
             return Marked()
-        # before the first update the policy is still the one that sampled
-        now = self.logprobs(batch.rows, batch.temperature) if batch.update else [row.logprobs_T for row in batch.rows]
+        # Before the first update a covariance takes the policy for the one that sampled. A loss that drops tokens looks
+        # at their difference, unless a weight of the mismatch has taken it out of the ratio.
+        is_moved = batch.update > 0 or (policy.spec.drops is not None and policy.mismatch is None)
+        now = self.logprobs(batch.rows, batch.temperature) if is_moved else [row.logprobs_T for row in batch.rows]
         return policy.marked(batch, now, self._seeds)
 
     def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:

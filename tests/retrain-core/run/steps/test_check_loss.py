@@ -36,7 +36,10 @@ TINKER = '[backend]\nbackend = "tinker"\n'
 def test_a_loss_that_the_backend_cannot_apply_is_refused_with_those_that_can(told):
     found = told(TINKER + '[algorithm]\nloss = "gspo"\n')
     assert "retrain.toml:4 [algorithm] loss: backend 'tinker' cannot apply the loss 'gspo'" in found
-    assert "it can apply 'cispo', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'" in found
+    assert (
+        "it can apply 'cispo', 'dro', 'importance_sampling', 'likelihood', 'ppo'; 'gspo' is for backend 'local'"
+        in found
+    )
     assert 'fix: use loss = "ppo", or [backend] backend = "local"' in found
     assert told('[algorithm]\nloss = "json.dumps"\nloss_params = { a = 1 }\n') == "", (
         "a file's is for backends that take it"
@@ -110,11 +113,79 @@ def test_keys_that_the_backend_does_not_apply_are_refused_by_name(told):
     assert 'or use backend = "local"' in found
 
 
+FINE = 'transform_mode = "none"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ('loss = "gmpo"\n', "the loss 'gmpo' does not go with credit by token, and 'maxrl+gtpo_sepa' gives it"),
+        ('loss = "gmpo"\nalgorithm_mode = "maxrl_gtpo"\n', "and 'maxrl_gtpo' gives it"),
+        ('loss = "gmpo"\nsurprisal_mask_rho = 0.2\n' + FINE, 'set transform_mode = "none", without surprisal_mask_rho'),
+        *(
+            (
+                f'loss = "{loss}"\nadvantage_mode = "otb"\n' + FINE,
+                f"{loss!r} does not go with credit by token, and advantage 'otb' gives it",
+            )
+            for loss in ("gspo", "luspo", "gmpo", "vespo")
+        ),
+        ('loss = "gspo"\nadvantage_mode = "distillation"\n' + FINE, "and advantage 'distillation' gives it"),
+    ],
+)
+def test_credit_finer_than_the_loss_takes_is_refused_before_the_model_loads(toml, words, told):
+    assert words in told("[algorithm]\n" + toml)
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        'loss = "gmpo"\n' + FINE,
+        'loss = "gmpo"\nalgorithm_mode = "grpo_none"\n',
+        *(f'loss = "{loss}"\n' for loss in ("gspo", "luspo", "vespo", "sapo", "dppo_tv", "dppo_kl", "m2po", "dro")),
+        'loss = "dppo_tv"\nadvantage_mode = "otb"\n' + FINE,
+        "off_policy_mask = 0.1\n",
+        'loss = "vespo"\nloss_params = { k_pos = 1.0 }\noff_policy_mask = 0.5\n',
+    ],
+)
+def test_credit_that_the_loss_takes_is_accepted(toml, told):
+    assert told("[algorithm]\n" + toml) == ""
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ('loss = "sapo"\nloss_params = { tau = 1.0 }\n', "tau"),
+        ('loss = "sapo"\nloss_params = { tau_pos = 0.0 }\n', "tau_pos"),
+        ('loss = "m2po"\nloss_params = { tau = -1.0 }\n', "tau"),
+        ('loss = "gmpo"\nloss_params = { eps = 0.4 }\n' + FINE, "takes no parameters"),
+        ('loss = "sapo"\nclip_eps = 0.2\n', "the loss 'sapo' does not clip"),
+        ("off_policy_mask = -1.0\n", "off_policy_mask"),
+        ('loss = "dppo_kl"\ndual_clip = 3.0\n', "has no second clip"),
+    ],
+)
+def test_constants_that_a_loss_does_not_have_are_refused(toml, words, told):
+    assert words in told("[algorithm]\n" + toml)
+
+
+@pytest.mark.parametrize("name", ["sapo", "gmpo", "vespo", "luspo", "dppo_tv", "dppo_kl", "m2po"])
+def test_a_tinker_service_refuses_them_by_name_and_takes_dro(name, told):
+    assert f"backend 'tinker' cannot apply the loss {name!r}" in told(TINKER + f'[algorithm]\nloss = "{name}"\n' + FINE)
+    dro = TINKER + '[algorithm]\nloss = "dro"\nloss_params = { beta = 0.05 }\n'
+    assert told(dro) == ""
+    assert told(TINKER + "[algorithm]\noff_policy_mask = 0.1\n") == ""
+    for key in ("is_bounds = [0.5, 2.0]", "tis_cap = 2.0", "off_policy_mask = 0.1", 'aggregation = "sequence_mean"'):
+        found = told(f"{dro}{key}\n")
+        assert f"[algorithm] {key.split()[0]}" in found
+        assert "does not go with the loss 'dro'" in found
+    assert told(dro + 'aggregation = "constant"\n') == ""
+
+
 def test_the_trainer_of_prime_rl_has_a_loss_of_its_own(told):
     pytest.importorskip("retrain_prime_rl")
     prime = '[backend]\nbackend = "prime_rl"\noptions = { output_dir = "x" }\n[training]\nmax_tokens = 1024\n'
     assert told(prime) == ""
     keys = {"aggregation": '"constant"', "dual_clip": "3.0", "is_bounds": "[0.5, 2.0]", "loss": '"ppo"'}
+    keys |= {"off_policy_mask": "0.1"}
     found = told(prime + "[algorithm]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
     for name in keys:
         assert f"[algorithm] {name}: {name} = " in found

@@ -244,6 +244,7 @@ def groups_of(stored: StoredStep, *, correct_above: float) -> tuple[Group, ...]:
                 correct_above=correct_above,
                 round=int(record.get("round", 0)),
                 is_surplus=bool(record.get("surplus", False)),
+                greedy_score=_greedy_score(record),
             )
         )
     return tuple(groups)
@@ -282,6 +283,13 @@ def _scores(record: Mapping[str, Any]) -> tuple[Score, Score]:
     return raw, Score(outcome=Outcome.SCORED, value=value, parts=raw.parts)
 
 
+def _greedy_score(record: Mapping[str, Any]) -> Score | None:
+    if "greedy_reward" not in record:
+        return None
+    value = record["greedy_reward"]
+    return Score.no_verdict("not recorded") if value is None else Score.of(value)
+
+
 def _completion(step: int, member: StoredCompletion) -> Completion:
     record, tokens = member.record, member.tokens
     if tokens.row is None:
@@ -308,6 +316,7 @@ def _completion(step: int, member: StoredCompletion) -> Completion:
         entropies_T=spread(tokens.entropies_T),
         engine_logprobs_T=spread(tokens.engine_logprobs_T),
         rewards_T=spread(tokens.rewards_T),
+        squared_probs_T=spread(tokens.squared_probs_T),
         starts=row.starts,
         turns=int(record.get("turns", 1)),
         reference_logprobs_T=spread(tokens.reference_logprobs_T),

@@ -78,6 +78,9 @@ class AlgorithmTable(Table):
         "truncate", "A trainer/sampler importance weight outside is_bounds: moved to the bound, or 0."
     )
     is_bounds: list[float] = key([], "[low, high] of the trainer/sampler importance weight; empty = off.")
+    off_policy_mask: float = key(
+        0.0, "Leave out completions with A < 0 whose mean log p_sampler - log p is above this; 0 = off.", ge=0.0
+    )
 
     @field_validator("dual_clip")
     @classmethod

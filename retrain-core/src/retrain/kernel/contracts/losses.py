@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from retrain.kernel.types import Floats, TrainBatch
@@ -18,11 +18,18 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
-    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips."""
+    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips.
+
+    `credit` is the finest that it takes: `token` any, `weighted` one advantage per completion that a transform may
+    weigh, `completion` the same number for all of its tokens; a configuration with finer credit is refused. `idle`
+    names the part of it that does nothing while the ratios are 1, as `explain` says with one update per step.
+    """
 
     backends: frozenset[str]
     dual_clip: bool = False
     clips: bool = True
+    credit: Literal["token", "weighted", "completion"] = "token"
+    idle: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +69,15 @@ class LossContext:
     clip: LossClip
     params: Any = None
 
-    def sequence_mean(self, values_M: Any) -> Any:
-        """Mean of `values_M` over its sequence, for each token; the gradient flows through it."""
+    def sequence_sum(self, values_M: Any) -> Any:
+        """Sum of `values_M` over its sequence, for each token; the gradient flows through it."""
         # Sequences of a pack differ in length, and no padding exists to reshape by. `index_add` has no order on CUDA.
         zeros_S, place = values_M.new_zeros(self.num_sequences), (self.sequences_M,)
-        sums_S = zeros_S.index_put(place, values_M, accumulate=True)
-        counts_S = zeros_S.index_put(place, values_M.new_ones(len(values_M)), accumulate=True)
-        return (sums_S / counts_S)[self.sequences_M]
+        return zeros_S.index_put(place, values_M, accumulate=True)[place]
+
+    def sequence_mean(self, values_M: Any) -> Any:
+        """Mean of `values_M` over its sequence, for each token; the gradient flows through it."""
+        return self.sequence_sum(values_M) / self.sequence_sum(values_M.new_ones(len(values_M)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +97,9 @@ class LossSpec:
 
     The terms are summed with weights of the whole optimizer step: divide by nothing in here. `clip` and `aggregation`
     (`token_mean`, `sequence_mean` or `constant`) are its defaults. `stops_gradient`: it detaches the ratios, as CISPO
-    does, so its gradient is the one of its terms with the ratios held fixed.
+    does, so its gradient is the one of its terms with the ratios held fixed. `drops(ctx)` gets all action tokens of the
+    optimizer step, without gradient, and returns True for those whose terms count 0, also in `clip_fraction`. It costs
+    a forward pass.
     """
 
     name: str
@@ -96,6 +107,7 @@ class LossSpec:
     clip: LossClip = LossClip()
     aggregation: str = "token_mean"
     stops_gradient: bool = False
+    drops: Callable[[LossContext], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

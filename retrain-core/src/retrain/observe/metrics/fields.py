@@ -92,6 +92,7 @@ def length_metrics(groups: Sequence[Group]) -> Fields:
     Mean and share are over the first round, like the rewards; longest and sum over all sampled completions.
     """
     sampled = [completion.num_actions for group in groups for completion in group.completions]
+    greedy = [group.greedy.num_actions for group in groups if group.greedy]
     completions = [completion for group in first_round(groups) for completion in group.completions]
     lengths = np.array([completion.num_actions for completion in completions])
     cut = sum(completion.stop_reason is StopReason.LENGTH for completion in completions)
@@ -99,7 +100,7 @@ def length_metrics(groups: Sequence[Group]) -> Fields:
         "max_token_hit_rate": cut / len(completions),
         "mean_tokens": float(lengths.mean()),
         "max_tokens_seen": max(sampled),
-        "sampled_tokens": sum(sampled),
+        "sampled_tokens": sum(sampled) + sum(greedy),
     }
 
 

@@ -20,6 +20,7 @@ NO_EPISODES = "without [environment]"
 NO_REFILL = f"{REJECTED}; without [training] refill"
 NO_CONTROL = f"{REJECTED}; unless `[training] control` replaces the reward"
 NO_OVERLONG = REJECTED + '; without overlong = "{}"'
+NO_GREEDY = f"{REJECTED}; unless the advantage compares with one"
 NO_SOFT = f"{REJECTED}; without [training] soft_overlong"
 IN_TURN = "on a rejected step; when the backend samples and trains in turn"
 QUANTILE = "Smallest score that at least {}% of the scored completions do not exceed."
@@ -101,6 +102,9 @@ TOKENS = (
     ("mean_tokens", "Mean length of a completion.", "tokens", REJECTED),
     ("max_tokens_seen", "Longest completion.", "tokens", REJECTED),
     ("sampled_tokens", "All tokens sampled.", "tokens", REJECTED),
+    ("greedy_tokens", "Part of them in greedy completions; these are not trained.", "tokens", NO_GREEDY),
+    ("greedy_reward_mean", "Mean score of greedy completions, of the first round.", "", NO_GREEDY),
+    ("greedy_no_verdict_count", "Greedy completions without a score: their groups get no credit.", "", NO_GREEDY),
     ("max_token_hit_rate", "Share of completions truncated by max_tokens or the context limit.", "", REJECTED),
     ("cut_thought_rate", "Share of thoughts closed at max_thinking_tokens.", "", "without such a limit, in episodes"),
     ("sepa_lambda", "Pooling strength of the step's controller; 0 without one.", "", REJECTED),

@@ -72,6 +72,9 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
             replace(_score(pays(prompt, number, completion), weights), shadow=score.shadow)
             for number, (completion, score) in enumerate(found)
         )
+        if group.greedy:
+            paid = _score(pays(prompt, len(scores), group.greedy), weights)
+            return replace(group, scores=scores, raw_scores=scores, greedy_score=paid)
         return replace(group, scores=scores, raw_scores=scores)
 
     return select
