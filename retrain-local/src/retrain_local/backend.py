@@ -151,6 +151,12 @@ class LocalBackend:
         with self._training() as trainer:
             return trainer.reference_logprobs(rows, temperature)
 
+    def teacher_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        with self._training() as trainer:
+            assert trainer.teacher is not None, "[distil] is off"
+            with trainer.teacher.weights():
+                return trainer.logprobs(rows, temperature)
+
     @property
     def is_broken(self) -> bool:
         return self._group.is_broken
@@ -192,6 +198,8 @@ class LocalBackend:
         before = {version: adapter for version, adapter in kept.items() if version != self._version}
         first, *others = (policy.limits for policy in self._policies)
         checkpoint.save_state(pair, trainer.optimizer.state, self._version, folder, first, before, group=self._group)
+        if trainer.teacher is not None and trainer.teacher.average:
+            checkpoint.save_average(trainer.teacher.average, folder, writes=not self._group.rank)
         if others:
             text = json.dumps([asdict(limits) for limits in others]) + "\n"
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
@@ -201,6 +209,8 @@ class LocalBackend:
         pair, trainer = self._open()
         moments, limits = trainer.optimizer.state, self._policies[0].limits
         self._version, published, ranks = checkpoint.load_state(pair, moments, folder, limits)
+        if trainer.teacher is not None and trainer.teacher.average:
+            checkpoint.load_average(trainer.teacher.average, folder)
         if ranks != self._group.size and not self._group.rank:
             log.warning(OTHER_RANKS, ranks, self._group.size)
         if self._history is None:

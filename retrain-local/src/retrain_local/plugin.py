@@ -29,10 +29,10 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
-    regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
+    regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov", "distil"}),
     all_weights=True,
     losses=frozenset(),  # all are registered, through the door for plugins
-    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds"}),
+    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds", "level"}),
     max_staleness=64,  # on split devices
 )
 LOSSES = (
@@ -128,7 +128,10 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
     for name, summary in LOSSES:
         factory = f"retrain_local.training.loss_formulas:{name.upper()}"
         clips = name not in ("importance_sampling", "likelihood")
-        traits = LossTraits(backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips)
+        by_sequence = name == "gspo"
+        traits = LossTraits(
+            backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips, by_sequence=by_sequence
+        )
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 

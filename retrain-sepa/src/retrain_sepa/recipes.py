@@ -68,3 +68,18 @@ REINFORCE_PP: Mapping[str, Any] = {
     "algorithm.aggregation": "token_mean",
 }
 REINFORCE_PP_BASELINE: Mapping[str, Any] = {**REINFORCE_PP, "algorithm.advantage_mode": "reinforce_pp_baseline"}
+
+# TRL 1.16's SDPOConfig: the average of adapters teaches, shown a successful completion of the same group.
+SDPO: Mapping[str, Any] = {
+    "algorithm.advantage_mode": "distillation",
+    "algorithm.transform_mode": "none",
+    "distil.teacher": "ema",
+}
+# TRL 1.16's SDFTConfig: the first model teaches, shown a demonstration; the 100 likeliest tokens, through the mixture.
+SDFT: Mapping[str, Any] = {
+    **SDPO,
+    "distil.teacher": "base",
+    "distil.template": "{prompt}\n\n{privileged}",
+    "distil.mode": "topk",
+    "distil.alpha": 0.5,
+}

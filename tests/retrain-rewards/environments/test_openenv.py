@@ -56,6 +56,12 @@ def play(played, examples, says):
     return [last[number] for number in sorted(last)], list(played.results())
 
 
+def test_an_observation_says_which_state_it_is():
+    assert openenv.state_info({"hint": "higher", "metadata": {"state_key": "a", "more": 1}})["state_key"] == "a"
+    assert openenv.state_info({"state_key": "b", "metadata": {"state_key": "a"}}) == {"state_key": "b"}
+    assert openenv.state_info({"hint": "higher", "metadata": "?"}) == {}
+
+
 def test_a_game_is_played_and_its_rewards_add_up(url):
     played = environment(url, prompt="A game.")
     examples = played.load().examples
@@ -63,6 +69,7 @@ def test_a_game_is_played_and_its_rewards_add_up(url):
     assert len({example.id for example in examples}) == len(examples) == 3
     talks, results = play(played, examples, lambda episode, turn: f"perhaps {secrets[episode] if turn else 100}")
     assert [result.score for result in results] == [Score.of(1.0)] * 3
+    assert [result.turn_rewards for result in results] == [(0.0, 1.0)] * 3
     assert talks[0] == [
         {"role": "user", "content": f"A game.\n\n{QUESTION}"},
         {"role": "assistant", "content": "perhaps 100"},

@@ -22,7 +22,7 @@ from retrain.credit.specs import (
     UncertaintyContext,
 )
 from retrain.kernel.errors import CreditError, Problem
-from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.kernel.types import Floats, Mask, Tokens, Turns
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
 # The deviation can be tiny, though not 0, when advantages differ only by rounding.
@@ -38,7 +38,7 @@ class CreditGroup:
     `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them;
     `shaping_G` is the part of `rewards_G` that shapers added, None for nothing. `tokens_G`, `texts_G` and
     `token_rewards_G` are only there if the flow needs them. A reward is NaN without a verdict; only an advantage that
-    needs none sees that.
+    needs none sees that. An entry of `turns_G` is None for a single turn.
     """
 
     rewards_G: Floats
@@ -50,6 +50,7 @@ class CreditGroup:
     tokens_G: Sequence[Tokens] | None = None
     texts_G: Sequence[Sequence[str]] | None = None
     token_rewards_G: Sequence[Floats] | None = None
+    turns_G: Sequence[Turns | None] | None = None
     name: str = ""
 
 
@@ -93,8 +94,8 @@ def assign_credit(
     episode_PG: Sequence[Floats | Sequence[Floats]] = [group.rewards_G for group in groups]
     if not flow.whole:
         episode_PG = step_advantages(groups, flow, chosen)
-        if flow.advantage.compute_step is not None:
-            given = [bool(np.any(advs_G)) for advs_G in episode_PG]
+        if flow.advantage.compute_step is not None or flow.advantage.by_turn:
+            given = [any(np.any(adv) for adv in advs_G) for advs_G in episode_PG]
             chosen = [is_trained or has_any for is_trained, has_any in zip(chosen, given, strict=True)]
     token_advs: list[Arrays] = []
     extras: list[Mapping[str, float]] = []
@@ -167,7 +168,9 @@ def step_advantages(
     """
     if flow.advantage.compute_tokens is not None:
         by_token_PG = [
-            _by_token(group, flow) if is_trained else [np.zeros(len(logprobs)) for logprobs in group.logprobs_G]
+            _by_token(group, flow)
+            if is_trained or flow.advantage.by_turn
+            else [np.zeros(len(logprobs)) for logprobs in group.logprobs_G]
             for group, is_trained in zip(groups, trained, strict=True)
         ]
         flat = iter(_limited([advs_T for advs_G in by_token_PG for advs_T in advs_G], flow))
@@ -218,6 +221,10 @@ def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
         rewards_G=as_numbers(group.rewards_G, len(lengths), what=f"{group.name}: reward")
         if flow.advantage.needs_verdict
         else None,
+        turns_G=[
+            turns or Turns(lengths=(length,))
+            for turns, length in zip(group.turns_G or [None] * len(lengths), lengths, strict=True)
+        ],
         params=flow.advantage_params,
     )
     return as_arrays(call_part(what, flow.advantage.compute_tokens, context), lengths, what=what)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.kernel.types import Floats, Mask, Tokens, Turns
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -48,12 +48,14 @@ class TokenAdvantageContext:
 
     `token_rewards_G` are the rewards of single tokens (`Completion.rewards_T`), 0 for tokens that got none;
     `logprobs_G` the behaviour log-probabilities. `rewards_G` are the scores, None for an advantage with
-    `needs_verdict=False`, whose completions need not have one.
+    `needs_verdict=False`, whose completions need not have one. `turns_G` are the turns of each episode; a completion
+    without an environment is a single turn.
     """
 
     token_rewards_G: Sequence[Floats]
     logprobs_G: Sequence[Floats]
     rewards_G: Floats | None = None
+    turns_G: Sequence[Turns] = ()
     params: Params = field(default_factory=dict)
 
 
@@ -69,7 +71,8 @@ class AdvantageSpec:
 
     `needs_group`: it compares the completions of a group, so a run with `group_size = 1` is refused before anything
     loads. `needs_token_rewards`: it gets the rewards of single tokens. `needs_verdict=False`, for `compute_tokens`
-    only: every completion is trained, whatever its score or status.
+    only: every completion is trained, whatever its score or status. `by_turn`, for `compute_tokens` only: a group whose
+    scores are all equal is trained, too, where its turns get credit.
     """
 
     name: str
@@ -79,6 +82,7 @@ class AdvantageSpec:
     compute_tokens: Callable[[TokenAdvantageContext], Sequence[Numbers]] | None = None
     needs_token_rewards: bool = False
     needs_verdict: bool = True
+    by_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.types import Completion, Example, Floats, Group, Mask, Outcome, Score, Tokens, num_correct
+from retrain.kernel.types import Completion, Example, Floats, Group, Mask, Outcome, Score, Tokens, Turns, num_correct
 from retrain.records.files import new_digest, write_bytes
 from retrain.records.reading import number
 from retrain.records.record_names import token_file
@@ -59,6 +59,7 @@ def generation_records(
                     **({"shaped_reward": score.value} if score.value != raw.value else {}),
                     "num_tokens": completion.num_actions,
                     **({"turns": completion.turns} if completion.turns != 1 else {}),
+                    **_turn_fields(completion.by_turn),
                     "stop_reason": completion.stop_reason.value,
                     "policy_version": completion.policy_version,
                     **({"round": group.round} if group.round else {}),
@@ -103,6 +104,21 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
         "uncertainty_kind": metrics.get("uncertainty_kind"),
         **kept,
     }
+
+
+def _turn_fields(turns: Turns | None) -> dict[str, Any]:
+    if turns is None:
+        return {}
+    rewards = {"turn_rewards": list(turns.rewards)} if turns.rewards else {}
+    return {"turn_tokens": list(turns.lengths), "turn_states": list(turns.states), **rewards}
+
+
+def turns_of(record: Mapping[str, Any]) -> Turns | None:
+    """Return the turns of a record of `generation_records`; None for a single turn without an environment."""
+    if "turn_tokens" not in record:
+        return None
+    rewards, states = tuple(record.get("turn_rewards", ())), tuple(record["turn_states"])
+    return Turns(lengths=tuple(record["turn_tokens"]), rewards=rewards, states=states)
 
 
 def _parts(completion: Completion) -> dict[str, Any]:

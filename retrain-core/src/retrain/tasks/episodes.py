@@ -117,8 +117,9 @@ class _EpisodeBatch:
             # An episode that failed before its first observation still needs tokens for its record.
             if not episode.transcript.tokens_T:
                 self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
-        results = iter(self._results)
-        return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
+        pairs = zip(episodes, self._results, strict=True)
+        made = iter([e.transcript.completion(e.stop_reason(result), result.turn_rewards) for e, result in pairs])
+        return [tuple(next(made) for _ in group) for group in self._groups]
 
     def scores(self) -> list[tuple[Score, ...]]:
         answered = {n: r.answer for n, r in enumerate(self._results) if self._answers and r.answer is not None}
@@ -162,7 +163,8 @@ class _EpisodeBatch:
 
     def _observe(self, episode: _Episode, seen: Observation) -> bool:
         try:
-            return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length)
+            state = str(seen.info.get("state_key") or "")
+            return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length, state=state)
         # Templates and tokenizers of models may raise anything.
         except Exception as error:
             where = f"[environment], example {printable(episode.prompt.example.id)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +11,18 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.types import Completion, Experts, Floats, Mask, Message, Sample, StopReason, Tokens, joined_experts
+from retrain.kernel.types import (
+    Completion,
+    Experts,
+    Floats,
+    Mask,
+    Message,
+    Sample,
+    StopReason,
+    Tokens,
+    Turns,
+    joined_experts,
+)
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.template_probe import QUESTION
 from retrain.text.thinking import Thinking, Thought, decoded, template_args, thinking_of
@@ -41,17 +54,26 @@ class Transcript:
     starts: list[int] = field(default_factory=list)
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # of the turns, in sampled tokens
+    states: list[str] = field(default_factory=list)  # that the turns began in
+    _state: str = ""
     _context: str = ""
     _messages: list[Message] = field(default_factory=list)  # of the last observation
     _turns: list[tuple[str, Thought | None]] = field(default_factory=list)  # what the policy said, and its thought
     _opening: int = 0  # tokens of the first prompt, the task: not part of the text
 
     def observe(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]], *, limit: int | None = None
+        self,
+        prompt: str | Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        limit: int | None = None,
+        state: str = "",
     ) -> bool:
         """Append an observation: a chat, or plain text that no template touches; `context_T` ends with it.
 
         False when the context would leave no room for a token below `limit`; then only a first prompt is appended.
+        `state` names the state of the environment; by default, it is a hash of everything since the last action.
         """
         is_chat = not isinstance(prompt, str)
         if isinstance(prompt, str):
@@ -70,6 +92,7 @@ class Transcript:
         self.show(ids_T, starts=not continues)
         self._context = self._context + added if continues else text
         self._messages = messages
+        self._state = state or _hash(added if isinstance(prompt, str) else _since_action(prompt))
         return has_room
 
     def _rest(self, text: str, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -111,6 +134,8 @@ class Transcript:
     def sampled(self, sample: Sample) -> None:
         self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
         self.stops.append(sample.stop_reason)
+        self.lengths.append(int(sample.action_T.sum()))
+        self.states.append(self._state)
         self.versions.append(sample.policy_version)
 
     def take(self, sample: Sample) -> str:
@@ -132,8 +157,11 @@ class Transcript:
     def length(self) -> int:
         return sum(len(part) for part in self.tokens_T)
 
-    def completion(self, stop_reason: StopReason) -> Completion:
-        """The episode as one completion; after several turns its text is the whole dialogue after the task."""
+    def completion(self, stop_reason: StopReason, rewards: Sequence[float] = ()) -> Completion:
+        """The episode as one completion; after several turns its text is the whole dialogue after the task.
+
+        `rewards` are rewards of its turns, if known.
+        """
         tokens_T = np.concatenate(self.tokens_T)
         several = len(self.stops) > 1
         text = self.tokenizer.decode(tokens_T[self._opening :], skip_special_tokens=not several)
@@ -151,6 +179,7 @@ class Transcript:
             policy_version=min(self.versions, default=0),
             starts=tuple(self.starts),
             turns=len(self.stops),
+            by_turn=Turns(lengths=tuple(self.lengths), rewards=tuple(rewards), states=tuple(self.states)),
             reasoning="\n\n".join(thought.reasoning for thought in thoughts),
             answer=None if not thoughts else last.answer if last else said,
         )
@@ -166,6 +195,16 @@ class Transcript:
         self.logprobs_T.append(zeros_T if sample is None else np.asarray(sample.logprobs_T, dtype=np.float64))
         self.entropies_T.append(zeros_T if sample is None else sample.entropies_T)
         self.engine_logprobs_T.append(zeros_T if sample is None else sample.engine_logprobs_T)
+
+
+def _since_action(messages: Sequence[Message]) -> Sequence[Message]:
+    last = max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    return messages[last + 1 :]
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _says(message: Message, text: str) -> bool:

@@ -183,6 +183,9 @@ class RankedBackend:
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         return list(self._together("reference_logprobs", rows, temperature)[0])
 
+    def teacher_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        return list(self._together("teacher_logprobs", rows, temperature)[0])
+
     def publish(self) -> int:
         return int(self._together("publish")[0])
 

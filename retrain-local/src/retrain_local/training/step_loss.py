@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from retrain.api import (
-    ActionRow,
     Config,
     Floats,
     LossClip,
@@ -30,8 +29,9 @@ from retrain.api import (
     TrainBatch,
     find_loss,
 )
+from retrain_local.training.distil import Distil
 from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, LIKELIHOOD, MAX_LOG_RATIO
-from retrain_local.training.packs import ActionTokens
+from retrain_local.training.packs import ActionTokens, joined, split_by_row
 from retrain_local.training.regularisers import (
     NO_COLUMNS,
     Columns,
@@ -84,9 +84,11 @@ class PolicyLoss:
     clip: LossClip = field(default_factory=LossClip)
     aggregation: str = "token_mean"
     mismatch: Mismatch | None = None
+    level: str = "sequence"
     max_tokens: int = 1
     params: Any = None
     regularisers: Regularisers = field(default_factory=Regularisers)
+    distil: Distil | None = None
 
     @classmethod
     def of(cls, config: Config, plugins: Plugins) -> PolicyLoss:
@@ -100,9 +102,11 @@ class PolicyLoss:
             clip=spec.clip.resolved(algorithm.clip_eps, algorithm.clip_eps_high, algorithm.dual_clip),
             aggregation=algorithm.aggregation or spec.aggregation,
             mismatch=weights if is_weighted else None,
+            level=algorithm.level,
             max_tokens=config.training.max_tokens,
             params=params,
             regularisers=Regularisers.of(config),
+            distil=Distil.of(config),
         )
 
     def is_fixed(self, batch: TrainBatch) -> bool:
@@ -113,8 +117,10 @@ class PolicyLoss:
         """Return the step's divisor: its actions, or its sequences (masked ones too), or these x `max_tokens`."""
         if self.aggregation == "token_mean":
             return batch.num_actions
-        sequences = sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
-        return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
+        return self.sequences(batch) * (self.max_tokens if self.aggregation == "constant" else 1)
+
+    def sequences(self, batch: TrainBatch) -> int:
+        return sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
 
     def marked(self, batch: TrainBatch, now: Sequence[Floats], seeds: Seeds) -> Marked:
         """Select the step's tokens of kl_cov or clip_cov; `now` are log-probabilities before the update."""
@@ -165,13 +171,16 @@ class PolicyLoss:
         if self.mismatch is not None:
             old_M = old_M if is_fixed else new_M.detach()
             factor_M, outside_M = self.mismatch.weights(old_M, pack)
+        sequences_M, num_sequences = pack.sequences_M, len(pack.rows)
+        if self.level == "turn":
+            sequences_M, num_sequences = joined([pack.turns_M], torch.int64, new_M.device), int(pack.turns_M[-1]) + 1
         context = LossContext(
             new_M=new_M,
             old_M=old_M,
             ratios_M=(new_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
             advantages_M=pack.advantages_M,
-            sequences_M=pack.sequences_M,
-            num_sequences=len(pack.rows),
+            sequences_M=sequences_M,
+            num_sequences=num_sequences,
             clip=self.clip,
             params=self.params,
         )
@@ -194,11 +203,6 @@ class PolicyLoss:
                 fix = "return one number per token of the pack, not summed or averaged"
                 raise PluginError(Problem(code="plugin.loss-shape", where="[algorithm] loss", what=what, fix=fix))
         return terms
-
-
-def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.ndarray]:
-    ends = np.cumsum([np.count_nonzero(row.action_T) for row in rows])
-    return np.split(values_N, ends[:-1])
 
 
 # Keyed by `TrainBatch.loss`; without regularisers.

@@ -47,6 +47,9 @@ class Backend(Protocol):
     def reference_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Optional, for `[kl]`: as `logprobs`, of the policy that training began with."""
 
+    def teacher_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Optional, for `[distil]`: as `logprobs`, of the weights that its key `teacher` names."""
+
     def publish(self) -> int:
         """Make the trained policy the one that `sample` uses; return its version, 0 before any training."""
 

@@ -18,11 +18,15 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
-    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips."""
+    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips.
+
+    `by_sequence`: its ratio is taken over a sequence (`LossContext.sequences_M`), so `[algorithm] level` applies.
+    """
 
     backends: frozenset[str]
     dual_clip: bool = False
     clips: bool = True
+    by_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ class LossContext:
 
     `new_M` are the log-probabilities that carry the gradient, `old_M` the ones that the ratio is relative to, and
     `ratios_M` = exp(clamp(new - old, -20, 20)). `sequences_M` is the index of each token's sequence in the pack, from 0
-    to `num_sequences` - 1; no sequence is cut. `params` are `[algorithm.loss_params]` as the loss's model of them, or
+    to `num_sequences` - 1; no sequence is cut. With `[algorithm] level = "turn"` each turn is one. `params` are `[algorithm.loss_params]` as the loss's model of them, or
     as a mapping if it declares none.
     """
 
