@@ -57,7 +57,8 @@ def compute_composable_advantages(
 
     `rewards_G` [G]; `logprobs_G`, `planning_masks_G`, `entropies_G` and `texts_G` (for a transform with `needs_text`)
     hold one sequence of action tokens per completion, `named_rewards` [G] under each name the rewards behind
-    `rewards_G`, `turns_G` the turns of each episode. PluginError for an unknown name, CreditError for wrong lengths or non-finite numbers.
+    `rewards_G`, `turns_G` the turns of each episode. PluginError for an unknown
+    name, CreditError for wrong lengths or non-finite numbers.
     """
     algorithm = AlgorithmTable(
         advantage_mode=advantage_mode,

@@ -1,4 +1,4 @@
-"""The policy as its own teacher (`[distil]`): it is shown more than its prompt, and rates the tokens that it sampled."""
+"""The policy as its own teacher (`[distil]`): it sees more than its prompt, and rates the tokens that it sampled."""
 
 from __future__ import annotations
 

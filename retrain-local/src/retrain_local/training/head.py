@@ -234,20 +234,17 @@ def logprobs_and_divergences(
 
     `divergences` takes log-probabilities [m, vocabulary] of both; only the first gets a gradient.
     """
-    if not len(tokens_M):
-        nothing_M = hidden_MD.new_zeros(0, dtype=torch.float32)
-        return nothing_M, nothing_M
 
     def outputs(
         logits_MV: Tensor, places_M: Tensor, temperature: float, slope: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         logprobs_M, of_logprobs_MV = plain_softmax(logits_MV, tokens_M[places_M], temperature, slope)
         with torch.no_grad():
-            theirs_MV = torch.log_softmax(head(teacher_MD[places_M].to(hidden_MD.dtype)).float() / temperature, dim=-1)
+            theirs_MV = torch.log_softmax(head(teacher_MD[places_M]).float() / temperature, dim=-1)
         with torch.set_grad_enabled(slope):
             own_MV = logits_MV.float().detach().requires_grad_(slope)
             found_M = divergences(torch.log_softmax(own_MV / temperature, dim=-1), theirs_MV)
-        of_divergences_MV = torch.autograd.grad(found_M.sum(), own_MV)[0] if slope else own_MV
+            of_divergences_MV = torch.autograd.grad(found_M.sum(), own_MV)[0] if slope else own_MV
         return (logprobs_M, found_M.detach()), (of_logprobs_MV, of_divergences_MV.to(logits_MV.dtype))
 
     rows = _chunk_rows(hidden_MD, vocabulary)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -34,7 +32,7 @@ from retrain.api import (
 from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
 from retrain_local.decoder import TrainedDecoder, within
 from retrain_local.devices.group import ALONE, Group, own_part
-from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
+from retrain_local.devices.torch_devices import deterministic_step, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.model.experts import ROUTING, Routing, count_experts, expert_metrics, fitted
 from retrain_local.options import LocalOptions
@@ -141,7 +139,7 @@ class Trainer:
     def step(self, batch: TrainBatch) -> TrainReport:
         """Update once by the gradient over all rows; NonFiniteError, with nothing changed, on a non-finite number."""
         try:
-            with nullcontext() if self._is_ordered else _deterministic():
+            with nullcontext() if self._is_ordered else deterministic_step():
                 loss, clipped, gaps_N = self.accumulate(batch)
                 grad_norm, lr = self._update(loss, batch.lr)
             if self.teacher is not None and not batch.loss:
@@ -193,7 +191,7 @@ class Trainer:
         batch = self._checked(batch)
         own, self._loss = self._loss, loss
         try:
-            with nullcontext() if self._is_ordered else _deterministic():
+            with nullcontext() if self._is_ordered else deterministic_step():
                 share = self._retry_smaller(partial(self._accumulate_own, batch, self._marked(batch), rows))
             parts = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values())
             return np.concatenate([part.float().cpu().numpy().ravel() for part in parts]), share.loss, share.clipped
@@ -492,14 +490,3 @@ class Trainer:
                 what = f"the gradient of {name} is not finite"
                 return NonFiniteError(Problem(code="run.non-finite-gradient", what=what, why=why, fix=fix))
         return NonFiniteError(Problem(code="run.non-finite-loss", what=f"the loss is {loss}", why=why, fix=fix))
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Turn on PyTorch's deterministic mode, without a warning for each operation that has no such form."""
-    # Without it PyTorch warns at every matrix product of this mode.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*deterministic.*")
-        with deterministic(warn_only=True):
-            yield

@@ -53,8 +53,8 @@ class LossContext:
 
     `new_M` are the log-probabilities that carry the gradient, `old_M` the ones that the ratio is relative to, and
     `ratios_M` = exp(clamp(new - old, -20, 20)). `sequences_M` is the index of each token's sequence in the pack, from 0
-    to `num_sequences` - 1; no sequence is cut. With `[algorithm] level = "turn"` each turn is one. `params` are `[algorithm.loss_params]` as the loss's model of them, or
-    as a mapping if it declares none.
+    to `num_sequences` - 1; no sequence is cut. With `[algorithm] level = "turn"` each turn is one. `params`
+    are `[algorithm.loss_params]` as the loss's model of them, or as a mapping if it declares none.
     """
 
     new_M: Any
