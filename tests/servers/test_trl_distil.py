@@ -7,17 +7,14 @@ in fp32. TRL gets the contexts: its `compute_loss` in float64 judges the loss an
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from retrain.api import (
     Completion,

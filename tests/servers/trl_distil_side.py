@@ -32,7 +32,9 @@ def padded(rows, *, left=False):
     longest = max(map(len, rows))
     fill = [[0] * (longest - len(row)) for row in rows]
     ids = [[*pad, *row] if left else [*row, *pad] for row, pad in zip(rows, fill, strict=True)]
-    mask = [[0] * len(p) + [1] * len(r) if left else [1] * len(r) + [0] * len(p) for r, p in zip(rows, fill, strict=True)]
+    mask = [
+        [0] * len(p) + [1] * len(r) if left else [1] * len(r) + [0] * len(p) for r, p in zip(rows, fill, strict=True)
+    ]
     return torch.tensor(ids), torch.tensor(mask)
 
 

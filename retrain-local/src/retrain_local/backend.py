@@ -51,7 +51,7 @@ from retrain_local.memory.sizes import ONE_THREAD_BELOW
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import PublishedHistory, load_start
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import KEY, find_source
+from retrain_local.model.model_files import KEY, find_source, save_tensors
 from retrain_local.model.pair import LocalPolicy, Pair
 from retrain_local.options import LocalOptions, ModelKeys
 from retrain_local.plugin import CAPABILITIES
@@ -198,8 +198,8 @@ class LocalBackend:
         before = {version: adapter for version, adapter in kept.items() if version != self._version}
         first, *others = (policy.limits for policy in self._policies)
         checkpoint.save_state(pair, trainer.optimizer.state, self._version, folder, first, before, group=self._group)
-        if trainer.teacher is not None and trainer.teacher.average:
-            checkpoint.save_average(trainer.teacher.average, folder, writes=not self._group.rank)
+        if trainer.teacher is not None and trainer.teacher.average and not self._group.rank:
+            save_tensors(trainer.teacher.average, folder / checkpoint.AVERAGE_FILE)
         if others:
             text = json.dumps([asdict(limits) for limits in others]) + "\n"
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")

@@ -128,10 +128,8 @@ def retrain_register_losses(register: Callable[[PluginSpec], None]) -> None:
     for name, summary in LOSSES:
         factory = f"retrain_local.training.loss_formulas:{name.upper()}"
         clips = name not in ("importance_sampling", "likelihood")
-        by_sequence = name == "gspo"
-        traits = LossTraits(
-            backends=frozenset({"local"}), dual_clip=name == "ppo", clips=clips, by_sequence=by_sequence
-        )
+        given = {"dual_clip": name == "ppo", "clips": clips, "by_sequence": name == "gspo"}
+        traits = LossTraits(backends=frozenset({"local"}), **given)
         register(PluginSpec(name=name, summary=summary, factory=factory, traits=traits))
 
 

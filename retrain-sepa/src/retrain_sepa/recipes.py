@@ -69,13 +69,12 @@ REINFORCE_PP: Mapping[str, Any] = {
 }
 REINFORCE_PP_BASELINE: Mapping[str, Any] = {**REINFORCE_PP, "algorithm.advantage_mode": "reinforce_pp_baseline"}
 
-# TRL 1.16's SDPOConfig: the average of adapters teaches, shown a successful completion of the same group.
+# TRL 1.16's SDPOConfig and SDFTConfig; the other values are the defaults of [distil].
 SDPO: Mapping[str, Any] = {
     "algorithm.advantage_mode": "distillation",
     "algorithm.transform_mode": "none",
     "distil.teacher": "ema",
 }
-# TRL 1.16's SDFTConfig: the first model teaches, shown a demonstration; the 100 likeliest tokens, through the mixture.
 SDFT: Mapping[str, Any] = {
     **SDPO,
     "distil.teacher": "base",

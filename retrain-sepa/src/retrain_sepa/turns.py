@@ -1,12 +1,10 @@
-"""Advantages by turn: every sampled token of a turn gets the turn's number, and tokens of tools get none.
-
-`_GK` one array per episode of a group, with one entry per turn.
-"""
+"""Advantages by turn, shared by its sampled tokens; `_GK` one array per episode of a group, one entry per turn."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -29,10 +27,7 @@ class GigpoParams(Table):
 
 
 def turn_return_advantages(rewards_GK: Sequence[Floats], *, gamma: float = 1.0) -> list[Floats]:
-    """A_k = G_k - mean of the group's G_k with the same k, G_k = r_k + gamma G_(k+1).
-
-    0 for a turn that only one episode reaches.
-    """
+    """A_k = G_k - mean of the group's G_k, G_k = r_k + gamma G_(k+1); 0 for a turn that only one episode reaches."""
     returns_GK = [returns(rewards_K, gamma) for rewards_K in rewards_GK]
     return _centred(returns_GK, [range(len(returns_K)) for returns_K in returns_GK])
 
@@ -40,7 +35,6 @@ def turn_return_advantages(rewards_GK: Sequence[Floats], *, gamma: float = 1.0) 
 def gigpo_advantages(
     rewards_GK: Sequence[Floats],
     states_GK: Sequence[Sequence[str]],
-    *,
     gamma: float = 0.95,
     omega: float = 1.0,
     scale: str = "",
@@ -72,29 +66,22 @@ def _centred(values_GK: Sequence[Floats], keys_GK: Sequence[Sequence[Hashable]])
             found[each].append(value)
     # The mean of equal values is rounded, and its residue would be credit.
     means = {each: values[0] if min(values) == max(values) else np.mean(values) for each, values in found.items()}
-    return [
-        values_K - np.array([means[each] for each in keys_K], dtype=np.float64)
-        for values_K, keys_K in zip(values_GK, keys_GK, strict=True)
-    ]
+    pairs = zip(values_GK, keys_GK, strict=True)
+    return [values_K - np.array([means[each] for each in keys_K], np.float64) for values_K, keys_K in pairs]
 
 
-def _rewards(ctx: TokenAdvantageContext) -> list[Floats]:
+def _by_token(name: str, ctx: TokenAdvantageContext) -> list[Floats]:
     assert ctx.rewards_G is not None, "these advantages need verdicts"
-    return [turns.rewards_of(float(reward)) for turns, reward in zip(ctx.turns_G, ctx.rewards_G, strict=True)]
+    rewards_GK = [turns.rewards_of(float(r)) for turns, r in zip(ctx.turns_G, ctx.rewards_G, strict=True)]
+    if name == "turn_return":
+        advs_GK = turn_return_advantages(rewards_GK, **ctx.params)
+    else:
+        states_GK = [turns.states or ("",) * len(turns.lengths) for turns in ctx.turns_G]
+        advs_GK = gigpo_advantages(rewards_GK, states_GK, **ctx.params)
+    return [np.repeat(advs_K, turns.lengths) for advs_K, turns in zip(advs_GK, ctx.turns_G, strict=True)]
 
 
-def _by_token(ctx: TokenAdvantageContext, advantages_GK: Sequence[Floats]) -> list[Floats]:
-    return [np.repeat(advs_K, turns.lengths) for advs_K, turns in zip(advantages_GK, ctx.turns_G, strict=True)]
-
-
-def _turn_return(ctx: TokenAdvantageContext) -> list[Floats]:
-    return _by_token(ctx, turn_return_advantages(_rewards(ctx), **ctx.params))
-
-
-def _gigpo(ctx: TokenAdvantageContext) -> list[Floats]:
-    states_GK = [turns.states or ("",) * len(turns.lengths) for turns in ctx.turns_G]
-    return _by_token(ctx, gigpo_advantages(_rewards(ctx), states_GK, **ctx.params))
-
-
-TURN_RETURN = AdvantageSpec(name="turn_return", compute_tokens=_turn_return, needs_group=True, by_turn=True)
-GIGPO = AdvantageSpec(name="gigpo", compute_tokens=_gigpo, needs_group=True, by_turn=True)
+TURN_RETURN, GIGPO = (
+    AdvantageSpec(name=name, compute_tokens=partial(_by_token, name), needs_group=True, by_turn=True)
+    for name in ("turn_return", "gigpo")
+)

@@ -56,12 +56,6 @@ def play(played, examples, says):
     return [last[number] for number in sorted(last)], list(played.results())
 
 
-def test_an_observation_says_which_state_it_is():
-    assert openenv.state_info({"hint": "higher", "metadata": {"state_key": "a", "more": 1}})["state_key"] == "a"
-    assert openenv.state_info({"state_key": "b", "metadata": {"state_key": "a"}}) == {"state_key": "b"}
-    assert openenv.state_info({"hint": "higher", "metadata": "?"}) == {}
-
-
 def test_a_game_is_played_and_its_rewards_add_up(url):
     played = environment(url, prompt="A game.")
     examples = played.load().examples

@@ -68,9 +68,6 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
 @hookimpl
 def retrain_explain(config: Config) -> dict[str, str]:
     table = config.teacher
-    if config.distil.teacher:
-        own = config.distil
-        return {"teacher": f"the policy ({own.teacher}) with more in its context, mode {own.mode}"}
     if not table.is_set:
         return {}
     from retrain.kernel.config.plugin_tables import HERE
@@ -85,7 +82,7 @@ def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
     if context.config.distil.teacher:
         from retrain.credit.self_teacher import require_privileged
 
-        require_privileged(tasks, context.config.distil, context.config.place("distil.privileged"))
+        require_privileged(tasks, context)
 
 
 @hookimpl
@@ -99,7 +96,7 @@ def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[
         from retrain.credit.teacher import open_teacher  # only a run with a teacher needs it
 
         shapers.append(open_teacher(context))
-    if context.config.distil.teacher:
+    elif context.config.distil.teacher:
         from retrain.credit.self_teacher import SelfTeacherShaper
 
         shapers.append(SelfTeacherShaper(context, backend))

@@ -28,6 +28,7 @@ from retrain.kernel.types import (
     StopReason,
     Tokens,
     TrainRow,
+    Turns,
     group_status,
     num_correct,
 )
@@ -145,7 +146,7 @@ class CreditAlgorithm:
             tokens_G=tokens_G,
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
             token_rewards_G=token_rewards_G if self.flow.needs_token_rewards else None,
-            turns_G=[completion.by_turn for completion in judged],
+            turns_G=[c.by_turn or Turns(lengths=(c.num_actions,)) for c in judged],
             name=name,
         )
 
@@ -221,7 +222,6 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
             # An episode that ran out of turns is not truncated: its last turn is whole.
             is_truncated=completion.stop_reason is StopReason.LENGTH,
             turns_T=cut(turns_T, part),
-            # A teacher has one context, so a completion of several has no teacher.
             teacher=completion.teacher,
         )
         for part in completion.contexts

@@ -61,10 +61,11 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
             return [problem, *found]
         if problem := _inapplicable(config, plugins, spec):
             return [problem, *found]
-    if config.algorithm.dual_clip and spec and not _refused(found, "dual_clip") and not _traits(spec).dual_clip:
+    is_refused = any("dual_clip" in problem.where for problem in found)
+    if config.algorithm.dual_clip and spec and not is_refused and not _traits(spec).dual_clip:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
         found.append(Problem(code="loss.no-dual-clip", where=config.place("algorithm.dual_clip"), what=what, fix=fix))
-    if config.algorithm.level == "turn" and spec and not _traits(spec).by_sequence and not _refused(found, "level"):
+    if config.algorithm.level == "turn" and spec and not _traits(spec).by_sequence and not found:
         what, fix = f"has no effect: the loss {name!r} takes its ratio by token", 'use loss = "gspo", or remove it'
         found.append(Problem(code="loss.no-level", where=config.place("algorithm.level"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
@@ -126,10 +127,6 @@ def _unheeded(config: Config, plugins: Plugins) -> Iterable[Problem]:
         what = f"{name} = {value!r} would have no effect: backend {config.backend.backend!r} does not apply it"
         fix = "remove it" + (f', or use backend = "{able[0]}"' if able else "")
         yield Problem(code="backend.ignored-key", where=config.place(f"algorithm.{name}"), what=what, fix=fix)
-
-
-def _refused(problems: Iterable[Problem], name: str) -> bool:
-    return any(name in problem.where for problem in problems)
 
 
 def _is_own(config: Config, plugins: Plugins) -> bool:

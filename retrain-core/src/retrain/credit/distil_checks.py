@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 from retrain.credit.flow import CreditFlow
 from retrain.credit.self_teacher import fields_of
@@ -12,80 +12,52 @@ from retrain.kernel.plugins.resolve import declared_capabilities
 from retrain.kernel.registry import Plugins
 from retrain.tasks.scoring.build import has_verifier
 
-LOSS = "algorithm.loss"
 OTHER_TERMS = ("kl.coef", "entropy.coef", "entropy.kl_cov", "entropy.clip_cov")
+BY_ADVANTAGE: dict[str, Any] = {"teacher": "base", "mode": "sampled_token", "weight": 1.0, "skip_tokens": 0}
 
 
-def distil_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator[Problem]:
-    table = config.distil
-    if config.teacher.is_set:
-        what, fix = "the policy is its own teacher, and [teacher] names another", "remove one of the two tables"
-        yield _problem(config, "teacher", "two-teachers", what, fix=fix)
-    if table.mode == "sampled_token" and table.alpha != 1.0:
-        what, why = f"alpha = {table.alpha:g} needs a mode with more than the sampled token", "one token gives alpha 1"
-        yield _problem(config, "alpha", "alpha", what, why=why, fix='set alpha = 1.0, or mode = "topk"')
-    shows = fields_of(table.template) - {"prompt"}
-    if shows <= {"solution", "feedback"} and not has_verifier(config):
-        what, why = "solutions and feedback come from a reward, and there is none", "no completion would have a teacher"
-        yield _problem(config, "template", "no-reward", what, why=why, fix="choose a reward, or show {privileged}")
-    if shows == {"solution"} and config.training.group_size == 1:
-        what, fix = "a group of one has no other completion to show", "raise [training] group_size"
-        yield _problem(config, "template", "group-of-one", what, fix=fix)
-    if table.weight == 1.0 and flow.needs_verdict:
-        what = f"weight = 1 leaves no policy loss, so advantage {flow.advantage.name!r} would have no effect"
-        fix = 'set [algorithm] advantage_mode = "distillation", or a weight below 1'
-        yield _problem(config, "weight", "no-policy-loss", what, fix=fix)
-    if table.weight < 1.0 and not flow.needs_verdict:
-        what = f"weight = {table.weight:g} needs an advantage for the policy loss, and {flow.advantage.name!r} is none"
-        yield _problem(config, "weight", "no-advantage", what, fix='set advantage_mode = "grpo", or weight = 1.0')
+def distil_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
+    """Every problem with a backend that has the loss, or with one that is only given advantages."""
+    table, backend, found = config.distil, config.backend.backend, list[Problem]()
+    shows, adv = fields_of(table.template) - {"prompt"}, repr(flow.advantage.name)
+
+    def refuse(when: object, path: str, what: str, fix: str) -> None:
+        if when:
+            code = f"distil.{path.rpartition('.')[2].replace('_', '-')}"
+            found.append(Problem(code=code, where=config.place(path), what=what, fix=fix))
+
+    refuse(config.teacher.is_set, "distil.teacher", "[teacher] names another teacher", "remove one of the two tables")
+    what, fix = "one token only gives the gradient of alpha = 1", 'set alpha = 1.0, or mode = "topk"'
+    refuse(table.mode == "sampled_token" and table.alpha != 1.0, "distil.alpha", what, fix)
+    what, fix = "solutions and feedback come from a reward, and there is none", "choose a reward, or show {privileged}"
+    refuse(shows <= {"solution", "feedback"} and not has_verifier(config), "distil.template", what, fix)
+    what, fix = "a group of one has no other completion to show to its teacher", "set group_size to 2 or more"
+    refuse(shows == {"solution"} and config.training.group_size == 1, "training.group_size", what, fix)
+    what, fix = f"1 leaves no policy loss, so advantage {adv} has no effect", 'use "distillation", or a weight below 1'
+    refuse(table.weight == 1.0 and flow.needs_verdict, "distil.weight", what, fix)
+    what, fix = f"below 1, the policy loss needs an advantage other than {adv}", 'use one such as "grpo", or weight = 1'
+    refuse(table.weight < 1.0 and not flow.needs_verdict, "distil.weight", what, fix)
     capabilities = declared_capabilities(config, plugins)
     if capabilities is None:
-        return
+        return found
     if "distil" in capabilities.regularisers:
-        yield from _of_trainer(config)
-    else:
-        yield from _by_advantage(config, "kl_reward" in capabilities.regularisers)
-
-
-def _of_trainer(config: Config) -> Iterator[Problem]:
-    """Problems of a backend that has the loss itself."""
-    table = config.distil
-    for path in OTHER_TERMS:
-        is_in_loss = path != "kl.coef" or config.kl.where == "loss"
-        if config.value(path, 0.0) and is_in_loss:
-            what, fix = "is refused with [distil]: the distillation is a term of its own", "set it to 0"
-            yield Problem(code="distil.other-term", where=config.place(path), what=what, fix=fix)
-    if table.weight == 1.0 and config.origin(LOSS) != DEFAULT_ORIGIN:
+        for path in OTHER_TERMS:
+            is_term = config.value(path, 0.0) and (path != "kl.coef" or config.kl.where == "loss")
+            refuse(is_term, path, "no other term of the loss goes with [distil]", "set it to 0")
         what, fix = "has no effect: [distil] weight = 1 leaves no policy loss", "remove it, or set a weight below 1"
-        yield Problem(code="distil.no-policy-loss", where=config.place(LOSS), what=what, fix=fix)
-    if not config.model.lora_rank and (table.teacher != "live" or table.mode != "sampled_token"):
-        what = (
-            f"teacher = {table.teacher!r} in mode {table.mode!r} needs an adapter, and lora_rank = 0 trains all weights"
-        )
-        why = "the weights of the teacher would be held twice"
+        refuse(table.weight == 1.0 and config.origin("algorithm.loss") != DEFAULT_ORIGIN, "algorithm.loss", what, fix)
+        what = "without an adapter (lora_rank = 0) the weights of this teacher would be held twice"
         fix = 'set [model] lora_rank, or teacher = "live" and mode = "sampled_token"'
-        yield _problem(config, "teacher", "no-adapter", what, why=why, fix=fix)
-
-
-def _by_advantage(config: Config, has_reference: bool) -> Iterator[Problem]:
-    """Problems of a backend that is only given advantages: log p_teacher - log p of the base model's."""
-    table, backend = config.distil, config.backend.backend
-    wanted = {"teacher": "base", "mode": "sampled_token", "weight": 1.0, "skip_tokens": 0}
-    if not has_reference:
-        what = f"backend {backend!r} gives no log-probabilities of the base model"
-        fix = 'use [backend] backend = "local" or "tinker", or a [teacher] on a server without [distil]'
-        yield _problem(config, "teacher", "lacks-teacher", what, fix=fix)
-        return
-    for name, value in wanted.items():
-        if (given := getattr(table, name)) != value:
-            what = f"{name} = {given!r} needs the loss of [distil], and backend {backend!r} lacks it"
-            yield _problem(config, name, "lacks-loss", what, fix=f'set {name} = {value!r}, or backend = "local"')
-    has_cap = config.algorithm.loss == "cispo" and config.algorithm.clip_eps_high == table.ratio_cap
-    if table.ratio_cap and not has_cap:
-        what = f"ratio_cap = {table.ratio_cap:g} is the cap of a loss that backend {backend!r} has under another name"
+        is_second = table.teacher != "live" or table.mode != "sampled_token"
+        refuse(not config.model.lora_rank and is_second, "distil.teacher", what, fix)
+    elif "kl_reward" not in capabilities.regularisers:
+        refuse(True, "distil.teacher", f"backend {backend!r} gives no log-probabilities of a teacher", 'use "local"')
+    else:
+        for name, value in BY_ADVANTAGE.items():
+            what = f"backend {backend!r} lacks the loss of [distil]: it only has {name} = {value!r}"
+            refuse(getattr(table, name) != value, f"distil.{name}", what, 'set that, or backend = "local"')
+        has_cap = config.algorithm.loss == "cispo" and config.algorithm.clip_eps_high == table.ratio_cap
+        what = f"backend {backend!r} caps the ratio in another way"
         fix = f'set [algorithm] loss = "cispo" and clip_eps_high = {table.ratio_cap:g}, or ratio_cap = 0'
-        yield _problem(config, "ratio_cap", "lacks-cap", what, fix=fix)
-
-
-def _problem(config: Config, name: str, code: str, what: str, *, fix: str, why: str = "") -> Problem:
-    return Problem(code=f"distil.{code}", where=config.place(f"distil.{name}"), what=what, why=why, fix=fix)
+        refuse(table.ratio_cap and not has_cap, "distil.ratio_cap", what, fix)
+    return found

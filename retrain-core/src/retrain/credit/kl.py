@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,9 @@ from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.views import GroupsView
 from retrain.kernel.errors import BackendError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.types import (
-    MAX_LOG_RATIO,
-    Completion,
-    Floats,
-    Group,
-    LogprobRow,
-    Outcome,
-    Score,
-    TeacherRow,
-    TrainReport,
-)
+from retrain.kernel.types import MAX_LOG_RATIO, Completion, Floats, Group, LogprobRow, Outcome, Score, TrainReport
 
 STATE = "kl"
-NO_ROWS: Mapping[int, TeacherRow] = MappingProxyType({})
 # With coef = 0 one completion in so many is measured, at a cost of at most 2 % of the time of training.
 STRIDE = 16
 # The clip of arXiv:1909.08593: the divergence of one step is noisy, and must not swing the coefficient.
@@ -225,13 +213,8 @@ def given_logprobs(
     return found
 
 
-def with_token_rewards(
-    group: Group, rewards: Mapping[int, Floats], teacher_rows: Mapping[int, TeacherRow] = NO_ROWS
-) -> Group:
-    """Return the group with these rewards of single tokens, by the completion's `id()`, added to its own.
-
-    `teacher_rows` are its teacher's, in the same way.
-    """
+def with_token_rewards(group: Group, rewards: Mapping[int, Floats]) -> Group:
+    """Return the group with these rewards of single tokens, by the completion's `id()`, added to its own."""
     completions = []
     for completion in group.completions:
         if id(completion) in rewards:
@@ -239,6 +222,6 @@ def with_token_rewards(
             # A copy, since a step that is taken again starts from the same rewards.
             rewards_T = np.zeros(len(completion.tokens_T)) if before_T is None else before_T.copy()
             rewards_T[completion.action_T] += rewards[id(completion)]
-            completion = replace(completion, rewards_T=rewards_T, teacher=teacher_rows.get(id(completion)))
+            completion = replace(completion, rewards_T=rewards_T)
         completions.append(completion)
     return replace(group, completions=tuple(completions))

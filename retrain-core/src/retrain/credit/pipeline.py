@@ -38,7 +38,7 @@ class CreditGroup:
     `named_rewards` holds the rewards behind `rewards_G` by name, where there are several and every completion has them;
     `shaping_G` is the part of `rewards_G` that shapers added, None for nothing. `tokens_G`, `texts_G` and
     `token_rewards_G` are only there if the flow needs them. A reward is NaN without a verdict; only an advantage that
-    needs none sees that. An entry of `turns_G` is None for a single turn.
+    needs none sees that.
     """
 
     rewards_G: Floats
@@ -50,7 +50,7 @@ class CreditGroup:
     tokens_G: Sequence[Tokens] | None = None
     texts_G: Sequence[Sequence[str]] | None = None
     token_rewards_G: Sequence[Floats] | None = None
-    turns_G: Sequence[Turns | None] | None = None
+    turns_G: Sequence[Turns] = ()
     name: str = ""
 
 
@@ -168,10 +168,10 @@ def step_advantages(
     """
     if flow.advantage.compute_tokens is not None:
         by_token_PG = [
-            _by_token(group, flow)
-            if is_trained or flow.advantage.by_turn
-            else [np.zeros(len(logprobs)) for logprobs in group.logprobs_G]
-            for group, is_trained in zip(groups, trained, strict=True)
+            _by_token(group, flow) if is_trained else [np.zeros(len(logprobs)) for logprobs in group.logprobs_G]
+            for group, is_trained in zip(
+                groups, [True] * len(groups) if flow.advantage.by_turn else trained, strict=True
+            )
         ]
         flat = iter(_limited([advs_T for advs_G in by_token_PG for advs_T in advs_G], flow))
         return [tuple(islice(flat, len(advs_G))) for advs_G in by_token_PG]
@@ -221,10 +221,7 @@ def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
         rewards_G=as_numbers(group.rewards_G, len(lengths), what=f"{group.name}: reward")
         if flow.advantage.needs_verdict
         else None,
-        turns_G=[
-            turns or Turns(lengths=(length,))
-            for turns, length in zip(group.turns_G or [None] * len(lengths), lengths, strict=True)
-        ],
+        turns_G=group.turns_G or [Turns(lengths=(length,)) for length in lengths],
         params=flow.advantage_params,
     )
     return as_arrays(call_part(what, flow.advantage.compute_tokens, context), lengths, what=what)

@@ -51,7 +51,7 @@ def compute_composable_advantages(
     advantage_clip: float = 0.0,
     named_rewards: Mapping[str, Numbers] | None = None,
     texts_G: Sequence[Sequence[str]] | None = None,
-    turns_G: Sequence[Turns] | None = None,
+    turns_G: Sequence[Turns] = (),
 ) -> ComposableAdvantages:
     """Token advantages of one group under any installed advantage and transform; the group is the whole step.
 

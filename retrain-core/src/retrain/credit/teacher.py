@@ -15,7 +15,7 @@ from retrain.kernel.declared import EngineTraits, Kind
 from retrain.kernel.errors import BackendError, ConfigError, Problem, ResumeError
 from retrain.kernel.hooks import hookimpl
 from retrain.kernel.registry import call
-from retrain.kernel.types import Completion, Floats, Group, LogprobRow, TeacherRow
+from retrain.kernel.types import Floats, Group, LogprobRow
 from retrain.text.tokenizer import load_tokenizer
 
 STATE = "teacher"
@@ -70,19 +70,12 @@ class TeacherShaper:
 
     def shape(self, step: int, groups: Sequence[Group]) -> tuple[tuple[Group, ...], Mapping[str, float]]:
         started = time.perf_counter()
-        rewards, rows, fields = self._rewarded(groups)
-        shaped = tuple(with_token_rewards(group, rewards, rows) for group in groups)
-        return shaped, fields | {"teacher_time_s": time.perf_counter() - started}
-
-    def _rewarded(self, groups: Sequence[Group]) -> tuple[dict[int, Floats], dict[int, TeacherRow], dict[str, float]]:
-        """Return rewards of tokens and rows for the loss, by the completion's `id()`, and fields of the line."""
         completions = [completion for group in groups for completion in group.completions]
-        found = self._given(completions)
+        found = given_logprobs(completions, self._asked, where="[teacher]", of="teacher")
         rewards = {id(c): difference(c, teacher_T) for c, teacher_T in zip(completions, found, strict=True)}
-        return rewards, {}, means(list(rewards.values()), "teacher_kl")
-
-    def _given(self, completions: Sequence[Completion]) -> list[Floats]:
-        return given_logprobs(completions, self._asked, where="[teacher]", of="teacher")
+        fields = means(list(rewards.values()), "teacher_kl")
+        shaped = tuple(with_token_rewards(group, rewards) for group in groups)
+        return shaped, fields | {"teacher_time_s": time.perf_counter() - started}
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def as_data(step: ShadedStep) -> dict[str, Any]:
                 "planning": c.planning_T.tolist(),
                 "credit": [credit_T.tolist() for credit_T in c.credits],
             }
-            | ({} if c.turns is None else {"turn_tokens": list(c.turns.lengths)})
+            | ({"turn_tokens": list(c.turns.lengths)} if c.turn_titles() else {})
             for c in step.completions
         ],
     }

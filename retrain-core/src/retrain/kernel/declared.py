@@ -75,8 +75,8 @@ class Capabilities:
     `regularisers` are the supported ones of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`,
     `clip_cov` and `distil`. `losses` are built into the backend; registered losses that name it in their `LossTraits`
     come on top, and without either the loss is chosen outside retrain. `loss_keys` are the supported ones of
-    `dual_clip`, `aggregation`, `is_bounds` and `level`. `all_weights`: it can train without an adapter (`[model] lora_rank = 0`).
-    `max_staleness` is the largest on any devices; 0 = it samples and trains in turn.
+    `dual_clip`, `aggregation`, `is_bounds` and `level`. `all_weights`: it can train without an adapter (`[model]
+    lora_rank = 0`). `max_staleness` is the largest on any devices; 0 = it samples and trains in turn.
     """
 
     reports_sync_loss: bool

@@ -11,7 +11,7 @@ environment, then actions again; `num_runs` of them belong to each completion.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def generation_records(
                     **({"shaped_reward": score.value} if score.value != raw.value else {}),
                     "num_tokens": completion.num_actions,
                     **({"turns": completion.turns} if completion.turns != 1 else {}),
-                    **_turn_fields(completion.by_turn),
+                    **({} if completion.by_turn is None else {"by_turn": asdict(completion.by_turn)}),
                     "stop_reason": completion.stop_reason.value,
                     "policy_version": completion.policy_version,
                     **({"round": group.round} if group.round else {}),
@@ -106,19 +106,10 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
     }
 
 
-def _turn_fields(turns: Turns | None) -> dict[str, Any]:
-    if turns is None:
-        return {}
-    rewards = {"turn_rewards": list(turns.rewards)} if turns.rewards else {}
-    return {"turn_tokens": list(turns.lengths), "turn_states": list(turns.states), **rewards}
-
-
-def turns_of(record: Mapping[str, Any]) -> Turns | None:
-    """Return the turns of a record of `generation_records`; None for a single turn without an environment."""
-    if "turn_tokens" not in record:
-        return None
-    rewards, states = tuple(record.get("turn_rewards", ())), tuple(record["turn_states"])
-    return Turns(lengths=tuple(record["turn_tokens"]), rewards=rewards, states=states)
+def turns_of(record: Mapping[str, Any]) -> Turns:
+    """Return the turns in a record of `generation_records`."""
+    found = record.get("by_turn", {"lengths": [record["num_tokens"]]})
+    return Turns(**{name: tuple(values) for name, values in found.items()})
 
 
 def _parts(completion: Completion) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,15 +45,13 @@ class ShadedCompletion:
     entropies_T: Floats | None
     credits: Sequence[Floats]
     is_right: bool = False  # its reward is above `[scoring] correct_above`
-    turns: Turns | None = None
+    turns: Turns = field(default_factory=lambda: Turns(lengths=()))
 
     def turn_titles(self) -> Mapping[int, str]:
         """Return a title for the first token of each turn; {} for a single turn."""
-        if self.turns is None or len(self.turns.lengths) < 2:
-            return {}
-        starts = np.cumsum([0, *self.turns.lengths[:-1]]).tolist()
-        rewards_K = self.turns.rewards_of(self.reward)
-        return {at: f"turn {k}, reward {rewards_K[k - 1]:g}" for k, at in enumerate(starts, start=1)}
+        starts, rewards_K = np.cumsum([0, *self.turns.lengths[:-1]]).tolist(), self.turns.rewards_of(self.reward)
+        pairs = enumerate(zip(starts, rewards_K, strict=True), 1) if len(starts) > 1 else ()
+        return {at: f"turn {k}, reward {reward:g}" for k, (at, reward) in pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,9 +136,8 @@ def group_title(completion: ShadedCompletion) -> str:
 
 def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
     depths_T, titles = scale.depths(credit_T).tolist(), completion.turn_titles()
-    for at, (text, depth, is_planning) in enumerate(
-        zip(completion.token_texts, depths_T, completion.planning_T, strict=True)
-    ):
+    tokens = zip(completion.token_texts, depths_T, completion.planning_T, strict=True)
+    for at, (text, depth, is_planning) in enumerate(tokens):
         if at in titles:
             yield f"{chr(10) if at else ''}[{titles[at]}] ", "dim"
         # Black text stays readable on the deepest shade, 90 of 255.

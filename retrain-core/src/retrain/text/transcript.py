@@ -11,18 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrain.kernel.config.resolved import Config
-from retrain.kernel.types import (
-    Completion,
-    Experts,
-    Floats,
-    Mask,
-    Message,
-    Sample,
-    StopReason,
-    Tokens,
-    Turns,
-    joined_experts,
-)
+from retrain.kernel.types import Completion, Experts, Floats, Mask, Message, Sample, StopReason, Tokens, joined_experts
 from retrain.text.chat import THOUGHT_FIELDS, chat_text
 from retrain.text.template_probe import QUESTION
 from retrain.text.thinking import Thinking, Thought, decoded, template_args, thinking_of
@@ -63,12 +52,7 @@ class Transcript:
     _opening: int = 0  # tokens of the first prompt, the task: not part of the text
 
     def observe(
-        self,
-        prompt: str | Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        limit: int | None = None,
-        state: str = "",
+        self, prompt: str | Sequence[Message], tools: Sequence[Any], *, limit: int | None = None, state: str = ""
     ) -> bool:
         """Append an observation: a chat, or plain text that no template touches; `context_T` ends with it.
 
@@ -92,7 +76,9 @@ class Transcript:
         self.show(ids_T, starts=not continues)
         self._context = self._context + added if continues else text
         self._messages = messages
-        self._state = state or _hash(added if isinstance(prompt, str) else _since_action(prompt))
+        acted = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        since = added if isinstance(prompt, str) else prompt[acted[-1] + 1 if acted else 0 :]
+        self._state = state or hashlib.blake2b(json.dumps(since, default=str).encode(), digest_size=8).hexdigest()
         return has_room
 
     def _rest(self, text: str, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -157,11 +143,8 @@ class Transcript:
     def length(self) -> int:
         return sum(len(part) for part in self.tokens_T)
 
-    def completion(self, stop_reason: StopReason, rewards: Sequence[float] = ()) -> Completion:
-        """The episode as one completion; after several turns its text is the whole dialogue after the task.
-
-        `rewards` are rewards of its turns, if known.
-        """
+    def completion(self, stop_reason: StopReason) -> Completion:
+        """The episode as one completion; after several turns its text is the whole dialogue after the task."""
         tokens_T = np.concatenate(self.tokens_T)
         several = len(self.stops) > 1
         text = self.tokenizer.decode(tokens_T[self._opening :], skip_special_tokens=not several)
@@ -179,7 +162,6 @@ class Transcript:
             policy_version=min(self.versions, default=0),
             starts=tuple(self.starts),
             turns=len(self.stops),
-            by_turn=Turns(lengths=tuple(self.lengths), rewards=tuple(rewards), states=tuple(self.states)),
             reasoning="\n\n".join(thought.reasoning for thought in thoughts),
             answer=None if not thoughts else last.answer if last else said,
         )
@@ -195,16 +177,6 @@ class Transcript:
         self.logprobs_T.append(zeros_T if sample is None else np.asarray(sample.logprobs_T, dtype=np.float64))
         self.entropies_T.append(zeros_T if sample is None else sample.entropies_T)
         self.engine_logprobs_T.append(zeros_T if sample is None else sample.engine_logprobs_T)
-
-
-def _since_action(messages: Sequence[Message]) -> Sequence[Message]:
-    last = max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-    return messages[last + 1 :]
-
-
-def _hash(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _says(message: Message, text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -77,17 +76,6 @@ def deterministic(*, warn_only: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = fills
-
-
-@contextmanager
-def deterministic_step() -> Iterator[None]:
-    """Turn on PyTorch's deterministic mode, without a warning for each operation that has no such form."""
-    # Without it PyTorch warns at every matrix product of this mode.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*deterministic.*")
-        with deterministic(warn_only=True):
-            yield
 
 
 KEY = "backend.devices"

@@ -142,13 +142,6 @@ def load_state(pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits)
     return version, published, int(state.get("ranks", 1))
 
 
-def save_average(average: Adapter, folder: Path, *, writes: bool) -> None:
-    """Write the averaged weights of a policy that teaches itself."""
-    whole = gathered(average, keep=writes)
-    if writes:
-        save_tensors(whole, folder / AVERAGE_FILE)
-
-
 def load_average(average: Adapter, folder: Path) -> None:
     stored = _loaded(folder / AVERAGE_FILE, average)
     for name, target in average.items():

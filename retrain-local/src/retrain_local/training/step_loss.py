@@ -15,6 +15,7 @@ from torch import Tensor
 
 from retrain.api import (
     Config,
+    DistilTable,
     Floats,
     LossClip,
     LossContext,
@@ -29,7 +30,6 @@ from retrain.api import (
     TrainBatch,
     find_loss,
 )
-from retrain_local.training.distil import Distil
 from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, LIKELIHOOD, MAX_LOG_RATIO
 from retrain_local.training.packs import ActionTokens, joined, split_by_row
 from retrain_local.training.regularisers import (
@@ -88,7 +88,7 @@ class PolicyLoss:
     max_tokens: int = 1
     params: Any = None
     regularisers: Regularisers = field(default_factory=Regularisers)
-    distil: Distil | None = None
+    distil: DistilTable | None = None
 
     @classmethod
     def of(cls, config: Config, plugins: Plugins) -> PolicyLoss:
@@ -106,7 +106,7 @@ class PolicyLoss:
             max_tokens=config.training.max_tokens,
             params=params,
             regularisers=Regularisers.of(config),
-            distil=Distil.of(config),
+            distil=config.distil if config.distil.teacher else None,
         )
 
     def is_fixed(self, batch: TrainBatch) -> bool:

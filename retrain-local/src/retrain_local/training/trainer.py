@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -32,20 +34,14 @@ from retrain.api import (
 from retrain_local.attention.packed import MakeAttend, PaddedAttend, Spans
 from retrain_local.decoder import TrainedDecoder, within
 from retrain_local.devices.group import ALONE, Group, own_part
-from retrain_local.devices.torch_devices import deterministic_step, pack_workers, packs_at_a_time
+from retrain_local.devices.torch_devices import deterministic, pack_workers, packs_at_a_time
 from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_memory
 from retrain_local.model.experts import ROUTING, Routing, count_experts, expert_metrics, fitted
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
-from retrain_local.training.distil import SelfTeacher, hidden_of_tokens
-from retrain_local.training.head import (
-    logprobs_and_divergences,
-    logprobs_and_entropies,
-    ranked_logprobs,
-    selected_logprobs,
-    softmax_of,
-)
+from retrain_local.training.distil import SelfTeacher, distilled
+from retrain_local.training.head import logprobs_and_entropies, ranked_logprobs, selected_logprobs, softmax_of
 from retrain_local.training.packs import Pack, check_rows, lengths_of, pack_rows, share_rows, split_by_row, untrained
 from retrain_local.training.regularisers import Marked, columns_of
 from retrain_local.training.step_loss import NAMED, PolicyLoss
@@ -139,7 +135,7 @@ class Trainer:
     def step(self, batch: TrainBatch) -> TrainReport:
         """Update once by the gradient over all rows; NonFiniteError, with nothing changed, on a non-finite number."""
         try:
-            with nullcontext() if self._is_ordered else deterministic_step():
+            with nullcontext() if self._is_ordered else _deterministic():
                 loss, clipped, gaps_N = self.accumulate(batch)
                 grad_norm, lr = self._update(loss, batch.lr)
             if self.teacher is not None and not batch.loss:
@@ -191,7 +187,7 @@ class Trainer:
         batch = self._checked(batch)
         own, self._loss = self._loss, loss
         try:
-            with nullcontext() if self._is_ordered else deterministic_step():
+            with nullcontext() if self._is_ordered else _deterministic():
                 share = self._retry_smaller(partial(self._accumulate_own, batch, self._marked(batch), rows))
             parts = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters.values())
             return np.concatenate([part.float().cpu().numpy().ravel() for part in parts]), share.loss, share.clipped
@@ -386,14 +382,10 @@ class Trainer:
         policy, entropies_M, divergences_M, routers = self._loss_of(batch), None, None, self._decoder.routers
         given_NLK = pack.experts_NLK if self._replays_experts else None
         with within(ROUTING, routing := Routing(given_NLK=given_NLK) if routers else None):
-            if policy.distil is not None and any(number in taught for number in pack.rows):
-                hidden_MD = self._hidden(pack)
-                teacher_MD = hidden_of_tokens(taught, rows, pack).to(hidden_MD)
-                given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
-                compare = policy.distil.divergences
-                new_M, divergences_M = logprobs_and_divergences(hidden_MD, teacher_MD, pack.tokens_M, *given, compare)
+            given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
+            if self.teacher is not None and taught:
+                new_M, divergences_M = self.teacher.compared(self._hidden(pack), taught, pack, *given)
             elif policy.regularisers.entropy:
-                given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
                 new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
             else:
                 new_M = self._logprobs(pack, batch.temperature)
@@ -406,10 +398,10 @@ class Trainer:
         loss, clipped = policy.of_pack(
             new_M, pack, denominator, columns=columns, entropies_M=entropies_M, is_fixed=is_fixed
         )
-        if (distil := policy.distil) is not None:
-            distilled = distil.of_pack(new_M, pack, rows, policy.sequences(batch), divergences_M)
+        if (table := policy.distil) is not None:
+            own = distilled(table, new_M, pack, rows, divergences_M) / policy.sequences(batch)
             # Nothing of the policy loss at weight 1, even if it is not finite.
-            loss = distilled if distil.weight == 1.0 else (1.0 - distil.weight) * loss + distil.weight * distilled
+            loss = own if table.weight == 1.0 else torch.lerp(loss, own, table.weight)
         gradients: tuple[Tensor | None, ...] = ()
         if self._group.shards:
             # FSDP takes the mean over the ranks, and the loss is a sum over them.
@@ -490,3 +482,14 @@ class Trainer:
                 what = f"the gradient of {name} is not finite"
                 return NonFiniteError(Problem(code="run.non-finite-gradient", what=what, why=why, fix=fix))
         return NonFiniteError(Problem(code="run.non-finite-loss", what=f"the loss is {loss}", why=why, fix=fix))
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Turn on PyTorch's deterministic mode, without a warning for each operation that has no such form."""
+    # Without it PyTorch warns at every matrix product of this mode.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+        with deterministic(warn_only=True):
+            yield

@@ -9,12 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from retrain.api import Action, Example, Message, Observation, Outcome, Score, StopReason, parse_tool_calls
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 MODEL = "policy"  # the name under which environments know the model
 
 
@@ -76,10 +74,7 @@ class Episode:
                 future.set_exception(TurnLimitError("no further turn is given"))
 
     async def complete(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        tools: Sequence[Any] | None,
-        info: Mapping[str, Any] = NOTHING,
+        self, prompt: str | Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, state: Any = None
     ) -> dict[str, Any]:
         """Return the policy's answer as an OpenAI chat completion; TurnLimitError for one turn too many."""
         if self.dropped:
@@ -91,7 +86,7 @@ class Episode:
         schemas = [json.loads(json.dumps(tool)) for tool in tools or ()]
         text = prompt if isinstance(prompt, str) else self._quoted(prompt)
         future: asyncio.Future[Action] = asyncio.get_running_loop().create_future()
-        self._calls.append((Observation(prompt=text, tools=schemas, info=dict(info)), future))
+        self._calls.append((Observation(prompt=text, tools=schemas, info={"state_key": state}), future))
         self.changed()
         action = await future
         self.turns += 1

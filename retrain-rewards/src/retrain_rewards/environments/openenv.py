@@ -91,7 +91,7 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
             messages = [{"role": "user", "content": "\n\n".join(part for part in (table.prompt, seen) if part)}]
             while not turn.done:
                 try:
-                    answer = await episode.complete(messages, None, state_info(turn.observation))
+                    answer = await episode.complete(messages, None, turn.observation.get("state_key"))
                 except TurnLimitError:
                     return
                 said = answer["choices"][0]["message"]["content"]
@@ -187,13 +187,6 @@ def observation_text(observation: Mapping[str, Any], field: str = "") -> str:
         return value if isinstance(value, str) else json.dumps(value)
     texts = [value for value in observation.values() if isinstance(value, str) and value]
     return texts[0] if len(texts) == 1 else json.dumps(dict(observation))
-
-
-def state_info(observation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the observation's metadata, with its own `state_key` if it has one: it names the state for credit."""
-    metadata = observation.get("metadata")
-    own = {"state_key": observation["state_key"]} if observation.get("state_key") else {}
-    return {**(metadata if isinstance(metadata, Mapping) else {}), **own}
 
 
 MAX_MESSAGE_BYTES = 2**24

@@ -18,10 +18,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
-    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips.
-
-    `by_sequence`: its ratio is taken over a sequence (`LossContext.sequences_M`), so `[algorithm] level` applies.
-    """
+    """`traits` of a loss: its backends, and whether it supports `dual_clip`, other clips and `[algorithm] level`."""
 
     backends: frozenset[str]
     dual_clip: bool = False
