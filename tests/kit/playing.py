@@ -15,6 +15,7 @@ class Counting:
     turns: int = 2
     fault: str = ""
     rewrites: bool = False
+    pays_turns: bool = False  # each right word by itself, and names its states
     said: dict[int, list[str]] = field(default_factory=dict)
     stops: dict[int, list[str]] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
@@ -50,12 +51,20 @@ class Counting:
             wanted = [str(int(example.reference) + i) for i in range(len(self.said[number]))]
             right = sum(said.strip() == word for said, word in zip(self.said[number], wanted, strict=True))
             score = Score.of(right / max(len(wanted), 1))
-            results.append(EpisodeResult(score=score, hit_turn_limit=number == 0))
+            pairs = zip(self.said[number], wanted, strict=True)
+            paid = tuple((said.strip() == word) / len(wanted) for said, word in pairs) if self.pays_turns else ()
+            results.append(EpisodeResult(score=score, hit_turn_limit=number == 0, turn_rewards=paid))
         return results[:-1] if self.fault == "forgets one" else results
 
     def _observations(self) -> dict[int, Observation]:
         open_ones = [n for n, said in self.said.items() if len(said) < self.turns + n % 2]
-        return {number: Observation(prompt=self._messages(number)) for number in open_ones}
+        return {
+            n: Observation(
+                prompt=self._messages(n),
+                info={"state_key": f"word {len(self.said[n]) + 1}"} if self.pays_turns else {},
+            )
+            for n in open_ones
+        }
 
     def _messages(self, number: int) -> list[dict[str, str]]:
         messages = [dict(message) for message in self.examples[number].prompt]

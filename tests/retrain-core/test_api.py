@@ -10,12 +10,12 @@ from retrain import advantages, api
 
 API = """
 Action ActionRow Ask Backend BackendError BackendFunctions Capabilities CheckpointMode Completion Config ConfigClaim
-ConfigError Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis Ending
-Engine EngineTraits Environment EnvironmentTable EpisodeResult Example ExportedModel Feed Finding FindsJobs Floats
-Found Group GroupOutcome HealthMonitor Job KeepsVersions Kind Launcher LoadedData LogprobRow LossClip LossContext
-LossSpec LossTerms LossTraits LossTrial LossValue Mask Measuring MemoryEstimate MemoryModel MemoryPhase Message
-MetricSpec ModelExport Needs NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining PaceView Pacer
-PhaseProgress PlanningDetector PlanningTable PluginContext PluginError PluginSpec Plugins Policy Problem
+ConfigError Controller ControllerView CreditError DataSource Deliver DeliversEarly Determinism Diagnosis DistilTable
+Ending Engine EngineTraits Environment EnvironmentTable EpisodeResult Example ExportedModel Feed Finding FindsJobs
+Floats Found Group GroupOutcome HealthMonitor Job KeepsVersions Kind Launcher LoadedData LogprobRow LossClip
+LossContext LossSpec LossTerms LossTraits LossTrial LossValue Mask Measuring MemoryEstimate MemoryModel MemoryPhase
+Message MetricSpec ModelExport Needs NonFiniteError Observation OutOfMemoryError Outcome OverlapsTraining PaceView
+Pacer PhaseProgress PlanningDetector PlanningTable PluginContext PluginError PluginSpec Plugins Policy Problem
 PromptChoice PromptRequest Publishing RanksTokens Recorder Reply ReportPlot ReportSection ResumeError RetrainError
 Reward RewardError RewardTable RunningJob Sample SampleRequest Sampler SamplesAhead SamplingParams Score Seeds
 ServedElsewhere Shaper StopReason StreamsTokens Table TableTraits TakesWeights Teacher TensorSize Throttle Tokens
@@ -24,8 +24,8 @@ find_loss generator hookimpl install_line installed_dependents installed_version
 locate_adapter parse_tool_calls resolve stream_from unknown_column value_at
 """
 ADVANTAGES = """
-AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs
-StepAdvantageContext TokenAdvantageContext TokenCredit TransformContext TransformOutput TransformSpec UncertaintyContext
+AdvantageContext AdvantageSpec Algorithm AlgorithmSpec Credit CreditStage GroupStatus Needs StepAdvantageContext
+TokenAdvantageContext TokenCredit TransformContext TransformOutput TransformSpec Turns UncertaintyContext
 UncertaintySpec amplify_planning compute_composable_advantages group_status gtpo_weights top_rho_threshold
 train_rows
 """

@@ -21,4 +21,5 @@ from retrain.kernel.contracts.algorithm import Credit as Credit
 from retrain.kernel.contracts.algorithm import Needs as Needs
 from retrain.kernel.contracts.algorithm import TokenCredit as TokenCredit
 from retrain.kernel.types import GroupStatus as GroupStatus
+from retrain.kernel.types import Turns as Turns
 from retrain.kernel.types import group_status as group_status

@@ -13,6 +13,7 @@ from retrain.engines.policy import TakesWeights as TakesWeights
 from retrain.engines.throttle import Throttle as Throttle
 from retrain.kernel.config.keys import Table as Table
 from retrain.kernel.config.keys import key as key
+from retrain.kernel.config.plugin_tables import DistilTable as DistilTable
 from retrain.kernel.config.plugin_tables import EnvironmentTable as EnvironmentTable
 from retrain.kernel.config.plugin_tables import PlanningTable as PlanningTable
 from retrain.kernel.config.plugin_tables import RewardTable as RewardTable

@@ -51,7 +51,7 @@ from retrain_local.memory.sizes import ONE_THREAD_BELOW
 from retrain_local.model import checkpoint
 from retrain_local.model.checkpoint import PublishedHistory, load_start
 from retrain_local.model.load import create_pair
-from retrain_local.model.model_files import KEY, find_source
+from retrain_local.model.model_files import KEY, find_source, save_tensors
 from retrain_local.model.pair import LocalPolicy, Pair
 from retrain_local.options import LocalOptions, ModelKeys
 from retrain_local.plugin import CAPABILITIES
@@ -155,6 +155,12 @@ class LocalBackend:
         with self._training() as trainer:
             return trainer.squared_probs(rows, temperature)
 
+    def teacher_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        with self._training() as trainer:
+            assert trainer.teacher is not None, "[distil] is off"
+            with trainer.teacher.weights():
+                return trainer.logprobs(rows, temperature)
+
     @property
     def is_broken(self) -> bool:
         return self._group.is_broken
@@ -196,6 +202,8 @@ class LocalBackend:
         before = {version: adapter for version, adapter in kept.items() if version != self._version}
         first, *others = (policy.limits for policy in self._policies)
         checkpoint.save_state(pair, trainer.optimizer.state, self._version, folder, first, before, group=self._group)
+        if trainer.teacher is not None and trainer.teacher.average and not self._group.rank:
+            save_tensors(trainer.teacher.average, folder / checkpoint.AVERAGE_FILE)
         if others:
             text = json.dumps([asdict(limits) for limits in others]) + "\n"
             (folder / LIMITS_FILE).write_text(text, encoding="utf-8")
@@ -205,6 +213,8 @@ class LocalBackend:
         pair, trainer = self._open()
         moments, limits = trainer.optimizer.state, self._policies[0].limits
         self._version, published, ranks = checkpoint.load_state(pair, moments, folder, limits)
+        if trainer.teacher is not None and trainer.teacher.average:
+            checkpoint.load_average(trainer.teacher.average, folder)
         if ranks != self._group.size and not self._group.rank:
             log.warning(OTHER_RANKS, ranks, self._group.size)
         if self._history is None:

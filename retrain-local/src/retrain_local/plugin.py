@@ -30,10 +30,10 @@ CAPABILITIES = Capabilities(
     checkpoint_resume_mode=CheckpointMode.EXACT,
     determinism=Determinism.SAME_MACHINE,
     provides_entropy=True,
-    regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov"}),
+    regularisers=frozenset({"kl_log", "kl_reward", "kl_loss", "entropy", "kl_cov", "clip_cov", "distil"}),
     all_weights=True,
     losses=frozenset(),  # all are registered, through the door for plugins
-    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds", "off_policy_mask"}),
+    loss_keys=frozenset({"dual_clip", "aggregation", "is_bounds", "off_policy_mask", "level"}),
     max_staleness=64,  # on split devices
     provides_squared_probs=True,
 )

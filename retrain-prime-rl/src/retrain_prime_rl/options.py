@@ -32,6 +32,7 @@ TRAINERS_OWN = {
     "algorithm.clip_eps": CUSTOM,
     "algorithm.clip_eps_high": CUSTOM,
     "algorithm.dual_clip": CUSTOM,
+    "algorithm.level": CUSTOM,
     "algorithm.aggregation": "the trainer divides by the tokens of the step, as token_mean does",
     "algorithm.tis_cap": CUSTOM,
     "algorithm.is_level": CUSTOM,

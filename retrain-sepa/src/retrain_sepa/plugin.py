@@ -36,6 +36,11 @@ ADVANTAGES = {
     "otb": "Reward minus the baseline of least variance at each token (optimal token baseline).",
     "distillation": "log p_teacher - log p of each token: the reverse KL to a [teacher], without a verifier.",
 }
+# Of the module `turns`.
+TURNS = {
+    "turn_return": "The discounted return of each turn minus the group's mean at that turn.",
+    "gigpo": "The episode's advantage, plus each turn's return against turns from the same state (GiGPO).",
+}
 PARAMS = {
     "grpo": "GrpoParams",
     "maxrl": "MaxrlParams",
@@ -79,6 +84,8 @@ RECIPES = {
     "m2po": "GRPO's advantage, tokens left out by their squared log-ratios: arXiv:2510.01161.",
     "dro": "GRPO's advantage on log p, less a squared log-ratio; no ratio.",
     "icepop": "GRPO by token, tokens masked where trainer and sampler differ: arXiv:2510.18855.",
+    "sdpo": "The policy's average teaches, shown a right completion and the reward's feedback.",
+    "sdft": "The model before training teaches, shown a demonstration from the data.",
 }
 
 
@@ -103,6 +110,9 @@ def retrain_register_advantages(register: Register) -> None:
     for spec in _specs("advantages", ADVANTAGES):
         params = PARAMS.get(spec.name)
         register(replace(spec, params=f"retrain_sepa.advantages:{params}" if params else None))
+    for spec in _specs("turns", TURNS):
+        params = "".join(map(str.capitalize, spec.name.split("_")))
+        register(replace(spec, params=f"retrain_sepa.turns:{params}Params"))
 
 
 @hookimpl
@@ -151,9 +161,9 @@ def retrain_check_config(config: Config) -> list[Problem]:
     if config.algorithm.advantage_mode != "distillation" or config.algorithm.algorithm_mode:
         return []
     problems = []
-    if not config.teacher.is_set:
+    if not config.teacher.is_set and not config.distil.teacher:
         what, why = "there is no teacher", "advantage 'distillation' takes its rewards from the model of [teacher]"
-        fix = "set [teacher] model, adapter or engine"
+        fix = "set [teacher] model, adapter or engine, or [distil] teacher"
         where = config.place("algorithm.advantage_mode")
         problems.append(Problem(code="teacher.missing", where=where, what=what, why=why, fix=fix))
     return problems

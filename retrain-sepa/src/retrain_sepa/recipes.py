@@ -87,3 +87,17 @@ ICEPOP: Mapping[str, Any] = {
     "algorithm.is_mode": "mask",
     "algorithm.is_bounds": [0.5, 5.0],
 }
+
+# TRL 1.16's SDPOConfig and SDFTConfig; the other values are the defaults of [distil].
+SDPO: Mapping[str, Any] = {
+    "algorithm.advantage_mode": "distillation",
+    "algorithm.transform_mode": "none",
+    "distil.teacher": "ema",
+}
+SDFT: Mapping[str, Any] = {
+    **SDPO,
+    "distil.teacher": "base",
+    "distil.template": "{prompt}\n\n{privileged}",
+    "distil.mode": "topk",
+    "distil.alpha": 0.5,
+}

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from retrain.kernel.types import Turns
 from retrain.report.heat import Scale, ShadedCompletion, ShadedStep, render, show
 from retrain.report.shell import own
 from tests.kit.browser import in_frame, needs_chromium
@@ -286,6 +287,18 @@ def completion(*, token_texts: list[str], credit: list[float], reward: float = 1
 
 def step(*completions: ShadedCompletion) -> ShadedStep:
     return ShadedStep(run="run", step=3, sepa_lambda=0.5, labels=["a+none", "a+gtpo"], completions=completions)
+
+
+def test_a_completion_of_several_turns_is_shown_turn_by_turn() -> None:
+    turns = Turns(lengths=(1, 2), rewards=(0.25,))
+    one = completion(token_texts=["a", "b", "c"], credit=[0.5, -0.5, -0.5], turns=turns)
+    assert one.turn_titles() == {0: "turn 1, reward 0.25", 1: "turn 2, reward 0.75"}
+    page = render(step(one))
+    assert page.index("turn 1, reward 0.25") < page.index("turn 2, reward 0.75")
+    assert completion(token_texts=["a"], credit=[0.5], turns=Turns(lengths=(1,))).turn_titles() == {}
+    console = Console(record=True, width=200)
+    show(step(one), console, most=4)
+    assert "[turn 2, reward 0.75]" in console.export_text()
 
 
 def test_depth_follows_sign_size_and_share() -> None:

@@ -95,6 +95,26 @@ def actions(backend, completion):
     return str(backend.tokenizer.decode(completion.tokens_T[completion.action_T]))
 
 
+def test_a_completion_knows_its_turns(tokenizer):
+    backend = Scripted(tokenizer, lambda call, context: str(call))
+    groups, _ = play(Counting(turns=2, pays_turns=True), backend)
+    turns = groups[0][1].by_turn
+    size = len(tokenizer("0<|im_end|>", add_special_tokens=False)["input_ids"])
+    assert turns == types.Turns(
+        lengths=(size,) * 3, rewards=(1 / 3, 1 / 3, 1 / 3), states=("word 1", "word 2", "word 3")
+    )
+    groups, _ = play(Counting(turns=2), backend)
+    first, second = (completion.by_turn for completion in groups[1])
+    assert first.states[0] == second.states[0] != groups[0][0].by_turn.states[0], "the opening, by its text"
+    assert first.states[1] == groups[0][0].by_turn.states[1], "the same words after another action"
+    assert first.rewards == ()
+
+
+def test_a_reward_of_a_turn_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        EpisodeResult(turn_rewards=(0.0, float("nan")))
+
+
 def test_all_that_wait_are_sampled_together_each_turn(tokenizer):
     backend = Scripted(tokenizer, lambda call, context: str(call))
     groups, batch = play(Counting(turns=2), backend)

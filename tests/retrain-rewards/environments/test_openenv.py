@@ -63,6 +63,7 @@ def test_a_game_is_played_and_its_rewards_add_up(url):
     assert len({example.id for example in examples}) == len(examples) == 3
     talks, results = play(played, examples, lambda episode, turn: f"perhaps {secrets[episode] if turn else 100}")
     assert [result.score for result in results] == [Score.of(1.0)] * 3
+    assert [result.turn_rewards for result in results] == [(0.0, 1.0)] * 3
     assert talks[0] == [
         {"role": "user", "content": f"A game.\n\n{QUESTION}"},
         {"role": "assistant", "content": "perhaps 100"},

@@ -1,7 +1,7 @@
 """Credit assignment: from the scores of a group to one number per sampled token; KL, a teacher, a supervised warm-up.
 
 Begin with `flow.py` (the parts that the file names) and `pipeline.py` (their work on a group). Imports nothing of the
-run that calls it. Registers `[kl]`, `[entropy]`, `[sft]` and `[teacher]`.
+run that calls it. Registers `[kl]`, `[entropy]`, `[sft]`, `[teacher]` and `[distil]`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.backend import Backend
     from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.contracts.tasks import LoadedTasks
     from retrain.kernel.errors import Problem
     from retrain.kernel.registry import Plugins
 
@@ -25,6 +26,7 @@ TABLES = (  # name, model, summary
     ("entropy", "EntropyTable", "Terms against a collapse of the entropy."),
     ("sft", "SftTable", "Training on given answers before the first step."),
     ("teacher", "TeacherTable", "A model to learn from, token by token."),
+    ("distil", "DistilTable", "The policy as its own teacher, with more in its context."),
 )
 
 
@@ -46,7 +48,7 @@ def retrain_describe_metrics() -> Sequence[MetricSpec]:
 @hookimpl
 def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
     from retrain.credit.flow import build_flow
-    from retrain.kernel.config.plugin_tables import EntropyTable, KlTable, SftTable, TeacherTable
+    from retrain.kernel.config.plugin_tables import DistilTable, EntropyTable, KlTable, SftTable, TeacherTable
     from retrain.kernel.errors import RetrainError
     from retrain.tasks.scoring.build import has_verifier
 
@@ -54,8 +56,8 @@ def retrain_check_config(config: Config, plugins: Plugins) -> list[Problem]:
         flow = build_flow(config, plugins)
     except RetrainError:  # reported by the check of the flow
         flow = None
-    tables = (config.kl, config.entropy, config.sft, config.teacher)
-    is_default = tables == (KlTable(), EntropyTable(), SftTable(), TeacherTable())
+    tables = (config.kl, config.entropy, config.sft, config.teacher, config.distil)
+    is_default = tables == (KlTable(), EntropyTable(), SftTable(), TeacherTable(), DistilTable())
     if is_default and (flow is None or (flow.needs_verdict and has_verifier(config))):
         return []
     from retrain.credit.table_checks import table_problems  # only a run with one of these tables needs it
@@ -76,6 +78,14 @@ def retrain_explain(config: Config) -> dict[str, str]:
 
 
 @hookimpl
+def retrain_tasks_loaded(context: PluginContext, tasks: LoadedTasks) -> None:
+    if context.config.distil.teacher:
+        from retrain.credit.self_teacher import require_privileged
+
+        require_privileged(tasks, context)
+
+
+@hookimpl
 def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[Shaper]:
     from retrain.credit.flow import build_flow
     from retrain.credit.kl import shaper_of
@@ -86,6 +96,10 @@ def retrain_shape_rewards(context: PluginContext, backend: Backend) -> Sequence[
         from retrain.credit.teacher import open_teacher  # only a run with a teacher needs it
 
         shapers.append(open_teacher(context))
+    elif context.config.distil.teacher:
+        from retrain.credit.self_teacher import SelfTeacherShaper
+
+        shapers.append(SelfTeacherShaper(context, backend))
     if flow.needs_squared_probs:
         from retrain.credit.squared_probs import SquaredProbs  # only such an advantage needs it
 

@@ -26,7 +26,9 @@ from retrain.kernel.types import (
     Outcome,
     Score,
     StopReason,
+    Tokens,
     TrainRow,
+    Turns,
     group_status,
     num_correct,
 )
@@ -73,7 +75,8 @@ class CreditAlgorithm:
         none: then every group teaches.
         """
         statuses_P = tuple(
-            group_status(group) if self.flow.needs_verdict else GroupStatus.INFORMATIVE for group in groups
+            group_status(group) if self.flow.needs_verdict and not self.flow.trains_all else GroupStatus.INFORMATIVE
+            for group in groups
         )
         judged_P = [self._judged(group) for group in groups]
         planning_P = self._planning(judged_P)
@@ -151,6 +154,7 @@ class CreditAlgorithm:
             token_rewards_G=token_rewards_G if self.flow.needs_token_rewards else None,
             squared_probs_G=squared_G if len(squared_G) == len(judged) else None,
             greedy=float(_values([group.greedy_score.value])[0]) if group.greedy_score else None,
+            turns_G=[c.by_turn or Turns(lengths=(c.num_actions,)) for c in judged],
             name=name,
         )
 
@@ -203,6 +207,11 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
         raise refusal(what, "give one number per sampled token", code="credit.wrong-length")
     advantages_T = np.zeros(len(completion.tokens_T))
     advantages_T[completion.action_T] = advantages_A
+    turns_T: Tokens | None = None
+    if completion.by_turn is not None:
+        lengths = completion.by_turn.lengths
+        turns_T = np.zeros(len(completion.tokens_T), np.int64)
+        turns_T[completion.action_T] = np.repeat(np.arange(len(lengths)), lengths)
 
     def cut(values_T: Any, part: slice) -> Any:
         return None if values_T is None else values_T[part]
@@ -220,6 +229,8 @@ def train_rows(completion: Completion, advantages_A: Floats, *, group: int = 0) 
             group=group,
             # An episode that ran out of turns is not truncated: its last turn is whole.
             is_truncated=completion.stop_reason is StopReason.LENGTH,
+            turns_T=cut(turns_T, part),
+            teacher=completion.teacher,
         )
         for part in completion.contexts
     ]

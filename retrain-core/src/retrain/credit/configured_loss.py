@@ -21,6 +21,7 @@ LOSS_KEYS: dict[str, tuple[Any, ...]] = {
     "aggregation": ("", "token_mean"),
     "is_bounds": ([],),
     "off_policy_mask": (0.0,),
+    "level": ("sequence",),
 }
 # The default of clip_eps in the public package, whose resolved configurations write it out.
 PUBLIC_CLIP = 0.2
@@ -65,6 +66,9 @@ def check_loss(config: Config, plugins: Plugins) -> list[Problem]:
     if config.algorithm.dual_clip and spec and not is_refused and not _traits(spec).dual_clip:
         what, fix = f"has no effect: the loss {name!r} has no second clip", 'use loss = "ppo", or remove it'
         found.append(Problem(code="loss.no-dual-clip", where=config.place("algorithm.dual_clip"), what=what, fix=fix))
+    if config.algorithm.level == "turn" and spec and _traits(spec).credit == "token" and not found:
+        what, fix = f"has no effect: the loss {name!r} takes its ratio by token", 'use loss = "gspo", or remove it'
+        found.append(Problem(code="loss.no-level", where=config.place("algorithm.level"), what=what, fix=fix))
     return [*found, *_param_problems(config, spec)]
 
 

@@ -22,7 +22,8 @@ def fit_problems(config: Config, plugins: Plugins, flow: CreditFlow) -> Iterator
     traits = plugins.traits_of(Kind.LOSS, loss, LossTraits)
     takes = traits.credit if traits and not flow.is_custom else "token"
     by, path = "", "algorithm.loss"
-    if takes != "token" and flow.advantage.compute_tokens and not flow.whole:
+    by_turn = flow.advantage.by_turn and config.algorithm.level == "turn"
+    if takes != "token" and flow.advantage.compute_tokens and not flow.whole and not by_turn:
         by, why = (
             f"advantage {advantage!r}",
             "it has one ratio for each completion, so every token gets the same weight",

@@ -38,7 +38,7 @@ class CreditFlow:
     `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
     installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: then
     only `condition` and `needs_entropy` of the flow are used. `reward_weights` is `[reward.weights]`; `recipe` is the
-    label of a run with a recipe.
+    label of a run with a recipe. `trains_all`: groups without information are trained as well, for `[distil]`.
     """
 
     advantage: AdvantageSpec
@@ -56,6 +56,7 @@ class CreditFlow:
     advantage_params: Mapping[str, Any] = field(default_factory=dict)
     transform_params: Mapping[str, Any] = field(default_factory=dict)
     is_custom: bool = False
+    trains_all: bool = False
     recipe: str = ""
 
     @property
@@ -187,6 +188,7 @@ def _build(config: Config, plugins: Plugins) -> CreditFlow:
         mask_rho=config.algorithm.surprisal_mask_rho,
         batch_norm=config.algorithm.batch_norm,
         advantage_clip=config.algorithm.advantage_clip,
+        trains_all=bool(config.distil.teacher),
         reward_weights=config.reward.weights,
         params=config.algorithm.params,
         advantage_params=advantage_params,

@@ -1,4 +1,4 @@
-"""Explains the fields that `[kl]`, `[sft]` and `[teacher]` add to `metrics.jsonl`."""
+"""Explains the fields that `[kl]`, `[sft]`, `[teacher]` and `[distil]` add to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from retrain.kernel.declared import MetricSpec
 
 UNMEASURED = "with log = false; where the backend has no reference; without a verdict"
 NO_SFT = "on all lines but [sft]'s"
-NO_TEACHER = "without [teacher]; on a rejected step"
+NO_TEACHER = "without [teacher] or [distil]; on a rejected step; if no completion has a teacher"
+NO_DISTIL = "without [distil]; on a rejected step"
 METRICS = tuple(
     MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent)
     for name, meaning, unit, absent in (
@@ -23,6 +24,7 @@ METRICS = tuple(
         ("sft_time_s", "Time of the supervised step.", "s", NO_SFT),
         ("teacher_kl_mean", "KL of policy to teacher: mean of k3 over action tokens, >= 0.", "nats", NO_TEACHER),
         ("teacher_kl_k1_mean", "The same KL as the mean of log p - log p_teacher.", "nats", NO_TEACHER),
+        ("teacher_rate", "Share of completions whose teacher sees more.", "", NO_DISTIL),
         ("teacher_time_s", "Time of the teacher's log-probabilities, part of step_time_s.", "s", NO_TEACHER),
     )
 )

@@ -22,7 +22,7 @@ from retrain.credit.specs import (
     UncertaintyContext,
 )
 from retrain.kernel.errors import CreditError, Problem
-from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.kernel.types import Floats, Mask, Tokens, Turns
 
 Arrays = tuple[Floats, ...]  # one per completion, action tokens only
 # The deviation can be tiny, though not 0, when advantages differ only by rounding.
@@ -52,6 +52,7 @@ class CreditGroup:
     token_rewards_G: Sequence[Floats] | None = None
     squared_probs_G: Sequence[Floats] | None = None
     greedy: float | None = None
+    turns_G: Sequence[Turns] = ()
     name: str = ""
 
 
@@ -95,8 +96,8 @@ def assign_credit(
     episode_PG: Sequence[Floats | Sequence[Floats]] = [group.rewards_G for group in groups]
     if not flow.whole:
         episode_PG = step_advantages(groups, flow, chosen)
-        if flow.advantage.compute_step is not None:
-            given = [bool(np.any(advs_G)) for advs_G in episode_PG]
+        if flow.advantage.compute_step is not None or flow.advantage.by_turn:
+            given = [any(np.any(adv) for adv in advs_G) for advs_G in episode_PG]
             chosen = [is_trained or has_any for is_trained, has_any in zip(chosen, given, strict=True)]
     token_advs: list[Arrays] = []
     extras: list[Mapping[str, float]] = []
@@ -170,7 +171,9 @@ def step_advantages(
     if flow.advantage.compute_tokens is not None:
         by_token_PG = [
             _by_token(group, flow) if is_trained else [np.zeros(len(logprobs)) for logprobs in group.logprobs_G]
-            for group, is_trained in zip(groups, trained, strict=True)
+            for group, is_trained in zip(
+                groups, [True] * len(groups) if flow.advantage.by_turn else trained, strict=True
+            )
         ]
         flat = iter(_limited([advs_T for advs_G in by_token_PG for advs_T in advs_G], flow))
         return [tuple(islice(flat, len(advs_G))) for advs_G in by_token_PG]
@@ -224,6 +227,7 @@ def _by_token(group: CreditGroup, flow: CreditFlow) -> list[Floats]:
         if flow.advantage.needs_verdict
         else None,
         squared_probs_G=group.squared_probs_G or (),
+        turns_G=group.turns_G or [Turns(lengths=(length,)) for length in lengths],
         params=flow.advantage_params,
     )
     return as_arrays(call_part(what, flow.advantage.compute_tokens, context), lengths, what=what)

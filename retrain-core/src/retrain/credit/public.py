@@ -18,7 +18,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.config.schema import AlgorithmTable
 from retrain.kernel.plugins.discover import load_plugins
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import NOTHING, Floats, Mask
+from retrain.kernel.types import NOTHING, Floats, Mask, Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,12 +51,14 @@ def compute_composable_advantages(
     advantage_clip: float = 0.0,
     named_rewards: Mapping[str, Numbers] | None = None,
     texts_G: Sequence[Sequence[str]] | None = None,
+    turns_G: Sequence[Turns] = (),
 ) -> ComposableAdvantages:
     """Token advantages of one group under any installed advantage and transform; the group is the whole step.
 
     `rewards_G` [G]; `logprobs_G`, `planning_masks_G`, `entropies_G` and `texts_G` (for a transform with `needs_text`)
     hold one sequence of action tokens per completion, `named_rewards` [G] under each name the rewards behind
-    `rewards_G`. PluginError for an unknown name, CreditError for wrong lengths or non-finite numbers.
+    `rewards_G`, `turns_G` the turns of each episode. PluginError for an unknown
+    name, CreditError for wrong lengths or non-finite numbers.
     """
     algorithm = AlgorithmTable(
         advantage_mode=advantage_mode,
@@ -77,6 +79,7 @@ def compute_composable_advantages(
         entropies_G=None if entropies_G is None else [np.asarray(e, dtype=np.float64) for e in entropies_G],
         named_rewards={name: np.asarray(rewards, dtype=np.float64) for name, rewards in (named_rewards or {}).items()},
         texts_G=texts_G,
+        turns_G=turns_G,
         name="group 0",
     )
     result = assign_credit([group], flow, sepa_lambda=sepa_lambda)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from retrain.kernel.types import Floats, Mask, Tokens
+from retrain.kernel.types import Floats, Mask, Tokens, Turns
 
 if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
@@ -53,13 +53,15 @@ class TokenAdvantageContext:
     `token_rewards_G` are the rewards of single tokens (`Completion.rewards_T`), 0 for tokens that got none;
     `logprobs_G` the behaviour log-probabilities. `rewards_G` are the scores, None for an advantage with
     `needs_verdict=False`, whose completions need not have one. `squared_probs_G`, with `needs_squared_probs`, is the
-    sum of squared probabilities of the trainer's distribution at each token.
+    sum of squared probabilities of the trainer's distribution at each token. `turns_G` are the turns of each episode; a
+    completion without an environment is a single turn.
     """
 
     token_rewards_G: Sequence[Floats]
     logprobs_G: Sequence[Floats]
     rewards_G: Floats | None = None
     squared_probs_G: Sequence[Floats] = ()
+    turns_G: Sequence[Turns] = ()
     params: Params = field(default_factory=dict)
 
 
@@ -77,7 +79,8 @@ class AdvantageSpec:
     loads. `needs_token_rewards`: it gets the rewards of single tokens. `needs_greedy`, for `compute_step`: one greedy
     completion more is sampled and scored for each prompt. `needs_squared_probs`, for `compute_tokens`: the trainer
     measures every completion, and a backend that cannot is refused. `needs_verdict=False`, for `compute_tokens` only:
-    every completion is trained, whatever its score or status.
+    every completion is trained, whatever its score or status. `by_turn`, for `compute_tokens` only: a group whose
+    scores are all equal is trained, too, where its turns get credit.
     """
 
     name: str
@@ -89,6 +92,7 @@ class AdvantageSpec:
     needs_verdict: bool = True
     needs_greedy: bool = False
     needs_squared_probs: bool = False
+    by_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

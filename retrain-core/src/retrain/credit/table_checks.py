@@ -31,6 +31,10 @@ def table_problems(config: Config, plugins: Plugins, flow: CreditFlow | None) ->
     problems = [*_unsupported(config, plugins, config.kl), *_of_kl(config, config.kl)]
     problems += _of_covariances(config, config.entropy)
     problems += _of_sft(config, plugins) if config.sft.steps else ()
+    if flow and config.distil.teacher:
+        from retrain.credit.distil_checks import distil_problems
+
+        problems += distil_problems(config, plugins, flow)
     return [*problems, *(_of_teacher(config, plugins, flow) if flow else ())]
 
 

@@ -19,6 +19,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Mask
+from retrain.records.completions import turns_of
 from retrain.records.files import write_text
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
@@ -132,6 +133,7 @@ def shade(
                 entropies_T=tokens.entropies_T,
                 credits=[of_flow[number] for of_flow in token_credits],
                 is_right=record["reward"] is not None and record["reward"] > above,
+                turns=turns_of(record),
             )
         )
     labels = [each.flow.condition for each in checked]
@@ -151,6 +153,7 @@ def as_data(step: ShadedStep) -> dict[str, Any]:
                 "planning": c.planning_T.tolist(),
                 "credit": [credit_T.tolist() for credit_T in c.credits],
             }
+            | ({"turn_tokens": list(c.turns.lengths)} if c.turn_titles() else {})
             for c in step.completions
         ],
     }
@@ -189,6 +192,7 @@ def replay(
             squared_probs_G=squared if len(squared) == len(group) else None,
             tokens_G=[c.tokens.tokens_T for c in group] if flow.needs_text else None,
             texts_G=[token_texts(tokenizer, c.tokens.tokens_T.tolist()) for c in group] if flow.needs_text else None,
+            turns_G=[turns_of(c.record) for c in group],
             name=f"step {stored.step} group {group[0].record['group']}",
         )
         for group, planning, found, squared in zip(judged, masks, entropies, squares, strict=True)

@@ -72,12 +72,12 @@ WEAKEST_FIRST = (Determinism.NONE, Determinism.SAME_MACHINE, Determinism.EXACT)
 class Capabilities:
     """Capabilities of a backend; configurations that need more are refused before anything heavy loads.
 
-    `regularisers` are the supported ones of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov` and
-    `clip_cov`. `losses` are built into the backend; registered losses that name it in their `LossTraits` come on top,
-    and without either the loss is chosen outside retrain. `loss_keys` are the supported ones of `dual_clip`,
-    `aggregation`, `is_bounds` and `off_policy_mask`. `all_weights`: it can train without an adapter (`[model] lora_rank
-    = 0`). `max_staleness` is the largest on any devices; 0 = it samples and trains in turn. `provides_squared_probs`:
-    it has the method `squared_probs`.
+    `regularisers` are the supported ones of `kl_reward` (`reference_logprobs`), `kl_loss`, `entropy`, `kl_cov`,
+    `clip_cov` and `distil`. `losses` are built into the backend; registered losses that name it in their `LossTraits`
+    come on top, and without either the loss is chosen outside retrain. `loss_keys` are the supported ones of
+    `dual_clip`, `aggregation`, `is_bounds`, `off_policy_mask` and `level`. `all_weights`: it can train without an
+    adapter (`[model] lora_rank = 0`). `max_staleness` is the largest on any devices; 0 = it samples and trains in turn.
+    `provides_squared_probs`: it has the method `squared_probs`.
     """
 
     reports_sync_loss: bool

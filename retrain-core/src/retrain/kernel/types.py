@@ -113,6 +113,34 @@ def joined_experts(parts: Sequence[Experts | None], tokens: Sequence[Tokens]) ->
     return np.concatenate([one if part is None else part for part, one in zip(parts, unknown, strict=True)])
 
 
+class TeacherRow(NamedTuple):
+    """Sampled tokens in the context of a teacher that sees more, and its log-probabilities of them, `[A]`."""
+
+    tokens_T: Tokens
+    action_T: Mask
+    logprobs_A: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The turns of an episode, in order: sampled tokens, rewards, and the state that each began in.
+
+    The score's share beyond these rewards belongs to the last turn. Equal texts are equal states, "" = unknown.
+    """
+
+    lengths: tuple[int, ...]
+    rewards: tuple[float, ...] = ()
+    states: tuple[str, ...] = ()
+
+    def rewards_of(self, score: float) -> Floats:
+        """Return the reward of each turn, `[K]`; their sum is the score."""
+        count = len(self.lengths)
+        rewards_K = np.array([*self.rewards, *[0.0] * count][:count], dtype=np.float64)
+        # A difference, so that the only turn gets exactly the score.
+        rewards_K[-1:] = score - rewards_K[:-1].sum()
+        return rewards_K
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
     """Prompt, sampled and environment tokens, in order; single-turn and multi-turn alike.
@@ -121,10 +149,11 @@ class Completion:
     `Sample`) have the row's length and are meaningful at action tokens only (0 at the others). `text` is a view of the
     sampled tokens, never trained on; if the model thought, `reasoning` and `answer` are its parts. `starts` are the
     positions at which the policy got a fresh context: usually only 0, and more when an episode rewrote its history;
-    each part is trained as a separate row. `turns` counts how often the policy was sampled. `rewards_T` are rewards of
-    single tokens in addition to the score, for a transform that takes them. `reference_logprobs_T` and `kl_coef` are
-    for a KL term of the loss (see `TrainRow`), `experts_TLK` for a mixture of experts (see `Sample`).
-    `squared_probs_T` is the trainer's sum of squared probabilities at each token, where credit needs it.
+    each part is trained as a separate row. `turns` counts how often the policy was sampled, `by_turn` is about each
+    time; None = a single turn. `rewards_T` are rewards of single tokens in addition to the score, for a transform that
+    takes them. `reference_logprobs_T` and `kl_coef` are for a KL term of the loss (see `TrainRow`), `teacher` is for a
+    distillation term, `experts_TLK` for a mixture of experts (see `Sample`). `squared_probs_T` is the trainer's sum of
+    squared probabilities at each token, where credit needs it.
     """
 
     tokens_T: Tokens
@@ -138,8 +167,10 @@ class Completion:
     rewards_T: Floats | None = None
     starts: tuple[int, ...] = (0,)
     turns: int = 1
+    by_turn: Turns | None = None
     reference_logprobs_T: Floats | None = None
     kl_coef: float = 0.0
+    teacher: TeacherRow | None = None
     experts_TLK: Experts | None = None
     squared_probs_T: Floats | None = None
     reasoning: str = ""
@@ -253,7 +284,8 @@ class TrainRow:
     log-probabilities; `engine_logprobs_T`, if given, replace them in the truncated importance weight. A KL term of
     weight `kl_coef` compares with `reference_logprobs_T`. A row is one sequence of the loss. `group` is the position of
     its group in the step, and `is_truncated` says that its completion was cut off. `experts_TLK` is for a mixture of
-    experts (see `Sample`).
+    experts (see `Sample`). `turns_T` numbers the turn of each action token; None = one turn. `teacher` is
+    for a distillation term; None = the row has no teacher.
     """
 
     tokens_T: Tokens
@@ -266,6 +298,8 @@ class TrainRow:
     group: int = 0
     is_truncated: bool = False
     experts_TLK: Experts | None = None
+    turns_T: Tokens | None = None
+    teacher: TeacherRow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ environment, then actions again; `num_runs` of them belong to each completion.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.tasks import Prompt
-from retrain.kernel.types import Completion, Example, Floats, Group, Mask, Outcome, Score, Tokens, num_correct
+from retrain.kernel.types import Completion, Example, Floats, Group, Mask, Outcome, Score, Tokens, Turns, num_correct
 from retrain.records.files import new_digest, write_bytes
 from retrain.records.reading import number
 from retrain.records.record_names import token_file
@@ -60,6 +60,7 @@ def generation_records(
                     **({"greedy_reward": group.greedy_score.value} if group.greedy_score else {}),
                     "num_tokens": completion.num_actions,
                     **({"turns": completion.turns} if completion.turns != 1 else {}),
+                    **({} if completion.by_turn is None else {"by_turn": asdict(completion.by_turn)}),
                     "stop_reason": completion.stop_reason.value,
                     "policy_version": completion.policy_version,
                     **({"round": group.round} if group.round else {}),
@@ -104,6 +105,12 @@ def step_summary(metrics: Mapping[str, Any], groups: Sequence[Group]) -> dict[st
         "uncertainty_kind": metrics.get("uncertainty_kind"),
         **kept,
     }
+
+
+def turns_of(record: Mapping[str, Any]) -> Turns:
+    """Return the turns in a record of `generation_records`."""
+    found = record.get("by_turn", {"lengths": [record["num_tokens"]]})
+    return Turns(**{name: tuple(values) for name, values in found.items()})
 
 
 def _parts(completion: Completion) -> dict[str, Any]:

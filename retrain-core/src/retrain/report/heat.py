@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from retrain.kernel.types import Floats, Mask
+from retrain.kernel.types import Floats, Mask, Turns
 from retrain.report.shell import page
 from retrain.text.terminal_text import printable
 
@@ -45,6 +45,13 @@ class ShadedCompletion:
     entropies_T: Floats | None
     credits: Sequence[Floats]
     is_right: bool = False  # its reward is above `[scoring] correct_above`
+    turns: Turns = field(default_factory=lambda: Turns(lengths=()))
+
+    def turn_titles(self) -> Mapping[int, str]:
+        """Return a title for the first token of each turn; {} for a single turn."""
+        starts, rewards_K = np.cumsum([0, *self.turns.lengths[:-1]]).tolist(), self.turns.rewards_of(self.reward)
+        pairs = enumerate(zip(starts, rewards_K, strict=True), 1) if len(starts) > 1 else ()
+        return {at: f"turn {k}, reward {reward:g}" for k, (at, reward) in pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,8 +135,11 @@ def group_title(completion: ShadedCompletion) -> str:
 
 
 def _styled(completion: ShadedCompletion, credit_T: Floats, scale: Scale) -> Iterator[tuple[str, str]]:
-    depths_T = scale.depths(credit_T).tolist()
-    for text, depth, is_planning in zip(completion.token_texts, depths_T, completion.planning_T, strict=True):
+    depths_T, titles = scale.depths(credit_T).tolist(), completion.turn_titles()
+    tokens = zip(completion.token_texts, depths_T, completion.planning_T, strict=True)
+    for at, (text, depth, is_planning) in enumerate(tokens):
+        if at in titles:
+            yield f"{chr(10) if at else ''}[{titles[at]}] ", "dim"
         # Black text stays readable on the deepest shade, 90 of 255.
         level = round(255 - 165 * abs(depth))
         background = f"rgb({level},255,{level})" if depth > 0 else f"rgb(255,{level},{level})"
@@ -172,7 +182,7 @@ def largest_credits(step: ShadedStep) -> Places:
 
 def _tokens(scale: Scale, places: Places, completion: ShadedCompletion, flow: int) -> Iterator[Mapping[str, Any]]:
     credit_T = completion.credits[flow]
-    depths_T = scale.depths(credit_T).tolist()
+    depths_T, titles = scale.depths(credit_T).tolist(), completion.turn_titles()
     for position, (text, credit, depth) in enumerate(zip(completion.token_texts, credit_T, depths_T, strict=True)):
         facts = [f"token {position}", f"credit {credit:+.6f}", f"log p {completion.logprobs_T[position]:.4f}"]
         if completion.entropies_T is not None:
@@ -184,5 +194,6 @@ def _tokens(scale: Scale, places: Places, completion: ShadedCompletion, flow: in
             "colour": f"rgba(var(--{'credit' if depth > 0 else 'blame'}),{abs(depth):.3f})" if depth else "transparent",
             "title": " | ".join(facts),
             "is_planning": bool(completion.planning_T[position]),
+            "turn": titles.get(position, ""),
             "rank": places.get((completion.group, completion.index, flow, position)),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,7 @@ from retrain.kernel.contracts.tasks import (
     Streams,
 )
 from retrain.kernel.errors import BackendError, Problem, RewardError
-from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason
+from retrain.kernel.types import Completion, Outcome, Sample, SampleRequest, SamplingParams, Score, StopReason, Turns
 from retrain.tasks.rollout import budget_of, draw_samples
 from retrain.tasks.scoring.service import ScoringBatch, ScoringService
 from retrain.tasks.scoring.verdict import part_means
@@ -68,11 +68,12 @@ class _Episode:
     transcript: Transcript
     is_full: bool = False  # the environment has its empty action: the context has no room for another answer
 
-    def stop_reason(self, result: EpisodeResult) -> StopReason:
-        if result.hit_turn_limit:
-            return StopReason.TURNS
+    def completion(self, result: EpisodeResult) -> Completion:
         cut = self.is_full or StopReason.LENGTH in self.transcript.stops
-        return StopReason.LENGTH if cut else StopReason.EOS
+        reason = StopReason.TURNS if result.hit_turn_limit else StopReason.LENGTH if cut else StopReason.EOS
+        lengths, states = tuple(self.transcript.lengths), tuple(self.transcript.states)
+        turns = Turns(lengths=lengths, rewards=tuple(result.turn_rewards), states=states)
+        return replace(self.transcript.completion(reason), by_turn=turns)
 
 
 class _EpisodeBatch:
@@ -118,7 +119,7 @@ class _EpisodeBatch:
             if not episode.transcript.tokens_T:
                 self._observe(episode, Observation(prompt=episode.prompt.example.prompt))
         results = iter(self._results)
-        return [tuple(e.transcript.completion(e.stop_reason(next(results))) for e in group) for group in self._groups]
+        return [tuple(e.completion(next(results)) for e in group) for group in self._groups]
 
     def scores(self) -> list[tuple[Score, ...]]:
         answered = {n: r.answer for n, r in enumerate(self._results) if self._answers and r.answer is not None}
@@ -162,7 +163,8 @@ class _EpisodeBatch:
 
     def _observe(self, episode: _Episode, seen: Observation) -> bool:
         try:
-            return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length)
+            state = str(seen.info.get("state_key") or "")
+            return episode.transcript.observe(seen.prompt, seen.tools, limit=self._owner.context_length, state=state)
         # Templates and tokenizers of models may raise anything.
         except Exception as error:
             where = f"[environment], example {printable(episode.prompt.example.id)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,17 +43,21 @@ class Transcript:
     starts: list[int] = field(default_factory=list)
     stops: list[StopReason] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # of the turns, in sampled tokens
+    states: list[str] = field(default_factory=list)  # that the turns began in
+    _state: str = ""
     _context: str = ""
     _messages: list[Message] = field(default_factory=list)  # of the last observation
     _turns: list[tuple[str, Thought | None]] = field(default_factory=list)  # what the policy said, and its thought
     _opening: int = 0  # tokens of the first prompt, the task: not part of the text
 
     def observe(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]], *, limit: int | None = None
+        self, prompt: str | Sequence[Message], tools: Sequence[Any], *, limit: int | None = None, state: str = ""
     ) -> bool:
         """Append an observation: a chat, or plain text that no template touches; `context_T` ends with it.
 
         False when the context would leave no room for a token below `limit`; then only a first prompt is appended.
+        `state` names the state of the environment; by default, it is a hash of everything since the last action.
         """
         is_chat = not isinstance(prompt, str)
         if isinstance(prompt, str):
@@ -70,6 +76,9 @@ class Transcript:
         self.show(ids_T, starts=not continues)
         self._context = self._context + added if continues else text
         self._messages = messages
+        acted = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        since = added if isinstance(prompt, str) else prompt[acted[-1] + 1 if acted else 0 :]
+        self._state = state or hashlib.blake2b(json.dumps(since, default=str).encode(), digest_size=8).hexdigest()
         return has_room
 
     def _rest(self, text: str, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -111,6 +120,8 @@ class Transcript:
     def sampled(self, sample: Sample) -> None:
         self._append(np.asarray(sample.tokens_T, dtype=np.int64), sample)
         self.stops.append(sample.stop_reason)
+        self.lengths.append(int(sample.action_T.sum()))
+        self.states.append(self._state)
         self.versions.append(sample.policy_version)
 
     def take(self, sample: Sample) -> str:

@@ -25,6 +25,7 @@ from retrain_local.options import ModelKeys
 ADAPTER_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 OPTIMIZER_FILE, STATE_FILE = "optimizer.safetensors", "backend_state.json"
 PUBLISHED_FILE, EARLIER_FILE = "published_adapter.safetensors", "published_adapter_v{}.safetensors"
+AVERAGE_FILE = "teacher_average.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 FORMAT = 1
 Adapter = Mapping[str, Tensor]
@@ -139,6 +140,12 @@ def load_state(pair: Pair, moments: Moments, folder: Path, limits: MemoryLimits)
         moments[p] = {m: t if m == "step" else like(p, t) for m, t in loaded.items()}
     limits.restore(state.get("memory_limits", {}))
     return version, published, int(state.get("ranks", 1))
+
+
+def load_average(average: Adapter, folder: Path) -> None:
+    stored = _loaded(folder / AVERAGE_FILE, average)
+    for name, target in average.items():
+        put(target, stored[name])
 
 
 def beginning_of(pair: Pair) -> Mapping[str, Tensor]:

@@ -186,6 +186,9 @@ class RankedBackend:
     def squared_probs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         return list(self._together("squared_probs", rows, temperature)[0])
 
+    def teacher_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        return list(self._together("teacher_logprobs", rows, temperature)[0])
+
     def publish(self) -> int:
         return int(self._together("publish")[0])
 

@@ -234,6 +234,33 @@ def logprobs_and_entropies(
     return logprobs_M, entropies_M
 
 
+def logprobs_and_divergences(
+    hidden_MD: Tensor, teacher_MD: Tensor, tokens_M: Tensor, compare: Callable[[Tensor, Tensor], Tensor], *given: Any
+) -> tuple[Tensor, Tensor]:
+    """Return `selected_logprobs`, and `compare` of the log-probabilities [m, V] from `hidden_MD` and `teacher_MD`.
+
+    `given`: head, vocabulary, temperature. Only the first of the two gets a gradient.
+    """
+    head, vocabulary, temperature = given
+
+    def outputs(
+        logits_MV: Tensor, at_M: Tensor, t: float, slope: bool
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        logprobs_M, of_logprobs_MV = plain_softmax(logits_MV, tokens_M[at_M], t, slope)
+        with torch.no_grad():
+            theirs_MV = torch.log_softmax(head(teacher_MD[at_M]).float() / t, dim=-1)
+        with torch.set_grad_enabled(slope):
+            own_MV = logits_MV.float().detach().requires_grad_(slope)
+            found_M = compare(torch.log_softmax(own_MV / t, dim=-1), theirs_MV)
+            of_found_MV = torch.autograd.grad(found_M.sum(), own_MV)[0] if slope else own_MV
+        return (logprobs_M, found_M.detach()), (of_logprobs_MV, of_found_MV.to(logits_MV.dtype))
+
+    # Indices in place of tokens, so that a chunk finds its teacher's hidden states too.
+    at_M, rows = torch.arange(len(tokens_M), device=tokens_M.device), _chunk_rows(hidden_MD, vocabulary)
+    logprobs_M, divergences_M = _HeadOutputs.apply(hidden_MD, at_M, head, temperature, rows, outputs)
+    return logprobs_M, divergences_M
+
+
 def _values_and_slopes(
     logits_MV: Tensor, tokens_M: Tensor, temperature: float, slope: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

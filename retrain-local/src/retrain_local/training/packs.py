@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.api import BackendError, Floats, Problem, TrainRow
+from retrain.api import ActionRow, BackendError, Floats, Problem, TrainRow
 from retrain_local.attention.packed import Picks, Spans
 from retrain_local.memory.sizes import Rows
 
@@ -20,11 +20,13 @@ from retrain_local.memory.sizes import Rows
 class ActionTokens:
     """The action tokens of several rows, row by row, with their numbers; each row is one sequence of the loss.
 
-    `rows` are the indices of the rows in the step; `sequences_M` numbers the rows from 0.
+    `rows` are the indices of the rows in the step; `sequences_M` numbers the rows from 0, and `turns_M` all turns, on
+    the CPU: few losses need them.
     """
 
     rows: tuple[int, ...]
     sequences_M: Tensor
+    turns_M: np.ndarray
     behaviour_logprobs_M: Tensor
     engine_logprobs_M: Tensor
     advantages_M: Tensor
@@ -43,9 +45,15 @@ class ActionTokens:
             return joined([v[row.action_T] for v, row in zip(values, rows, strict=True)], dtype, device)
 
         counts = [int(np.count_nonzero(row.action_T)) for row in rows]
+        sequences_M = np.repeat(np.arange(len(rows)), counts)
+        # Numbers that grow from token to token, so that `unique` numbers all turns of the pack from 0.
+        places = [np.zeros(len(row.tokens_T), np.int64) if row.turns_T is None else row.turns_T for row in rows]
+        turns_M = np.concatenate([places_T[row.action_T] for places_T, row in zip(places, rows, strict=True)])
+        turns_M = np.unique(sequences_M * (turns_M.max(initial=0) + 1) + turns_M, return_inverse=True)[1]
         return cls(
             rows=tuple(numbers),
-            sequences_M=joined([np.repeat(np.arange(len(rows)), counts)], torch.int64, device),
+            sequences_M=joined([sequences_M], torch.int64, device),
+            turns_M=turns_M,
             behaviour_logprobs_M=actions([row.logprobs_T for row in rows]),
             engine_logprobs_M=actions([engine_logprobs(row) for row in rows]),
             advantages_M=actions([row.advantages_T for row in rows]),
@@ -197,6 +205,20 @@ def _pack(groups: list[list[Member]], device: torch.device) -> Pack:
 
 def joined(values: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.concatenate(values)).to(device=device, dtype=dtype)
+
+
+def untrained(rows: Sequence[ActionRow]) -> list[TrainRow]:
+    """Return rows of these tokens, for what is only computed at them."""
+    zeros = [np.zeros(len(row.tokens_T)) for row in rows]
+    return [
+        TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
+        for row, zeros_T in zip(rows, zeros, strict=True)
+    ]
+
+
+def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.ndarray]:
+    ends = np.cumsum([np.count_nonzero(row.action_T) for row in rows])
+    return np.split(values_N, ends[:-1])
 
 
 def check_rows(rows: Sequence[TrainRow], vocabulary: int) -> None:

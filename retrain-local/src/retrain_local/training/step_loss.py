@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from retrain.api import (
-    ActionRow,
     Config,
+    DistilTable,
     Floats,
     LossClip,
     LossContext,
@@ -32,7 +32,7 @@ from retrain.api import (
     find_loss,
 )
 from retrain_local.training.loss_formulas import IMPORTANCE_SAMPLING, LIKELIHOOD, MAX_LOG_RATIO
-from retrain_local.training.packs import ActionTokens
+from retrain_local.training.packs import ActionTokens, joined, split_by_row
 from retrain_local.training.regularisers import (
     NO_COLUMNS,
     Columns,
@@ -90,9 +90,11 @@ class PolicyLoss:
     aggregation: str = "token_mean"
     mismatch: Mismatch | None = None
     off_policy_mask: float = 0.0
+    level: str = "sequence"
     max_tokens: int = 1
     params: Any = None
     regularisers: Regularisers = field(default_factory=Regularisers)
+    distil: DistilTable | None = None
 
     @classmethod
     def of(cls, config: Config, plugins: Plugins) -> PolicyLoss:
@@ -107,9 +109,11 @@ class PolicyLoss:
             aggregation=algorithm.aggregation or spec.aggregation,
             mismatch=weights if is_weighted else None,
             off_policy_mask=algorithm.off_policy_mask,
+            level=algorithm.level,
             max_tokens=config.training.max_tokens,
             params=params,
             regularisers=Regularisers.of(config),
+            distil=config.distil if config.distil.teacher else None,
         )
 
     @property
@@ -125,8 +129,10 @@ class PolicyLoss:
         """Return the step's divisor: its actions, or its sequences (masked ones too), or these x `max_tokens`."""
         if self.aggregation == "token_mean":
             return batch.num_actions
-        sequences = sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
-        return sequences * (self.max_tokens if self.aggregation == "constant" else 1)
+        return self.sequences(batch) * (self.max_tokens if self.aggregation == "constant" else 1)
+
+    def sequences(self, batch: TrainBatch) -> int:
+        return sum(bool(row.action_T.any()) for row in batch.rows) + batch.num_masked
 
     def marked(self, batch: TrainBatch, now: Sequence[Floats], seeds: Seeds) -> Marked:
         """Select the step's tokens of kl_cov, of clip_cov, or that the loss drops; `now` is before the update."""
@@ -203,13 +209,16 @@ class PolicyLoss:
         if self.mismatch is not None:
             old_M = old_M if is_fixed else new_M.detach()
             factor_M, outside_M = self.mismatch.weights(old_M, pack)
+        sequences_M, num_sequences = pack.sequences_M, len(pack.rows)
+        if self.level == "turn":
+            sequences_M, num_sequences = joined([pack.turns_M], torch.int64, new_M.device), int(pack.turns_M[-1]) + 1
         context = LossContext(
             new_M=new_M,
             old_M=old_M,
             ratios_M=(new_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(),
             advantages_M=pack.advantages_M,
-            sequences_M=pack.sequences_M,
-            num_sequences=len(pack.rows),
+            sequences_M=sequences_M,
+            num_sequences=num_sequences,
             clip=self.clip,
             params=self.params,
         )
@@ -230,11 +239,6 @@ class PolicyLoss:
                 fix = "return one number per token of the pack, not summed or averaged"
                 raise PluginError(Problem(code="plugin.loss-shape", where="[algorithm] loss", what=what, fix=fix))
         return terms
-
-
-def split_by_row(values_N: np.ndarray, rows: Sequence[ActionRow]) -> list[np.ndarray]:
-    ends = np.cumsum([np.count_nonzero(row.action_T) for row in rows])
-    return np.split(values_N, ends[:-1])
 
 
 # Keyed by `TrainBatch.loss`; without regularisers.

@@ -40,6 +40,7 @@ from retrain_local.model.experts import ROUTING, Routing, count_experts, expert_
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
 from retrain_local.training.adamw import AdamW
+from retrain_local.training.distil import SelfTeacher, distilled
 from retrain_local.training.head import (
     logprobs_and_entropies,
     ranked_logprobs,
@@ -47,9 +48,9 @@ from retrain_local.training.head import (
     softmax_of,
     squared_probs,
 )
-from retrain_local.training.packs import Pack, check_rows, lengths_of, pack_rows, share_rows
+from retrain_local.training.packs import Pack, check_rows, lengths_of, pack_rows, share_rows, split_by_row, untrained
 from retrain_local.training.regularisers import Marked, columns_of
-from retrain_local.training.step_loss import NAMED, PolicyLoss, split_by_row
+from retrain_local.training.step_loss import NAMED, PolicyLoss
 
 T = TypeVar("T")
 
@@ -127,6 +128,7 @@ class Trainer:
         self._replays_experts = replays_experts and bool(decoder.routers) and decoder.routers.can_replay
         self._loss = loss
         self._seeds = seeds or Seeds(0)
+        self.teacher = SelfTeacher(config.distil, decoder, self.parameters) if config.distil.teacher else None
         self._clip, self._rank = config.optimizer.grad_clip_norm, config.model.lora_rank
         self.optimizer = AdamW(
             self.parameters.values(),
@@ -142,6 +144,8 @@ class Trainer:
             with nullcontext() if self._is_ordered else _deterministic():
                 loss, clipped, gaps_N = self.accumulate(batch)
                 grad_norm, lr = self._update(loss, batch.lr)
+            if self.teacher is not None and not batch.loss:
+                self.teacher.update()
         except torch.OutOfMemoryError as error:
             what = f"the optimizer's update ran out of memory on {self._decoder.device}"
             smaller = "lower [model] lora_rank" if self._rank else "train an adapter ([model] lora_rank = 32)"
@@ -235,6 +239,9 @@ class Trainer:
 
     def _accumulate_own(self, batch: TrainBatch, marked: Marked, own: Sequence[int]) -> _Share:
         rows = [batch.rows[number] for number in own]
+        # Before the packs of the rows, because the weights change within it.
+        given = partial(self._of_packs, of_pack=lambda pack: self._hidden(pack).float())
+        taught = self.teacher.hidden(rows, given) if self.teacher is not None and not batch.loss else {}
         packs, losses, gaps, clipped = self._packs(rows), list[Tensor](), list[Tensor](), list[Tensor]()
         rounds, self._counted = self._rounds(len(packs)), []
         # The other updates of the step are expected to have as many packs as this one.
@@ -242,7 +249,7 @@ class Trainer:
             self._progress.begin("packs", len(packs) * batch.updates)
         else:
             self._progress.total = self._progress.done + len(packs) * (batch.updates - batch.update)
-        gradients = partial(self._gradients, batch, rows, marked.of(own))
+        gradients = partial(self._gradients, batch, rows, marked.of(own), taught)
         for pack, part in zip(packs, self._each(packs, gradients), strict=True):
             self._add(part.gradients)
             losses.append(part.loss)
@@ -317,13 +324,8 @@ class Trainer:
         self, rows: Sequence[ActionRow], of_pack: Callable[[Pack], Tensor], *, width: int = 0
     ) -> list[Floats]:
         """Return the results of `of_pack` by row, `width` numbers for each action token (0: one); 0 for others."""
-        found, plain = list[Floats](), list[TrainRow]()
-        for row in rows:
-            zeros_T = np.zeros(len(row.tokens_T))
-            found.append(np.zeros((len(row.tokens_T), width)) if width else zeros_T.copy())
-            plain.append(
-                TrainRow(tokens_T=row.tokens_T, action_T=row.action_T, logprobs_T=zeros_T, advantages_T=zeros_T)
-            )
+        found = [np.zeros((len(row.tokens_T), width) if width else len(row.tokens_T)) for row in rows]
+        plain = untrained(rows)
         check_rows(plain, self._decoder.shape.vocabulary)
         for share in self._shared(partial(self._of_packs, plain, self._own(plain), of_pack)):
             for numbers, values_M in share:
@@ -386,12 +388,16 @@ class Trainer:
         now = self.logprobs(batch.rows, batch.temperature) if is_moved else [row.logprobs_T for row in batch.rows]
         return policy.marked(batch, now, self._seeds)
 
-    def _gradients(self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, pack: Pack) -> _PackResult:
-        policy, entropies_M, routers = self._loss_of(batch), None, self._decoder.routers
+    def _gradients(
+        self, batch: TrainBatch, rows: Sequence[TrainRow], marked: Marked, taught: Mapping[int, Floats], pack: Pack
+    ) -> _PackResult:
+        policy, entropies_M, divergences_M, routers = self._loss_of(batch), None, None, self._decoder.routers
         given_NLK = pack.experts_NLK if self._replays_experts else None
         with within(ROUTING, routing := Routing(given_NLK=given_NLK) if routers else None):
-            if policy.regularisers.entropy:
-                given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
+            given = self._decoder.logits, self._decoder.shape.vocabulary, batch.temperature
+            if self.teacher is not None and taught:
+                new_M, divergences_M = self.teacher.compared(self._hidden(pack), taught, pack, *given)
+            elif policy.regularisers.entropy:
                 new_M, entropies_M = logprobs_and_entropies(self._hidden(pack), pack.tokens_M, *given)
             else:
                 new_M = self._logprobs(pack, batch.temperature)
@@ -404,6 +410,10 @@ class Trainer:
         loss, clipped = policy.of_pack(
             new_M, pack, denominator, columns=columns, entropies_M=entropies_M, is_fixed=is_fixed
         )
+        if (table := policy.distil) is not None:
+            own = distilled(table, new_M, pack, rows, divergences_M) / policy.sequences(batch)
+            # Nothing of the policy loss at weight 1, even if it is not finite.
+            loss = own if table.weight == 1.0 else torch.lerp(loss, own, table.weight)
         gradients: tuple[Tensor | None, ...] = ()
         if self._group.shards:
             # FSDP takes the mean over the ranks, and the loss is a sum over them.

@@ -37,6 +37,7 @@ class Episode:
     hit_turn_limit: bool = False
     failure: str = ""
     score: Score | None = None
+    turn_rewards: tuple[float, ...] = ()
     result: Any = None
     dropped: bool = False
     _calls: deque[tuple[Observation, asyncio.Future[Action]]] = field(default_factory=deque)
@@ -72,7 +73,9 @@ class Episode:
                 self.hit_turn_limit = True
                 future.set_exception(TurnLimitError("no further turn is given"))
 
-    async def complete(self, prompt: str | Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> dict[str, Any]:
+    async def complete(
+        self, prompt: str | Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, state: Any = None
+    ) -> dict[str, Any]:
         """Return the policy's answer as an OpenAI chat completion; TurnLimitError for one turn too many."""
         if self.dropped:
             raise asyncio.CancelledError
@@ -83,7 +86,7 @@ class Episode:
         schemas = [json.loads(json.dumps(tool)) for tool in tools or ()]
         text = prompt if isinstance(prompt, str) else self._quoted(prompt)
         future: asyncio.Future[Action] = asyncio.get_running_loop().create_future()
-        self._calls.append((Observation(prompt=text, tools=schemas), future))
+        self._calls.append((Observation(prompt=text, tools=schemas, info={"state_key": state}), future))
         self.changed()
         action = await future
         self.turns += 1

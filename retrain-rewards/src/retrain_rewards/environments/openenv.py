@@ -82,7 +82,8 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
     async def _play(self, episode: Episode) -> None:
         table = self.settings.table
         rewards: list[float] = []
-        episode.result = rewards
+        turn_rewards: list[float] = []
+        episode.result = rewards, turn_rewards
         async with open_session(table.url, table.call_timeout_s) as ask:
             turn = await ask("reset", {"seed": int(episode.example.reference), **table.reset})
             rewards += turn.rewards
@@ -90,15 +91,18 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
             messages = [{"role": "user", "content": "\n\n".join(part for part in (table.prompt, seen) if part)}]
             while not turn.done:
                 try:
-                    said = (await episode.complete(messages, None))["choices"][0]["message"]["content"]
+                    answer = await episode.complete(messages, None, turn.observation.get("state_key"))
                 except TurnLimitError:
                     return
+                said = answer["choices"][0]["message"]["content"]
                 try:
                     turn = await ask("step", self._mapping.action(said))
                     rewards += turn.rewards
+                    turn_rewards.append(sum(turn.rewards))
                     seen = observation_text(turn.observation, table.observation)
                 except NoActionError as error:
                     rewards.append(0.0)
+                    turn_rewards.append(0.0)
                     seen = str(error)
                 messages.append({"role": "assistant", "content": said})
                 messages.append({"role": "user", "content": self.settings.clean(seen)})
@@ -111,9 +115,11 @@ class OpenEnvEnvironment(PlayedEnvironment[OpenEnvSettings]):
         return Example(id=f"openenv-{seed}-{name}", prompt=(prompt,), reference=str(seed), task="openenv")
 
     def _result(self, episode: Episode) -> EpisodeResult:
-        if episode.failure or not episode.result:
+        rewards, turn_rewards = episode.result or ((), ())
+        if episode.failure or not rewards:
             return EpisodeResult(score=Score.failed(episode.failure or "the server gave no reward"))
-        return EpisodeResult(score=Score.of(sum(episode.result)), hit_turn_limit=episode.hit_turn_limit)
+        limit = episode.hit_turn_limit
+        return EpisodeResult(score=Score.of(sum(rewards)), hit_turn_limit=limit, turn_rewards=tuple(turn_rewards))
 
 
 def make_openenv(context: PluginContext) -> OpenEnvEnvironment:

@@ -71,6 +71,16 @@ def test_a_guessing_game_over_two_turns(sit):
     assert played.values == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
+def test_rewards_of_turns_are_those_that_the_environment_gave_while_playing(sit):
+    table = sit("guess_number", args={"pays_turns": True})
+    seven = next(example for example in table.data.examples if example.reference == "7")
+    played = table.play([seven] * 3, [[r"\boxed{5}", r"\boxed{7}"], [r"\boxed{7}"], ["?", "?"]])
+    assert [result.turn_rewards for result in played.results] == [(0.25, 0.0), (), ()]
+    assert played.values == [1.0, 1.0, None]
+    assert "turn" in played.details[2]
+    assert [r.turn_rewards for r in sit("guess_number").play([seven] * 2, lambda *_: "?").results] == [(), ()]
+
+
 def test_open_episodes_are_scored_by_their_last_turn_and_dropped_by_a_reset(sit):
     import signal
 

@@ -159,9 +159,9 @@ class _Comparison:
         resamples: int,
         most: int,
     ) -> None:
-        if not isinstance(position.backend, GivesGradients):
-            config = position.context.config
-            what = f"backend {config.backend.backend!r} on {config.backend.devices!r} gives no gradients"
+        config = position.context.config
+        if not isinstance(position.backend, GivesGradients) or config.distil.teacher:
+            what = f"[distil] or backend {config.backend.backend!r} on {config.backend.devices!r} gives no gradients"
             fix = "replay runs of backend local that train on one device"
             where = config.place("backend.backend")
             raise BackendError(Problem(code="replay.no-gradients", where=where, what=what, fix=fix))

@@ -21,6 +21,7 @@ from retrain.kernel.progress import train_fields
 from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Completion, Example, Floats, Group, Outcome, Score, StopReason, TrainBatch
 from retrain.records.checkpoints import Checkpoint, read_checkpoint
+from retrain.records.completions import turns_of
 from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run, StoredCompletion, StoredStep
 from retrain.run.backend import build_backend, choose_devices
@@ -319,6 +320,7 @@ def _completion(step: int, member: StoredCompletion) -> Completion:
         squared_probs_T=spread(tokens.squared_probs_T),
         starts=row.starts,
         turns=int(record.get("turns", 1)),
+        by_turn=turns_of(record),
         reference_logprobs_T=spread(tokens.reference_logprobs_T),
         kl_coef=tokens.kl_coef,
         reasoning=record.get("reasoning", ""),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
+from string import Formatter
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from retrain.kernel.config.keys import Table, key, share
 from retrain.kernel.declared import Kind
@@ -152,6 +153,50 @@ class TeacherTable(Table):
     @property
     def is_set(self) -> bool:
         return bool(self.model or self.adapter or self.engine != HERE)
+
+
+_of_distil = partial(key, needs="distil.teacher")
+
+
+class DistilTable(Table):
+    """The policy as its own teacher, which sees more than the policy did."""
+
+    teacher: Literal["", "base", "live", "ema"] = key(
+        "", "Weights that teach: base = the reference, live = the current, ema = their average; empty = off."
+    )
+    ema_rate: float = _of_distil(0.05, "Share of the current adapter in the average, after each update.", gt=0, le=1)
+    template: str = _of_distil(
+        "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n",
+        "The teacher's last message, of {prompt} and {solution}, {feedback} or {privileged}.",
+    )
+    solution_template: str = _of_distil(
+        "\nCorrect solution:\n\n{solution}\n\n", "The first other completion of the group that succeeded."
+    )
+    feedback_template: str = _of_distil(
+        "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback}\n\n",
+        "The reason that the reward gave for its score.",
+    )
+    privileged: str = _of_distil("privileged", "Column of the data for {privileged}.", min_length=1)
+    success: float = _of_distil(1.0, "Reward from which a completion is a solution.", allow_inf_nan=False)
+    max_context_tokens: int = _of_distil(10_240, "Tokens of the teacher's context; the last ones stay.", ge=1)
+    mode: Literal["sampled_token", "topk", "full"] = _of_distil(
+        "sampled_token", "Tokens compared: the sampled one, the top_k of the policy, or all."
+    )
+    top_k: int = _of_distil(100, "Tokens of mode topk.", ge=1)
+    tail: bool = _of_distil(False, "topk: all others count as one more token.")
+    alpha: float = _of_distil(1.0, "1 = KL(p, q), 0 = KL(q, p), q the teacher's; between: their mixture.", ge=0, le=1)
+    ratio_cap: float = _of_distil(2.0, "Largest weight p now / p when sampled of a token; 0 = no weight.", ge=0)
+    skip_tokens: int = _of_distil(0, "First tokens of a completion that are left out.", ge=0)
+    weight: float = _of_distil(1.0, "Weight of the distillation; the policy loss has the rest.", gt=0, le=1)
+
+    @field_validator("template", "solution_template", "feedback_template")
+    @classmethod
+    def _has_fields(cls, text: str, info: ValidationInfo) -> str:
+        one = str(info.field_name).removesuffix("_template")
+        fields = ("prompt", "solution", "feedback", "privileged") if one == "template" else (one,)
+        if found := {name for _, name, _, _ in Formatter().parse(text) if name is not None} - {*fields}:
+            raise ValueError(f"{min(found)!r} is no field: {', '.join(f'{{{name}}}' for name in fields)}")
+        return text
 
 
 _of_sft = partial(key, needs="sft.steps")

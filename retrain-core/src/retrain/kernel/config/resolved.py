@@ -117,6 +117,7 @@ class Config:
     environment = _TableOf(plugin_tables.EnvironmentTable)
     planning = _TableOf(plugin_tables.PlanningTable)
     teacher = _TableOf(plugin_tables.TeacherTable)
+    distil = _TableOf(plugin_tables.DistilTable)
     sft = _TableOf(plugin_tables.SftTable)
     kl = _TableOf(plugin_tables.KlTable)
     entropy = _TableOf(plugin_tables.EntropyTable)

@@ -71,6 +71,9 @@ class AlgorithmTable(Table):
         "", "Average of the loss; empty = the loss's own: token_mean, for gspo sequence_mean."
     )
     loss_params: dict[str, Any] = key({}, "Parameters of the loss.")
+    level: Literal["sequence", "turn"] = key(
+        "sequence", "A loss by sequence takes its ratio over the whole completion, or over each turn."
+    )
     is_level: Literal["token", "sequence", "geometric"] = key(
         "token", "Weights that is_bounds apply to: by token, their product over a sequence, or its T-th root."
     )

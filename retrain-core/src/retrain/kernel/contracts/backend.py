@@ -50,6 +50,9 @@ class Backend(Protocol):
     def squared_probs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Optional, for `Needs.squared_probs`: as `logprobs`, the sum of the squares of all tokens' probabilities."""
 
+    def teacher_logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
+        """Optional, for `[distil]`: as `logprobs`, of the weights that its key `teacher` names."""
+
     def publish(self) -> int:
         """Make the trained policy the one that `sample` uses; return its version, 0 before any training."""
 

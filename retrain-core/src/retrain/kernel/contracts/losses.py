@@ -18,10 +18,11 @@ AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
-    """`traits` of a loss: the backends that can apply it, and whether it supports `dual_clip` and the other clips.
+    """`traits` of a loss: its backends, and whether it supports `dual_clip` and other clips.
 
     `credit` is the finest that it takes: `token` any, `weighted` one advantage per completion that a transform may
-    weigh, `completion` the same number for all of its tokens; a configuration with finer credit is refused. `idle`
+    weigh, `completion` the same number for all of its tokens; a configuration with finer credit is refused. The latter
+    two have one ratio for a completion, or with `[algorithm] level = "turn"` for each of its turns. `idle`
     names the part of it that does nothing while the ratios are 1, as `explain` says with one update per step.
     """
 
@@ -56,8 +57,8 @@ class LossContext:
 
     `new_M` are the log-probabilities that carry the gradient, `old_M` the ones that the ratio is relative to, and
     `ratios_M` = exp(clamp(new - old, -20, 20)). `sequences_M` is the index of each token's sequence in the pack, from 0
-    to `num_sequences` - 1; no sequence is cut. `params` are `[algorithm.loss_params]` as the loss's model of them, or
-    as a mapping if it declares none.
+    to `num_sequences` - 1; no sequence is cut. With `[algorithm] level = "turn"` each turn is one. `params`
+    are `[algorithm.loss_params]` as the loss's model of them, or as a mapping if it declares none.
     """
 
     new_M: Any

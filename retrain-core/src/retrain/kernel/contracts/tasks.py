@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,11 +131,13 @@ class LoadedData:
 class Observation:
     """Input of the policy for its turn: the whole conversation so far, up to its answer, or plain text.
 
-    `tools` are JSON schemas that the chat template shows to the model.
+    `tools` are JSON schemas that the chat template shows to the model. `info` is for credit: episodes of a group that
+    give the same `state_key` there are in the same state; without it, the messages since the last action are compared.
     """
 
     prompt: str | Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +156,18 @@ class EpisodeResult:
     """Result of an episode: its score or its answer, and whether the turn limit ended it.
 
     In an environment that plays the tasks of `[data]`, `answer`, the text for the rewards, replaces the score.
+    `turn_rewards` are rewards of single turns, in order and part of the score: a turn gets the reward that its action
+    earned, and the last one the rest of the score.
     """
 
     score: Score = NEITHER
     hit_turn_limit: bool = False
     answer: str | None = None
+    turn_rewards: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.turn_rewards)):
+            raise ValueError(f"rewards of turns must be finite numbers, not {self.turn_rewards}")
 
 
 # The names that plugins imported before `reset`, `step` and `results` existed.

@@ -35,8 +35,8 @@ def control_problems(config: Config) -> Iterator[Problem]:
     names, where, fix = [*config.reward.weights] or [config.reward.type], config.place(KEY), 'use control = "no_update"'
     if control is Control.NO_UPDATE:
         return
-    if config.teacher.is_set:
-        what = f"{config.training.control} replaces the reward, and here a [teacher] teaches as well"
+    if config.teacher.is_set or config.distil.teacher:
+        what = f"{config.training.control} replaces the reward, and here a teacher teaches as well"
         yield Problem(code="config.control-and-teacher", where=where, what=what, fix=fix)
     elif "none" in names and not provider:
         what = f"{config.training.control} replaces the reward, and reward 'none' gives none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,12 @@ class Classic:
         elif error is not None:
             episode.failure = f"the rollout failed: {reason_of(error)}"
         episode.result = state
+        # Read before scoring, which writes the score into each turn that has no reward.
+        rewards = [step.get("reward") for step in state.get("trajectory") or ()]
+        if any(rewards):
+            episode.turn_rewards = tuple(float(reward or 0.0) for reward in rewards)
+            if not all(map(math.isfinite, episode.turn_rewards)):
+                episode.failure, episode.turn_rewards = "a turn's reward is not a finite number", ()
 
     async def score(self, group: Sequence[Episode]) -> None:
         """Apply the environment's rubric to the whole group; an exception of a function that counts is a failure."""

@@ -81,7 +81,8 @@ class VerifiersEnvironment(PlayedEnvironment[Settings]):
         score = episode.score
         if episode.failure or score is None:
             score = Score.failed(episode.failure or "the environment gave no score")
-        return EpisodeResult(score=score, hit_turn_limit=episode.hit_turn_limit)
+        limit = episode.hit_turn_limit
+        return EpisodeResult(score=score, hit_turn_limit=limit, turn_rewards=episode.turn_rewards)
 
 
 def make_verifiers(context: PluginContext) -> VerifiersEnvironment:
