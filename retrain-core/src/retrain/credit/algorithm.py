@@ -28,6 +28,7 @@ from retrain.kernel.types import (
     StopReason,
     TrainRow,
     group_status,
+    groups_of,
     num_correct,
 )
 from retrain.text.tokenizer import token_texts
@@ -144,6 +145,7 @@ class CreditAlgorithm:
             texts_G=None if tokens_G is None else [token_texts(self.tokenizer, t.tolist()) for t in tokens_G],
             token_rewards_G=token_rewards_G if self.flow.needs_token_rewards else None,
             name=name,
+            task=next((task for task in self.flow.norm_tasks if groups_of(task, [group])), ""),
         )
 
     def _token_credits(

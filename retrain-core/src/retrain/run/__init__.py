@@ -65,8 +65,12 @@ def retrain_describe_metrics() -> Iterable[MetricSpec]:
 
 
 @hookimpl
-def retrain_check_config(config: Config) -> list[Problem]:
+def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> list[Problem]:
     zone, limit, problems = config.training.soft_overlong, config.training.max_tokens, list[Problem]()
+    if config.data.tasks:
+        from retrain.run.check import task_problems  # only several tasks are checked one by one
+
+        problems += task_problems(config, plugins, will_run=will_run)
     if config.training.control:
         from retrain.run.steps.controls import control_problems  # only a control needs it
 
@@ -91,6 +95,10 @@ def retrain_explain(config: Config) -> dict[str, str]:
     overlong, refill = config.training.overlong, config.training.refill
     zone, size = config.training.soft_overlong, config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
+    if config.data.tasks:
+        from retrain.tasks.task_tables import read_tasks
+
+        rows |= {f"task {each.name}": each.described for each in read_tasks(config)[0]}
     if zone:
         limit = config.training.max_tokens
         rows["soft_overlong"] = f"the reward falls by up to 1 over the last {zone} of {limit} tokens"

@@ -28,6 +28,7 @@ from retrain.run.tables import about_recipe
 from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
 from retrain.tasks.scoring.build import brings_tasks, reward_params
+from retrain.tasks.task_tables import read_tasks
 
 LOG = logging.getLogger("retrain")
 # The trial takes milliseconds, but a part may load a library first.
@@ -38,6 +39,7 @@ ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "rew
 PLAIN = (Kind.SAMPLER, Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR)
 # Other kinds may read options that they do not declare; a part of these has only the options that it declares.
 DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
+OF_TASKS = ("data", "reward", "environment")  # tables that each of [[data.tasks]] has
 CHECKED_ELSEWHERE = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM, Kind.LOSS)
 
 
@@ -64,6 +66,19 @@ def check(
         problems += [*_beyond_backend(config, plugins, None), *_with_notes(error.problems, config, plugins)]
         return None, about_recipe(problems, config, plugins)
     return flow, about_recipe([*problems, *_beyond_backend(config, plugins, flow)], config, plugins)
+
+
+def task_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list[Problem]:
+    """Every problem with `[[data.tasks]]`: of the tables, and of each task as of a run that has only this one."""
+    tasks, problems = read_tasks(config)
+    for each in tasks:
+        entries = {name: TableEntry(model=type(table)) for name, table in each.config.tables.items() if name in OF_TASKS}
+        found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
+        for more in plugins.notify("retrain_check_config", config=each.config, plugins=plugins, will_run=will_run):
+            found += more or ()
+        # The others are problems of the run, and are reported with it.
+        problems += [problem for problem in found if each.place in problem.where]
+    return problems
 
 
 def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
@@ -341,10 +356,14 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted[LOSS] = (Kind.LOSS, loss)
     if engine := config.inference.engine:
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
-    if brings_tasks(config, plugins):
+    if config.data.tasks or brings_tasks(config, plugins):
         wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
     order = list(Kind)
     found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
+    for task in read_tasks(config)[0] if config.data.tasks else ():
+        parts = wanted_names(task.config, {name: entry for name, entry in tables.items() if name in OF_TASKS})
+        own = {path: part for path, part in parts.items() if path.partition(".")[0] in OF_TASKS}
+        found += [_selected(task.config, plugins, path, *part) for path, part in own.items()]
     return sorted(found, key=lambda part: order.index(part.kind))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -78,6 +79,9 @@ class AlgorithmTable(Table):
         "truncate", "A trainer/sampler importance weight outside is_bounds: moved to the bound, or 0."
     )
     is_bounds: list[float] = key([], "[low, high] of the trainer/sampler importance weight; empty = off.")
+    normalise_by: Literal["", "task"] = key(
+        "", "task: batch_norm over the completions of each of [[data.tasks]]; empty = as batch_norm.", needs="advantage"
+    )
 
     @field_validator("dual_clip")
     @classmethod
@@ -175,6 +179,9 @@ class LoraTable(Table):
     )
 
 
+_of_tasks = partial(key, needs="data.tasks")
+
+
 class DataTable(Table):
     """The tasks, and the form of their prompts. No source ignores a source-specific key."""
 
@@ -190,6 +197,22 @@ class DataTable(Table):
     options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
     sampler: str = key("uniform", "Sampler of each step's prompts: {names} or a plugin.", names=Kind.SAMPLER)
     sampler_params: dict[str, Any] = key({}, "Parameters of the sampler.")
+    tasks: list[dict[str, Any]] = key(
+        [], "Several tasks: [[data.tasks]] with name, weight, reward, environment, held_out and keys of [data]."
+    )
+    schedule: Literal["weight", "proportional", "temperature", "posterior"] = _of_tasks(
+        "weight", "Share of a task: its weight, its size, size^(1 / schedule_temperature), or its chance to teach."
+    )
+    schedule_temperature: float = _of_tasks(2.0, "1 = proportional to sizes; the higher, the more equal.", ge=1.0)
+    dead_task: Literal["keep", "pause", "end"] = _of_tasks(
+        "keep", "A task that taught nothing in dead_steps steps: go on, pause it for as many, or end it."
+    )
+    dead_steps: int = _of_tasks(10, "Steps in a row, with groups of the task, of which none taught.", ge=1)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names of `[[data.tasks]]`; empty for a run of one task."""
+        return tuple(str(each.get("name", "")) for each in self.tasks)
 
 
 class RewardLimits(Table):

@@ -72,7 +72,8 @@ def brings_tasks(config: Config, plugins: Plugins) -> bool:
 
 
 def has_verifier(config: Config) -> bool:
-    return bool(config.environment.provider) or NO_REWARD not in (config.reward.weights or {config.reward.type})
+    own = any(not each.keys().isdisjoint(("reward", "environment")) for each in config.data.tasks)
+    return own or bool(config.environment.provider) or NO_REWARD not in (config.reward.weights or {config.reward.type})
 
 
 def judges(rewards: Sequence[object]) -> bool:

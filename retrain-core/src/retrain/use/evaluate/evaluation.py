@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,11 +38,14 @@ class SetEvaluation:
         started = time.perf_counter()
         fields: dict[str, Any] = {}
         records: list[Record] = []
+        weights = dict[str, float]()
         for each in self.sets:
             label = f"eval_{step + 1:06d}" + ("" if each.name == HELD_OUT else f"_{each.name}")
             found = evaluate(each, each.prompts, backend, label=label, failures=failures)
             fields |= set_fields(each, found[1], self._context.plugins)
             records += set_records(each, each.prompts, found, step)
+            weights |= {each.prefix: each.weight} if each.is_task else {}
+        fields |= over_tasks(fields, weights)
         self._records = records
         return fields | {"eval_time_s": time.perf_counter() - started}
 
@@ -58,7 +62,7 @@ class SetEvaluation:
 def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
     evaluation = SetEvaluation(context)
     try:
-        evaluation.sets += (held_out_set(context, tasks),) if tasks.pool.held_out else ()
+        evaluation.sets += tuple(held_out_set(each.context, each) for each in tasks.each if each.pool.held_out)
         for each in read_sets(context.config)[0]:
             evaluation.sets += (load_set(each, context, tasks),)
     except BaseException:
@@ -72,8 +76,8 @@ def evaluate(
 ) -> Scored:
     """Sample and score some of a set's prompts; each completion's random stream depends only on its example."""
     # Only held-out examples are sampled exactly as in training, entropies included.
-    is_run = each.name == HELD_OUT
-    params = replace(each.params, entropy=is_run and backend.capabilities.provides_entropy)
+    is_held_out = each.is_task or each.name == HELD_OUT
+    params = replace(each.params, entropy=is_held_out and backend.capabilities.provides_entropy)
     rollouts = each.verifier.rollouts(backend, each.context, params, each.context_length)
     with rollouts.batch(label, failures) as batch:
         completions_EG = batch.sample(prompts, each.samples, Streams(seeds=each.seeds, purpose="eval"))
@@ -89,6 +93,34 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
     for added in plugins.notify("retrain_extra_metrics", evaluation=view, **absent):
         found |= added or {}
     return {f"{each.prefix}{name.removeprefix('eval_')}": value for name, value in found.items()}
+
+
+def over_tasks(fields: Mapping[str, Any], weights: Mapping[str, float]) -> dict[str, Any]:
+    """Return `eval_*` fields of several tasks, whose fields begin with these prefixes and count by these weights.
+
+    The mean over tasks (macro), `eval_weighted_*` the weighted one, and the examples of all; only fields of every task.
+    The limits of the mean of independent rates p_i with limits l_i and u_i are those of Zou & Donner (2008): m - sqrt(sum
+    (p_i - l_i)^2) / n and m + sqrt(sum (u_i - p_i)^2) / n.
+    """
+    first, *others = weights or [""]
+    names = [name.removeprefix(first) for name in fields if first and name.startswith(first)]
+    names = [name for name in names if all(f"{other}{name}" in fields for other in others)]
+    means = [name for name in names if name in ("correct_rate", "mean_reward") or name.startswith("pass_at_")]
+    found: dict[str, Any] = {}
+    for name in means:
+        values = [fields[f"{prefix}{name}"] for prefix in weights]
+        found[f"eval_{name}"] = sum(values) / len(values)
+        weighted = sum(weight * value for weight, value in zip(weights.values(), values, strict=True))
+        found[f"eval_weighted_{name}"] = weighted / sum(weights.values())
+    if not found:
+        return {}
+    rates, lows, highs = ([fields[f"{each}{name}"] for each in weights] for name in ("correct_rate", "ci_low", "ci_high"))
+    for name, limits, sign in (("ci_low", lows, -1.0), ("ci_high", highs, 1.0)):
+        found[f"eval_{name}"] = found["eval_correct_rate"] + sign * math.dist(rates, limits) / len(rates)
+    return found | {
+        "eval_examples": sum(fields[f"{each}examples"] for each in weights),
+        "eval_samples": min(fields[f"{each}samples"] for each in weights),
+    }
 
 
 def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step: int) -> list[Record]:
