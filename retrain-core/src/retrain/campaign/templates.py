@@ -5,3 +5,4 @@ from pathlib import Path
 
 CAMPAIGN = partial(Path(__file__).with_name("campaign.toml").read_text, encoding="utf-8")
 TINY = partial(Path(__file__).with_name("tiny.toml").read_text, encoding="utf-8")
+TASKS = partial(Path(__file__).with_name("tasks.toml").read_text, encoding="utf-8")

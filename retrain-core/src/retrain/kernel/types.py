@@ -372,7 +372,7 @@ def verdicts(group: Group) -> list[float]:
 
 
 def prefix_of(task: str) -> str:
-    """Return the beginning of the ids of a task of `[[data.tasks]]`; empty, as every id begins, for a run's only one."""
+    """Return the beginning of the ids of one of `[[data.tasks]]`; empty, as every id begins, for a run's only task."""
     return f"{task}/" if task else ""
 
 

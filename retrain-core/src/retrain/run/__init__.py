@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.context import PluginContext
+    from retrain.kernel.registry import Plugins
 
 SAMPLERS = (  # name, factory in `samplers`, summary
     ("thompson", "Thompson", "Prompts whose chance to teach is largest in a draw from the posterior of each rate."),

@@ -72,7 +72,9 @@ def task_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list[P
     """Every problem with `[[data.tasks]]`: of the tables, and of each task as of a run that has only this one."""
     tasks, problems = read_tasks(config)
     for each in tasks:
-        entries = {name: TableEntry(model=type(table)) for name, table in each.config.tables.items() if name in OF_TASKS}
+        entries = {
+            name: TableEntry(model=type(table)) for name, table in each.config.tables.items() if name in OF_TASKS
+        }
         found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
         for more in plugins.notify("retrain_check_config", config=each.config, plugins=plugins, will_run=will_run):
             found += more or ()

@@ -1,4 +1,4 @@
-"""A run's configuration with other data, rewards or environment: of a task of `[[data.tasks]]`, of an evaluation set."""
+"""A run's configuration with other data, rewards or environment: of one of `[[data.tasks]]`, of an evaluation set."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def derived(
     origin = Origin(layer=Layer.FILE, place=f"{place}, as")
     origins = {path: each for path, each in config.origins.items() if path.partition(".")[0] not in below}
     models: dict[str, BaseModel] = {name: model for name, model in changed.items() if model is not None}
-    result = replace(
-        config, tables={**config.tables, **models}, origins={**origins, **dict.fromkeys(moved, origin)}
-    )
+    result = replace(config, tables={**config.tables, **models}, origins={**origins, **dict.fromkeys(moved, origin)})
     return found, result, problems + faults
 
 

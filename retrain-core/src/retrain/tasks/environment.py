@@ -66,7 +66,9 @@ class EnvironmentProcess:
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
         self._count, self._lost = len(examples), ""
-        known = [replace(each, id=each.id.removeprefix(self._prefix)) for each in examples] if self._prefix else examples
+        known = (
+            [replace(each, id=each.id.removeprefix(self._prefix)) for each in examples] if self._prefix else examples
+        )
         return self._call("reset", list(known)) or {}
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
@@ -184,9 +186,7 @@ class EnvironmentVerifier:
         self.environment.close()
 
 
-def environment_of(
-    context: PluginContext, built: Environment | None = None, *, task: str = ""
-) -> EnvironmentProcess:
+def environment_of(context: PluginContext, built: Environment | None = None, *, task: str = "") -> EnvironmentProcess:
     config = context.config
     return EnvironmentProcess(
         built or _built(context),

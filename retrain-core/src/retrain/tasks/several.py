@@ -148,7 +148,9 @@ class SeveralBatches:
         self._places: dict[str, list[int]] = {}  # of each task's groups in the step
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
-        places = {name: [n for n, each in enumerate(prompts) if task_of(each.example) == name] for name in self._by_task}
+        places = {
+            name: [n for n, each in enumerate(prompts) if task_of(each.example) == name] for name in self._by_task
+        }
         self._places = {name: own for name, own in places.items() if own}
         found = {
             name: self._by_task[name].sample([prompts[number] for number in own], group_size, streams)
@@ -173,5 +175,7 @@ class SeveralBatches:
         return joined
 
     def _joined(self, found: Mapping[str, Sequence[T]]) -> list[T]:
-        placed = {place: each for name, own in found.items() for place, each in zip(self._places[name], own, strict=True)}
+        placed = {
+            place: each for name, own in found.items() for place, each in zip(self._places[name], own, strict=True)
+        }
         return [placed[number] for number in range(len(placed))]

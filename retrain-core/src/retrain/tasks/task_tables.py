@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.plugin_tables import EnvironmentTable, SetsKeys
-from retrain.kernel.config.resolved import DEFAULT_ORIGIN, Config, Layer
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.errors import Problem
 from retrain.tasks.derived import derived
 
@@ -71,7 +71,7 @@ def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
             evaluated = evaluated.model_copy(update={"sets": {}}) if hasattr(evaluated, "sets") else evaluated
             reading = replace(reading, tables={**reading.tables, "eval": evaluated})
             tasks.append(TaskTable(name=own.name, weight=own.weight or 1.0, config=reading, place=place))
-    return tasks, problems + [*_names(config, tasks)]
+    return tasks, [*problems, *_names(config, tasks)]
 
 
 def _names(config: Config, tasks: list[TaskTable]) -> Iterator[Problem]:
@@ -83,19 +83,23 @@ def _names(config: Config, tasks: list[TaskTable]) -> Iterator[Problem]:
             why = "it becomes part of the names of metrics"
             yield Problem(code="data.bad-task-name", where=where, what=what, why=why, fix=fix)
         elif seen[name] > 1 or name in sets:
-            what = f"the name {name!r} is that of another task" if seen[name] > 1 else f"[eval.sets.{name}] has this name"
+            what = (
+                f"the name {name!r} is that of another task" if seen[name] > 1 else f"[eval.sets.{name}] has this name"
+            )
             why = "metrics, records and verdicts go by it"
             yield Problem(code="data.task-name-twice", where=where, what=what, why=why, fix="give it another name")
 
 
 def _contradictions(config: Config) -> Iterator[Problem]:
     """Keys for a single task, and weights together with another schedule."""
-    paths = [f"data.{name}" for name in OF_A_TASK]
-    paths += [f"environment.{name}" for name in EnvironmentTable.model_fields]
-    for path in (path for path in paths if config.origin(path) != DEFAULT_ORIGIN):
-        what, why = "contradicts [[data.tasks]]", "each task has its own"
-        fix = f"move it to the tasks{': environment = { ... }' if path.startswith('environment') else ''}, or remove it"
-        yield Problem(code="data.single-task-key", where=config.place(path), what=what, why=why, fix=fix)
+    single = [("data", name) for name in OF_A_TASK] + [("environment", name) for name in EnvironmentTable.model_fields]
+    for table, name in single:
+        field = type(getattr(config, table)).model_fields[name]
+        # A run writes every key to its config.toml, so only another value contradicts.
+        if getattr(getattr(config, table), name) != field.get_default(call_default_factory=True):
+            what, why, fix = "contradicts [[data.tasks]]", "each task has its own", "move it to the tasks, or remove it"
+            where = config.place(f"{table}.{name}")
+            yield Problem(code="data.single-task-key", where=where, what=what, why=why, fix=fix)
     weighted = [each for each in config.data.tasks if "weight" in each]
     if weighted and config.data.schedule != "weight":
         what = f"schedule = {config.data.schedule!r} sets the shares, and task {weighted[0].get('name')} has a weight"

@@ -152,7 +152,9 @@ def _tasks(
     limit = context_length(context.config, context.plugins)
     budget_of(context.config, thinking_of(context.config, context.tokenizer), limit)  # refused before a model loads
     pool, notes = build_pool(
-        replace(data, examples=tuple(replace(e, id=f"{prefix_of(name)}{e.id}") for e in data.examples)) if name else data,
+        replace(data, examples=tuple(replace(e, id=f"{prefix_of(name)}{e.id}") for e in data.examples))
+        if name
+        else data,
         context.config,
         context.tokenizer,
         context.seeds,
@@ -163,4 +165,6 @@ def _tasks(
     for note in notes:
         LOG.info("%s", printable(note))
     LOG.info("Pre-encoded %d prompts", len(pool.train) + len(pool.held_out))
-    return Tasks(pool=pool, verifier=verifier, context_length=limit, notes=(*data.notes, *notes), context=context, name=name)
+    return Tasks(
+        pool=pool, verifier=verifier, context_length=limit, notes=(*data.notes, *notes), context=context, name=name
+    )

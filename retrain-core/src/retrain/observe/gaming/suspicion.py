@@ -14,74 +14,96 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.kernel.config.plugin_tables import ShadowKeys
-from retrain.kernel.contracts.algorithm import Credit
+from retrain.kernel.contracts.algorithm import Credit, TokenCredit
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.types import Completion, Floats, Group, Tokens
+from retrain.kernel.types import Completion, Floats, Group, Tokens, groups_of
 from retrain.records.record_names import GAMING
 from retrain.run.fault_guard import FaultGuard
 from retrain.tasks.audit.probes import expressions
+from retrain.tasks.scoring.build import has_shadow
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import GroupsView, RunView
+    from retrain.observe.gaming.alarm import AlarmWatch
 
 
 STATE = "gaming"
 
 
 class GamingWatch:
-    """Adds the `gaming_*` fields to a run's lines; a fault is reported once, and its fields are left out."""
+    """Adds the `gaming_*` fields to a run's lines; a fault is reported once, and its fields are left out.
+
+    Of all groups of a step, and of those of each of `[[data.tasks]]`: their fields begin with `task_NAME_`.
+    """
 
     def __init__(self, context: PluginContext) -> None:
         # a function, because looking for hooks would load an attribute
         self._tokenizer_of: Callable[[], Any] = lambda: context.tokenizer
-        self._suspicions = Suspicions()
         self._guard = FaultGuard("Watch for gaming", "Training continues without its fields.")
-        self._alarm = None
-        if context.config.table("reward", ShadowKeys).shadow:
+        tasks = ("", *context.config.data.task_names)
+        self._suspicions = {task: Suspicions() for task in tasks}
+        self._alarms: dict[str, AlarmWatch] = {}
+        if has_shadow(context.config):
             from retrain.observe.gaming.alarm import AlarmWatch  # only a run with a shadow needs it
 
-            self._alarm = AlarmWatch(self._tokenizer_of)
+            self._alarms = {task: AlarmWatch(self._tokenizer_of, task, alarms=len(tasks)) for task in tasks}
 
     @hookimpl
     def retrain_extra_metrics(self, groups: GroupsView | None, credit: Credit | None) -> Mapping[str, Any]:
-        if groups is None:
+        if groups is None or credit is None:
             return {}
-        _, fields = self._guard.call("suspicions", "observe", self._suspect, groups, credit)
-        if self._alarm is None:
-            return fields or {}
-        _, alarm = self._guard.call("alarm", "observe", self._alarm.observe, groups, credit)
-        return {**(fields or {}), **(alarm or {})}
+        found: dict[str, Any] = {}
+        for task in self._suspicions:
+            _, fields = self._guard.call(f"suspicions {task}".rstrip(), "observe", self._suspect, task, groups, credit)
+            alarm = self._alarms.get(task)
+            watched = (
+                self._guard.call(f"alarm {task}".rstrip(), "observe", alarm.observe, groups, credit) if alarm else ()
+            )
+            prefix = f"task_{task}_" if task else ""
+            found |= {
+                f"{prefix}{name}": x for name, x in {**(fields or {}), **((watched and watched[1]) or {})}.items()
+            }
+        return found
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        if self._alarm:
-            self._guard.call(GAMING, "rewind", self._alarm.rewind, run)
+        for alarm in [*self._alarms.values()][:1]:
+            self._guard.call(GAMING, "rewind", alarm.rewind, run)
 
     @hookimpl
     def retrain_step_end(self, run: RunView, metrics: Mapping[str, Any]) -> None:
-        if self._alarm:
-            self._guard.call(GAMING, "write", self._alarm.write_new, run, metrics)
+        for alarm in self._alarms.values():
+            self._guard.call(GAMING, "write", alarm.write_new, run, metrics)
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        alarm = {"alarm": self._alarm.state()} if self._alarm else {}
-        return {STATE: {"suspicions": self._suspicions.state(), **alarm}}
+        states = {task: {"suspicions": each.state()} for task, each in self._suspicions.items()}
+        for task, alarm in self._alarms.items():
+            states[task]["alarm"] = alarm.state()
+        whole = states.pop("")
+        return {STATE: whole | ({"tasks": states} if states else {})}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        if saved := state.get(STATE):
-            self._suspicions.restore(saved["suspicions"])
-            if self._alarm and "alarm" in saved:
-                self._alarm.restore(saved["alarm"])
+        whole = state.get(STATE, {})
+        for task, saved in {"": whole, **whole.get("tasks", {})}.items():
+            if "suspicions" in saved and task in self._suspicions:
+                self._suspicions[task].restore(saved["suspicions"])
+            if "alarm" in saved and task in self._alarms:
+                self._alarms[task].restore(saved["alarm"])
 
-    def _suspect(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
-        fields: dict[str, Any] = dict(self._suspicions.observe(groups.groups, credit))
-        if suspected := self._suspicions.found:
+    def _suspect(self, task: str, groups: GroupsView, credit: Credit) -> dict[str, Any]:
+        suspicions = self._suspicions[task]
+        pairs = zip(groups.groups, credit.tokens_PG, strict=True)
+        own = [(group, tokens_G) for group, tokens_G in pairs if groups_of(task, [group])]
+        fields: dict[str, Any] = dict(
+            suspicions.observe([group for group, _ in own], [tokens_G for _, tokens_G in own])
+        )
+        if suspected := suspicions.found:
             fields["gaming_suspected"] = ", ".join(name.removeprefix("gaming_") for name in suspected)
-        if "gaming_ngram_share" in suspected and self._suspicions.ngram:
-            fields["gaming_ngram"] = self._tokenizer_of().decode(self._suspicions.ngram)
+        if "gaming_ngram_share" in suspected and suspicions.ngram:
+            fields["gaming_ngram"] = self._tokenizer_of().decode(suspicions.ngram)
         return fields
 
 
@@ -134,7 +156,7 @@ class Suspicions:
         """The fields that are suspicious now."""
         return [name for name in THRESHOLDS if self._rows.get(name, 0) >= ROW]
 
-    def observe(self, groups: Sequence[Group], credit: Credit) -> dict[str, float]:
+    def observe(self, groups: Sequence[Group], tokens_PG: Sequence[Sequence[TokenCredit]]) -> dict[str, float]:
         found = [
             Judged(group=group, completion=each, is_paid=raw.value > group.correct_above)
             for group in groups
@@ -152,7 +174,7 @@ class Suspicions:
         measured: dict[str, Sequence[float]] = {
             "position": [place / len(each.completion.text) for each, place, _ in answers],
             "repeats": [_repeats(each.group, answer) for each, _, answer in answers],
-            "format": format_credit(groups, credit, self._common),
+            "format": format_credit(groups, tokens_PG, self._common),
         }
         for name, values in measured.items():
             if values:
@@ -272,10 +294,12 @@ def ngram_of(found: Sequence[Judged], bucket: int) -> list[int]:
     return []
 
 
-def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int]) -> list[float]:
+def format_credit(
+    groups: Sequence[Group], tokens_PG: Sequence[Sequence[TokenCredit]], format_tokens: Sequence[int]
+) -> list[float]:
     """The share of a step's positive credit on these token ids; empty without positive credit."""
     on_format = total = 0.0
-    for group, tokens_G in zip(groups, credit.tokens_PG, strict=True):
+    for group, tokens_G in zip(groups, tokens_PG, strict=True):
         for completion, token_credit in zip(group.completions, tokens_G, strict=True):
             positive_A: Floats = np.maximum(token_credit.advantages_A, 0.0)
             total += float(positive_A.sum())

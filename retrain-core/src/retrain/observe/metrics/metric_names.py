@@ -113,7 +113,12 @@ EPISODES = (
 )
 SEVERAL = (
     ("macro_correct_rate", "Mean of the tasks' correct rates; `correct_rate` is of all completions.", "", NO_TASKS),
-    ("task_{task}_{field}", "`{field}` of the groups of one of [[data.tasks]].", "", f"{NO_TASKS}; without a group of it"),
+    (
+        "task_{task}_{field}",
+        "`{field}` of the groups of one of [[data.tasks]].",
+        "",
+        f"{NO_TASKS}; without a group of it",
+    ),
     ("task_{task}_share", "Share of the step's groups that are of this task.", "", NO_TASKS),
     ("tasks_out", "Tasks that `[data] dead_task` has paused or ended.", "text", f"{NO_TASKS}; without such a task"),
 )
@@ -125,7 +130,12 @@ EVALUATION = (
     *((f"eval_reward_p{n}", f"{QUANTILE.format(n)[:-1]}, held out.", "", NO_EVAL) for n in PERCENTILES),
     ("eval_reward_{name}_mean", "`reward_{name}_mean` on the held-out completions.", "", f"{NO_EVAL}; {NO_PARTS}"),
     ("eval_examples", "Held-out examples.", "examples", NO_EVAL),
-    ("eval_weighted_{field}", "Mean of `eval_{task}_{field}` by weights; `eval_{field}`: mean over tasks.", "", NO_TASKS),
+    (
+        "eval_weighted_{field}",
+        "Mean of `eval_{task}_{field}` by weights; `eval_{field}`: mean over tasks.",
+        "",
+        NO_TASKS,
+    ),
     ("eval_samples", "Completions per held-out example.", "completions", NO_EVAL),
     ("eval_pass_at_{k}", "Unbiased pass@k, k = 1, 2, 4, ... up to [eval] samples.", "", NO_EVAL),
     ("eval_time_s", "Time of the evaluation.", "s", NO_EVAL),

@@ -83,7 +83,9 @@ class TaskOrder:
     def retrain_save_state(self) -> Mapping[str, Any]:
         with self._lock:
             places = {str(at): {name: list(place) for name, place in each.items()} for at, each in self._places.items()}
-            learned = {n: order.retrain_save_state() for n, order in self._orders.items() if isinstance(order, LearnedOrder)}
+            learned = {
+                n: order.retrain_save_state() for n, order in self._orders.items() if isinstance(order, LearnedOrder)
+            }
             return {STATE: {"places": places, "orders": learned, "shares": self._shares.state()}}
 
     @hookimpl

@@ -55,6 +55,11 @@ def shadow_keys(config: Config) -> ShadowKeys:
     return config.table("reward", ShadowKeys)
 
 
+def has_shadow(config: Config) -> bool:
+    own = (each.get("reward") for each in config.data.tasks)
+    return bool(shadow_keys(config).shadow) or any(isinstance(each, Mapping) and each.get("shadow") for each in own)
+
+
 def names_a_reward(config: Config) -> bool:
     return config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.reward.weights)
 

@@ -19,6 +19,8 @@ from retrain.tasks.tasks import Tasks
 from retrain.use.evaluate.sets import HELD_OUT, LoadedSet, held_out_set, load_set, read_sets
 
 Record = Mapping[str, Any]
+# Of each of several tasks; the reward's quantiles have no mean over tasks.
+MEANS = ("correct_rate", "mean_reward", *(f"pass_at_{2**k}" for k in range(11)))
 Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by example, then by sample
 
 
@@ -96,31 +98,23 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
 
 
 def over_tasks(fields: Mapping[str, Any], weights: Mapping[str, float]) -> dict[str, Any]:
-    """Return `eval_*` fields of several tasks, whose fields begin with these prefixes and count by these weights.
+    """Return `eval_*`, means over several tasks (macro), and `eval_weighted_*` from the fields with these prefixes.
 
-    The mean over tasks (macro), `eval_weighted_*` the weighted one, and the examples of all; only fields of every task.
-    The limits of the mean of independent rates p_i with limits l_i and u_i are those of Zou & Donner (2008): m - sqrt(sum
-    (p_i - l_i)^2) / n and m + sqrt(sum (u_i - p_i)^2) / n.
+    `weights` are the tasks' by prefix. The limits of a mean sum_i w_i p_i of independent rates with limits l_i and u_i
+    are those of Zou & Donner (2008): sqrt(sum_i w_i^2 (p_i - l_i)^2) below it, and the same of u_i above it.
     """
-    first, *others = weights or [""]
-    names = [name.removeprefix(first) for name in fields if first and name.startswith(first)]
-    names = [name for name in names if all(f"{other}{name}" in fields for other in others)]
-    means = [name for name in names if name in ("correct_rate", "mean_reward") or name.startswith("pass_at_")]
     found: dict[str, Any] = {}
-    for name in means:
-        values = [fields[f"{prefix}{name}"] for prefix in weights]
-        found[f"eval_{name}"] = sum(values) / len(values)
-        weighted = sum(weight * value for weight, value in zip(weights.values(), values, strict=True))
-        found[f"eval_weighted_{name}"] = weighted / sum(weights.values())
-    if not found:
-        return {}
-    rates, lows, highs = ([fields[f"{each}{name}"] for each in weights] for name in ("correct_rate", "ci_low", "ci_high"))
-    for name, limits, sign in (("ci_low", lows, -1.0), ("ci_high", highs, 1.0)):
-        found[f"eval_{name}"] = found["eval_correct_rate"] + sign * math.dist(rates, limits) / len(rates)
-    return found | {
-        "eval_examples": sum(fields[f"{each}examples"] for each in weights),
-        "eval_samples": min(fields[f"{each}samples"] for each in weights),
-    }
+    names = [name for name in MEANS if weights and all(f"{prefix}{name}" in fields for prefix in weights)]
+    counts = {name: [fields[f"{prefix}{name}"] for prefix in weights] for name in ("examples", "samples")}
+    for head, given in (("eval_", dict.fromkeys(weights, 1.0)), ("eval_weighted_", weights)):
+        shares = {prefix: weight / sum(given.values()) for prefix, weight in given.items()}
+        for name in names:
+            found[f"{head}{name}"] = sum(share * fields[f"{prefix}{name}"] for prefix, share in shares.items())
+        for name, sign in (("ci_low", -1.0), ("ci_high", 1.0)) if names else ():
+            gaps = (share * (fields[f"{p}{name}"] - fields[f"{p}correct_rate"]) for p, share in shares.items())
+            found[f"{head}{name}"] = found[f"{head}correct_rate"] + sign * math.hypot(*gaps)
+        found |= {f"{head}examples": sum(counts["examples"]), f"{head}samples": min(counts["samples"])} if names else {}
+    return found
 
 
 def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step: int) -> list[Record]:

@@ -123,7 +123,9 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
             for name, each in wanted.items():
                 if each is None:
                     own = (tasks or load_tasks(context)).each
-                    sets.extend(held_out_set(t.context, t) for t in own if t.pool.held_out and name == (t.name or HELD_OUT))
+                    sets.extend(
+                        held_out_set(t.context, t) for t in own if t.pool.held_out and name == (t.name or HELD_OUT)
+                    )
                     continue
                 sets.append(load_set(each, context, tasks))
                 if not sets[-1].is_shared:

@@ -37,7 +37,7 @@ from retrain.verdicts.study.examples import TwoPolicies, two_runs, with_examples
 from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_margin, with_values
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
-from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
+from retrain.verdicts.study.sets import SetsView, common_tasks, set_metrics, sets_view
 
 DEFAULT_ALPHA = 0.05
 NO_PLAN = "no plan was registered before the runs ([campaign.plan])"
@@ -146,7 +146,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
-    sets = set_metrics(source.candidates, requested) if options.sets else {}
+    tasks = common_tasks(source.candidates)
+    sets = set_metrics(source.candidates, requested, only_tasks=not options.sets) if options.sets or tasks else {}
     wanted = {CORRECT, *sets.values(), *([requested] if requested else [])}
     fields = {*costs, *(each.field for each in wanted)}
     runs, left_out = readable_runs(source, fields, align=options.align, at=options.at)
@@ -168,7 +169,10 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     values = {label: summaries.values(label, metric) for label in source.conditions}
     pairings = judging.pairings(summaries)
     judged = partial(judge, alpha=judging.alpha, direction=judging.direction)
-    of_sets = partial(sets_view, sets, source.conditions, pairings, values_of=summaries.values, judged=judged)
+    of_sets = partial(
+        sets_view, sets, source.conditions, pairings, values_of=summaries.values, judged=judged, tasks=tasks
+    )
+    recorded = [each for each in sets.values() if any(summaries.values(label, each) for label in source.conditions)]
     comparisons = judging.comparisons(pairings, summaries, values)
     comparisons = with_few_seeds(with_examples(comparisons, runs, metric=metric, budget=budget))
     compared = [run.candidate for run in runs]
@@ -193,7 +197,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         num_examples=None if others else summaries.num_examples(source.conditions, metric),
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
-        sets=of_sets() if options.sets else None,
+        # Sets were asked for, and tasks are compared where they can be.
+        sets=of_sets() if options.sets or len(recorded) > 1 else None,
         samplers=_samplers(compared, metric),
         two_runs=None if source.campaign else two_runs(runs, metric=metric, budget=budget),
     )

@@ -270,7 +270,36 @@ def scope(study: Study) -> str:
         return "the prompts of training"
     if study.other_examples:
         return "different held-out examples"
-    return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+    these = f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+    return f"{these}{of_tasks(study)}"
+
+
+def of_tasks(study: Study) -> str:
+    """Return ` of the tasks sums and products (macro: each task counts the same)`; empty for a single task."""
+    tasks = study.sets.tasks if study.sets else ()
+    how = "weighted" if "_weighted_" in study.metric.field else "macro: each task counts the same"
+    # A metric of one task is about that one.
+    of_one = any(study.metric.field.startswith(f"eval_{task}_") for task in tasks)
+    return f" of the tasks {', '.join(tasks[:-1])} and {tasks[-1]} ({how})" if tasks and not of_one else ""
+
+
+def tasks_sentence(comparison: Comparison, study: Study) -> str:
+    """Return `better on sums (+9.1 pp), worse on products (-4.2 pp)`, by the family over tasks; empty without tasks."""
+    view = study.sets
+    pair = (comparison.baseline, comparison.condition)
+    found = (
+        next((e for e in view.comparisons if (e.overall.baseline, e.overall.condition) == pair), None) if view else None
+    )
+    if view is None or found is None or not view.tasks:
+        return ""
+    by_verdict: dict[str, list[str]] = {}
+    for name, each in zip(view.names, found.per_set, strict=True):
+        if name in view.tasks:
+            size = shown_difference(each.difference, study.metric)
+            by_verdict.setdefault(f"{each.verdict} on", []).append(f"{name} ({size})")
+    told = ", ".join(f"{words} {' and '.join(names)}" for words, names in by_verdict.items())
+    mixed = "; so the mean over tasks hides a loss" if {"better on", "worse on"} <= by_verdict.keys() else ""
+    return f"By task, corrected over {view.num_comparisons} comparisons (Holm): {told}{mixed}"
 
 
 def _bare(value: float, metric: Metric) -> str:

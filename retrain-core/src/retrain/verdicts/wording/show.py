@@ -169,7 +169,8 @@ def sets_notes(study: Study) -> Iterator[str]:
     planned = f", since the plan names only {study.metric}" if study.plan else ""
     family = f"{study.sets.num_comparisons} comparisons in one family (Holm), over seeds, on the examples of these sets"
     least = max((each.overall.least_seeds for each in study.sets.comparisons), default=0)
-    yield f"--sets: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
+    head = "tasks" if {*study.sets.tasks} == {*study.sets.names} else "--sets"
+    yield f"{head}: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
     yield "IQM and optimality gap: bootstrap intervals of so few runs cover less than 95 %; no verdict uses them"
 
 

@@ -23,6 +23,8 @@ SUMMARY_CHARS = 240
 def verdict_line(comparison: Comparison, study: Study) -> str:
     """`better: +11.7 pp (95 % interval 6.1 to 17.2), over 8 seeds, on these 64 examples. Worst seed of each: ...`"""
     told = [f"{verdict_words(comparison)}: {_found(comparison, study)}"]
+    if by_task := sentences.tasks_sentence(comparison, study):
+        told.append(by_task)
     if seeds := comparison.per_seed:
         left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
         told.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
