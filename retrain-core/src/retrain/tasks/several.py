@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import Prompt, Reward, RolloutBatch, Rollouts, Streams, TimedScore
@@ -38,12 +37,10 @@ def load_several(context: PluginContext) -> Tasks:
     with ExitStack() as opened:
         loaded = list[Tasks]()
         for table in tables:
-            tasks = load_task(replace(context, config=table.config), table.name)
-            loaded.append(replace(tasks, weight=table.weight))
+            loaded.append(load_task(replace(context, config=table.config), table.name))
             opened.callback(loaded[-1].verifier.close)
         held_out = {prompt_text(prompt.example) for tasks in loaded for prompt in tasks.pool.held_out}
         several = tuple(_apart(tasks, held_out, table) for tasks, table in zip(loaded, tables, strict=True))
-        several = tuple(replace(tasks, weight=_weight(tasks, context.config)) for tasks in several)
         opened.pop_all()
     return Tasks(
         pool=PromptPool(
@@ -60,22 +57,16 @@ def load_several(context: PluginContext) -> Tasks:
 
 
 def _apart(tasks: Tasks, held_out: set[str], table: TaskTable) -> Tasks:
-    if tasks.context.config.environment.provider:
-        return tasks  # an environment often opens all its episodes with the same words
-    kept = tuple(prompt for prompt in tasks.pool.train if prompt_text(prompt.example) not in held_out)
+    """Return the task with its weight, times a power of its size by `[data] schedule`, and without these prompts."""
+    # An environment often opens all its episodes with the same words.
+    others = set() if tasks.context.config.environment.provider else held_out
+    kept = tuple(prompt for prompt in tasks.pool.train if prompt_text(prompt.example) not in others)
     if lost := len(tasks.pool.train) - len(kept):
         LOG.info("Task %s: %d training examples left out: another task holds out the same prompt", tasks.name, lost)
     if not kept:
         what, fix = "other tasks hold out all of its prompts", "give it other data, or hold out fewer there"
         raise ConfigError(Problem(code="data.no-examples", where=table.place, what=what, fix=fix))
-    return replace(tasks, pool=replace(tasks.pool, train=kept))
-
-
-def _weight(tasks: Tasks, config: Config) -> float:
-    """Return the task's weight, or by its size as `[data] schedule` says."""
-    data = config.data
-    power = {"proportional": 1.0, "temperature": 1.0 / data.schedule_temperature}.get(data.schedule, 0.0)
-    return float(tasks.weight * len(tasks.pool.train) ** power)
+    return replace(tasks, pool=replace(tasks.pool, train=kept), weight=table.weight * len(kept) ** table.power)
 
 
 def task_of(example: Example) -> str:

@@ -33,28 +33,32 @@ class TaskKeys(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """A task with its name, its weight, its configuration, and the location to show in messages."""
+    """A task with its name and configuration; its share goes by `weight` times size^`power`.
+
+    `place` is the location to show in messages.
+    """
 
     name: str
     weight: float
+    power: float
     config: Config
     place: str
 
     @property
     def described(self) -> str:
-        """`files hard.jsonl, math, weight 2, 64 held out`"""
+        """`files, math, weight 2, 64 held out`"""
         config = self.config
-        source = config.environment.id or config.environment.provider or f"{config.data.source} {config.data.path}"
-        rewards = ", ".join(config.reward.weights or [config.reward.type])
-        return f"{source.strip()}, {rewards}, weight {self.weight:g}, {config.eval.examples} held out"
+        names = (config.environment.provider or config.data.source, *(config.reward.weights or [config.reward.type]))
+        return f"{', '.join(names)}, weight {self.weight:g}, {config.eval.examples} held out"
 
 
 def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
     """Return the tasks of a run, and every problem with their tables; a run without tables is its only task."""
     if not config.data.tasks:
-        return [TaskTable(name="", weight=1.0, config=config, place="")], []
+        return [TaskTable(name="", weight=1.0, power=0.0, config=config, place="")], []
     tasks, problems = list[TaskTable](), [*_contradictions(config)]
-    path, lines = config.place("data.tasks"), list[int]()
+    path, lines, data = config.place("data.tasks"), list[int](), config.data
+    power = {"proportional": 1.0, "temperature": 1.0 / data.schedule_temperature}.get(data.schedule, 0.0)
     if config.origin("data.tasks").layer is Layer.FILE:
         with suppress(OSError, ValueError):
             text = Path(config.source).read_text(encoding="utf-8")
@@ -70,7 +74,8 @@ def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
             # Neither sets nor tasks below a task; they belong to the run.
             evaluated = evaluated.model_copy(update={"sets": {}}) if hasattr(evaluated, "sets") else evaluated
             reading = replace(reading, tables={**reading.tables, "eval": evaluated})
-            tasks.append(TaskTable(name=own.name, weight=own.weight or 1.0, config=reading, place=place))
+            weight = own.weight or 1.0
+            tasks.append(TaskTable(name=own.name, weight=weight, power=power, config=reading, place=place))
     return tasks, [*problems, *_names(config, tasks)]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from retrain.kernel.contracts.backend import Backend
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedData, Prompt, Reward, Rollouts, TimedScore, Verifier
-from retrain.kernel.types import Example, SamplingParams, prefix_of
+from retrain.kernel.types import Example, SamplingParams
 from retrain.tasks.prompts import PromptPool, build_pool
 from retrain.tasks.rollout import SingleTurn, budget_of
 from retrain.tasks.scoring.build import brings_tasks, build_service, comparing_rewards, judges, load_data
@@ -152,15 +152,14 @@ def _tasks(
     limit = context_length(context.config, context.plugins)
     budget_of(context.config, thinking_of(context.config, context.tokenizer), limit)  # refused before a model loads
     pool, notes = build_pool(
-        replace(data, examples=tuple(replace(e, id=f"{prefix_of(name)}{e.id}") for e in data.examples))
-        if name
-        else data,
+        data,
         context.config,
         context.tokenizer,
         context.seeds,
         context_length=limit,
         comparing=comparing,
         is_environment=is_environment,
+        task=name,
     )
     for note in notes:
         LOG.info("%s", printable(note))

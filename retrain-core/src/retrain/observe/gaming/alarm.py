@@ -177,8 +177,8 @@ class GamingAlarm:
        leaves one of the two unchanged, so the evidence is the smaller of both.
 
     Each is a `RiseTest`; `evidence` is the mean of 1 and 2, itself an e-process, so the chance of ever reaching 1 /
-    ALPHA is at most ALPHA. An alarm begins there and ends when the evidence has fallen below 1. With several `alarms` in
-    a run each begins at as many times the evidence, so that the chance of any stays at most ALPHA.
+    ALPHA is at most ALPHA. An alarm begins there and ends when the evidence has fallen below 1. Several `alarms` of
+    a run begin at as many times the evidence, so that the chance of any stays at most ALPHA.
     """
 
     def __init__(self, *, alarms: int = 1) -> None:

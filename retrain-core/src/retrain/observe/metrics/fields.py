@@ -16,13 +16,6 @@ from retrain.tasks.scoring.build import has_verifier
 
 Fields = dict[str, Any]
 PERCENTILES = (10, 50, 90)
-OF_EACH_TASK = frozenset(
-    {
-        *("correct_rate", "mean_reward", "reward_p50", "no_verdict_count", "failed_score_count"),
-        *("useful_groups", "all_right_groups", "all_wrong_groups", "tied_groups", "no_verdict_groups"),
-        *("mean_tokens", "max_token_hit_rate", "sampled_tokens"),
-    }
-)
 
 
 def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fields:
@@ -49,14 +42,14 @@ def _measured(groups: Sequence[Group], statuses: Sequence[GroupStatus], *, is_ju
 
 
 def task_metrics(names: Sequence[str], groups: Sequence[Group], credit: Credit, *, is_judged: bool) -> Fields:
-    """Some fields of each task of `[[data.tasks]]` that the step has groups of, and the mean over these (macro)."""
+    """Fields of each of `[[data.tasks]]` that the step has groups of, ties aside, and the mean over these (macro)."""
     fields, rates = Fields(), list[float]()
     for name in names:
         own = [pair for pair in zip(groups, credit.statuses_P, strict=True) if groups_of(name, pair[:1])]
         if not first_round([group for group, _ in own]):
             continue
         measured = _measured(*zip(*own, strict=True), is_judged=is_judged)
-        fields |= {f"task_{name}_{field}": value for field, value in measured.items() if field in OF_EACH_TASK}
+        fields |= {f"task_{name}_{field}": value for field, value in measured.items() if field[:7] != "reward_"}
         rates += [measured["correct_rate"]] if is_judged else []
     return fields | ({"macro_correct_rate": sum(rates) / len(rates)} if rates else {})
 

@@ -113,12 +113,7 @@ EPISODES = (
 )
 SEVERAL = (
     ("macro_correct_rate", "Mean of the tasks' correct rates; `correct_rate` is of all completions.", "", NO_TASKS),
-    (
-        "task_{task}_{field}",
-        "`{field}` of the groups of one of [[data.tasks]].",
-        "",
-        f"{NO_TASKS}; without a group of it",
-    ),
+    ("task_{task}_{field}", "`{field}` of the groups of one task.", "", f"{NO_TASKS}; without a group of it"),
     ("task_{task}_share", "Share of the step's groups that are of this task.", "", NO_TASKS),
     ("tasks_out", "Tasks that `[data] dead_task` has paused or ended.", "text", f"{NO_TASKS}; without such a task"),
 )

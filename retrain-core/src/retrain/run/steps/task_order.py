@@ -7,6 +7,7 @@ sampler that learns (see `learned_order`): they are the same whether a run was i
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -90,18 +91,19 @@ class TaskOrder:
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        saved = state[STATE]
+        saved = state.get(STATE)
+        if saved is None or saved["shares"]["idle"].keys() != self._orders.keys():
+            # Accepted by --resume-anyway: other tasks begin at their first prompts.
+            LOG.warning("The tasks begin without the steps before: the checkpoint has no state of them")
+            self._places = defaultdict(lambda: dict.fromkeys(self._orders, (0, 0.0)))
+            return
         with self._lock:
-            # A task that was added since, with --resume-anyway, begins at its first prompt.
-            new: Places = dict.fromkeys(self._orders, (0, 0.0))
-            self._places = {
-                int(at): new | {name: (int(place[0]), place[1]) for name, place in each.items() if name in new}
-                for at, each in saved["places"].items()
-            }
+            for at, places in saved["places"].items():
+                self._places[int(at)] = {name: (int(place[0]), place[1]) for name, place in places.items()}
             self._shares.restore(saved["shares"])
             for name, order in self._orders.items():
                 if isinstance(order, LearnedOrder):
-                    order.retrain_load_state(saved["orders"].get(name, {}))
+                    order.retrain_load_state(saved["orders"][name])
 
 
 def in_turn(shares: Mapping[str, float], before: Places, count: int) -> tuple[list[str], Places]:
@@ -149,7 +151,10 @@ class TaskShares:
             if own:
                 self._idle[name] = 0 if any(status in TEACHES for _, status in own) else self._idle[name] + 1
             if self._idle[name] >= self._data.dead_steps and self._data.dead_task != "keep":
-                self._take_out(name, step)
+                is_end, self._idle[name] = self._data.dead_task == "end", 0
+                self._until[name] = FOR_GOOD if is_end else step + self._data.dead_steps
+                how = "ended" if is_end else f"paused until step {self._until[name]}"
+                LOG.warning("Task %s %s: nothing taught in its last %d steps", name, how, self._data.dead_steps)
         out, weights = self.out_after(step), self._base
         if self._books:
             chances = {
@@ -168,20 +173,10 @@ class TaskShares:
         return {"idle": self._idle, "until": self._until, "known": [list(each) for each in self._known], "books": books}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._idle |= {name: steps for name, steps in state["idle"].items() if name in self._ids}
-        self._until = {name: until for name, until in state["until"].items() if name in self._ids}
-        if all(shares.keys() == self._ids.keys() for _, shares in state["known"]):
-            self._known = [(step, shares) for step, shares in state["known"]]
-        for name, book in state["books"].items():
-            if name in self._books:
-                self._books[name].restore(book)
-
-    def _take_out(self, name: str, step: int) -> None:
-        is_end = self._data.dead_task == "end"
-        self._until[name] = FOR_GOOD if is_end else step + self._data.dead_steps
-        how = "ended" if is_end else f"paused until step {self._until[name]}"
-        LOG.warning("Task %s %s: its reward taught nothing in its last %d steps", name, how, self._idle[name])
-        self._idle[name] = 0
+        self._idle, self._until = dict(state["idle"]), dict(state["until"])
+        self._known = [(step, shares) for step, shares in state["known"]]
+        for name, book in self._books.items():
+            book.restore(state["books"][name])
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:

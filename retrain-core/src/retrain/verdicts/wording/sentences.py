@@ -278,7 +278,6 @@ def of_tasks(study: Study) -> str:
     """Return ` of the tasks sums and products (macro: each task counts the same)`; empty for a single task."""
     tasks = study.sets.tasks if study.sets else ()
     how = "weighted" if "_weighted_" in study.metric.field else "macro: each task counts the same"
-    # A metric of one task is about that one.
     of_one = any(study.metric.field.startswith(f"eval_{task}_") for task in tasks)
     return f" of the tasks {', '.join(tasks[:-1])} and {tasks[-1]} ({how})" if tasks and not of_one else ""
 
