@@ -87,7 +87,9 @@ def test_every_task_has_its_numbers_and_no_group_mixes_them(work: Path) -> None:
         assert all(len(tasks) == 1 for tasks in own.values())
         count = sum(tasks == {"sums"} for tasks in own.values())
         assert line["task_sums_share"] == count / 4
-        rates = [line[f"task_{name}_correct_rate"] for name in ("sums", "products") if f"task_{name}_correct_rate" in line]
+        rates = [
+            line[f"task_{name}_correct_rate"] for name in ("sums", "products") if f"task_{name}_correct_rate" in line
+        ]
         assert line["macro_correct_rate"] == pytest.approx(sum(rates) / len(rates))
     last = lines[-1]
     by_task = [last["eval_sums_correct_rate"], last["eval_products_correct_rate"]]
@@ -139,9 +141,12 @@ FAULTS = {
     "unknown reward": (SUMS + 'reward = "mach"\n', "did you mean 'match'?"),
     "unknown key": (SUMS + "wieght = 2\n", "wieght"),
     "tasks within a task": (SUMS + 'schedule = "weight"\n', "data.key-of-run"),
-    "a single task too": (SUMS + '[environment]\nprovider = "verifiers"\n', "data.single-task-key"),
+    "a single task too": (SUMS + '[environment]\nmax_turns = 3\n', "data.single-task-key"),
     "too much held out": (SUMS.replace("held_out = 6", "held_out = 9999"), "eval.too-many-examples"),
-    "no data": ('[[data.tasks]]\nname = "mine"\nsource = "files"\npath = "empty.jsonl"\n' + SUMS, "[[data.tasks]] mine"),
+    "no data": (
+        '[[data.tasks]]\nname = "mine"\nsource = "files"\npath = "empty.jsonl"\n' + SUMS,
+        "[[data.tasks]] mine",
+    ),
 }
 
 

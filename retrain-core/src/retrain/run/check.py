@@ -362,7 +362,7 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
     order = list(Kind)
     found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
-    for task in read_tasks(config)[0] if config.data.tasks else ():
+    for task in read_tasks(config)[0]:
         parts = wanted_names(task.config, {name: entry for name, entry in tables.items() if name in OF_TASKS})
         own = {path: part for path, part in parts.items() if path.partition(".")[0] in OF_TASKS}
         found += [_selected(task.config, plugins, path, *part) for path, part in own.items()]

@@ -33,7 +33,8 @@ def derived(
     named = {key: value for key, value in values.items() if key not in {*keys, *below}}
     is_other = named.get("source", config.data.source) != config.data.source
     kept = PRESENTATION if is_other else tuple(type(config.data).model_fields)
-    given: dict[str, Mapping[str, Any]] = {"data": {key: getattr(config.data, key) for key in kept if not key.startswith(OF_A_RUN)} | named}
+    inherited = {key: getattr(config.data, key) for key in kept if not key.startswith(OF_A_RUN)}
+    given: dict[str, Mapping[str, Any]] = {"data": inherited | named}
     given |= {name: each if isinstance(each, Mapping) else {SHORT[name]: each} for name, each in below.items()}
     found, problems = validated_params(own, keys, where=place)
     for key in (key for key in named if key.startswith(OF_A_RUN)):

@@ -82,8 +82,7 @@ class SeveralVerifiers:
         verifiers = [tasks.verifier for tasks in several]
         self.names: tuple[str, ...] = tuple(dict.fromkeys(name for each in verifiers for name in each.names))
         self.rewards: tuple[Reward, ...] = tuple(reward for each in verifiers for reward in each.rewards)
-        limits = [each.timeout_s for each in verifiers if each.timeout_s is not None]
-        self.timeout_s: float | None = min(limits, default=None)
+        self.timeout_s: float | None = min(filter(None, (each.timeout_s for each in verifiers)), default=None)
 
     def start(self) -> None:
         for tasks in self._several:
@@ -99,11 +98,9 @@ class SeveralVerifiers:
     def rollouts(
         self, backend: Backend, context: PluginContext, params: SamplingParams, context_length: int | None
     ) -> Rollouts:
+        several = self._several
         return SeveralRollouts(
-            {
-                tasks.name: tasks.verifier.rollouts(backend, tasks.context, params, context_length)
-                for tasks in self._several
-            }
+            {t.name: t.verifier.rollouts(backend, t.context, params, context_length) for t in several}
         )
 
     def close(self) -> None:
@@ -121,12 +118,8 @@ class SeveralRollouts:
     @contextmanager
     def batch(self, label: str, failures: Path | None = None) -> Iterator[RolloutBatch]:
         with ExitStack() as stack:
-            yield SeveralBatches(
-                {
-                    name: stack.enter_context(rollouts.batch(f"{label}_{name}", failures))
-                    for name, rollouts in self._by_task.items()
-                }
-            )
+            by_task = {name: each.batch(f"{label}_{name}", failures) for name, each in self._by_task.items()}
+            yield SeveralBatches({name: stack.enter_context(each) for name, each in by_task.items()})
 
     def close(self) -> None:
         for rollouts in self._by_task.values():
@@ -139,15 +132,10 @@ class SeveralBatches:
         self._places: dict[str, list[int]] = {}  # of each task's groups in the step
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, streams: Streams) -> list[tuple[Completion, ...]]:
-        places = {
-            name: [n for n, each in enumerate(prompts) if task_of(each.example) == name] for name in self._by_task
-        }
-        self._places = {name: own for name, own in places.items() if own}
-        found = {
-            name: self._by_task[name].sample([prompts[number] for number in own], group_size, streams)
-            for name, own in self._places.items()
-        }
-        return self._joined(found)
+        for number, prompt in enumerate(prompts):
+            self._places.setdefault(task_of(prompt.example), []).append(number)
+        of_task = {name: [prompts[number] for number in own] for name, own in self._places.items()}
+        return self._joined({n: self._by_task[n].sample(own, group_size, streams) for n, own in of_task.items()})
 
     def scores(self) -> list[tuple[Score, ...]]:
         return self._joined({name: self._by_task[name].scores() for name in self._places})
@@ -166,7 +154,6 @@ class SeveralBatches:
         return joined
 
     def _joined(self, found: Mapping[str, Sequence[T]]) -> list[T]:
-        placed = {
-            place: each for name, own in found.items() for place, each in zip(self._places[name], own, strict=True)
-        }
-        return [placed[number] for number in range(len(placed))]
+        places = [place for name in found for place in self._places[name]]
+        joined = dict(zip(places, (each for own in found.values() for each in own), strict=True))
+        return [joined[number] for number in range(len(joined))]

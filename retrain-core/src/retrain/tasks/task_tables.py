@@ -11,7 +11,7 @@ from pathlib import Path
 
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.plugin_tables import EnvironmentTable, SetsKeys
-from retrain.kernel.config.resolved import Config, Layer
+from retrain.kernel.config.resolved import Config, Layer, Origin
 from retrain.kernel.errors import Problem
 from retrain.tasks.derived import derived
 
@@ -53,9 +53,7 @@ class TaskTable:
 
 
 def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
-    """Return the tasks of a run, and every problem with their tables; a run without tables is its only task."""
-    if not config.data.tasks:
-        return [TaskTable(name="", weight=1.0, power=0.0, config=config, place="")], []
+    """Return the tasks of a run, empty where it is its only task, and every problem with their tables."""
     tasks, problems = list[TaskTable](), [*_contradictions(config)]
     path, lines, data = config.place("data.tasks"), list[int](), config.data
     power = {"proportional": 1.0, "temperature": 1.0 / data.schedule_temperature}.get(data.schedule, 0.0)
@@ -68,13 +66,12 @@ def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
         place = f"{line} [[data.tasks]] {values.get('name', number + 1)}"
         own, reading, faults = derived(values, TaskKeys, config, place, tables=("reward", "environment"))
         problems += faults
-        if isinstance(own, TaskKeys):
-            held_out = config.eval.examples if own.held_out is None else own.held_out
-            evaluated = config.eval.model_copy(update={"examples": held_out})
-            # Neither sets nor tasks below a task; they belong to the run.
-            evaluated = evaluated.model_copy(update={"sets": {}}) if hasattr(evaluated, "sets") else evaluated
-            reading = replace(reading, tables={**reading.tables, "eval": evaluated})
-            weight = own.weight or 1.0
+        if isinstance(own, TaskKeys) and not faults:
+            weight, tables, origins = own.weight or 1.0, dict(reading.tables), dict(reading.origins)
+            if own.held_out is not None:
+                tables["eval"] = config.eval.model_copy(update={"examples": own.held_out})
+                origins["eval.examples"] = Origin(layer=Layer.FILE, place=f"{place} held_out, as")
+            reading = replace(reading, tables=tables, origins=origins)
             tasks.append(TaskTable(name=own.name, weight=weight, power=power, config=reading, place=place))
     return tasks, [*problems, *_names(config, tasks)]
 
@@ -88,10 +85,7 @@ def _names(config: Config, tasks: list[TaskTable]) -> Iterator[Problem]:
             why = "it becomes part of the names of metrics"
             yield Problem(code="data.bad-task-name", where=where, what=what, why=why, fix=fix)
         elif seen[name] > 1 or name in sets:
-            what = (
-                f"the name {name!r} is that of another task" if seen[name] > 1 else f"[eval.sets.{name}] has this name"
-            )
-            why = "metrics, records and verdicts go by it"
+            what, why = f"another task or set has the name {name!r}", "metrics, records and verdicts go by it"
             yield Problem(code="data.task-name-twice", where=where, what=what, why=why, fix="give it another name")
 
 

@@ -72,7 +72,9 @@ def judged(step, prompts, rights=lambda name, step: 1):
         )
         for prompt in prompts
     )
-    return GroupsView(step=step, groups=groups), Credit(statuses_P=tuple(map(group_status, groups)), tokens_PG=(), rows=())
+    return GroupsView(step=step, groups=groups), Credit(
+        statuses_P=tuple(map(group_status, groups)), tokens_PG=(), rows=()
+    )
 
 
 def keys(prompts):

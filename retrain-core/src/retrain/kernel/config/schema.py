@@ -13,7 +13,7 @@ from retrain.kernel.declared import CORRECT_ABOVE, Kind
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
 # The range that a drawn `[training] seed` comes from, so that every recorded seed can be set here.
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
-HELD_OUT = "eval.examples or eval.sets"
+HELD_OUT = "eval.examples or eval.sets or data.tasks"
 SERVICE = "inference.engine or backend.backend"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from retrain.records.run import eval_sets, task_rates
+from retrain.records.run import eval_sets
 from retrain.tasks.scoring.verdict import part_fields
 from retrain.text.amounts import percent
 from retrain.text.progress import warm_up_left
@@ -98,8 +98,6 @@ def _verdict_forms(metrics: Mapping[str, Any]) -> list[Forms]:
     if "correct_rate" not in metrics:
         return []
     rates: list[Forms] = [(f"correct={percent(metrics['correct_rate'])}",)]
-    if tasks := ", ".join(f"{name} {percent(rate)}" for name, rate in task_rates(metrics).items()):
-        rates.append((tasks, ""))
     if shadow := shadow_text(metrics):
         rates.append((shadow,))
     forms = _reward_forms(reward_texts(metrics))

@@ -54,11 +54,8 @@ class TaskOrder:
             self._starts.setdefault(step, cursor)
             before = self._places[cursor]
             turns, self._places[cursor + count] = in_turn(self._shares.of(step), before, count)
-            found = {
-                name: iter(order.draw(before[name][0], turns.count(name), step))
-                for name, order in self._orders.items()
-                if name in turns
-            }
+            counts = {name: turns.count(name) for name in self._orders if name in turns}
+            found = {name: iter(self._orders[name].draw(before[name][0], n, step)) for name, n in counts.items()}
             return [next(found[name]) for name in turns]
 
     @hookimpl
@@ -84,10 +81,10 @@ class TaskOrder:
     def retrain_save_state(self) -> Mapping[str, Any]:
         with self._lock:
             places = {str(at): {name: list(place) for name, place in each.items()} for at, each in self._places.items()}
-            learned = {
-                n: order.retrain_save_state() for n, order in self._orders.items() if isinstance(order, LearnedOrder)
+            orders = {
+                n: each.retrain_save_state() for n, each in self._orders.items() if isinstance(each, LearnedOrder)
             }
-            return {STATE: {"places": places, "orders": learned, "shares": self._shares.state()}}
+            return {STATE: {"places": places, "orders": orders, "shares": self._shares.state()}}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
