@@ -115,7 +115,11 @@ def test_status_signal_and_eval_show_the_tasks(work: Path) -> None:
     shutil.copytree(work / "never", work / "again", dirs_exist_ok=True)
     found = retrain("eval", "again", "--json", cwd=work)
     assert found.code == 0, found.err
-    assert {each["set"] for each in json.loads(found.out)} == {"sums", "products"}
+    results = json.loads(found.out)["results"]
+    assert {each["set"]: each["own"] for each in results} == {
+        "sums": {"same_as_run": 12, "of": 12},
+        "products": {"same_as_run": 8, "of": 8},
+    }
 
 
 def test_one_task_in_a_table_learns_what_the_plain_run_learns(tmp_path: Path) -> None:

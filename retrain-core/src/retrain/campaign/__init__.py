@@ -17,7 +17,7 @@ TABLE = "campaign"
 TEMPLATES = {
     "campaign": ("Two conditions x six seeds of a real model.", "CAMPAIGN"),
     "campaign-tiny": ("Two conditions x six seeds on your CPU, in minutes.", "TINY"),
-    "campaign-tasks": ("Two tasks in one run: two conditions x six seeds on your CPU, in minutes.", "TASKS"),
+    "campaign-tasks": ("Two tasks in one run: two conditions x seven seeds on your CPU, in minutes.", "TASKS"),
 }
 LAUNCHERS = {
     "subprocess": ("Processes of this machine.", "processes"),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from retrain.kernel.config.resolved import Config
     from retrain.kernel.contracts.algorithm import Shaper
     from retrain.kernel.contracts.context import PluginContext
-    from retrain.kernel.registry import Plugins
 
 SAMPLERS = (  # name, factory in `samplers`, summary
     ("thompson", "Thompson", "Prompts whose chance to teach is largest in a draw from the posterior of each rate."),
@@ -66,12 +65,8 @@ def retrain_describe_metrics() -> Iterable[MetricSpec]:
 
 
 @hookimpl
-def retrain_check_config(config: Config, plugins: Plugins, will_run: bool) -> list[Problem]:
+def retrain_check_config(config: Config) -> list[Problem]:
     zone, limit, problems = config.training.soft_overlong, config.training.max_tokens, list[Problem]()
-    if config.data.tasks:
-        from retrain.run.check import task_problems  # only several tasks are checked one by one
-
-        problems += task_problems(config, plugins, will_run=will_run)
     if config.training.control:
         from retrain.run.steps.controls import control_problems  # only a control needs it
 
@@ -96,10 +91,6 @@ def retrain_explain(config: Config) -> dict[str, str]:
     overlong, refill = config.training.overlong, config.training.refill
     zone, size = config.training.soft_overlong, config.training.batch_size
     rows = {"truncated": OVERLONG[overlong]} if overlong != "keep" else {}
-    if config.data.tasks:
-        from retrain.tasks.task_tables import read_tasks
-
-        rows |= {f"task {each.name}": each.described for each in read_tasks(config)[0]}
     if zone:
         limit = config.training.max_tokens
         rows["soft_overlong"] = f"the reward falls by up to 1 over the last {zone} of {limit} tokens"

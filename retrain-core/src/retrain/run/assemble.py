@@ -26,9 +26,10 @@ from retrain.run.interrupts import Interrupts
 from retrain.run.steps.sampling_order import NamedSampler, PassOrder
 from retrain.run.steps.staleness import AUTO, overlaps_training, steps_ahead
 from retrain.run.steps.updates import Updates
+from retrain.tasks.loading import load_tasks
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
-from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
+from retrain.tasks.tasks import Tasks, closed_on_error
 from retrain.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from retrain.run.tables import about_recipe
 from retrain.tasks.child.process import in_copy
 from retrain.tasks.scoring.build import PARAMS as REWARD_PARAMS
 from retrain.tasks.scoring.build import brings_tasks, reward_params
-from retrain.tasks.task_tables import read_tasks
 
 LOG = logging.getLogger("retrain")
 # The trial takes milliseconds, but a part may load a library first.
@@ -39,7 +38,6 @@ ALWAYS = {"backend.backend": Kind.BACKEND, "data.source": Kind.DATA_SOURCE, "rew
 PLAIN = (Kind.SAMPLER, Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR)
 # Other kinds may read options that they do not declare; a part of these has only the options that it declares.
 DECLARES_ALL = (Kind.INFERENCE_ENGINE, Kind.PLANNING_DETECTOR, Kind.REWARD)
-OF_TASKS = ("data", "reward", "environment")  # tables that each of [[data.tasks]] has
 CHECKED_ELSEWHERE = (Kind.ADVANTAGE, Kind.TRANSFORM, Kind.UNCERTAINTY, Kind.ALGORITHM, Kind.LOSS)
 
 
@@ -57,6 +55,8 @@ def check(
         problems += mode_problems(config, plugins)
     problems += check_loss(config, plugins)
     problems += check_schedule(config)
+    if config.data.tasks:
+        problems += task_problems(config, plugins, tables, will_run=will_run)
     problems += staleness_problems(config, declared_capabilities(config, plugins))
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
         problems += found or ()
@@ -68,14 +68,16 @@ def check(
     return flow, about_recipe([*problems, *_beyond_backend(config, plugins, flow)], config, plugins)
 
 
-def task_problems(config: Config, plugins: Plugins, *, will_run: bool) -> list[Problem]:
+def task_problems(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool
+) -> list[Problem]:
     """Every problem with `[[data.tasks]]`: of the tables, and of each task as of a run that has only this one."""
+    from retrain.tasks.task_tables import OF_TASKS, read_tasks  # most runs have one task
+
     tasks, problems = read_tasks(config)
     for each in tasks:
-        entries = {
-            name: TableEntry(model=type(table)) for name, table in each.config.tables.items() if name in OF_TASKS
-        }
-        found = check_names(each.config, plugins, entries) + check_options(each.config, plugins)
+        own = {name: tables[name] for name in OF_TASKS if name in tables}
+        found = check_names(each.config, plugins, own) + check_options(each.config, plugins)
         for more in plugins.notify("retrain_check_config", config=each.config, plugins=plugins, will_run=will_run):
             found += more or ()
         # The others are problems of the run, and are reported with it.
@@ -362,10 +364,14 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
     order = list(Kind)
     found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
-    for task in read_tasks(config)[0]:
-        parts = wanted_names(task.config, {name: entry for name, entry in tables.items() if name in OF_TASKS})
-        own = {path: part for path, part in parts.items() if path.partition(".")[0] in OF_TASKS}
-        found += [_selected(task.config, plugins, path, *part) for path, part in own.items()]
+    if config.data.tasks:
+        from retrain.tasks.task_tables import OF_TASKS, read_tasks
+
+        for task in read_tasks(config)[0]:
+            parts = wanted_names(task.config, {name: tables[name] for name in OF_TASKS if name in tables}).items()
+            found += [
+                _selected(task.config, plugins, key, *part) for key, part in parts if key.split(".")[0] in OF_TASKS
+            ]
     return sorted(found, key=lambda part: order.index(part.kind))
 
 

@@ -17,6 +17,7 @@ from retrain.tasks.derived import derived
 
 HEAD = re.compile(r"\s*\[\[\s*data\s*\.\s*tasks\s*\]\]")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+OF_TASKS = ("data", "reward", "environment")  # tables that each task has
 # `eval_held_out_...` and `eval_weighted_...` are fields of all tasks together.
 TAKEN = ("held_out", "weighted")
 # Each task names its own; the other keys of [data] apply to every task that does not set them.
@@ -44,13 +45,6 @@ class TaskTable:
     config: Config
     place: str
 
-    @property
-    def described(self) -> str:
-        """`files, math, weight 2, 64 held out`"""
-        config = self.config
-        names = (config.environment.provider or config.data.source, *(config.reward.weights or [config.reward.type]))
-        return f"{', '.join(names)}, weight {self.weight:g}, {config.eval.examples} held out"
-
 
 def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
     """Return the tasks of a run, empty where it is its only task, and every problem with their tables."""
@@ -64,7 +58,7 @@ def read_tasks(config: Config) -> tuple[list[TaskTable], list[Problem]]:
     for number, values in enumerate(config.data.tasks):
         line = f"{config.source}:{lines[number]}" if number < len(lines) else path
         place = f"{line} [[data.tasks]] {values.get('name', number + 1)}"
-        own, reading, faults = derived(values, TaskKeys, config, place, tables=("reward", "environment"))
+        own, reading, faults = derived(values, TaskKeys, config, place, tables=OF_TASKS[1:])
         problems += faults
         if isinstance(own, TaskKeys) and not faults:
             weight, tables, origins = own.weight or 1.0, dict(reading.tables), dict(reading.origins)

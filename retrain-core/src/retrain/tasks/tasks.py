@@ -105,17 +105,8 @@ def closed_on_error(verifier: Verifier) -> Iterator[None]:
         raise
 
 
-def load_tasks(context: PluginContext) -> Tasks:
-    """Load the tasks of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
-    context.config.refuse_lost("data", "reward", "environment")
-    if not context.config.data.tasks:
-        return load_task(context)
-    from retrain.tasks.several import load_several  # most runs have one task
-
-    return load_several(context)
-
-
 def load_task(context: PluginContext, name: str = "") -> Tasks:
+    """Load the task of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
     LOG.info("Loading dataset%s...", f" of task {name}" if name else "")
     config, player = context.config, None
     if brings_tasks(config, context.plugins):

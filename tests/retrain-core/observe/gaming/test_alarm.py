@@ -89,7 +89,8 @@ def watched(folder: Path, watch: GamingWatch, first: int, end: int) -> list[dict
 
 
 def new_watch() -> GamingWatch:
-    config = SimpleNamespace(table=lambda name, model: ShadowKeys(shadow="another"))
+    data = SimpleNamespace(tasks=[], task_names=())
+    config = SimpleNamespace(table=lambda name, model: ShadowKeys(shadow="another"), data=data)
     context: Any = SimpleNamespace(tokenizer=Tokenizer(), config=config)
     return GamingWatch(context)
 

@@ -211,7 +211,6 @@ class DataTable(Table):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names of `[[data.tasks]]`; empty for a run of one task."""
         return tuple(str(each.get("name", "")) for each in self.tasks)
 
 

@@ -44,7 +44,6 @@ class TaskOrder:
         self._lock = Lock()
 
     def draw_ahead(self, steps: int) -> None:
-        """Choose the prompts of each step this many steps before it is trained."""
         self._shares.ahead = steps
         for order in self._orders.values():
             order.draw_ahead(steps)
@@ -162,7 +161,6 @@ class TaskShares:
         left = {name: 0.0 if name in out else weight for name, weight in weights.items()}
         # With no task left the run's own rules apply, such as the health monitors'.
         self._known.append((step, _shares(left if any(left.values()) else weights)))
-        # A step is chosen by one `ahead` steps before its predecessor.
         self._known = self._known[-self.ahead - 2 :]
 
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run
 from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
-from retrain.tasks.tasks import Tasks, load_tasks
+from retrain.tasks.loading import load_tasks
+from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide
 from retrain.text.tables import progress_bar
@@ -122,10 +123,8 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
                 stack.callback(tasks.verifier.close)
             for name, each in wanted.items():
                 if each is None:
-                    own = (tasks or load_tasks(context)).each
-                    sets.extend(
-                        held_out_set(t.context, t) for t in own if t.pool.held_out and name == (t.name or HELD_OUT)
-                    )
+                    named = [t for t in (tasks or load_tasks(context)).each if name == (t.name or HELD_OUT)]
+                    sets.extend(held_out_set(t.context, t) for t in named if t.pool.held_out)
                     continue
                 sets.append(load_set(each, context, tasks))
                 if not sets[-1].is_shared:

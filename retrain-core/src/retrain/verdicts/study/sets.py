@@ -97,7 +97,7 @@ class SetsView:
 
 
 def common_tasks(candidates: Iterable[Candidate]) -> tuple[str, ...]:
-    """Return the names of the runs' `[[data.tasks]]`, if all runs have the same."""
+    """Return the names of the `[[data.tasks]]` that all runs have."""
     found = {task_names(each.record) for each in candidates}
     return found.pop() if len(found) == 1 else ()
 

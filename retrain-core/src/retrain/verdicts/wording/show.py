@@ -145,7 +145,7 @@ def sets_tables(study: Study) -> Iterator[TextTable]:
     view = study.sets
     if view is None:
         return
-    metric = view.metrics[0]
+    metric, kind = view.metrics[0], "tasks" if view.tasks == view.names else "evaluation sets"
     heads = ("condition", "seeds", OVER_ALL, "IQM", "optimality gap", *view.names)
     rows = tuple(
         (
@@ -158,7 +158,7 @@ def sets_tables(study: Study) -> Iterator[TextTable]:
         )
         for each in view.conditions
     )
-    yield TextTable(title=f"{len(view.names)} evaluation sets [95 % interval]", heads=heads, rows=rows)
+    yield TextTable(title=f"{len(view.names)} {kind} [95 % interval]", heads=heads, rows=rows)
     if view.comparisons:
         yield _verdicts(view)
 
