@@ -145,7 +145,7 @@ FAULTS = {
     "unknown reward": (SUMS + 'reward = "mach"\n', "did you mean 'match'?"),
     "unknown key": (SUMS + "wieght = 2\n", "wieght"),
     "tasks within a task": (SUMS + 'schedule = "weight"\n', "data.key-of-run"),
-    "a single task too": (SUMS + '[environment]\nmax_turns = 3\n', "data.single-task-key"),
+    "a single task too": (SUMS + "[environment]\nmax_turns = 3\n", "data.single-task-key"),
     "too much held out": (SUMS.replace("held_out = 6", "held_out = 9999"), "eval.too-many-examples"),
     "no data": (
         '[[data.tasks]]\nname = "mine"\nsource = "files"\npath = "empty.jsonl"\n' + SUMS,
