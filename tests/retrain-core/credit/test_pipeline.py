@@ -304,6 +304,22 @@ def test_normalised_has_mean_0_and_deviation_1(values_PG):
     assert_allclose(result, (flat - flat.mean()) / (flat.std() + 1e-8), atol=1e-8)
 
 
+def test_advantages_are_normalised_within_each_task_and_of_one_task_as_of_the_step():
+    rewards = [[1.0, 0.0, 0.0, 0.0], [8.0, 0.0], [0.0, 0.0, 1.0], [2.0, 9.0]]
+    groups = [
+        replace(make_credit_group(each, [[-1]] * len(each)), task=task)
+        for each, task in zip(rewards, "abab", strict=True)
+    ]
+    found = assign_credit(groups, make_flow(batch_norm=True)).token_advs
+    for task in "ab":
+        own = [group for group in groups if group.task == task]
+        alone = assign_credit([replace(group, task="") for group in own], make_flow(batch_norm=True)).token_advs
+        by_task = [advs_G for group, advs_G in zip(groups, found, strict=True) if group.task == task]
+        assert np.array_equal(np.concatenate([*by_task[0], *by_task[1]]), np.concatenate([*alone[0], *alone[1]]))
+    whole = assign_credit([replace(group, task="") for group in groups], make_flow(batch_norm=True)).token_advs
+    assert not np.allclose(whole[1][0], found[1][0])
+
+
 def test_batch_norm_and_clip_follow_any_advantage():
     """The three groups of the published vector; a fourth without information keeps exact zeros and is counted."""
     step = [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]

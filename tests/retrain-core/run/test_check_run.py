@@ -199,7 +199,7 @@ def test_a_run_says_it_before_anything_loads(command, toy_arguments):
     first = next(number for number, line in enumerate(lines) if line.startswith("Loading"))
     assert CLIPPED[1:] in "\n".join(lines[:first])
     assert "[kl] where: no effect with the default [kl] coef" in lines[:first]
-    assert "[eval] every: no effect with the default [eval] examples and [eval] sets" in lines[:first]
+    assert "[eval] every: no effect with the default [eval] examples and [eval] sets and [data] tasks" in lines[:first]
 
 
 @pytest.mark.parametrize(

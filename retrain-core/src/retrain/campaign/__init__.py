@@ -20,6 +20,7 @@ TEMPLATES = {
     "factorial": ("Two factors of two levels x eight seeds on your CPU, in minutes.", "FACTORIAL"),
     "sensitivity": ("Two conditions at five learning rates on your CPU, in minutes.", "SENSITIVITY"),
     "campaign-tuned": ("Two conditions, tuned alike, x six seeds on your CPU.", "TUNED"),
+    "campaign-tasks": ("Two tasks in one run: two conditions x seven seeds on your CPU, in minutes.", "TASKS"),
 }
 LAUNCHERS = {
     "subprocess": ("Processes of this machine.", "processes"),

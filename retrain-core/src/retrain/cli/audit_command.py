@@ -21,11 +21,11 @@ from retrain.run.opened import run_context
 from retrain.tasks.audit.findings import report_data, where_found
 from retrain.tasks.audit.report import AuditReport
 from retrain.tasks.audit.verifier_audit import SHADOW, audit_tasks, shadow_of
+from retrain.tasks.loading import load_tasks
 from retrain.tasks.scoring.build import build_rewards, data_reward, load_data
 from retrain.tasks.scoring.failures import FailureRecord, read_failures
 from retrain.tasks.scoring.pool import NamedReward
 from retrain.tasks.scoring.service import ScoringService
-from retrain.tasks.tasks import load_tasks
 from retrain.text.amounts import duration
 from retrain.text.command_options import config_argument, json_option
 from retrain.text.secrets import hide_text

@@ -152,7 +152,7 @@ def explain(checked: Checked, plugins: Plugins) -> dict[str, Any]:
         "lora_rank": config.model.lora_rank,
         "lora_alpha": alpha,
         "lora_scale": alpha / (rank**0.5 if tables["lora"].get("rslora") else rank) if rank else 0.0,
-        "data": config.data.source,
+        "data": ", ".join(config.data.task_names) or config.data.source,
         "reward_type": config.reward.type,
         "eval_examples": config.eval.examples,
         "log_dir": config.logging.log_dir,

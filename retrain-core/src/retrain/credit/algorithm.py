@@ -30,6 +30,7 @@ from retrain.kernel.types import (
     TrainRow,
     Turns,
     group_status,
+    groups_of,
     num_correct,
 )
 from retrain.text.tokenizer import token_texts
@@ -156,6 +157,7 @@ class CreditAlgorithm:
             greedy=float(_values([group.greedy_score.value])[0]) if group.greedy_score else None,
             turns_G=[c.by_turn or Turns(lengths=(c.num_actions,)) for c in judged],
             name=name,
+            task=next((task for task in self.flow.norm_tasks if groups_of(task, [group])), ""),
         )
 
     def _token_credits(

@@ -37,8 +37,9 @@ class CreditFlow:
 
     `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
     installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: then
-    only `condition` and `needs_entropy` of the flow are used. `reward_weights` is `[reward.weights]`; `recipe` is the
-    label of a run with a recipe. `trains_all`: groups without information are trained as well, for `[distil]`.
+    only `condition` and `needs_entropy` of the flow are used. `batch_norm` is over each of `norm_tasks` by itself, or
+    over the step if there are none. `reward_weights` is `[reward.weights]`; `recipe` is the label of a run with a
+    recipe. `trains_all`: groups without information are trained as well, for `[distil]`.
     """
 
     advantage: AdvantageSpec
@@ -50,6 +51,7 @@ class CreditFlow:
     hicra_alpha: float | None = None
     mask_rho: float = 0.0
     batch_norm: bool = False
+    norm_tasks: tuple[str, ...] = ()
     advantage_clip: float = 0.0
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -186,7 +188,8 @@ def _build(config: Config, plugins: Plugins) -> CreditFlow:
         gtpo_beta=stages[GTPO].strength(config) if GTPO in stages else None,
         hicra_alpha=stages[HICRA].strength(config) if HICRA in stages else None,
         mask_rho=config.algorithm.surprisal_mask_rho,
-        batch_norm=config.algorithm.batch_norm,
+        batch_norm=config.algorithm.batch_norm or config.algorithm.normalise_by == "task",
+        norm_tasks=config.data.task_names if config.algorithm.normalise_by == "task" else (),
         advantage_clip=config.algorithm.advantage_clip,
         trains_all=bool(config.distil.teacher),
         reward_weights=config.reward.weights,

@@ -54,6 +54,7 @@ class CreditGroup:
     greedy: float | None = None
     turns_G: Sequence[Turns] = ()
     name: str = ""
+    task: str = ""  # among those that are normalised by themselves
 
 
 def named_rewards(parts_G: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
@@ -175,7 +176,8 @@ def step_advantages(
                 groups, [True] * len(groups) if flow.advantage.by_turn else trained, strict=True
             )
         ]
-        flat = iter(_limited([advs_T for advs_G in by_token_PG for advs_T in advs_G], flow))
+        tasks = [group.task for group, advs_G in zip(groups, by_token_PG, strict=True) for _ in advs_G]
+        flat = iter(_limited([advs_T for advs_G in by_token_PG for advs_T in advs_G], tasks, flow))
         return [tuple(islice(flat, len(advs_G))) for advs_G in by_token_PG]
     if flow.advantage.compute_step is None:
         advs_PG = [
@@ -184,7 +186,7 @@ def step_advantages(
         ]
     else:
         advs_PG = _from_step(groups, flow)
-    return _limited(advs_PG, flow)
+    return _limited(advs_PG, [group.task for group in groups], flow)
 
 
 def episode_advantages(rewards_G: Floats, flow: CreditFlow, *, name: str = "") -> Floats:
@@ -207,9 +209,12 @@ def normalised(values_PG: Sequence[Floats]) -> list[Floats]:
     return [(values_G - mean) / (flat.std() + NORM_EPS) for values_G in values_PG]
 
 
-def _limited(advantages: list[Floats], flow: CreditFlow) -> list[Floats]:
+def _limited(advantages: list[Floats], tasks: Sequence[str], flow: CreditFlow) -> list[Floats]:
     if flow.batch_norm:
-        advantages = normalised(advantages)
+        by_task = {task: [n for n, each in enumerate(tasks) if each == task] for task in dict.fromkeys(tasks)}
+        pairs = ((own, normalised([advantages[n] for n in own])) for own in by_task.values())
+        found = {n: each for own, values in pairs for n, each in zip(own, values, strict=True)}
+        advantages = [found[n] for n in range(len(advantages))]
     if flow.advantage_clip > 0.0:
         advantages = [np.clip(each, -flow.advantage_clip, flow.advantage_clip) for each in advantages]
     return advantages

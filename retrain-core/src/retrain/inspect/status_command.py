@@ -214,6 +214,10 @@ def _notes(run: RunStatus, root: Path, is_narrow: bool) -> list[RenderableType]:
     if run.shadow_correct_rate is not None:
         both = f"correct {percent(run.correct_rate)} by the reward, {percent(run.shadow_correct_rate)} by its shadow"
         notes.append(Text(f"{name}: {both}"))
+    if run.task_rates or run.tasks_out:
+        rates = ", ".join(f"{task} {percent(rate)}" for task, rate in run.task_rates.items())
+        out = f"; paused or ended: {run.tasks_out}" if run.tasks_out else ""
+        notes.append(Text(f"{name}: correct by task: {printable(rates + out)}"))
     if run.health:
         example = f"; for example {run.gaming_example}" if run.gaming_example else ""
         found = f"health at its last step: {', '.join(run.health)}{example}"

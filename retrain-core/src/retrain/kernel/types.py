@@ -411,6 +411,15 @@ def verdicts(group: Group) -> list[float]:
     return values_of(group.raw_scores)
 
 
+def prefix_of(task: str) -> str:
+    """Return the beginning of the ids of one of `[[data.tasks]]`; empty, as every id begins, for a run's only task."""
+    return f"{task}/" if task else ""
+
+
+def groups_of(task: str, groups: Iterable[Group]) -> list[Group]:
+    return [group for group in groups if group.example.id.startswith(prefix_of(task))]
+
+
 def num_correct(group: Group) -> int:
     return sum(value > group.correct_above for value in verdicts(group))
 

@@ -38,6 +38,21 @@ def eval_sets(fields: Iterable[str]) -> dict[str, str]:
     return {found[1]: field for field in fields if (found := SET_RATE.fullmatch(field))}
 
 
+def task_names(record: Record) -> tuple[str, ...]:
+    """Return the names of the `[[data.tasks]]` of a `run.json`."""
+    return tuple(str(task.get("name")) for task in tables_in(table_of(record, "config", "data").get("tasks")))
+
+
+# A sampler's and a shadow's rates are of a task too, and not its own.
+TASK_RATE = re.compile(r"task_(\w+)(?<!_sampler_uniform)(?<!_shadow)_correct_rate")
+
+
+def task_rates(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the correct rate of each task of `[[data.tasks]]` in a step's line."""
+    found = ((TASK_RATE.fullmatch(field), number(value)) for field, value in line.items())
+    return {field[1]: rate for field, rate in found if field and rate is not None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredCompletion:
     """A completion: its line of `generations.jsonl` and its tokens."""

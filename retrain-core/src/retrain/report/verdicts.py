@@ -192,8 +192,8 @@ def _sets(study: Study) -> list[Part]:
         is_share=True,
     )
     return [
-        Heading("All evaluation sets together"),
-        *(note(line.removeprefix("--sets: ")) for line in show.sets_notes(study)),
+        Heading("All tasks together" if view.tasks == view.names else "All evaluation sets together"),
+        *(note(line.removeprefix("--sets: ").removeprefix("tasks: ")) for line in show.sets_notes(study)),
         *(Table(each.title, each.heads, each.rows, num_names=each.num_names) for each in show.sets_tables(study)),
         drawn(profile),
     ]

@@ -26,13 +26,15 @@ from retrain.run.interrupts import Interrupts
 from retrain.run.steps.sampling_order import NamedSampler, PassOrder
 from retrain.run.steps.staleness import AUTO, overlaps_training, steps_ahead
 from retrain.run.steps.updates import Updates
+from retrain.tasks.loading import load_tasks
 from retrain.tasks.prompts import PromptPool
 from retrain.tasks.scoring.trial import refuse_broken_rewards
-from retrain.tasks.tasks import Tasks, closed_on_error, load_tasks
+from retrain.tasks.tasks import Tasks, closed_on_error
 from retrain.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from retrain.run.steps.learned_order import LearnedOrder
+    from retrain.run.steps.task_order import TaskOrder
 
 LOG = logging.getLogger("retrain")
 
@@ -89,13 +91,15 @@ def assemble(
     with closed_on_error(tasks.verifier):
         if check_tasks:
             check_tasks(tasks)
-        order = _prompt_order(tasks.pool, context)
+        order = _prompt_order(tasks, config)
         select = _sampling(config, seeds, tasks)
-        refuse_broken_rewards(tasks.verifier, tasks.prompts, config)
+        for each in tasks.each:
+            refuse_broken_rewards(each.verifier, each.prompts, each.context.config)
         # The slowest import follows everything that can be refused without it.
         import_backend(config, plugins)
         tasks.verifier.start()
-        plugins.notify("retrain_tasks_loaded", context=context, tasks=tasks)
+        for each in tasks.each:
+            plugins.notify("retrain_tasks_loaded", context=each.context, tasks=each)
         warm_up = _warm_up(context, tasks)
         evaluation = plugins.notify("retrain_evaluation", context=context, tasks=tasks)
         if evaluation is None and config.eval.examples:
@@ -134,7 +138,16 @@ def assemble(
     return parts, (*watchers, *filter(has_hooks, (*shapers, order)))
 
 
-def _prompt_order(pool: PromptPool, context: PluginContext) -> PassOrder | LearnedOrder:
+def _prompt_order(tasks: Tasks, config: Config) -> PassOrder | LearnedOrder | TaskOrder:
+    orders = [_order_of(each.pool, each.context) for each in tasks.each]
+    if not tasks.several:
+        return orders[0]
+    from retrain.run.steps.task_order import TaskOrder  # only several tasks have shares
+
+    return TaskOrder(tasks.several, orders, config)
+
+
+def _order_of(pool: PromptPool, context: PluginContext) -> PassOrder | LearnedOrder:
     key, data = "data.sampler", context.config.data
     examples = tuple(prompt.example for prompt in pool.train)
 
@@ -197,7 +210,7 @@ def _sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], 
     if training.control:
         from retrain.run.steps.controls import controlled_sampling  # only a control loads it
 
-        ways.append(controlled_sampling(config, seeds, tasks.verifier))
+        ways.append(controlled_sampling(config, seeds, tasks))
     if training.overlong == "drop" or training.refill:
         from retrain.run.steps.selection import selection  # only such a run loads it
 

@@ -55,6 +55,8 @@ def check(
         problems += mode_problems(config, plugins)
     problems += check_loss(config, plugins)
     problems += check_schedule(config)
+    if config.data.tasks:
+        problems += task_problems(config, plugins, tables, will_run=will_run)
     problems += staleness_problems(config, declared_capabilities(config, plugins))
     for found in plugins.notify("retrain_check_config", config=config, plugins=plugins, will_run=will_run):
         problems += found or ()
@@ -68,6 +70,23 @@ def check(
 
         problems += fit_problems(config, plugins, flow)
     return flow, about_recipe([*problems, *_beyond_backend(config, plugins, flow)], config, plugins)
+
+
+def task_problems(
+    config: Config, plugins: Plugins, tables: Mapping[str, TableEntry], *, will_run: bool
+) -> list[Problem]:
+    """Every problem with `[[data.tasks]]`: of the tables, and of each task as of a run that has only this one."""
+    from retrain.tasks.task_tables import OF_TASKS, read_tasks  # most runs have one task
+
+    tasks, problems = read_tasks(config)
+    for each in tasks:
+        own = {name: tables[name] for name in OF_TASKS if name in tables}
+        found = check_names(each.config, plugins, own) + check_options(each.config, plugins)
+        for more in plugins.notify("retrain_check_config", config=each.config, plugins=plugins, will_run=will_run):
+            found += more or ()
+        # The others are problems of the run, and are reported with it.
+        problems += [problem for problem in found if each.place in problem.where]
+    return problems
 
 
 def check_run(config: Config, plugins: Plugins, flow: CreditFlow) -> list[Problem]:
@@ -345,10 +364,18 @@ def selected_parts(config: Config, plugins: Plugins, tables: Mapping[str, TableE
         wanted[LOSS] = (Kind.LOSS, loss)
     if engine := config.inference.engine:
         wanted["inference.engine"] = (Kind.INFERENCE_ENGINE, engine)
-    if brings_tasks(config, plugins):
+    if config.data.tasks or brings_tasks(config, plugins):
         wanted = {path: part for path, part in wanted.items() if path not in ("data.source", "reward.type")}
     order = list(Kind)
     found = [_selected(config, plugins, path, *part) for path, part in wanted.items()]
+    if config.data.tasks:
+        from retrain.tasks.task_tables import OF_TASKS, read_tasks
+
+        for task in read_tasks(config)[0]:
+            parts = wanted_names(task.config, {name: tables[name] for name in OF_TASKS if name in tables}).items()
+            found += [
+                _selected(task.config, plugins, key, *part) for key, part in parts if key.split(".")[0] in OF_TASKS
+            ]
     return sorted(found, key=lambda part: order.index(part.kind))
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from retrain.kernel.contracts.backend import Backend
@@ -22,7 +23,7 @@ from retrain.kernel.contracts.tasks import (
 )
 from retrain.kernel.errors import Problem, RewardError
 from retrain.kernel.plugins.resolve import build_part
-from retrain.kernel.types import Example, Kind, SamplingParams, Score, StopReason
+from retrain.kernel.types import Example, Kind, SamplingParams, Score, StopReason, prefix_of
 from retrain.tasks.child.process import Child, ChildDied, ChildError, ChildTimeout
 from retrain.tasks.episodes import Episodes
 from retrain.tasks.scoring.service import ScoringService
@@ -37,10 +38,13 @@ MAX_TURNS = 32  # of an episode in `score_texts`; a longer one is scored after s
 
 
 class EnvironmentProcess:
-    """The environment in a child process; when that dies or hangs, open episodes fail and `reset` starts another."""
+    """The environment in a child process; when that dies or hangs, open episodes fail and `reset` starts another.
 
-    def __init__(self, environment: Any, *, name: str, timeout_s: float, memory_gb: float) -> None:
-        self.name = name
+    It knows its examples by their ids without the name of the `task`.
+    """
+
+    def __init__(self, environment: Any, *, name: str, timeout_s: float, memory_gb: float, task: str = "") -> None:
+        self.name, self._prefix = name, prefix_of(task)
         self._environment = environment
         self._timeout_s = timeout_s
         self._memory_gb = memory_gb
@@ -62,7 +66,10 @@ class EnvironmentProcess:
 
     def reset(self, examples: Sequence[Example]) -> Mapping[int, Observation]:
         self._count, self._lost = len(examples), ""
-        return self._call("reset", list(examples)) or {}
+        known = (
+            [replace(each, id=each.id.removeprefix(self._prefix)) for each in examples] if self._prefix else examples
+        )
+        return self._call("reset", list(known)) or {}
 
     def step(self, actions: Mapping[int, Action]) -> Mapping[int, Observation]:
         return self._call("step", dict(actions)) or {}
@@ -179,20 +186,21 @@ class EnvironmentVerifier:
         self.environment.close()
 
 
-def environment_of(context: PluginContext, built: Environment | None = None) -> EnvironmentProcess:
+def environment_of(context: PluginContext, built: Environment | None = None, *, task: str = "") -> EnvironmentProcess:
     config = context.config
     return EnvironmentProcess(
         built or _built(context),
         name=str(config.environment.id or config.environment.provider),
         timeout_s=config.environment.timeout_s,
         memory_gb=config.scoring.memory_gb,
+        task=task,
     )
 
 
-def player_of(context: PluginContext) -> Player:
+def player_of(context: PluginContext, *, task: str = "") -> Player:
     """Return the player of the tasks of `[data]`: a part that makes rollouts itself, or an environment of episodes."""
     built = _built(context)
-    return built if hasattr(built, "rollouts") else EnvironmentPlayer(environment_of(context, built))
+    return built if hasattr(built, "rollouts") else EnvironmentPlayer(environment_of(context, built, task=task))
 
 
 def _built(context: PluginContext) -> Any:

@@ -12,7 +12,7 @@ from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.tasks import LoadedData, Prompt
 from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.seeding import Seeds
-from retrain.kernel.types import Example, Tokens
+from retrain.kernel.types import Example, Tokens, prefix_of
 from retrain.tasks.scoring.build import uses_own_verifier
 from retrain.text.chat import check_template_args, encode, prompt_text
 from retrain.text.terminal_text import printable
@@ -56,14 +56,16 @@ def build_pool(
     context_length: int | None = None,
     comparing: Collection[str] = (),
     is_environment: bool = False,
+    task: str = "",
 ) -> tuple[PromptPool, tuple[str, ...]]:
     """Return the prompts of a run, and notes on the examples that were left out.
 
     First the unusable examples go (`usable_examples`), then the prompts that leave no room for an answer in
     `context_length` tokens; of the rest exactly `[eval] examples` are held out. `is_environment`: the tasks bring their
-    own scoring, so they may need no reference. ConfigError when nothing is left.
+    own scoring, so they may need no reference. Ids begin with the name of the `task`. ConfigError when nothing is left.
     """
     examples, notes = usable_examples(data, config, comparing=comparing, is_environment=is_environment)
+    examples = [replace(each, id=f"{prefix_of(task)}{each.id}") for each in examples] if task else examples
     notes += check_template_args(tokenizer, config)
     if config.environment.provider:
         from retrain.text.transcript import history_note  # only turns have a history

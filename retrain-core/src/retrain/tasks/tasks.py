@@ -72,12 +72,24 @@ class RewardVerifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tasks:
-    """The prompts of a run and their verifier; `notes` report the data read and left out."""
+    """The prompts of a run and their verifier; `notes` report the data read and left out.
+
+    A run of `[[data.tasks]]` has `several`; one of these has its `name`, and in `context` its own configuration.
+    """
 
     pool: PromptPool
     verifier: Verifier
     context_length: int | None
     notes: tuple[str, ...]
+    context: PluginContext
+    name: str = ""
+    weight: float = 1.0
+    several: tuple[Tasks, ...] = ()
+
+    @property
+    def each(self) -> tuple[Tasks, ...]:
+        """The tasks one by one: these themselves unless they are several."""
+        return self.several or (self,)
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -93,26 +105,25 @@ def closed_on_error(verifier: Verifier) -> Iterator[None]:
         raise
 
 
-def load_tasks(context: PluginContext) -> Tasks:
-    """Load the tasks of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
-    LOG.info("Loading dataset...")
+def load_task(context: PluginContext, name: str = "") -> Tasks:
+    """Load the task of `[environment]`, or of `[data]` with its reward; the verifier may still be starting up."""
+    LOG.info("Loading dataset%s...", f" of task {name}" if name else "")
     config, player = context.config, None
-    config.refuse_lost("data", "reward", "environment")
     if brings_tasks(config, context.plugins):
         from retrain.tasks.environment import EnvironmentVerifier, environment_of
 
-        brought = EnvironmentVerifier(environment_of(context))
+        brought = EnvironmentVerifier(environment_of(context, task=name))
         with closed_on_error(brought):
-            return _tasks(brought.environment.load(), brought, context, is_environment=True)
+            return _tasks(brought.environment.load(), brought, context, name, is_environment=True)
     data = load_data(config, context)
     service = build_service(config, context, data.reward)
     if config.environment.provider:
         from retrain.tasks.environment import player_of
 
-        player = player_of(context)
+        player = player_of(context, task=name)
     verifier = RewardVerifier(service, player)
     with closed_on_error(verifier):
-        tasks = _tasks(data, verifier, context, comparing=comparing_rewards(service.rewards))
+        tasks = _tasks(data, verifier, context, name, comparing=comparing_rewards(service.rewards))
         service.launch()
     return tasks
 
@@ -121,6 +132,7 @@ def _tasks(
     data: LoadedData,
     verifier: Verifier,
     context: PluginContext,
+    name: str,
     *,
     comparing: frozenset[str] = frozenset(),
     is_environment: bool = False,
@@ -138,8 +150,11 @@ def _tasks(
         context_length=limit,
         comparing=comparing,
         is_environment=is_environment,
+        task=name,
     )
     for note in notes:
         LOG.info("%s", printable(note))
     LOG.info("Pre-encoded %d prompts", len(pool.train) + len(pool.held_out))
-    return Tasks(pool=pool, verifier=verifier, context_length=limit, notes=(*data.notes, *notes))
+    return Tasks(
+        pool=pool, verifier=verifier, context_length=limit, notes=(*data.notes, *notes), context=context, name=name
+    )

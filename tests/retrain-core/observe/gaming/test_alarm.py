@@ -88,8 +88,9 @@ def watched(folder: Path, watch: GamingWatch, first: int, end: int) -> list[dict
     return lines
 
 
-def new_watch() -> GamingWatch:
-    config = SimpleNamespace(table=lambda name, model: ShadowKeys(shadow="another"))
+def new_watch(*tasks: str) -> GamingWatch:
+    data = SimpleNamespace(tasks=[], task_names=tasks)
+    config = SimpleNamespace(table=lambda name, model: ShadowKeys(shadow="another"), data=data)
     context: Any = SimpleNamespace(tokenizer=Tokenizer(), config=config)
     return GamingWatch(context)
 
@@ -131,6 +132,37 @@ def test_a_resumed_run_has_the_same_alarms(whole: Whole, tmp_path: Path, cut: in
     second.retrain_load_state(state)
     assert before + watched(parts, second, cut, STEPS) == lines
     assert (parts / GAMING).read_bytes() == (folder / GAMING).read_bytes()
+
+
+def test_each_task_has_its_alarm_and_a_clean_one_raises_none(tmp_path: Path) -> None:
+    watch, lines = new_watch("gamed", "clean"), list[dict[str, Any]]()
+    run: Any = SimpleNamespace(
+        folder=tmp_path, first_step=0, config=SimpleNamespace(scoring=SimpleNamespace(correct_above=0.5))
+    )
+    for step in range(STEPS):
+        found, credit = step_of(step)
+        honest = [tuple(replace(each, shadow=replace(each, shadow=None)) for each in group.scores) for group in found]
+        both = [replace(group, example=replace(group.example, id=f"gamed/{group.example.id}")) for group in found]
+        both += [
+            replace(group, example=replace(group.example, id=f"clean/{group.example.id}"), scores=own, raw_scores=())
+            for group, own in zip(found, honest, strict=True)
+        ]
+        credit = replace(credit, tokens_PG=credit.tokens_PG * 2)
+        view = GroupsView(step=step, groups=tuple(both))
+        lines.append({"step": step, **watch.retrain_extra_metrics(groups=view, credit=credit)})
+        write_records(tmp_path, step, view.groups, credit)
+        watch.retrain_step_end(run=run, metrics=lines[-1])
+    assert any("task_gamed_gaming_since" in line for line in lines)
+    assert not any("task_clean_gaming_since" in line for line in lines)
+    assert "gaming of gamed" in {finding.state for line in lines for finding in GamingMonitor().observe(line)}
+    (record,) = [each for each in read_alarms(tmp_path) if each.get("task")]
+    assert record["task"] == "gamed"
+    assert record["evidence"] >= 3 / ALPHA  # of two tasks, and of all: so many times one alarm's
+    assert all(each["example_id"].startswith("gamed/") for each in record["completions"])
+    assert "task gamed" in alarm_text(tmp_path)
+    again = new_watch("gamed", "clean")
+    again.retrain_load_state(json.loads(json.dumps(watch.retrain_save_state(), allow_nan=False)))
+    assert again.retrain_save_state() == watch.retrain_save_state()
 
 
 def test_a_damaged_file_of_alarms_is_told_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

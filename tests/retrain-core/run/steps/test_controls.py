@@ -44,7 +44,8 @@ def controlled(load, text, given, *, names=("r",), rewards=None):
     config, problems = load(text)
     assert not problems
     verifier = SimpleNamespace(names=tuple(names), rewards=(Reads(),) if rewards is None else rewards)
-    sample = controlled_sampling(config, Seeds(3), verifier)(lambda planned, clock: given)
+    task = SimpleNamespace(name="", verifier=verifier, context=SimpleNamespace(config=config))
+    sample = controlled_sampling(config, Seeds(3), SimpleNamespace(each=(task,)))(lambda planned, clock: given)
     return sample(Planned(step=0, cursor=0, batch_size=1), Clock())
 
 

@@ -1,6 +1,7 @@
 """Several evaluation sets, with aggregates as rliable 1.2.0 gives them; and the sources of variance of a condition."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,52 @@ def campaign(made, tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture
+def tasks(made, tmp_path):
+    """A campaign of two tasks: the condition is better on `sums`, and on `products` as much worse as `loss` says."""
+
+    def make(loss, *, seeds=range(9)):
+        config = {"data": {"tasks": [{"name": "sums"}, {"name": "products"}]}}
+        folder = made.write_campaign(tmp_path, EFFECTS, seeds=seeds, steps=5, config=config)
+        for run in (folder / "runs").iterdir():
+
+            def by_task(line, *, name=run.name):
+                if rate := line.pop("eval_correct_rate", None):
+                    line["eval_sums_correct_rate"] = rate
+                    line["eval_products_correct_rate"] = 0.3 + 0.1 * rate - (loss if name.startswith("maxrl") else 0.0)
+                    line["eval_correct_rate"] = (rate + line["eval_products_correct_rate"]) / 2
+                line |= {"task_sums_correct_rate": 0.5, "task_products_correct_rate": 0.4}
+
+            edit_lines(run / "metrics.jsonl", by_task)
+        return folder
+
+    return make
+
+
+def test_a_verdict_names_its_tasks_and_a_loss_on_one_is_a_sentence(tasks, compare, compare_json):
+    folder = tasks(0.08)
+    content = compare_json(folder)
+    view, (comparison,) = content["sets"], content["comparisons"]
+    assert view["names"] == view["tasks"] == ["sums", "products"]
+    assert {each["num_comparisons"] for each in view["comparisons"][0]["per_set"]} == {3}
+    assert "of the tasks sums and products (macro: each task counts the same)" in comparison["line"]
+    sentence = r"\. Better on sums \(\+\S+ pp\), worse on products \(-\S+ pp\), corrected over 3 comparisons \(Holm\)"
+    assert re.search(f"{sentence}; the mean over tasks hides a loss\\.", comparison["line"])
+    assert content["answer"] in compare(folder).out.replace("\n", " ") or "sums and products" in content["answer"]
+
+
+def test_without_a_loss_no_sentence_says_so_and_a_metric_of_one_task_is_about_it(tasks, compare_json):
+    folder = tasks(-0.1)
+    assert "hides a loss" not in compare_json(folder)["comparisons"][0]["line"]
+    one = compare_json(folder, "--metric", "eval_sums_correct_rate")
+    assert "of the tasks" not in one["comparisons"][0]["line"]
+    training = compare_json(folder, "--metric", "correct_rate")
+    assert [f"task_{name}_correct_rate" for name in training["sets"]["names"]] == [
+        "task_sums_correct_rate",
+        "task_products_correct_rate",
+    ]
 
 
 def test_the_family_is_sets_and_their_mean_times_conditions(campaign, compare_json, compare):

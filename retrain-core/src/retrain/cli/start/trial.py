@@ -19,8 +19,9 @@ from retrain.kernel.registry import Plugins
 from retrain.kernel.types import Example, Tokens
 from retrain.run.configure import load_checked
 from retrain.run.seed_sources import run_seeds
+from retrain.tasks.loading import load_tasks
 from retrain.tasks.scoring.build import judges
-from retrain.tasks.tasks import Tasks, load_tasks
+from retrain.tasks.tasks import Tasks
 from retrain.text.hub import hub_options
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer

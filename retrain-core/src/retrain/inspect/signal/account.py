@@ -26,7 +26,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.kernel.types import Floats
 from retrain.records.reading import Record, number
 from retrain.records.record_names import GENERATIONS
-from retrain.records.run import Control, Run, control_of_record, eval_sets
+from retrain.records.run import Control, Run, control_of_record, eval_sets, task_names
 from retrain.records.runs.curves import HELD_OUT
 from retrain.records.runs.example_rates import NoExamplesError, aligned, per_example, read_rates
 from retrain.records.runs.source import Candidate
@@ -152,6 +152,7 @@ class Account:
     credit: CreditShares
     gain: Gain | str
     notes: tuple[str, ...] = field(default=())
+    tasks: tuple[str, ...] = ()
 
     @property
     def drawn_tokens(self) -> int:
@@ -200,6 +201,7 @@ def read_account(candidate: Candidate) -> Account:
         credit=credit,
         gain=gain_of(run.folder, recorded.held_out),
         notes=tuple(note for note in (missing, *recorded.notes, steps_note, *credit.notes) if note),
+        tasks=task_names(run.record),
     )
 
 

@@ -16,10 +16,12 @@ from retrain.inspect.signal.account import Account, CostPerPoint, Gain, try_acco
 from retrain.inspect.signal.drawn import CAUSES, DECILES, Cause, CreditShares
 from retrain.inspect.signal.prompts import Checked, PromptAccount
 from retrain.inspect.signal.summary import (
+    DifficultyAccount,
     Pool,
     as_data,
     by_condition,
     by_difficulty,
+    by_task,
     pool_data,
     pooled,
     share,
@@ -104,7 +106,9 @@ def run_picture(account: Account, most: int) -> RenderableType:
     if account.tallies:
         parts += _causes(account, pool)
     if account.prompts:
-        parts += [*_difficulties(account.prompts), *_dearest(account.prompts, most)]
+        if account.tasks:
+            parts += _pooled("task", by_task(account))
+        parts += [*_pooled("difficulty", by_difficulty(account.prompts)), *_dearest(account.prompts, most)]
     if pool.checked:
         bins = [(percent(f), percent(happened), f"{count:,}") for f, happened, count in pool.checked.calibration.bins]
         heads = ("forecast", "happened", "groups")
@@ -167,8 +171,7 @@ def _causes(account: Account, pool: Pool) -> list[RenderableType]:
     return _section("Tokens by cause", ("cause", "tokens", "share", "completions"), rows, note)
 
 
-def _difficulties(prompts: Sequence[PromptAccount]) -> list[RenderableType]:
-    found = by_difficulty(prompts)
+def _pooled(by: str, found: Sequence[DifficultyAccount]) -> list[RenderableType]:
     rows = [
         (
             printable(each.difficulty or ABSENT),
@@ -182,9 +185,9 @@ def _difficulties(prompts: Sequence[PromptAccount]) -> list[RenderableType]:
         )
         for each in found[:MOST_DIFFICULTIES]
     ]
-    heads = ("difficulty", "prompts", "groups", "could teach", "rate", "next teaches", "tokens", "that taught")
+    heads = (by, "prompts", "groups", "could teach", "rate", "next teaches", "tokens", "that taught")
     left = len(found) - MOST_DIFFICULTIES
-    return _section("Prompts by difficulty", heads, rows, f"{left:,} more with --json" if left > 0 else "")
+    return _section(f"Prompts by {by}", heads, rows, f"{left:,} more with --json" if left > 0 else "")
 
 
 def _dearest(prompts: Sequence[PromptAccount], most: int) -> list[RenderableType]:

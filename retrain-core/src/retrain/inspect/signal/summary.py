@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from retrain.inspect.signal.account import Account, CostPerPoint, Gain, Tally, cost_per_point, mean_gain
 from retrain.inspect.signal.drawn import Cause, Share
 from retrain.inspect.signal.prompts import RATE_LABELS, Checked, Forecasts, PromptAccount, checked
-from retrain.kernel.types import Floats
+from retrain.kernel.types import Floats, prefix_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,12 @@ def by_difficulty(prompts: Iterable[PromptAccount]) -> list[DifficultyAccount]:
     return found
 
 
+def by_task(account: Account) -> list[DifficultyAccount]:
+    """Pool the prompts of each of `[[data.tasks]]`, under its name."""
+    pairs = ((task, each) for task in account.tasks for each in account.prompts)
+    return by_difficulty(replace(each, difficulty=t) for t, each in pairs if each.example.startswith(prefix_of(t)))
+
+
 def _order(label: str) -> tuple[Any, ...]:
     if label in RATE_LABELS:
         return (RATE_LABELS.index(label),)
@@ -141,6 +147,7 @@ def as_data(account: Account) -> dict[str, Any]:
         "teaching_groups": account.teaching_groups,
         "forecast": _checked(pool.checked),
         "difficulties": [asdict(each) for each in by_difficulty(account.prompts)],
+        "tasks": [asdict(each) for each in by_task(account)],
         "prompts": [asdict(each) for each in account.prompts],
         "credit": {
             "all": asdict(credit.total),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -12,7 +13,7 @@ from retrain.kernel.declared import CORRECT_ABOVE, Kind
 SeedSource = Literal["data", "initialisation", "sampling", "evaluation"]
 # The range that a drawn `[training] seed` comes from, so that every recorded seed can be set here.
 SeedNumber = Annotated[int, Field(ge=0, lt=2**31)]
-HELD_OUT = "eval.examples or eval.sets"
+HELD_OUT = "eval.examples or eval.sets or data.tasks"
 SERVICE = "inference.engine or backend.backend"
 INSTRUCTION = r"Put your final answer in \boxed{}."
 
@@ -83,6 +84,9 @@ class AlgorithmTable(Table):
     is_bounds: list[float] = key([], "[low, high] of the trainer/sampler importance weight; empty = off.")
     off_policy_mask: float = key(
         0.0, "Leave out completions with A < 0 whose mean log p_sampler - log p is above this; 0 = off.", ge=0.0
+    )
+    normalise_by: Literal["", "task"] = key(
+        "", "task: batch_norm over the completions of each of [[data.tasks]]; empty = as batch_norm.", needs="advantage"
     )
 
     @field_validator("dual_clip")
@@ -186,6 +190,9 @@ class LoraTable(Table):
     )
 
 
+_of_tasks = partial(key, needs="data.tasks")
+
+
 class DataTable(Table):
     """The tasks, and the form of their prompts. No source ignores a source-specific key."""
 
@@ -201,6 +208,21 @@ class DataTable(Table):
     options: dict[str, Any] = key({}, "Options of the source (`--data-opt k=v`); see the source's own page.")
     sampler: str = key("uniform", "Sampler of each step's prompts: {names} or a plugin.", names=Kind.SAMPLER)
     sampler_params: dict[str, Any] = key({}, "Parameters of the sampler.")
+    tasks: list[dict[str, Any]] = key(
+        [], "Several tasks: [[data.tasks]] with name, weight, reward, environment, held_out and keys of [data]."
+    )
+    schedule: Literal["weight", "proportional", "temperature", "posterior"] = _of_tasks(
+        "weight", "Share of a task: its weight, its size, size^(1 / schedule_temperature), or its chance to teach."
+    )
+    schedule_temperature: float = _of_tasks(2.0, "1 = proportional to sizes; the higher, the more equal.", ge=1.0)
+    dead_task: Literal["keep", "pause", "end"] = _of_tasks(
+        "keep", "A task that taught nothing in dead_steps steps: go on, pause it for as many, or end it."
+    )
+    dead_steps: int = _of_tasks(10, "Steps in a row, with groups of the task, of which none taught.", ge=1)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        return tuple(str(each.get("name", "")) for each in self.tasks)
 
 
 class RewardLimits(Table):

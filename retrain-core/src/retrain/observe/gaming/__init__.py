@@ -58,13 +58,13 @@ def retrain_watch_run(context: PluginContext) -> object:
 def retrain_extra_metrics(
     run: RunView | None, groups: GroupsView | None, evaluation: EvalView | None
 ) -> Mapping[str, Any]:
-    if run is not None and not _keys(run.config).shadow:
+    if run is not None and not _keys(run.config).shadow and not run.config.data.tasks:
         return {}
-    from retrain.observe.gaming.shadow import eval_fields, step_fields  # only a shadow needs it
+    from retrain.observe.gaming.shadow import eval_fields, fields_of_tasks  # only a shadow needs it
 
     if evaluation is not None:
         return eval_fields(evaluation.scores_EG, evaluation.correct_above)
-    return step_fields(groups.groups) if groups else {}
+    return fields_of_tasks(run.config.data.task_names, groups.groups) if run and groups else {}
 
 
 @hookimpl

@@ -13,7 +13,7 @@ import numpy as np
 
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.contracts.views import GroupsView, RunView
-from retrain.kernel.types import Floats, Group, Score, Tokens
+from retrain.kernel.types import Floats, Group, Score, Tokens, groups_of, prefix_of
 from retrain.records.files import write_text
 from retrain.records.reading import read_records
 from retrain.records.record_names import GAMING
@@ -61,7 +61,8 @@ class RiseTest:
     error; the remainder was simulated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alarms: int = 1) -> None:
+        self._most = alarms * MOST_EVIDENCE
         self._begun = 0  # starts so far
         self._window: list[list[float]] = []  # per step: groups, and the sums of u, k, u^2, u k, k^2
         self._steps: list[int] = []  # of the starts that are kept
@@ -70,7 +71,7 @@ class RiseTest:
 
     @property
     def evidence(self) -> float:
-        """The sum of all stakes, including starts to come; at most `MOST_EVIDENCE`."""
+        """The sum of all stakes, including starts to come; at most `MOST_EVIDENCE` of each alarm."""
         return float(self._stakes_SB.sum()) + 1.0 / (self._begun + 1)
 
     @property
@@ -88,7 +89,7 @@ class RiseTest:
         logs_SB = np.log1p(np.array(BETS)[:, None] * gains_SP[:, None, :]).sum(axis=2)
         # exp overflows above 709; beyond 600 the evidence is cut to MOST_EVIDENCE in any case.
         self._stakes_SB = self._stakes_SB * np.exp(np.minimum(logs_SB, 600.0))
-        self._stakes_SB /= max(1.0, self.evidence / MOST_EVIDENCE)
+        self._stakes_SB /= max(1.0, self.evidence / self._most)
         self._begin(step, ofs_P, parts_P)
 
     def state(self) -> dict[str, Any]:
@@ -176,12 +177,13 @@ class GamingAlarm:
        leaves one of the two unchanged, so the evidence is the smaller of both.
 
     Each is a `RiseTest`; `evidence` is the mean of 1 and 2, itself an e-process, so the chance of ever reaching 1 /
-    ALPHA is at most ALPHA. An alarm begins there and ends when the evidence has fallen below 1.
+    ALPHA is at most ALPHA. An alarm begins there and ends when the evidence has fallen below 1. Several `alarms` of
+    a run begin at as many times the evidence, so that the chance of any stays at most ALPHA.
     """
 
-    def __init__(self) -> None:
-        self.is_on = False
-        self._tests = {name: RiseTest() for name in ("unconfirmed", "gap", "fall")}
+    def __init__(self, *, alarms: int = 1) -> None:
+        self.is_on, self._begins_at = False, alarms / ALPHA
+        self._tests = {name: RiseTest(alarms=alarms) for name in ("unconfirmed", "gap", "fall")}
 
     @property
     def evidence(self) -> float:
@@ -198,7 +200,7 @@ class GamingAlarm:
     def observe(self, step: int, groups: Sequence[Verdicts]) -> None:
         for name, test in self._tests.items():
             test.observe(step, [count for each in groups if (count := _count(name, each)).of])
-        self.is_on = self.evidence >= (1.0 if self.is_on else 1.0 / ALPHA)
+        self.is_on = self.evidence >= (1.0 if self.is_on else self._begins_at)
 
     def state(self) -> dict[str, Any]:
         return {"is_on": self.is_on, **{name: test.state() for name, test in self._tests.items()}}
@@ -223,10 +225,10 @@ MOST_CHARS = 160  # of an example in a line
 
 
 class AlarmWatch:
-    """The alarm, the fields that it adds to a step's line, and its record when it begins."""
+    """The alarm about one `task` or all, the fields that it adds to a step's line, and its record when it begins."""
 
-    def __init__(self, tokenizer_of: Callable[[], Any]) -> None:
-        self._tokenizer_of, self._alarm = tokenizer_of, GamingAlarm()
+    def __init__(self, tokenizer_of: Callable[[], Any], task: str = "", *, alarms: int = 1) -> None:
+        self._tokenizer_of, self._alarm, self._task = tokenizer_of, GamingAlarm(alarms=alarms), task
         self._is_new = False  # the alarm began at the step under way
 
     def state(self) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class AlarmWatch:
         self._alarm.restore(state)
 
     def observe(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
-        verdicts = verdicts_of(groups.groups)
+        verdicts = verdicts_of(groups_of(self._task, groups.groups))
         if not verdicts:
             return {}
         was_on = self._alarm.is_on
@@ -251,7 +253,7 @@ class AlarmWatch:
 
     def _example(self, groups: GroupsView, credit: Credit) -> dict[str, str]:
         """The step's most credited completion that was paid and not confirmed, and the tokens that mark it."""
-        paid = paid_in(groups.groups, credit)
+        paid = paid_in(groups.groups, credit, self._task)
         tokens = [self._tokenizer_of().decode([token]) for token in telling_tokens(paid)]
         found = {"gaming_tokens": " | ".join(map(repr, tokens))} if tokens else {}
         for each in unconfirmed(paid)[:1]:
@@ -272,7 +274,12 @@ class AlarmWatch:
         if not self._is_new:
             return
         self._is_new = False
-        record = alarm_record(run.folder, metrics, run.config.scoring.correct_above, self._tokenizer_of())
+        prefix = f"task_{self._task}_" if self._task else ""
+        own = {**metrics} | {
+            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
+        }
+        above, tokenizer = run.config.scoring.correct_above, self._tokenizer_of()
+        record = alarm_record(run.folder, own, above, tokenizer, self._task)
         with (run.folder / GAMING).open("a", encoding="utf-8") as stream:
             stream.write(f"{redacted_json([record])[0]}\n")
 
@@ -301,8 +308,8 @@ class PaidCompletion:
         return float(self.positive_A.sum())
 
 
-def paid_in(groups: Sequence[Group], credit: Credit) -> list[PaidCompletion]:
-    """The paid completions of a step that both verifiers scored."""
+def paid_in(groups: Sequence[Group], credit: Credit, task: str = "") -> list[PaidCompletion]:
+    """The paid completions of a step, or of one task in it, that both verifiers scored."""
     return [
         PaidCompletion(
             is_confirmed=raw.shadow.value > group.correct_above,
@@ -314,7 +321,7 @@ def paid_in(groups: Sequence[Group], credit: Credit) -> list[PaidCompletion]:
         for index, (completion, raw, token_credit) in enumerate(
             zip(group.completions, group.raw_scores, credit_G, strict=True)
         )
-        if raw.shadow is not None and raw.shadow.value is not None
+        if groups_of(task, [group]) and raw.shadow is not None and raw.shadow.value is not None
         if raw.value is not None and raw.value > group.correct_above
     ]
 
@@ -361,13 +368,17 @@ def unconfirmed(paid: Iterable[PaidCompletion]) -> list[PaidCompletion]:
     return sorted((each for each in paid if not each.is_confirmed), key=lambda each: -each.credit)
 
 
-def alarm_record(run: Path, metrics: Mapping[str, Any], correct_above: float, tokenizer: Any) -> dict[str, Any]:
+def alarm_record(
+    run: Path, metrics: Mapping[str, Any], correct_above: float, tokenizer: Any, task: str = ""
+) -> dict[str, Any]:
     """The unconfirmed paid completions from the estimated change to this step, and their `telling_tokens`."""
     step, since = int(metrics["step"]), int(metrics["gaming_since"])
     paid = [*paid_on_disk(run, max(since, step - MOST_STEPS + 1), step, correct_above)]
+    paid = [each for each in paid if each.fields["example_id"].startswith(prefix_of(task))]
     named, weights = unconfirmed(paid), telling_tokens(paid)
     return {
         "step": step,
+        **({"task": task} if task else {}),
         "since": since,
         "evidence": metrics["gaming_evidence"],
         "num_completions": len(named),

@@ -21,7 +21,7 @@ from retrain.kernel.contracts.report import ReportPlot, ReportSection
 from retrain.kernel.contracts.views import RunView
 from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
-from retrain.kernel.types import Group, Outcome, Score
+from retrain.kernel.types import Group, Outcome, Score, groups_of
 from retrain.observe.gaming.alarm import judged_by_both, read_alarms
 from retrain.records.reading import Record, number
 from retrain.records.run import Run
@@ -48,6 +48,12 @@ def step_fields(groups: Sequence[Group]) -> dict[str, float]:
         "shadow_no_verdict_count": outcomes[Outcome.NO_VERDICT],
         "shadow_failed_count": outcomes[Outcome.FAILED],
     }
+
+
+def fields_of_tasks(tasks: Sequence[str], groups: Sequence[Group]) -> dict[str, float]:
+    """The fields of a step's line, and of each of `[[data.tasks]]`."""
+    found = {f"task_{task}_{name}": x for task in tasks for name, x in step_fields(groups_of(task, groups)).items()}
+    return step_fields(groups) | found
 
 
 def eval_fields(scores_EG: Sequence[Sequence[Score]], correct_above: float) -> dict[str, float]:
@@ -168,9 +174,10 @@ def alarm_text(run: Path) -> str:
 
 
 def _lines(alarm: Mapping[str, Any]) -> Iterator[str]:
+    task = f", task {alarm['task']}" if "task" in alarm else ""
     yield (
-        f"Step {alarm['step']}: since step {alarm['since']} the reward paid {alarm['num_completions']} completions "
-        f"that its shadow does not confirm (evidence {alarm['evidence']:.3g}; the alarm begins at 20)."
+        f"Step {alarm['step']}{task}: since step {alarm['since']} the reward paid {alarm['num_completions']} "
+        f"completions that its shadow does not confirm (evidence {alarm['evidence']:.3g}; the alarm begins at 20)."
     )
     if alarm["tokens"]:
         yield f"Their credit is on {' | '.join(repr(each['token']) for each in alarm['tokens'])}"

@@ -9,79 +9,87 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrain.kernel.config.plugin_tables import ShadowKeys
 from retrain.kernel.contracts.algorithm import Credit
 from retrain.kernel.hooks import hookimpl
-from retrain.kernel.types import Completion, Floats, Group, Tokens
+from retrain.kernel.types import Completion, Floats, Group, Tokens, groups_of
 from retrain.records.record_names import GAMING
 from retrain.run.fault_guard import FaultGuard
 from retrain.tasks.audit.probes import expressions
+from retrain.tasks.scoring.build import has_shadow
 
 if TYPE_CHECKING:
     from retrain.kernel.contracts.context import PluginContext
     from retrain.kernel.contracts.views import GroupsView, RunView
+    from retrain.observe.gaming.alarm import AlarmWatch
 
 
 STATE = "gaming"
 
 
 class GamingWatch:
-    """Adds the `gaming_*` fields to a run's lines; a fault is reported once, and its fields are left out."""
+    """Adds the `gaming_*` fields to a run's lines; a fault is reported once, and its fields are left out.
+
+    Of all groups of a step, and of those of each of `[[data.tasks]]`, whose fields begin with `task_NAME_`.
+    """
 
     def __init__(self, context: PluginContext) -> None:
         # a function, because looking for hooks would load an attribute
         self._tokenizer_of: Callable[[], Any] = lambda: context.tokenizer
-        self._suspicions = Suspicions()
         self._guard = FaultGuard("Watch for gaming", "Training continues without its fields.")
-        self._alarm = None
-        if context.config.table("reward", ShadowKeys).shadow:
-            from retrain.observe.gaming.alarm import AlarmWatch  # only a run with a shadow needs it
+        self._parts: dict[str, Suspicions | AlarmWatch] = {}
+        self._alarms: list[AlarmWatch] = []
+        tasks = ("", *context.config.data.task_names)
+        for task in tasks:
+            of = f" of {task}" if task else ""
+            self._parts[f"suspicions{of}"] = Suspicions(task)
+            if has_shadow(context.config):
+                from retrain.observe.gaming.alarm import AlarmWatch  # only a run with a shadow needs it
 
-            self._alarm = AlarmWatch(self._tokenizer_of)
+                self._alarms.append(AlarmWatch(self._tokenizer_of, task, alarms=len(tasks)))
+                self._parts[f"alarm{of}"] = self._alarms[-1]
 
     @hookimpl
     def retrain_extra_metrics(self, groups: GroupsView | None, credit: Credit | None) -> Mapping[str, Any]:
-        if groups is None:
-            return {}
-        _, fields = self._guard.call("suspicions", "observe", self._suspect, groups, credit)
-        if self._alarm is None:
-            return fields or {}
-        _, alarm = self._guard.call("alarm", "observe", self._alarm.observe, groups, credit)
-        return {**(fields or {}), **(alarm or {})}
+        found: dict[str, Any] = {}
+        for name, part in self._parts.items() if groups else ():
+            observe = partial(self._suspect, part) if isinstance(part, Suspicions) else part.observe
+            _, fields = self._guard.call(name, "observe", observe, groups, credit)
+            task = name.partition(" of ")[2]
+            found |= {f"task_{task}_{field}" if task else field: value for field, value in (fields or {}).items()}
+        return found
 
     @hookimpl
     def retrain_run_start(self, run: RunView) -> None:
-        if self._alarm:
-            self._guard.call(GAMING, "rewind", self._alarm.rewind, run)
+        for alarm in self._alarms[:1]:  # the file is of all
+            self._guard.call(GAMING, "rewind", alarm.rewind, run)
 
     @hookimpl
     def retrain_step_end(self, run: RunView, metrics: Mapping[str, Any]) -> None:
-        if self._alarm:
-            self._guard.call(GAMING, "write", self._alarm.write_new, run, metrics)
+        for alarm in self._alarms:
+            self._guard.call(GAMING, "write", alarm.write_new, run, metrics)
 
     @hookimpl
     def retrain_save_state(self) -> dict[str, Any]:
-        alarm = {"alarm": self._alarm.state()} if self._alarm else {}
-        return {STATE: {"suspicions": self._suspicions.state(), **alarm}}
+        return {STATE: {name: part.state() for name, part in self._parts.items()}}
 
     @hookimpl
     def retrain_load_state(self, state: Mapping[str, Any]) -> None:
-        if saved := state.get(STATE):
-            self._suspicions.restore(saved["suspicions"])
-            if self._alarm and "alarm" in saved:
-                self._alarm.restore(saved["alarm"])
+        for name, part in self._parts.items():
+            if saved := state.get(STATE, {}).get(name):
+                part.restore(saved)
 
-    def _suspect(self, groups: GroupsView, credit: Credit) -> dict[str, Any]:
-        fields: dict[str, Any] = dict(self._suspicions.observe(groups.groups, credit))
-        if suspected := self._suspicions.found:
+    def _suspect(self, suspicions: Suspicions, groups: GroupsView, credit: Credit) -> dict[str, Any]:
+        fields: dict[str, Any] = dict(suspicions.observe(groups.groups, credit))
+        if suspected := suspicions.found:
             fields["gaming_suspected"] = ", ".join(name.removeprefix("gaming_") for name in suspected)
-        if "gaming_ngram_share" in suspected and self._suspicions.ngram:
-            fields["gaming_ngram"] = self._tokenizer_of().decode(self._suspicions.ngram)
+        if "gaming_ngram_share" in suspected and suspicions.ngram:
+            fields["gaming_ngram"] = self._tokenizer_of().decode(suspicions.ngram)
         return fields
 
 
@@ -117,10 +125,12 @@ class Suspicions:
       not the reference, less that at the start.
     - `gaming_format_credit`: the share of positive credit on the start's most common token ids, less that at the start.
 
-    A completion is paid if the reward calls it correct. A field is absent while it cannot be measured.
+    A completion is paid if the reward calls it correct. A field is absent while it cannot be measured. Only groups of
+    `task` count, empty = all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, task: str = "") -> None:
+        self._task = task
         self._series: dict[str, list[float]] = {"length": [], "entropy": []}
         self._starts: dict[str, list[float]] = {}
         self._early: Counts = np.zeros(BUCKETS)
@@ -137,7 +147,7 @@ class Suspicions:
     def observe(self, groups: Sequence[Group], credit: Credit) -> dict[str, float]:
         found = [
             Judged(group=group, completion=each, is_paid=raw.value > group.correct_above)
-            for group in groups
+            for group in groups_of(self._task, groups)
             for each, raw in zip(group.completions, group.raw_scores, strict=True)
             if raw.value is not None and not group.round  # further rounds are selected by their outcome
         ]
@@ -152,7 +162,7 @@ class Suspicions:
         measured: dict[str, Sequence[float]] = {
             "position": [place / len(each.completion.text) for each, place, _ in answers],
             "repeats": [_repeats(each.group, answer) for each, _, answer in answers],
-            "format": format_credit(groups, credit, self._common),
+            "format": format_credit(groups, credit, self._common, self._task),
         }
         for name, values in measured.items():
             if values:
@@ -272,11 +282,12 @@ def ngram_of(found: Sequence[Judged], bucket: int) -> list[int]:
     return []
 
 
-def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int]) -> list[float]:
-    """The share of a step's positive credit on these token ids; empty without positive credit."""
+def format_credit(groups: Sequence[Group], credit: Credit, format_tokens: Sequence[int], task: str = "") -> list[float]:
+    """The share of a step's or a task's positive credit on these token ids; empty without positive credit."""
     on_format = total = 0.0
     for group, tokens_G in zip(groups, credit.tokens_PG, strict=True):
-        for completion, token_credit in zip(group.completions, tokens_G, strict=True):
+        pairs = zip(group.completions, tokens_G, strict=True) if groups_of(task, [group]) else ()
+        for completion, token_credit in pairs:
             positive_A: Floats = np.maximum(token_credit.advantages_A, 0.0)
             total += float(positive_A.sum())
             on_format += float(positive_A[np.isin(sampled(completion), format_tokens)].sum())

@@ -258,11 +258,16 @@ class GamingMonitor:
     """Finds `gaming` while the alarm of a shadow is on, otherwise `gaming_suspected`; the fields carry its state."""
 
     def observe(self, metrics: Mapping[str, Any]) -> list[Finding]:
-        if metrics.get("gaming_since") is not None:
-            return [Finding(state="gaming", message=_alarm(metrics))]
-        if names := metrics.get("gaming_suspected"):
-            return [Finding(state="gaming_suspected", message=_suspicion(metrics, str(names).split(", ")))]
-        return []
+        found = list[Finding]()
+        for prefix in dict.fromkeys(name[: name.index("gaming_")] for name in metrics if "gaming_" in name):
+            task = prefix.removeprefix("task_").removesuffix("_")
+            own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+            of = f" of {task}" if task else ""
+            if own.get("gaming_since") is not None:
+                found.append(Finding(state=f"gaming{of}", message=_alarm(own)))
+            elif names := own.get("gaming_suspected"):
+                found.append(Finding(state=f"gaming_suspected{of}", message=_suspicion(own, str(names).split(", "))))
+        return found
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -11,7 +11,7 @@ import numpy as np
 
 from retrain.kernel.config.resolved import Config
 from retrain.kernel.contracts.algorithm import Credit
-from retrain.kernel.types import Group, GroupStatus, Outcome, StopReason, num_correct, verdicts
+from retrain.kernel.types import Group, GroupStatus, Outcome, StopReason, groups_of, num_correct, verdicts
 from retrain.tasks.scoring.build import has_verifier
 
 Fields = dict[str, Any]
@@ -19,9 +19,9 @@ PERCENTILES = (10, 50, 90)
 
 
 def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fields:
-    fields = group_metrics(credit.statuses_P) | length_metrics(groups)
-    if has_verifier(config):
-        fields = reward_metrics(groups) | fields
+    is_judged = has_verifier(config)
+    fields = _measured(groups, credit.statuses_P, is_judged=is_judged)
+    fields |= task_metrics(config.data.task_names, groups, credit, is_judged=is_judged)
     if config.training.refill:
         dropped = [group for number, group in enumerate(groups) if not credit.trains(number)]
         fields |= {
@@ -35,6 +35,23 @@ def step_metrics(config: Config, groups: Sequence[Group], credit: Credit) -> Fie
         pairs = [pair for group in groups for pair in zip(group.raw_scores, group.scores, strict=True)]
         fields["overlong_dropped_count"] = sum(raw.value is not None and score.value is None for raw, score in pairs)
     return fields
+
+
+def _measured(groups: Sequence[Group], statuses: Sequence[GroupStatus], *, is_judged: bool) -> Fields:
+    return (reward_metrics(groups) if is_judged else {}) | group_metrics(statuses) | length_metrics(groups)
+
+
+def task_metrics(names: Sequence[str], groups: Sequence[Group], credit: Credit, *, is_judged: bool) -> Fields:
+    """Fields of each of `[[data.tasks]]` that the step has groups of, ties aside, and the mean over these (macro)."""
+    fields, rates = Fields(), list[float]()
+    for name in names:
+        own = [pair for pair in zip(groups, credit.statuses_P, strict=True) if groups_of(name, pair[:1])]
+        if not first_round([group for group, _ in own]):
+            continue
+        measured = _measured(*zip(*own, strict=True), is_judged=is_judged)
+        fields |= {f"task_{name}_{field}": value for field, value in measured.items() if field[:7] != "reward_"}
+        rates += [measured["correct_rate"]] if is_judged else []
+    return fields | ({"macro_correct_rate": sum(rates) / len(rates)} if rates else {})
 
 
 def reward_metrics(groups: Sequence[Group]) -> Fields:

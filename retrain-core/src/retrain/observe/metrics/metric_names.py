@@ -21,6 +21,7 @@ NO_REFILL = f"{REJECTED}; without [training] refill"
 NO_CONTROL = f"{REJECTED}; unless `[training] control` replaces the reward"
 NO_OVERLONG = REJECTED + '; without overlong = "{}"'
 NO_GREEDY = f"{REJECTED}; unless the advantage compares with one"
+NO_TASKS = f"{REJECTED}; without [[data.tasks]]"
 NO_SOFT = f"{REJECTED}; without [training] soft_overlong"
 IN_TURN = "on a rejected step; when the backend samples and trains in turn"
 QUANTILE = "Smallest score that at least {}% of the scored completions do not exceed."
@@ -114,6 +115,12 @@ EPISODES = (
     ("turn_limit_rate", "Share of episodes that ended at max_turns.", "", NO_EPISODES),
     ("rewritten_history_count", "Contexts that began with a rewritten conversation.", "times", NO_EPISODES),
 )
+SEVERAL = (
+    ("macro_correct_rate", "Mean of the tasks' correct rates; `correct_rate` is of all completions.", "", NO_TASKS),
+    ("task_{task}_{field}", "`{field}` of the groups of one task.", "", f"{NO_TASKS}; without a group of it"),
+    ("task_{task}_share", "Share of the step's groups that are of this task.", "", NO_TASKS),
+    ("tasks_out", "Tasks that `[data] dead_task` has paused or ended.", "text", f"{NO_TASKS}; without such a task"),
+)
 EVALUATION = (
     ("eval_correct_rate", "Correct rate on the held-out examples; no verdict counts as wrong.", "", NO_EVAL),
     ("eval_ci_low", "Lower end of its exact binomial 95 % interval, for another set of such examples.", "", NO_EVAL),
@@ -122,6 +129,12 @@ EVALUATION = (
     *((f"eval_reward_p{n}", f"{QUANTILE.format(n)[:-1]}, held out.", "", NO_EVAL) for n in PERCENTILES),
     ("eval_reward_{name}_mean", "`reward_{name}_mean` on the held-out completions.", "", f"{NO_EVAL}; {NO_PARTS}"),
     ("eval_examples", "Held-out examples.", "examples", NO_EVAL),
+    (
+        "eval_weighted_{field}",
+        "Mean of `eval_{task}_{field}` by weights; `eval_{field}`: mean over tasks.",
+        "",
+        NO_TASKS,
+    ),
     ("eval_samples", "Completions per held-out example.", "completions", NO_EVAL),
     ("eval_pass_at_{k}", "Unbiased pass@k, k = 1, 2, 4, ... up to [eval] samples.", "", NO_EVAL),
     ("eval_time_s", "Time of the evaluation.", "s", NO_EVAL),
@@ -141,7 +154,7 @@ STATISTICS = (("mean", "Mean"), ("var", "Variance"))
 
 
 def described() -> list[MetricSpec]:
-    rows = [*HEAD, *TRAINED, *REWARDS, *TOKENS, *_uncertainties(), *EPISODES, *EVALUATION, *TIMES, *HEALTH]
+    rows = [*HEAD, *TRAINED, *REWARDS, *TOKENS, *_uncertainties(), *EPISODES, *SEVERAL, *EVALUATION, *TIMES, *HEALTH]
     return [MetricSpec(name=name, meaning=meaning, unit=unit, absent=absent) for name, meaning, unit, absent in rows]
 
 

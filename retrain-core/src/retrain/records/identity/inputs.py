@@ -38,7 +38,7 @@ PARAMS = (  # the model of these options is declared by the part that a key name
     (Kind.REWARD, "reward.type", "reward.params"),
 )
 # Whatever a plugin takes: a file among it is recognised by its suffix.
-FREE_FORM = (*(options for _, _, options in PARAMS), "environment.args", "eval.sets")
+FREE_FORM = (*(options for _, _, options in PARAMS), "environment.args", "eval.sets", "data.tasks")
 
 Keys = tuple[str, ...]  # ("eval", "sets", "hard", "path"); an index into a list is a text too
 
@@ -118,13 +118,15 @@ def _declared(
         keys = tuple(options.split("."))
         yield from (((*keys, name), sort) for name, sort in _sorts_of_part(kind, config.value(path, ""), plugins))
     yield from ((("reward", "shadow_params", name), sort) for name, sort in sorts.get("reward", {}).items())
-    for each, given in table_of(values, "eval", "sets").items():
-        set_keys = ("eval", "sets", str(each))
-        yield from (((*set_keys, name), sort) for name, sort in sorts.get("data", {}).items())
-        yield from (((*set_keys, "reward", name), sort) for name, sort in sorts.get("reward", {}).items())
+    within = [(("eval", "sets", str(name)), given) for name, given in table_of(values, "eval", "sets").items()]
+    within += [(("data", "tasks", str(number)), given) for number, given in enumerate(config.data.tasks)]
+    for own_keys, given in within:
+        yield from (((*own_keys, name), sort) for name, sort in sorts.get("data", {}).items())
+        for table in ("reward", "environment"):
+            yield from (((*own_keys, table, name), sort) for name, sort in sorts.get(table, {}).items())
         source = str(given.get("source", config.data.source))
         yield from (
-            ((*set_keys, "options", name), sort) for name, sort in _sorts_of_part(Kind.DATA_SOURCE, source, plugins)
+            ((*own_keys, "options", name), sort) for name, sort in _sorts_of_part(Kind.DATA_SOURCE, source, plugins)
         )
 
 

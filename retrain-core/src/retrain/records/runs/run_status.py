@@ -15,7 +15,7 @@ from retrain.kernel.errors import ConfigError
 from retrain.records.files import LOCK_FILE, owner_of
 from retrain.records.reading import Record, number, read_if_any, text, time_of
 from retrain.records.record_names import HEARTBEAT, METRICS, RUN_FILE
-from retrain.records.run import RATE, Run, accepted_changes, eval_sets
+from retrain.records.run import RATE, Run, accepted_changes, eval_sets, task_rates
 
 DONE = "done"
 # Steps of large models take minutes; twice that long without a line is more often a hang.
@@ -44,6 +44,8 @@ class RunStatus:
     health: tuple[str, ...] = ()
     gaming_example: str = ""
     eval_rates: Mapping[str, float] = field(default_factory=dict)
+    task_rates: Mapping[str, float] = field(default_factory=dict)
+    tasks_out: str = ""
     held_out_rate: float | None = None
     held_out_step: int | None = None
     loss: float | None = None
@@ -114,6 +116,8 @@ def status_of_run(folder: Path) -> RunStatus:
         health=tuple(filter(text, states)) if isinstance(states := metrics.get("health"), list) else (),
         gaming_example=text(metrics.get("gaming_example")),
         eval_rates={name: rate for name, rate in rates.items() if rate is not None},
+        task_rates=task_rates(metrics),
+        tasks_out=text(metrics.get("tasks_out")),
         **_held_out(run, metrics),
         loss=number(metrics.get("loss")),
         mean_reward=number(metrics.get("mean_reward")),

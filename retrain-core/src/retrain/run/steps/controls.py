@@ -17,8 +17,9 @@ from retrain.kernel.errors import ConfigError, PluginError, Problem
 from retrain.kernel.parts import Planned, Sample, Sampled
 from retrain.kernel.progress import Clock
 from retrain.kernel.seeding import Seeds, generator
-from retrain.kernel.types import Completion, Group, Outcome, Score
+from retrain.kernel.types import Completion, Group, Outcome, Score, prefix_of
 from retrain.records.run import Control, control_label
+from retrain.tasks.tasks import Tasks
 
 KEY = "training.control"
 # As in arXiv:2506.10947, whose gains from random rewards this control measures.
@@ -46,7 +47,7 @@ def control_problems(config: Config) -> Iterator[Problem]:
         yield Problem(code="reward.no-answer-form", where=where, what=what, fix=fix)
 
 
-def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Callable[[Sample], Sample]:
+def controlled_sampling(config: Config, seeds: Seeds, tasks: Tasks) -> Callable[[Sample], Sample]:
     """Wrap the sampling of a step under `[training] control`.
 
     Training then sees the control's scores wherever it looks: in credit, in the choice of informative groups, in its
@@ -55,8 +56,12 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
     control = config.training.control
     if control in ("", "no_update"):
         return lambda sample: sample
-    weights: dict[str, float] = dict(config.reward.weights) or dict.fromkeys(verifier.names, 1.0)
-    pays = _coins(seeds, tuple(weights)) if control == "random_reward" else _forms(verifier, where=config.place(KEY))
+    payments = list[tuple[str, _Pays, dict[str, float]]]()
+    for each in tasks.each:
+        weights = dict(each.context.config.reward.weights) or dict.fromkeys(each.verifier.names, 1.0)
+        is_random = control == "random_reward"
+        pays = _coins(seeds, tuple(weights)) if is_random else _forms(each.verifier, where=config.place(KEY))
+        payments.append((prefix_of(each.name), pays, weights))
 
     def select(sample: Sample) -> Sample:
         def controlled(planned: Planned, clock: Clock) -> Sampled:
@@ -68,6 +73,7 @@ def controlled_sampling(config: Config, seeds: Seeds, verifier: Verifier) -> Cal
 
     def _with_scores(prompt: Prompt, group: Group) -> Group:
         found = zip(group.completions, group.raw_scores, strict=True)
+        _, pays, weights = next(each for each in payments if group.example.id.startswith(each[0]))
         scores = tuple(
             replace(_score(pays(prompt, number, completion), weights), shadow=score.shadow)
             for number, (completion, score) in enumerate(found)

@@ -27,7 +27,8 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Example, SampleRequest, SamplingParams
-from retrain.tasks.tasks import Tasks, load_tasks
+from retrain.tasks.loading import load_tasks
+from retrain.tasks.tasks import Tasks
 from retrain.text.terminal_text import printable
 from retrain.text.tokenizer import load_tokenizer
 

@@ -55,6 +55,11 @@ def shadow_keys(config: Config) -> ShadowKeys:
     return config.table("reward", ShadowKeys)
 
 
+def has_shadow(config: Config) -> bool:
+    own = (each.get("reward") for each in config.data.tasks)
+    return bool(shadow_keys(config).shadow) or any(isinstance(each, Mapping) and each.get("shadow") for each in own)
+
+
 def names_a_reward(config: Config) -> bool:
     return config.origin("reward.type") != DEFAULT_ORIGIN or bool(config.reward.weights)
 
@@ -72,7 +77,8 @@ def brings_tasks(config: Config, plugins: Plugins) -> bool:
 
 
 def has_verifier(config: Config) -> bool:
-    return bool(config.environment.provider) or NO_REWARD not in (config.reward.weights or {config.reward.type})
+    own = any(not each.keys().isdisjoint(("reward", "environment")) for each in config.data.tasks)
+    return own or bool(config.environment.provider) or NO_REWARD not in (config.reward.weights or {config.reward.type})
 
 
 def judges(rewards: Sequence[object]) -> bool:

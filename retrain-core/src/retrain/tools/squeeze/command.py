@@ -226,7 +226,7 @@ def evaluator(run: Path, plugins: Plugins, overrides: Sequence[str] = ()) -> Ite
     """
     from retrain.run.opened import opened  # these load the training loop
     from retrain.run.subject import BASE, find_subject
-    from retrain.tasks.tasks import load_tasks
+    from retrain.tasks.loading import load_tasks
 
     with opened(find_subject(run, BASE), plugins, overrides) as policy:
         if not policy.config.eval.examples:

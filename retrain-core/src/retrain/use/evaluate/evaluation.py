@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from retrain.tasks.tasks import Tasks
 from retrain.use.evaluate.sets import HELD_OUT, LoadedSet, held_out_set, load_set, read_sets
 
 Record = Mapping[str, Any]
+# Of each of several tasks; the reward's quantiles have no mean over tasks.
+MEANS = ("correct_rate", "mean_reward", *(f"pass_at_{2**k}" for k in range(11)))
 Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by example, then by sample
 
 
@@ -37,11 +40,14 @@ class SetEvaluation:
         started = time.perf_counter()
         fields: dict[str, Any] = {}
         records: list[Record] = []
+        weights = dict[str, float]()
         for each in self.sets:
             label = f"eval_{step + 1:06d}" + ("" if each.name == HELD_OUT else f"_{each.name}")
             found = evaluate(each, each.prompts, backend, label=label, failures=failures)
             fields |= set_fields(each, found[1], self._context.plugins)
             records += set_records(each, each.prompts, found, step)
+            weights |= {each.prefix: each.weight} if each.is_task else {}
+        fields |= over_tasks(fields, weights)
         self._records = records
         return fields | {"eval_time_s": time.perf_counter() - started}
 
@@ -58,7 +64,7 @@ class SetEvaluation:
 def evaluation_of(context: PluginContext, tasks: Tasks) -> SetEvaluation | None:
     evaluation = SetEvaluation(context)
     try:
-        evaluation.sets += (held_out_set(context, tasks),) if tasks.pool.held_out else ()
+        evaluation.sets += tuple(held_out_set(each.context, each) for each in tasks.each if each.pool.held_out)
         for each in read_sets(context.config)[0]:
             evaluation.sets += (load_set(each, context, tasks),)
     except BaseException:
@@ -72,8 +78,8 @@ def evaluate(
 ) -> Scored:
     """Sample and score some of a set's prompts; each completion's random stream depends only on its example."""
     # Only held-out examples are sampled exactly as in training, entropies included.
-    is_run = each.name == HELD_OUT
-    params = replace(each.params, entropy=is_run and backend.capabilities.provides_entropy)
+    is_held_out = each.is_task or each.name == HELD_OUT
+    params = replace(each.params, entropy=is_held_out and backend.capabilities.provides_entropy)
     rollouts = each.verifier.rollouts(backend, each.context, params, each.context_length)
     with rollouts.batch(label, failures) as batch:
         completions_EG = batch.sample(prompts, each.samples, Streams(seeds=each.seeds, purpose="eval"))
@@ -89,6 +95,26 @@ def set_fields(each: LoadedSet, scores_EG: Sequence[Sequence[Score]], plugins: P
     for added in plugins.notify("retrain_extra_metrics", evaluation=view, **absent):
         found |= added or {}
     return {f"{each.prefix}{name.removeprefix('eval_')}": value for name, value in found.items()}
+
+
+def over_tasks(fields: Mapping[str, Any], weights: Mapping[str, float]) -> dict[str, Any]:
+    """Return `eval_*`, means over several tasks (macro), and `eval_weighted_*` from the fields with these prefixes.
+
+    `weights` are the tasks' by prefix. The limits of a mean sum_i w_i p_i of independent rates with limits l_i and u_i
+    are those of Zou & Donner (2008): sqrt(sum_i w_i^2 (p_i - l_i)^2) below it, and the same of u_i above it.
+    """
+    found: dict[str, Any] = {}
+    names = [name for name in MEANS if weights and all(f"{prefix}{name}" in fields for prefix in weights)]
+    counts = {name: [fields[f"{prefix}{name}"] for prefix in weights] for name in ("examples", "samples")}
+    for head, given in (("eval_", dict.fromkeys(weights, 1.0)), ("eval_weighted_", weights)):
+        shares = {prefix: weight / sum(given.values()) for prefix, weight in given.items()}
+        for name in names:
+            found[f"{head}{name}"] = sum(share * fields[f"{prefix}{name}"] for prefix, share in shares.items())
+        for name, sign in (("ci_low", -1.0), ("ci_high", 1.0)) if names else ():
+            gaps = (share * (fields[f"{p}{name}"] - fields[f"{p}correct_rate"]) for p, share in shares.items())
+            found[f"{head}{name}"] = found[f"{head}correct_rate"] + sign * math.hypot(*gaps)
+        found |= {f"{head}examples": sum(counts["examples"]), f"{head}samples": min(counts["samples"])} if names else {}
+    return found
 
 
 def set_records(each: LoadedSet, prompts: Sequence[Prompt], found: Scored, step: int) -> list[Record]:

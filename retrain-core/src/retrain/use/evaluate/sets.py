@@ -15,17 +15,17 @@ from pydantic import BaseModel
 from retrain.kernel.config.keys import Table, key
 from retrain.kernel.config.load import TableEntry
 from retrain.kernel.config.plugin_tables import SetsKeys
-from retrain.kernel.config.resolved import Config, Layer, Origin
+from retrain.kernel.config.resolved import Config, Layer
 from retrain.kernel.config.toml_file import key_lines
 from retrain.kernel.contracts.context import PluginContext
 from retrain.kernel.contracts.tasks import LoadedData, Prompt, Verifier
 from retrain.kernel.errors import ConfigError, Problem
-from retrain.kernel.plugins.resolve import validated_params
 from retrain.kernel.registry import Plugins
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import SamplingParams
 from retrain.run.check import check_names, check_options
 from retrain.run.seed_sources import set_apart
+from retrain.tasks.derived import derived
 from retrain.tasks.prompts import build_pool
 from retrain.tasks.scoring.build import build_service, comparing_rewards, has_verifier, load_data, uses_own_verifier
 from retrain.tasks.scoring.trial import refuse_broken_rewards
@@ -36,15 +36,12 @@ from retrain.text.tokenizer import context_length
 
 HELD_OUT = "held_out"  # the set of [eval] examples
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-# The other keys of [data] belong to its source and do not apply to another one.
-PRESENTATION = ("instruction", "system_prompt", "template_args", "thinking")
 LOG = logging.getLogger("retrain")
 
 
 class SetKeys(Table):
     """`[eval.sets.NAME]`, in addition to the keys of `[data]`; an absent key has the run's value."""
 
-    reward: str | dict[str, Any] | None = key(None, "A reward by name, or a table with the keys of [reward].")
     examples: int = key(0, "Examples, drawn by seed; 0 = all.", ge=0)
     samples: int | None = key(None, "Completions per example; with greedy 1.", ge=1)
     temperature: float | None = key(None, "Sampling temperature; above 0. For greedy decoding set greedy.", gt=0.0)
@@ -104,26 +101,13 @@ def read_sets(config: Config) -> tuple[list[EvalSet], list[Problem]]:
 
 def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -> tuple[EvalSet | None, list[Problem]]:
     """Return one set, or None and every problem with its keys."""
-    data_model, table = type(config.data), config.tables.get("reward")
-    keys = {key: value for key, value in values.items() if key in SetKeys.model_fields}
-    named = {key: value for key, value in values.items() if key not in keys}
-    is_other = named.get("source", config.data.source) != config.data.source
-    kept = PRESENTATION if is_other else tuple(data_model.model_fields)
-    own, problems = validated_params(SetKeys, keys, where=place)
-    inherited = {key: getattr(config.data, key) for key in kept}
-    data, faults = validated_params(data_model, inherited | named, where=place)
-    problems += faults
-    reward = None
-    if isinstance(own, SetKeys) and own.reward is not None and table is not None:
-        given = {"type": own.reward} if isinstance(own.reward, str) else own.reward
-        reward, faults = validated_params(type(table), given, where=f"{place} reward")
-        problems += faults
+    own, reading, problems = derived(values, SetKeys, config, place, tables=("reward",))
     if isinstance(own, SetKeys) and own.greedy and (own.samples or 1) > 1:
         what, fix = f"{own.samples} samples of one greedy answer are all equal", "leave samples out, or greedy"
         problems.append(Problem(code="eval.greedy-samples", where=f"{place} samples", what=what, fix=fix))
-    if problems or not isinstance(own, SetKeys) or data is None:
+    if problems or not isinstance(own, SetKeys):
         return None, problems
-    tables: dict[str, BaseModel] = {**config.tables, "data": data, **({"reward": reward} if reward else {})}
+    tables: dict[str, BaseModel] = dict(reading.tables)
     # A set has a source of data, even where the run has an environment.
     tables.pop("environment", None)
     training = config.training
@@ -131,20 +115,15 @@ def read_set(name: str, values: Mapping[str, Any], config: Config, place: str) -
     changed = {"max_tokens": max_tokens, "temperature": temperature, "max_examples": 0, "batch_size": 1}
     tables["training"] = training.model_copy(update=changed)
     tables["eval"] = config.eval.model_copy(update={"examples": 0})
-    origin = Origin(layer=Layer.FILE, place=f"{place}, as")
-    replaced = [f"data.{key}" for key in named]
-    if own.reward is not None:
-        replaced += [f"reward.{key}" for key in (own.reward if isinstance(own.reward, dict) else ("type",))]
-    origins = {path: each for path, each in config.origins.items() if not (reward and path.startswith("reward."))}
     found = EvalSet(
         name=name,
-        config=replace(config, tables=tables, origins={**origins, **dict.fromkeys(replaced, origin)}),
+        config=replace(reading, tables=tables),
         params=SamplingParams(max_tokens=max_tokens, temperature=temperature, greedy=own.greedy),
         examples=own.examples,
         samples=1 if own.greedy else own.samples or config.eval.samples,
         seed=config.eval.seed if own.seed is None else own.seed,
         cluster=config.table("eval", SetsKeys).cluster if own.cluster is None else own.cluster,
-        names_reward=reward is not None,
+        names_reward="reward" in values,
         place=place,
     )
     return found, []
@@ -171,7 +150,8 @@ def problems_with(each: EvalSet, plugins: Plugins) -> list[Problem]:
 class LoadedSet:
     """The prompts of a set, in sampling order, and the verifier of the completions.
 
-    `is_shared`: the verifier belongs to the run and is closed by it. `context_length` limits an episode.
+    `is_shared`: the verifier belongs to the run and is closed by it. `context_length` limits an episode. `is_task`:
+    held out by one of `[[data.tasks]]`, with its `weight`.
     """
 
     name: str
@@ -184,6 +164,8 @@ class LoadedSet:
     verifier: Verifier
     is_shared: bool
     context_length: int | None
+    is_task: bool = False
+    weight: float = 1.0
 
     @property
     def prefix(self) -> str:
@@ -196,7 +178,7 @@ def held_out_set(context: PluginContext, tasks: Tasks) -> LoadedSet:
     prompts = tasks.pool.held_out
     _check_cluster(cluster, prompts, config.place("eval.cluster"))
     return LoadedSet(
-        name=HELD_OUT,
+        name=tasks.name or HELD_OUT,
         prompts=prompts,
         samples=config.eval.samples,
         seeds=Seeds(config.eval.seed, set_apart(config)),
@@ -206,6 +188,8 @@ def held_out_set(context: PluginContext, tasks: Tasks) -> LoadedSet:
         verifier=tasks.verifier,
         is_shared=True,
         context_length=tasks.context_length,
+        is_task=bool(tasks.name),
+        weight=tasks.weight,
     )
 
 

@@ -27,7 +27,8 @@ from retrain.records.record_names import CONFIG_FILE
 from retrain.records.run import Run
 from retrain.run.opened import Opened, opened, subject_config
 from retrain.run.subject import Subject, SubjectKind, checkpoints_of, find_subject
-from retrain.tasks.tasks import Tasks, load_tasks
+from retrain.tasks.loading import load_tasks
+from retrain.tasks.tasks import Tasks
 from retrain.text.chat import prompt_text
 from retrain.text.secrets import hide
 from retrain.text.tables import progress_bar
@@ -110,21 +111,24 @@ def evaluate_subject(request: Request, plugins: Plugins, say: Callable[[str], No
     # None means the held-out examples; every fault is found before anything loads
     wanted = {} if request.data and not request.sets else _of_config(request, config)
     wanted |= _given(request, config, plugins) if request.data else {}
-    if HELD_OUT in wanted:
+    if None in wanted.values():
         _refuse_another_split(first, config)
     sets: list[LoadedSet] = []
     with ExitStack() as stack:
 
         def load(context: PluginContext) -> None:
             """Load the sets; their verifiers close with the stack."""
-            tasks = _tasks(context, first, needed=HELD_OUT in wanted)
+            tasks = _tasks(context, first, needed=None in wanted.values())
             if tasks:
                 stack.callback(tasks.verifier.close)
-            for each in wanted.values():
-                loaded = load_set(each, context, tasks) if each else held_out_set(context, tasks or load_tasks(context))
-                if not loaded.is_shared:
-                    stack.callback(loaded.verifier.close)
-                sets.append(loaded)
+            for name, each in wanted.items():
+                if each is None:
+                    named = [t for t in (tasks or load_tasks(context)).each if name == (t.name or HELD_OUT)]
+                    sets.extend(held_out_set(t.context, t) for t in named if t.pool.held_out)
+                    continue
+                sets.append(load_set(each, context, tasks))
+                if not sets[-1].is_shared:
+                    stack.callback(sets[-1].verifier.close)
 
         policy = stack.enter_context(opened(first, plugins, overrides, file=file, before_model=load))
         for subject in subjects:
@@ -182,7 +186,8 @@ def _of_config(request: Request, config: Config) -> dict[str, EvalSet | None]:
     sets, problems = read_sets(config)
     if problems:
         raise ConfigError(*problems)
-    known: dict[str, EvalSet | None] = {HELD_OUT: None} if config.eval.examples else {}
+    named = config.data.task_names or ((HELD_OUT,) if config.eval.examples else ())
+    known: dict[str, EvalSet | None] = dict.fromkeys(named)
     known |= {each.name: each for each in sets}
     for name in request.sets:
         if name not in known:

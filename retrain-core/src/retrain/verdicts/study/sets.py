@@ -23,6 +23,7 @@ from retrain.kernel.errors import ConfigError, Problem
 from retrain.kernel.seeding import Seeds
 from retrain.kernel.types import Floats
 from retrain.records.reading import table_of
+from retrain.records.run import task_names
 from retrain.records.runs.curves import EVAL_PREFIX, HELD_OUT, Metric
 from retrain.records.runs.example_rates import HELD_OUT_SET
 from retrain.records.runs.source import Candidate
@@ -78,27 +79,45 @@ class SetsComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetsView:
-    """All conditions over the sets `names`, whose metrics are `metrics`; `thresholds` belong to the profiles."""
+    """All conditions over the sets `names`, whose metrics are `metrics`; `thresholds` belong to the profiles.
+
+    `tasks` are those of the sets that the tasks of the runs hold out.
+    """
 
     names: tuple[str, ...]
     metrics: tuple[Metric, ...]
     thresholds: tuple[float, ...]
     conditions: tuple[SetScores, ...]
     comparisons: tuple[SetsComparison, ...]
+    tasks: tuple[str, ...] = ()
 
     @property
     def num_comparisons(self) -> int:
         return sum(1 + len(each.per_set) for each in self.comparisons)
 
 
-def set_metrics(candidates: Iterable[Candidate], requested: Metric | None) -> dict[str, Metric]:
+def common_tasks(candidates: Iterable[Candidate]) -> tuple[str, ...]:
+    """Return the names of the `[[data.tasks]]` that all runs have."""
+    found = {task_names(each.record) for each in candidates}
+    return found.pop() if len(found) == 1 else ()
+
+
+def set_metrics(
+    candidates: Iterable[Candidate], requested: Metric | None, *, only_tasks: bool = False
+) -> dict[str, Metric]:
     """Return the metric on each set that the runs were configured with, the held-out examples first.
 
-    `requested` names the measure and summary, on whichever set: `eval_mean_reward:best`, `eval_hard_pass_at_4`.
+    Several tasks hold out a set each, and their mean is not another one; `only_tasks`: no further sets.
+    `requested` names the measure and summary, on whichever set: `eval_mean_reward:best`, `eval_hard_pass_at_4`; of a
+    field of training it is the tasks'.
     """
-    tables = (table_of(each.record, "config", "eval", "sets") for each in candidates)
-    names = list(dict.fromkeys(name for table in tables for name in table if isinstance(name, str)))
+    candidates = list(candidates)
+    tables = (table_of(each.record, "config", "eval", "sets") for each in candidates if not only_tasks)
+    tasks, sets = common_tasks(candidates), dict.fromkeys(name for table in tables for name in table)
+    names = [*dict.fromkeys((*tasks, *(name for name in sets if isinstance(name, str))))]
     metric = requested or HELD_OUT
+    if tasks and not metric.is_eval:
+        return {name: Metric(f"task_{name}_{metric.field}", metric.summary) for name in tasks}
     measure = metric.field.removeprefix(EVAL_PREFIX)
     # A set may be called `correct`, so `correct_rate` is taken for a measure first; of two sets the longer name fits.
     is_of_a_set = not measure.startswith(OF_EVERY_SET)
@@ -106,7 +125,7 @@ def set_metrics(candidates: Iterable[Candidate], requested: Metric | None) -> di
         if is_of_a_set and measure.startswith(f"{name}_"):
             measure = measure.removeprefix(f"{name}_")
             break
-    fields = {HELD_OUT_SET: f"{EVAL_PREFIX}{measure}"}
+    fields = {} if tasks else {HELD_OUT_SET: f"{EVAL_PREFIX}{measure}"}
     fields |= {name: f"{EVAL_PREFIX}{name}_{measure}" for name in names}
     return {name: Metric(field, metric.summary) for name, field in fields.items()}
 
@@ -118,6 +137,7 @@ def sets_view(
     *,
     values_of: Callable[[str, Metric], Values],
     judged: Judged,
+    tasks: Sequence[str] = (),
 ) -> SetsView:
     """Return the view of the sets on which some run has a number; ConfigError when these are fewer than two."""
     values = {name: {label: values_of(label, metric) for label in labels} for name, metric in metrics.items()}
@@ -148,6 +168,7 @@ def sets_view(
             if seeds
         ),
         comparisons=_comparisons(pairings, values, found, judged),
+        tasks=tuple(name for name in tasks if name in values),
     )
 
 

@@ -39,7 +39,7 @@ from retrain.verdicts.study.judge import Pairing, judge, with_few_seeds, with_ma
 from retrain.verdicts.study.looks import Looks, chosen_looks
 from retrain.verdicts.study.safeguards import controls_in, lost_seeds, with_controls, with_lost, with_seeds
 from retrain.verdicts.study.sensitivity import Sensitivity, sensitivities
-from retrain.verdicts.study.sets import SetsView, set_metrics, sets_view
+from retrain.verdicts.study.sets import SetsView, common_tasks, set_metrics, sets_view
 from retrain.verdicts.study.tuning import TuningView, on_final_seeds, tuning_view
 
 DEFAULT_ALPHA = 0.05
@@ -152,7 +152,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     plan = source.plan
     requested = options.metric or (plan.metric if plan else None)
     costs = [COSTS[options.align]] if options.align in COSTS else []
-    sets = set_metrics(source.candidates, requested) if options.sets else {}
+    tasks = common_tasks(source.candidates)
+    sets = set_metrics(source.candidates, requested, only_tasks=not options.sets) if options.sets or tasks else {}
     wanted = {CORRECT, *sets.values(), *([requested] if requested else [])}
     fields = {*costs, *(each.field for each in wanted)}
     runs, left_out = readable_runs(source, fields, align=options.align, at=options.at)
@@ -178,7 +179,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
     pairings = judging.pairings(summaries, factorial)
     judged = partial(judge, alpha=judging.alpha, direction=judging.direction)
     pairs = judging.pairings(summaries, Factorial())
-    of_sets = partial(sets_view, sets, source.conditions, pairs, values_of=summaries.values, judged=judged)
+    of_sets = partial(sets_view, sets, source.conditions, pairs, values_of=summaries.values, judged=judged, tasks=tasks)
+    recorded = [each for each in sets.values() if any(summaries.values(label, each) for label in source.conditions)]
     comparisons = judging.comparisons(pairings, summaries, values)
     scopes = with_examples(comparisons, runs, metric=metric, budget=budget, parts=factorial.parts)
     comparisons = with_few_seeds(scopes)
@@ -204,7 +206,8 @@ def study_of(source: Source, options: Options, *, earlier: Sequence[int] = ()) -
         num_examples=None if others else summaries.num_examples(source.conditions, metric),
         other_examples=others,
         collapses=collapses(values, metric, direction=judging.direction),
-        sets=of_sets() if options.sets else None,
+        # Sets were asked for, and tasks are compared where they can be.
+        sets=of_sets() if options.sets or len(recorded) > 1 else None,
         samplers=_samplers(compared, metric),
         values=factorial.with_mixtures(values),
         sensitivity=sensitivities(source.declared, values, direction=judging.direction),

@@ -9,7 +9,7 @@ from retrain.records.runs.curves import CORRECT, HELD_OUT, Metric, Summary
 from retrain.text.amounts import counted
 from retrain.verdicts.study.comparison import Comparison, Verdict, VerdictReason
 from retrain.verdicts.study.study import Study
-from retrain.verdicts.wording.sentences import limits, percent, too_few_seeds
+from retrain.verdicts.wording.sentences import limits, percent, tasks_sentence, too_few_seeds
 from retrain.verdicts.wording.verdict_line import effect_sentence
 
 MOST_NAMED = 6
@@ -47,7 +47,8 @@ def _found(study: Study) -> list[str]:
         margin = next((each.margin for each in study.comparisons if each.margin is not None), None)
         beforehand = "" if margin is None else f" (no more than {_size(margin, study.metric)} apart, as was planned)"
         told.append(f"Practically the same{beforehand}: {_listed(same)}.")
-    return told
+    by_task = ((each, tasks_sentence(each, study)) for each in study.comparisons)
+    return [*told, *(f"{each.condition} against {each.baseline}: {said}." for each, said in by_task if said)]
 
 
 def _open(study: Study) -> list[str]:

@@ -17,6 +17,7 @@ from retrain.verdicts.study.safeguards import controls_sentence
 from retrain.verdicts.study.study import Study
 
 MOST_LINES = 20
+MACRO = "macro: each task counts the same"
 UNVERIFIED = "no ledger here has the plan and every run"
 
 
@@ -267,10 +268,34 @@ def verdict_words(comparison: Comparison) -> str:
 
 def scope(study: Study) -> str:
     if not study.metric.is_eval:
-        return "the prompts of training"
+        return f"the prompts of training{of_tasks(study)}"
     if study.other_examples:
         return "different held-out examples"
-    return f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+    these = f"these {study.num_examples:,} examples" if study.num_examples else "these held-out examples"
+    return f"{these}{of_tasks(study)}"
+
+
+def of_tasks(study: Study) -> str:
+    """Return ` of the tasks sums and products (macro: each task counts the same)`; empty for a single task."""
+    tasks, field = study.sets.tasks if study.sets else (), study.metric.field
+    how = "as sampled" if not study.metric.is_eval else "weighted" if "_weighted_" in field else MACRO
+    of_one = any(field.startswith((f"eval_{task}_", f"task_{task}_")) for task in tasks)
+    return f" of the tasks {', '.join(tasks[:-1])} and {tasks[-1]} ({how})" if tasks and not of_one else ""
+
+
+def tasks_sentence(comparison: Comparison, study: Study) -> str:
+    """Return `Better on sums (+9.1 pp), worse on products (-4.2 pp), corrected over ...`; empty without tasks."""
+    if study.sets is None or not study.sets.tasks:
+        return ""
+    view, by_verdict = study.sets, dict[str, list[str]]()
+    pairs = {(each.overall.baseline, each.overall.condition): each.per_set for each in view.comparisons}
+    for name, each in zip(view.names, pairs[comparison.baseline, comparison.condition], strict=True):
+        if name in view.tasks:
+            size = shown_difference(each.difference, study.metric)
+            by_verdict.setdefault(f"{each.verdict} on", []).append(f"{name} ({size})")
+    told = ", ".join(f"{words} {' and '.join(names)}" for words, names in by_verdict.items())
+    mixed = "; the mean over tasks hides a loss" if {"better on", "worse on"} <= by_verdict.keys() else ""
+    return f"{told[0].upper()}{told[1:]}, corrected over {view.num_comparisons} comparisons (Holm){mixed}"
 
 
 def _bare(value: float, metric: Metric) -> str:

@@ -148,7 +148,7 @@ def sets_tables(study: Study) -> Iterator[TextTable]:
     view = study.sets
     if view is None:
         return
-    metric = view.metrics[0]
+    metric, kind = view.metrics[0], "tasks" if view.tasks == view.names else "evaluation sets"
     heads = ("condition", "seeds", OVER_ALL, "IQM", "optimality gap", *view.names)
     rows = tuple(
         (
@@ -161,7 +161,7 @@ def sets_tables(study: Study) -> Iterator[TextTable]:
         )
         for each in view.conditions
     )
-    yield TextTable(title=f"{len(view.names)} evaluation sets [95 % interval]", heads=heads, rows=rows)
+    yield TextTable(title=f"{len(view.names)} {kind} [95 % interval]", heads=heads, rows=rows)
     if view.comparisons:
         yield _verdicts(view)
 
@@ -172,7 +172,8 @@ def sets_notes(study: Study) -> Iterator[str]:
     planned = f", since the plan names only {study.metric}" if study.plan else ""
     family = f"{study.sets.num_comparisons} comparisons in one family (Holm), over seeds, on the examples of these sets"
     least = max((each.overall.least_seeds for each in study.sets.comparisons), default=0)
-    yield f"--sets: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
+    head = "tasks" if {*study.sets.tasks} == {*study.sets.names} else "--sets"
+    yield f"{head}: {family}; {least} seeds are the least for a verdict in it; exploratory{planned}"
     yield "IQM and optimality gap: bootstrap intervals of so few runs cover less than 95 %; no verdict uses them"
 
 

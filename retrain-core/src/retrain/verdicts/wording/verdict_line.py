@@ -28,6 +28,8 @@ def verdict_line(comparison: Comparison, study: Study) -> str:
         # Before the verdict: a baseline that was not tuned as well explains most gains.
         told = [*filter(None, [study.tuning.unequal(comparison.baseline, comparison.condition)]), *told]
         told += [] if study.tuning.is_per_seed else [ONE_CHOICE]
+    if by_task := sentences.tasks_sentence(comparison, study):
+        told.append(by_task)
     if seeds := comparison.per_seed:
         left, right = (shown(value, study.metric) for value in (seeds.worst_baseline, seeds.worst_condition))
         told.append(f"Worst seed of each: {comparison.baseline} {left}, {comparison.condition} {right}")
