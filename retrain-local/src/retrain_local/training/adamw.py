@@ -57,3 +57,16 @@ class AdamW:
     def zero_grad(self) -> None:
         for p in self.parameters:
             p.grad = None
+
+
+def add_gradients(parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
+    """Add a pack's gradients, in a few launches on CUDA: one per tensor would be 504 for a 4 B model."""
+    sums, addends = [], []
+    for p, gradient in zip(parameters, gradients, strict=True):
+        if p.grad is None:
+            p.grad = gradient
+        elif gradient is not None:
+            sums.append(p.grad)
+            addends.append(gradient)
+    if sums:
+        torch._foreach_add_(sums, addends)

@@ -39,7 +39,7 @@ from retrain_local.memory.limits import MemoryLimits, free_memory, is_out_of_mem
 from retrain_local.model.experts import ROUTING, Routing, count_experts, expert_metrics, fitted
 from retrain_local.options import LocalOptions
 from retrain_local.training import budget
-from retrain_local.training.adamw import AdamW
+from retrain_local.training.adamw import AdamW, add_gradients
 from retrain_local.training.distil import SelfTeacher, distilled
 from retrain_local.training.head import (
     logprobs_and_entropies,
@@ -251,7 +251,8 @@ class Trainer:
             self._progress.total = self._progress.done + len(packs) * (batch.updates - batch.update)
         gradients = partial(self._gradients, batch, rows, marked.of(own), taught)
         for pack, part in zip(packs, self._each(packs, gradients), strict=True):
-            self._add(part.gradients)
+            if not self._group.shards:
+                add_gradients(self.parameters.values(), part.gradients)
             losses.append(part.loss)
             clipped.append(part.clipped)
             gaps.append(part.gaps_M)
@@ -281,20 +282,6 @@ class Trainer:
                 sums.append(p.grad)
         if not self._group.shards:
             self._group.add(sums)
-
-    def _add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add a pack's gradients, in a few launches on CUDA: one per tensor would be 504 for a 4 B model."""
-        if self._group.shards:
-            return
-        sums, addends = [], []
-        for p, gradient in zip(self.parameters.values(), gradients, strict=True):
-            if p.grad is None:
-                p.grad = gradient
-            elif gradient is not None:
-                sums.append(p.grad)
-                addends.append(gradient)
-        if sums:
-            torch._foreach_add_(sums, addends)
 
     def logprobs(self, rows: Sequence[ActionRow], temperature: float) -> list[Floats]:
         """Return the log-probabilities of the action tokens, as the loss computes them; 0 for others, no gradient."""
