@@ -38,7 +38,7 @@ class CreditFlow:
     `stages` holds the functions of the installed stages, by name. `gtpo_beta` and `hicra_alpha` are None when no
     installed distribution provides their stage. `is_custom` says that a plugin's own `Algorithm` assigns credit: then
     only `condition` and `needs_entropy` of the flow are used. `batch_norm` is over each of `norm_tasks` by itself, or
-    over the step if there are none. `reward_weights` is `[reward.weights]`; `recipe` is the
+    over the step without them. `reward_weights` is `[reward.weights]`; `recipe` is the
     label of a run with a recipe.
     """
 
