@@ -19,7 +19,6 @@ from retrain.tasks.tasks import Tasks
 from retrain.use.evaluate.sets import HELD_OUT, LoadedSet, held_out_set, load_set, read_sets
 
 Record = Mapping[str, Any]
-# Of each of several tasks; the reward's quantiles have no mean over tasks.
 MEANS = ("correct_rate", "mean_reward", *(f"pass_at_{2**k}" for k in range(11)))
 Scored = tuple[Sequence[Sequence[Completion]], Sequence[Sequence[Score]]]  # by example, then by sample
 
