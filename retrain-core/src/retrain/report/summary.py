@@ -135,7 +135,7 @@ def _facts(material: Material) -> Facts:
         "Code": _distinct(material, "git", _commit),
         "Versions": ", ".join(f"{name} {' / '.join(each)}" for name, each in versions(records).items()),
     }
-    pairs |= {"Data": ", ".join(names) for names in map(task_names, records) if names}
+    pairs["Data"] = next((", ".join(names) for names in map(task_names, records) if names), pairs["Data"])
     return Facts([(name, value) for name, value in pairs.items() if value], wide=frozenset({"Code", "Versions"}))
 
 
